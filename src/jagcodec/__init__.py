@@ -1,0 +1,51 @@
+"""The jagged wire codec for reinforcement-learning rollout batches.
+
+Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
+"""
+
+from jagcodec._version import __version__
+from jagcodec.columns import pack_jagged_fields
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    JagcodecError,
+    UnsupportedTypeError,
+    WireFormatError,
+)
+from jagcodec.layout import (
+    maybe_pack_jagged,
+    pack_per_token_field,
+    response_from_nested,
+    stack_or_nest,
+    to_nested_by_length,
+)
+from jagcodec.payloads import unwrap_wire_stripped_payload
+from jagcodec.tax import padding_tax
+from jagcodec.trainer import BatchedDataDict, Layout, PackedColumn, materialize
+from jagcodec.wire.decoder import MsgpackDecoder, decode
+from jagcodec.wire.encoder import MsgpackEncoder, encode
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BatchedDataDict",
+    "JagcodecError",
+    "Layout",
+    "MsgpackDecoder",
+    "MsgpackEncoder",
+    "PackedColumn",
+    "UnsupportedTypeError",
+    "WireFormatError",
+    "__version__",
+    "decode",
+    "encode",
+    "materialize",
+    "maybe_pack_jagged",
+    "pack_jagged_fields",
+    "pack_per_token_field",
+    "padding_tax",
+    "response_from_nested",
+    "stack_or_nest",
+    "to_nested_by_length",
+    "unwrap_wire_stripped_payload",
+]

@@ -1,0 +1,87 @@
+"""The one error family: where, what was expected, what was found, and the remedy.
+
+Imports nothing of this package, so that every room can raise it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Reason = Literal[
+    # a bad argument to a layout, column or trainer function
+    "bad_type",
+    "bad_dtype",
+    "bad_shape",
+    "bad_length",
+    "bad_pad",
+    "bad_option",
+    "row_mismatch",
+    "row_too_long",
+    "empty_prompt",
+    # an object that cannot ride
+    "unsupported_type",
+    "too_deep",
+    "too_large",
+    # a message that cannot be read
+    "no_message",
+    "foreign",
+    "unknown_version",
+    "bad_header",
+    "unknown_kind",
+    "unknown_dtype",
+    "bad_record",
+    "frame_count",
+    "frame_size",
+    "out_of_bounds",
+    "bad_offsets",
+    "bad_sparse",
+    "bad_rows",
+    "bad_value",
+]
+"""The closed set of reason codes. Programs branch on these; people read the text."""
+
+REASONS: frozenset[str] = frozenset(get_args(Reason))
+
+
+class JagcodecError(Exception):
+    """Base of every error this library raises on purpose.
+
+    Attributes:
+        reason: One of `REASONS`; stable, for programs.
+        path: Where: a path into a value (``$.extra[3].lock``), a frame, or ``function(argument)``.
+        detail: What was expected, what was found and, where there is one, the remedy.
+
+    Example:
+        >>> import torch, jagcodec
+        >>> try:
+        ...     jagcodec.to_nested_by_length(torch.zeros(2, 3), torch.tensor([1, 9]))
+        ... except jagcodec.JagcodecError as error:
+        ...     print(error.reason)
+        bad_length
+    """
+
+    def __init__(self, reason: Reason, path: str, detail: str) -> None:
+        # The three arguments are Exception.args, so the error survives pickling between processes.
+        super().__init__(reason, path, detail)
+        self.reason = reason
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.detail}"
+
+
+class ArgumentError(JagcodecError, ValueError):
+    """A value handed to a function is wrong; also a `ValueError`."""
+
+
+class ArgumentTypeError(JagcodecError, TypeError):
+    """A value handed to a function has the wrong type or dtype; also a `TypeError`."""
+
+
+class UnsupportedTypeError(JagcodecError, TypeError):
+    """`encode` met an object that cannot ride; names the path to it; also a `TypeError`."""
+
+
+class WireFormatError(JagcodecError, ValueError):
+    """A message cannot be read: cut, foreign, newer, or inconsistent; also a `ValueError`."""

@@ -1,0 +1,460 @@
+"""Padded <-> jagged for one tensor: the pure functions.
+
+The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec import rowcopy
+from jagcodec.buffers import IntArray, contiguous_bits, filled, resolved
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.ragged import (
+    Parts,
+    Raggedness,
+    RowSplits,
+    is_jagged,
+    splits_of_lengths,
+    take_apart,
+)
+
+# --- padded -> jagged --------------------------------------------------------------------------
+
+
+def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Strip the padding of one rectangle: row i becomes ``padded[i, :lengths[i]]``.
+
+    Args:
+        padded: (N, S, ...), any dtype, any strides, any device.
+        lengths: (N,) integers, 0 to S; on any device.
+
+    Returns:
+        A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
+        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it.
+
+    Raises:
+        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is
+            negative or longer than S (the row is named).
+        ArgumentTypeError: An argument is no strided tensor, or lengths are no integers.
+
+    Lengths are read once: one device synchronisation, none for CPU lengths.
+
+    Example:
+        >>> padded = torch.tensor([[5, 6, 0], [7, 8, 9]])
+        >>> rows = to_nested_by_length(padded, torch.tensor([2, 3]))
+        >>> [row.tolist() for row in rows.unbind()]
+        [[5, 6], [7, 8, 9]]
+    """
+    where = "to_nested_by_length"
+    check_rectangle(padded, f"{where}(padded)")
+    if padded.dim() < 2:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(padded)",
+            f"expects (N, S, ...), found shape {tuple(padded.shape)}",
+        )
+    splits = read_lengths(lengths, f"{where}(lengths)", rows=padded.shape[0])
+    return pack(padded, Raggedness(splits), where)
+
+
+def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Pack `val` if its shape says that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
+
+    This is a guess, for callers that do not name their per-token fields: a feature that happens
+    to be (N, max(lengths)) is packed too, and a per-token field with further padding is not.
+    `pack_per_token_field` is for those who know.
+
+    Args:
+        val: Any strided tensor; a jagged one is returned detached.
+        lengths: (N,) non-negative integers.
+
+    Returns:
+        A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
+        contiguous (the same memory where it was contiguous).
+
+    Raises:
+        ArgumentError: `lengths` is not one-dimensional, or one is negative.
+        ArgumentTypeError: `val` is no tensor, or lengths are no integers.
+
+    Example:
+        >>> maybe_pack_jagged(torch.ones(2, 3), torch.tensor([1, 3])).is_nested
+        True
+        >>> maybe_pack_jagged(torch.ones(2, 4), torch.tensor([1, 3])).is_nested
+        False
+    """
+    where = "maybe_pack_jagged"
+    splits = read_lengths(lengths, f"{where}(lengths)")
+    return pack_or_keep(val, Raggedness(splits), f"{where}(val)", exact_width=True)
+
+
+def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Pack a field that is known to be per-token, however far it is padded.
+
+    Args:
+        val: (N, S, ...) with S at least the longest length: sequence parallelism pads S up to a
+            multiple of its size. A jagged tensor is returned detached.
+        lengths: (N,) non-negative integers.
+
+    Returns:
+        A jagged tensor as from `to_nested_by_length`, detached. The documented fallback: `val`
+        detached and contiguous where its batch dim is not N, it has fewer than two dims, or S is
+        below the longest length.
+
+    Raises:
+        ArgumentError: `lengths` is not one-dimensional, or one is negative.
+        ArgumentTypeError: `val` is no tensor, or lengths are no integers.
+
+    Example:
+        >>> pack_per_token_field(torch.ones(2, 8), torch.tensor([1, 3])).values().shape
+        torch.Size([4])
+        >>> pack_per_token_field(torch.ones(2), torch.tensor([1, 3])).shape
+        torch.Size([2])
+    """
+    where = "pack_per_token_field"
+    splits = read_lengths(lengths, f"{where}(lengths)")
+    return pack_or_keep(val, Raggedness(splits), f"{where}(val)", exact_width=False)
+
+
+def stack_or_nest(tensors: Sequence[torch.Tensor], *, always_nest: bool = False) -> torch.Tensor:
+    """Rows to one tensor: stacked where all shapes are equal, jagged where one dim differs.
+
+    Args:
+        tensors: One tensor per row, of one dtype, device and number of dims.
+        always_nest: Make a jagged tensor of equal shapes too (ragged dim 1). Choosing by "are
+            the shapes equal" flips a batch's layout when lengths coincide, and trainers that
+            expect one layout crash (verl-project/verl#6407, #7661).
+
+    Returns:
+        (N, ...) stacked, or a jagged tensor whose ragged dim is the one that differs; it owns
+        its memory. ``torch.empty(0)`` for no tensors. Gradients flow through it.
+
+    Raises:
+        ArgumentError: Shapes differ in more than one dim or in their number of dims, dtypes or
+            devices differ, or `always_nest` meets 0-d tensors.
+        ArgumentTypeError: An item is no strided tensor.
+
+    Example:
+        >>> stack_or_nest([torch.ones(2), torch.ones(2)]).shape
+        torch.Size([2, 2])
+        >>> stack_or_nest([torch.ones(2), torch.ones(3)]).is_nested
+        True
+    """
+    where = "stack_or_nest"
+    tensors = list(tensors)
+    if not tensors:
+        return torch.empty(0)
+    for i, tensor in enumerate(tensors):
+        check_rectangle(tensor, f"{where}(tensors[{i}])")
+        for what in ("dtype", "device"):
+            expected, found = getattr(tensors[0], what), getattr(tensor, what)
+            if found != expected:
+                raise ArgumentError(
+                    "bad_dtype",
+                    f"{where}(tensors[{i}])",
+                    f"expected {what} {expected} like tensors[0], found {found}",
+                )
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    dim = _differing_dim(shapes, where)
+    if dim is None and not always_nest:
+        return torch.stack(tensors)
+    dim = dim or 0
+    if not shapes[0]:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(tensors)",
+            "expected rows of at least one dim to nest, found 0-d tensors; stack them",
+        )
+    lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
+    return Raggedness(splits_of_lengths(lengths)).jagged(torch.cat(tensors, dim=dim), dim + 1)
+
+
+def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
+    differing = set()
+    for i, shape in enumerate(shapes):
+        if len(shape) != len(shapes[0]):
+            raise ArgumentError(
+                "bad_shape",
+                f"{where}(tensors[{i}])",
+                f"expected {len(shapes[0])} dims like tensors[0], found shape {shape}",
+            )
+        differing |= {d for d, (a, b) in enumerate(zip(shapes[0], shape, strict=True)) if a != b}
+    if len(differing) > 1:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(tensors)",
+            f"expected rows that differ in one dim, found dims {sorted(differing)} differing",
+        )
+    return differing.pop() if differing else None
+
+
+# --- jagged -> jagged --------------------------------------------------------------------------
+
+
+def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Each row's response slice, shifted left by one token.
+
+    The model's output at position i (a logprob, a value) predicts token i + 1, so what belongs
+    to a response of r tokens at the end of a row of n is ``row[n - r - 1 : n - 1]``. The name
+    and the convention are verl's (``verl.workers.utils.padding``).
+
+    Args:
+        full: Jagged (N, j, ...): one value per token of prompt + response.
+        response_mask: Jagged (N, k): its row lengths are the response lengths; its values are
+            not read.
+
+    Returns:
+        Jagged (N, k, ...), dtype and device of `full`, sharing the raggedness of
+        `response_mask`, so the two multiply. It owns its memory. Gradients flow through it.
+
+    Raises:
+        ArgumentError: Numbers of rows differ, a response is longer than its row, or a row with a
+            response has an empty prompt: then no position predicted its first token (peers hand
+            out the last token of the row before). The row is named.
+        ArgumentTypeError: An argument is not jagged.
+
+    Example:
+        >>> full = stack_or_nest([torch.arange(4.0), torch.arange(10.0, 13.0)])
+        >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
+        >>> [row.tolist() for row in response_from_nested(full, mask).unbind()]
+        [[0.0, 1.0, 2.0], [11.0]]
+    """
+    where = "response_from_nested"
+    for name, value in (("full", full), ("response_mask", response_mask)):
+        if not is_jagged(value):
+            raise ArgumentTypeError(
+                "bad_type",
+                f"{where}({name})",
+                f"expected a jagged tensor, found {_describe(value)}; "
+                "pack it with to_nested_by_length",
+            )
+    parts = take_apart(full, f"{where}(full)")
+    mask = take_apart(response_mask, f"{where}(response_mask)")
+    if parts.ragged_dim != 1 or mask.ragged_dim != 1:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(full, response_mask)",
+            f"expected ragged dim 1, found {parts.ragged_dim} and {mask.ragged_dim}",
+        )
+    if len(parts.lengths) != len(mask.lengths):
+        raise ArgumentError(
+            "row_mismatch",
+            f"{where}(response_mask)",
+            f"expected {len(parts.lengths)} rows like full, found {len(mask.lengths)}",
+        )
+    prompts = parts.lengths - mask.lengths
+    # An empty response asks for nothing, so it may lie in an empty row.
+    wrong = np.flatnonzero((prompts <= 0) & (mask.lengths > 0))
+    if len(wrong):
+        row = int(wrong[0])
+        n, r = int(parts.lengths[row]), int(mask.lengths[row])
+        if r > n:
+            raise ArgumentError(
+                "bad_length",
+                f"{where}(response_mask), row {row}",
+                f"expected a response within its row of {n} tokens, found {r}",
+            )
+        raise ArgumentError(
+            "empty_prompt",
+            f"{where}(full), row {row}",
+            f"expected a prompt before the response, found {r} response tokens in a row of {n}: "
+            "no position predicts the first of them; keep at least a begin-of-sequence token",
+        )
+    responses = mask.lengths
+    starts = np.where(responses > 0, parts.starts + prompts - 1, 0)
+    values = rowcopy.gather(parts.values, starts, responses)
+    return _raggedness_of(mask, values.device).jagged(values)
+
+
+def _raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
+    """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
+    splits = splits_of_lengths(parts.lengths)
+    if parts.compact and parts.offsets.device == device and parts.offsets.dtype == torch.int64:
+        splits = RowSplits(parts.offsets, splits.host, splits.min, splits.max)
+    return Raggedness(splits)
+
+
+def compact_values(parts: Parts) -> torch.Tensor:
+    """The values of a jagged tensor, contiguous and without holes; aliased where they are."""
+    values = parts.values
+    if parts.compact:
+        return values if values.requires_grad else contiguous_bits(values)
+    cells, outer = _as_cells(values, parts.ragged_dim)
+    total = values.shape[parts.ragged_dim - 1]
+    starts = (np.arange(outer)[:, None] * total + parts.starts).reshape(-1)
+    packed = rowcopy.gather(cells, starts, np.tile(parts.lengths, outer))
+    shape = list(values.shape)
+    shape[parts.ragged_dim - 1] = int(parts.lengths.sum())
+    return packed.view(shape)
+
+
+# --- jagged -> padded --------------------------------------------------------------------------
+
+
+def pad_jagged(parts: Parts, splits: RowSplits, width: int, pattern: bytes) -> torch.Tensor:
+    """The rectangle of a jagged tensor: (N, ..., width, ...), pad cells of the bits `pattern`.
+
+    `splits` are the row splits of `parts`; no row may be longer than `width`.
+    """
+    values = compact_values(parts)
+    cells, outer = _as_cells(values, parts.ragged_dim)
+    shape = (splits.rows, *values.shape)
+    shape = (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
+    out = filled(shape, values.dtype, pattern, values.device)
+    flat = out.view(math.prod(shape[: parts.ragged_dim + 1]), *cells.shape[1:])
+    starts = _rectangle_starts(splits.rows, outer, width)
+    return rowcopy.scatter(cells, np.tile(splits.lengths, outer), flat, starts).view(shape)
+
+
+def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
+    """The bits of one pad cell; exact, or an error.
+
+    Zero is all bits 0 in every dtype, those without arithmetic (``int4``, ``bits8``) included.
+
+    Raises:
+        ArgumentError: `dtype` cannot hold `value`; `path` says whose pad it is.
+    """
+    scalar = value.item() if isinstance(value, (torch.Tensor, np.generic)) else value
+    if not isinstance(scalar, (bool, int, float, complex)):
+        raise ArgumentTypeError(
+            "bad_pad", path, f"expected a number to pad with, found {_describe(value)}"
+        )
+    if scalar == 0 and math.copysign(1.0, complex(scalar).real) > 0:
+        return bytes(dtype.itemsize)
+    refused = ArgumentError("bad_pad", path, f"expected a pad that {dtype} holds, found {value!r}")
+    if dtype.is_floating_point or dtype.is_complex:
+        try:
+            cell = torch.tensor(scalar, dtype=dtype)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise refused from error
+        held = cell.to(torch.complex128).item()
+        # A fraction is rounded as ever; a whole number, such as a token id, must be kept.
+        whole_number = not isinstance(scalar, complex) and scalar % 1 == 0
+        if (held != scalar) if whole_number else (abs(held) == math.inf != abs(scalar)):
+            raise refused
+        return bytes(cell.reshape(1).view(torch.uint8).tolist())
+    try:
+        whole = int(scalar)  # type: ignore[arg-type]
+        limits = (0, 1) if dtype == torch.bool else _int_limits(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refused from error
+    if whole != scalar or not limits[0] <= whole <= limits[1]:
+        raise refused
+    return whole.to_bytes(dtype.itemsize, "little", signed=whole < 0)
+
+
+def _int_limits(dtype: torch.dtype) -> tuple[int, int]:
+    info = torch.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+# --- shared by the rooms above -----------------------------------------------------------------
+
+
+def check_rectangle(value: Any, path: str) -> None:
+    """Refuse what is no strided, non-nested tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected a padded (strided) tensor, found {_describe(value)}"
+        )
+
+
+def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
+    """Check (N,) lengths and sum them to row splits; the one place where they are read."""
+    if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {_describe(lengths)}"
+        )
+    shape = tuple(lengths.shape)
+    if len(shape) != 1 or (rows is not None and shape != (rows,)):
+        expected = "(N,)" if rows is None else f"({rows},)"
+        raise ArgumentError(
+            "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
+        )
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
+        )
+    host: IntArray = lengths.detach().cpu().numpy().astype(np.int64)
+    negative = np.flatnonzero(host < 0)
+    if len(negative):
+        row = int(negative[0])
+        raise ArgumentError(
+            "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
+        )
+    return splits_of_lengths(host)
+
+
+def pack(padded: torch.Tensor, raggedness: Raggedness, path: str) -> torch.Tensor:
+    """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
+    return raggedness.jagged(packed_values(padded, raggedness.splits, path))
+
+
+def packed_values(padded: torch.Tensor, splits: RowSplits, path: str) -> torch.Tensor:
+    """The valid cells of a rectangle (N, S, ...), rows end to end: (total, ...)."""
+    width = padded.shape[1]
+    if splits.max > width:
+        row = int(np.argmax(splits.lengths > width))
+        raise ArgumentError(
+            "bad_length",
+            f"{path}, row {row}",
+            f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
+        )
+    if splits.total == 0 or padded.numel() == 0:
+        return padded.new_empty((splits.total, *padded.shape[2:]))
+    cells, stride = _rows_in_place(padded)
+    return rowcopy.gather(cells, np.arange(splits.rows) * stride, splits.lengths)
+
+
+def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:
+    """The rules of `maybe_pack_jagged` (`exact_width`) and of `pack_per_token_field`."""
+    if is_jagged(val):
+        detached: torch.Tensor = val.detach()
+        return detached
+    check_rectangle(val, path)
+    splits = raggedness.splits
+    if val.dim() >= 2 and val.shape[0] == splits.rows:
+        width = val.shape[1]
+        if width == splits.max or (width > splits.max and not exact_width):
+            return pack(val.detach(), raggedness, path)
+    return contiguous_bits(val)
+
+
+def _rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A rectangle as (M, ...) cells in which row i begins at ``i * stride``.
+
+    Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
+    """
+    padded = resolved(padded)
+    inner = padded.shape[2:].numel()
+    if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
+        padded = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
+    stride = padded.stride(0) // inner
+    cells = (padded.shape[0] - 1) * stride + padded.shape[1]
+    flat = padded.as_strided((cells * inner,), (1,))
+    return flat.view(cells, *padded.shape[2:]), stride
+
+
+def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int]:
+    """(A..., T, B...) -> (A * T, B...) cells and the number A of runs over the rows."""
+    values = values.contiguous() if values.requires_grad else contiguous_bits(values)
+    outer = math.prod(values.shape[: ragged_dim - 1])
+    total = values.shape[ragged_dim - 1]
+    return values.view(outer * total, *values.shape[ragged_dim:]), outer
+
+
+def _rectangle_starts(rows: int, outer: int, width: int) -> IntArray:
+    """First cell of row i, run a in an (N, A, width) rectangle, in the order of the values."""
+    starts: IntArray = ((np.arange(rows) * outer + np.arange(outer)[:, None]) * width).reshape(-1)
+    return starts
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.layout} tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

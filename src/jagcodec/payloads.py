@@ -1,0 +1,103 @@
+"""Non-tensor values: the one room that knows how tensordict stores them.
+
+Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
+`NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
+into a TensorDict becomes one `NonTensorData` around the whole array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+
+ObjectArray: TypeAlias = npt.NDArray[np.object_]
+
+
+def unwrap_wire_stripped_payload(item: Any) -> Any:
+    """The Python object that one non-tensor row stands for.
+
+    Args:
+        item: Anything.
+
+    Returns:
+        The payload of a `NonTensorData`; None for exactly an empty ``TensorDict({},
+        batch_size=[])``, which is what encoders that strip payloads leave behind; any other
+        item unchanged. Nothing is copied.
+
+    Example:
+        >>> from tensordict import NonTensorData, TensorDict
+        >>> unwrap_wire_stripped_payload(NonTensorData({"role": "user"}))
+        {'role': 'user'}
+        >>> unwrap_wire_stripped_payload(TensorDict({}, batch_size=[])) is None
+        True
+        >>> unwrap_wire_stripped_payload("as it is")
+        'as it is'
+    """
+    if isinstance(item, NonTensorData):
+        return item.data
+    if type(item) is TensorDict and item.batch_size == torch.Size([]) and not item.keys():
+        return None
+    return item
+
+
+def is_non_tensor(leaf: Any) -> bool:
+    """Whether a leaf of a TensorDict holds Python objects."""
+    return isinstance(leaf, (NonTensorData, NonTensorStack))
+
+
+def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
+    """A non-tensor leaf as an (N,) object array, one item per row.
+
+    A stack gives its items. A `NonTensorData` gives the rows of the object array that it holds,
+    if it holds one of N rows; any other payload belongs to the whole batch and fills N rows.
+    """
+    if isinstance(leaf, NonTensorStack):
+        items = [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
+    else:
+        payload = unwrap_wire_stripped_payload(leaf)
+        if (
+            isinstance(payload, np.ndarray)
+            and payload.dtype == object
+            and payload.ndim > 0
+            and len(payload) == rows
+        ):
+            items = list(payload)
+        else:
+            items = [payload] * rows
+    return object_array(items)
+
+
+def object_array(items: Sequence[Any]) -> ObjectArray:
+    """(N,) object array of the items as they are; numpy would open nested sequences up."""
+    array: ObjectArray = np.empty(len(items), dtype=object)
+    for i, item in enumerate(items):
+        array[i] = item
+    return array
+
+
+def leaf_of_rows(items: Sequence[Any]) -> Any:
+    """N Python objects as a leaf with one row each."""
+    if not items:
+        # A stack of nothing has no batch dim to speak of.
+        return NonTensorData(np.empty(0, dtype=object), batch_size=[0])
+    return stack_of_payloads(items)
+
+
+def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
+    """A flat `NonTensorStack`; the payloads themselves are kept, TensorDicts among them."""
+    if any(isinstance(payload, TensorDictBase) for payload in payloads):
+        return NonTensorStack(*[NonTensorData(payload) for payload in payloads])
+    return NonTensorStack(*payloads)
+
+
+def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
+    """The payloads of a flat stack of `NonTensorData`, or None if it is not that."""
+    members = stack.tensordicts
+    if stack.batch_dims != 1 or any(type(member) is not NonTensorData for member in members):
+        return None
+    return [member.data for member in members]

@@ -1,0 +1,225 @@
+"""What padding costs: the padding tax of a batch, per field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from jagcodec.columns import pack_jagged_fields
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.layout import read_lengths
+from jagcodec.payloads import is_non_tensor
+from jagcodec.ragged import is_jagged, take_apart
+from jagcodec.wire.encoder import encode
+
+
+@dataclass(frozen=True)
+class FieldTax:
+    """One column, in bytes.
+
+    Attributes:
+        name: The column; names of nested columns are joined with dots.
+        layout: ``"jagged"``, ``"rectangular"`` or ``"object"``: how it rides.
+        padded_bytes: Its size as a rectangle.
+        wire_bytes: Its size in a message.
+    """
+
+    name: str
+    layout: str
+    padded_bytes: int
+    wire_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.padded_bytes - self.wire_bytes
+
+    @property
+    def saved_percent(self) -> float:
+        return 100 * self.saved_bytes / self.padded_bytes if self.padded_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class PaddingTax:
+    """A batch, in bytes. `str()` of it is a table.
+
+    Attributes:
+        rows: N.
+        fill: Share of the padded cells that are tokens, 0 to 1; 1 where nothing is jagged.
+        fields: One `FieldTax` per column.
+        overhead_bytes: What the message adds to its columns: header, row offsets, alignment.
+    """
+
+    rows: int
+    fill: float
+    fields: tuple[FieldTax, ...]
+    overhead_bytes: int
+
+    @property
+    def padded_bytes(self) -> int:
+        return sum(field.padded_bytes for field in self.fields)
+
+    @property
+    def wire_bytes(self) -> int:
+        return sum(field.wire_bytes for field in self.fields) + self.overhead_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.padded_bytes - self.wire_bytes
+
+    @property
+    def saved_percent(self) -> float:
+        return 100 * self.saved_bytes / self.padded_bytes if self.padded_bytes else 0.0
+
+    def __str__(self) -> str:
+        width = max([len("message overhead"), *(len(field.name) for field in self.fields)])
+        head = (
+            f"{'column':<{width}}  {'layout':<11}  {'padded B':>13}  {'wire B':>13}  {'saved':>7}"
+        )
+
+        def line(name: str, layout: str, padded: int, wire: int, saved: float | None) -> str:
+            share = "" if saved is None else f"{saved:6.1f}%"
+            return f"{name:<{width}}  {layout:<11}  {padded:>13,}  {wire:>13,}  {share:>7}"
+
+        return "\n".join(
+            [
+                f"{self.rows} rows, {self.fill:.1%} of the padded cells are tokens",
+                head,
+                *(
+                    line(f.name, f.layout, f.padded_bytes, f.wire_bytes, f.saved_percent)
+                    for f in self.fields
+                ),
+                line("message overhead", "", 0, self.overhead_bytes, None),
+                line("total", "", self.padded_bytes, self.wire_bytes, self.saved_percent),
+            ]
+        )
+
+
+def padding_tax(
+    source: TensorDictBase | Mapping[str, Any] | torch.Tensor | Iterable[int],
+    *,
+    lengths: torch.Tensor | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    padded_width: int | None = None,
+    bytes_per_token: int = 8,
+) -> PaddingTax:
+    """What a batch costs as rectangles, and what it costs on this wire.
+
+    Args:
+        source: One of three. A batch as `pack_jagged_fields` makes it. Padded columns, with
+            `lengths` and `token_aligned_fields` as there. Or bare lengths, (N,) integers: then
+            the tax of one per-token column of `bytes_per_token` (int64 ids by default).
+        lengths: Of padded columns: (N,) valid tokens per row.
+        token_aligned_fields: Of padded columns: names of the per-token ones.
+        padded_width: Width S of the rectangles; by default the longest row, or of padded columns
+            their own.
+        bytes_per_token: Of bare lengths: the size of one token's cell.
+
+    Returns:
+        Rows, fill, and padded, wire and saved bytes per field and in all. Of a batch, the wire
+        bytes are those of the message that `encode` makes of it; of bare lengths, the column's
+        cells and its row offsets, without a header.
+
+    Raises:
+        ArgumentError: A row is longer than `padded_width`, or as from `pack_jagged_fields`.
+        ArgumentTypeError: As from `pack_jagged_fields`.
+
+    Example:
+        >>> tax = padding_tax([1, 2, 9])
+        >>> tax.rows, tax.padded_bytes, tax.wire_bytes, round(tax.fill, 2)
+        (3, 216, 128, 0.44)
+    """
+    if isinstance(source, TensorDictBase):
+        return _of_batch(source, {}, padded_width)
+    if isinstance(source, Mapping):
+        td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
+        padded: dict[tuple[str, ...], int] = {
+            (name,): column.numel() * column.itemsize
+            for name, column in source.items()
+            if isinstance(column, torch.Tensor) and not is_jagged(column)
+        }
+        return _of_batch(td, {} if padded_width else padded, padded_width)
+    return _of_lengths(source, padded_width, bytes_per_token)
+
+
+def _of_lengths(
+    source: torch.Tensor | Iterable[int], padded_width: int | None, bytes_per_token: int
+) -> PaddingTax:
+    where = "padding_tax(source)"
+    try:
+        tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            "bad_type", where, f"expected a batch, columns or lengths, found {error}"
+        ) from error
+    if not tensor.numel():
+        tensor = tensor.to(torch.int64)
+    splits = read_lengths(tensor, where)
+    width = _width(splits.max, padded_width, where)
+    cells = splits.rows * width
+    field = FieldTax("tokens", "jagged", cells * bytes_per_token, splits.total * bytes_per_token)
+    fill = splits.total / cells if cells else 1.0
+    return PaddingTax(splits.rows, fill, (field,), splits.host.nbytes)
+
+
+def _of_batch(
+    td: TensorDictBase, padded: Mapping[tuple[str, ...], int], width: int | None
+) -> PaddingTax:
+    if not td.batch_dims:
+        raise ArgumentError(
+            "bad_shape", "padding_tax(source)", "expected batch size (N, ...), found no batch dim"
+        )
+    fields: list[FieldTax] = []
+    valid = cells = 0
+    empty_message = _size(encode(None))
+
+    for key, leaf in _leaves(td, ()):
+        name = ".".join(key)
+        if is_non_tensor(leaf):
+            size = _size(encode(leaf)) - empty_message
+            fields.append(FieldTax(name, "object", size, size))
+        elif is_jagged(leaf):
+            parts = take_apart(leaf, f"padding_tax({name!r})")
+            longest = int(parts.lengths.max()) if len(parts.lengths) else 0
+            total = int(parts.lengths.sum())
+            shape = list(parts.values.shape)
+            shape[parts.ragged_dim - 1] = 1
+            cell = int(np.prod(shape)) * leaf.itemsize
+            rectangle = len(parts.lengths) * _width(longest, width, name) * cell
+            rectangle = padded.get(key, rectangle)
+            fields.append(FieldTax(name, "jagged", rectangle, total * cell))
+            valid += total * cell
+            cells += rectangle
+        else:
+            size = leaf.numel() * leaf.itemsize
+            fields.append(FieldTax(name, "rectangular", size, size))
+
+    overhead = _size(encode(td)) - sum(field.wire_bytes for field in fields)
+    return PaddingTax(td.batch_size[0], valid / cells if cells else 1.0, tuple(fields), overhead)
+
+
+def _leaves(td: TensorDictBase, above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    for name, leaf in td.items():
+        key = (*above, name)
+        if isinstance(leaf, TensorDictBase) and not is_non_tensor(leaf):
+            yield from _leaves(leaf, key)
+        else:
+            yield key, leaf
+
+
+def _width(longest: int, width: int | None, path: str) -> int:
+    if width is None:
+        return longest
+    if longest > width:
+        raise ArgumentError(
+            "row_too_long", path, f"expected rows of at most {width} tokens, found {longest}"
+        )
+    return width
+
+
+def _size(frames: Iterable[Any]) -> int:
+    return sum(memoryview(frame).nbytes for frame in frames)

@@ -1,0 +1,499 @@
+"""Frames -> Python values. Every number of the header is checked before something is built."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+)
+
+from jagcodec.buffers import ByteArray, from_bytes
+from jagcodec.errors import WireFormatError
+from jagcodec.payloads import is_non_tensor, stack_of_payloads
+from jagcodec.ragged import Raggedness, is_jagged, splits_of_offsets
+from jagcodec.wire import numpy_types, records
+from jagcodec.wire.header import read_header, read_tree
+from jagcodec.wire.spec import TORCH_DTYPES
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+_DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
+
+# What torch, numpy and tensordict raise when parts that are well formed do not fit together.
+_BUILD_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+)
+
+
+def decode(
+    frames: Any,
+    *,
+    copy: bool | None = None,
+    device: torch.device | str | None = None,
+) -> Any:
+    """The value that `encode` was given.
+
+    Args:
+        frames: The message's frames in order, each of the buffer protocol (bytes, bytearray,
+            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; at any address.
+        copy: None aliases writable frames and copies read-only ones, each once however many
+            values lie in it: torch has no read-only tensors, and a write into read-only memory
+            can kill the process. True copies every frame. False copies none: never write to
+            what comes back if a frame was read-only.
+        device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
+
+    Returns:
+        The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
+        its own over its bytes. Columns with equal row lengths share one raggedness, so
+        ``td["a"] * td["b"]`` works. Values at an address that their dtype cannot live at are
+        copied, whatever `copy` says.
+
+    Raises:
+        WireFormatError: The frames are no whole message of this format and version. `.path` says
+            where, `.reason` what.
+
+    Nothing is unpickled, and no name in a message is ever looked up outside the tables of
+    `docs/wire-format.md`. Safe to call from several threads at once.
+
+    Example:
+        >>> td = TensorDict({"ids": torch.arange(6).view(2, 3), "tag": "gsm8k"}, batch_size=[2])
+        >>> back = decode(encode(td))
+        >>> back["ids"].tolist(), back["tag"]
+        ([[0, 1, 2], [3, 4, 5]], 'gsm8k')
+    """
+    header_frame, payload = _frames(frames)
+    header = read_header(header_frame)
+    sizes = [len(array) for array in payload]
+    if len(sizes) != len(header.buffers):
+        raise WireFormatError(
+            "frame_count",
+            "frames",
+            f"expected {len(header.buffers) + 1} frames, found {len(sizes) + 1}; "
+            "frames were lost, or come from more than one message",
+        )
+    for i, (expected, found) in enumerate(zip(header.buffers, sizes, strict=True)):
+        if expected != found:
+            raise WireFormatError(
+                "frame_size",
+                f"frame {i + 1}",
+                f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
+            )
+    target = None if device is None else torch.device(device)
+    return read_tree(header, _Decoding(header, payload, copy, target).build)
+
+
+class MsgpackDecoder:
+    """`decode` as an object, where a framework wants one. Holds its options and no other state.
+
+    Example:
+        >>> decoder = MsgpackDecoder(copy=True)
+        >>> decoder.decode(MsgpackEncoder().encode({"a": 1}))
+        {'a': 1}
+    """
+
+    def __init__(
+        self, *, copy: bool | None = None, device: torch.device | str | None = None
+    ) -> None:
+        self._copy = copy
+        self._device = device
+
+    def decode(self, frames: Any) -> Any:
+        """See `decode`."""
+        return decode(frames, copy=self._copy, device=self._device)
+
+
+# --- frames ------------------------------------------------------------------------------------
+
+
+def _frames(frames: Any) -> tuple[memoryview, list[ByteArray]]:
+    one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
+    if one or not isinstance(frames, Sequence):
+        frames = [frames]
+    if not frames:
+        raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
+    arrays = [_frame_bytes(frame, i) for i, frame in enumerate(frames)]
+    return arrays[0].data, arrays[1:]
+
+
+def _frame_bytes(frame: Any, index: int) -> ByteArray:
+    try:
+        if isinstance(frame, torch.Tensor):
+            frame = frame.detach().numpy()
+        view = memoryview(frame)
+        flat = view.cast("B") if view.nbytes and view.c_contiguous else view
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WireFormatError(
+            "foreign", f"frame {index}", f"expected a contiguous buffer, found {error}"
+        ) from error
+    if not view.nbytes:
+        return np.empty(0, dtype=np.uint8)
+    if not view.c_contiguous:
+        raise WireFormatError(
+            "foreign", f"frame {index}", "expected a contiguous buffer, found one with gaps"
+        )
+    array: ByteArray = np.frombuffer(flat, dtype=np.uint8)
+    return array
+
+
+class _Writable:
+    """Read-only memory that numpy is told it may write: for `copy=False` alone."""
+
+    def __init__(self, array: ByteArray) -> None:
+        self._keep_alive = array
+        self.__array_interface__ = {
+            "data": (array.__array_interface__["data"][0], False),
+            "shape": array.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class _Payload:
+    """The payload frames as memory that may be written to."""
+
+    def __init__(self, arrays: list[ByteArray], copy: bool | None) -> None:
+        self._arrays = arrays
+        self._copy = copy
+        self._owned: list[ByteArray | None] = [None] * len(arrays)
+
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
+        """`size` bytes, flat, writable and aligned. The header vouches for the bounds."""
+        if size == 0:
+            return np.empty(0, dtype=np.uint8)
+        data = self._writable(buffer)[offset : offset + size]
+        if data.__array_interface__["data"][0] % alignment:
+            return data.copy()
+        return data
+
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """`size` bytes to look at, as they came."""
+        return self._arrays[buffer][offset : offset + size] if size else np.empty(0, np.uint8)
+
+    def _writable(self, buffer: int) -> ByteArray:
+        owned = self._owned[buffer]
+        if owned is None:
+            owned = self._arrays[buffer]
+            read_only = not owned.flags.writeable
+            if self._copy or (self._copy is None and read_only):
+                owned = owned.copy()
+            elif read_only:
+                owned = np.asarray(_Writable(owned), dtype=np.uint8)
+            self._owned[buffer] = owned
+        return owned
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+class _Decoding:
+    """The state of one `decode` call."""
+
+    def __init__(
+        self,
+        header: records.Header,
+        payload: list[ByteArray],
+        copy: bool | None,
+        device: torch.device | None,
+    ) -> None:
+        self._header = header
+        self._payload = _Payload(payload, copy)
+        self._device = device
+        self._ragged: dict[int, Raggedness] = {}
+
+    def build(self, record: Any) -> Any:
+        """The value of one checked record."""
+        try:
+            return _BUILDERS[type(record)](self, record)
+        except WireFormatError:
+            raise
+        except _BUILD_ERRORS as error:
+            raise _bad(f"a {type(record).__name__}", error) from error
+
+    def _big_int(self, record: records.BigInt) -> int:
+        return int.from_bytes(record.data, "little", signed=True)
+
+    def _members(self, record: records.Set | records.FrozenSet) -> list[Any]:
+        records.check_distinct(record.items, "set members")
+        if len(set(record.items)) != len(record.items):
+            raise _bad("every set member once", "some twice")
+        return record.items
+
+    def _dict(self, record: records.Dict) -> dict[Any, Any]:
+        keys = record.items[::2]
+        records.check_distinct(keys, "dict keys")
+        value = dict(zip(keys, record.items[1::2], strict=True))
+        if len(value) != len(keys):
+            raise _bad("every dict key once", "some twice")
+        return value
+
+    def _bytes(self, record: records.Bytes) -> bytes:
+        return self._payload.read(record.buffer, record.offset, record.size).tobytes()
+
+    # numpy
+
+    def _array(self, record: records.Array) -> AnyArray:
+        dtype = _numpy_dtype(record.dtype)
+        size = math.prod(record.shape) * dtype.itemsize
+        alignment = math.gcd(dtype.alignment, 16)
+        data = self._payload.bytes_at(record.buffer, record.offset, size, alignment)
+        return np.ndarray(tuple(record.shape), dtype=dtype, buffer=data)
+
+    def _object_array(self, record: records.ObjectArray) -> AnyArray:
+        array = np.empty(len(record.items), dtype=object)
+        for i, item in enumerate(record.items):
+            array[i] = item
+        return array.reshape(record.shape)
+
+    def _field_array(self, record: records.FieldArray) -> AnyArray:
+        dtype = _numpy_dtype(record.dtype)
+        shape = tuple(record.shape)
+        names = dtype.names or ()
+        for name, column in zip(names, record.columns, strict=True):
+            if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
+                raise _bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
+        array = np.zeros(shape, dtype=dtype)
+        for name, column in zip(names, record.columns, strict=True):
+            if column.dtype != array[name].dtype or column.shape != array[name].shape:
+                raise _bad(f"{array[name].dtype} for field {name!r}", column.dtype)
+            array[name] = column
+        return array
+
+    def _string_array(self, record: records.StringArray) -> AnyArray:
+        dtypes: Any = getattr(np, "dtypes", None)
+        if not hasattr(dtypes, "StringDType"):
+            raise _bad("a numpy with StringDType (2.0 or newer)", np.__version__)
+        options = {"na_object": record.na} if record.has_na else {}
+        dtype = dtypes.StringDType(coerce=record.coerce, **options)
+        items = [record.na if item is None else item for item in record.items]
+        array = np.empty(len(items), dtype=dtype)
+        array[:] = items
+        return array.reshape(record.shape)
+
+    def _scalar(self, record: records.Scalar) -> Any:
+        if record.dtype is None:
+            if not isinstance(record.data, np.ndarray) or record.data.shape != ():
+                raise _bad("a 0-d array", type(record.data).__name__)
+            return record.data[()]
+        dtype = _numpy_dtype(record.dtype)
+        data = np.frombuffer(bytearray(record.data), dtype=np.uint8)
+        return np.ndarray((), dtype=dtype, buffer=data)[()]
+
+    def _string_scalar(self, record: records.StringScalar) -> Any:
+        return np.str_(record.value) if isinstance(record.value, str) else np.bytes_(record.value)
+
+    # torch
+
+    def _tensor(self, record: records.Tensor | records.Jagged) -> torch.Tensor:
+        dtype = _torch_dtype(record.dtype)
+        size = math.prod(record.shape) * dtype.itemsize
+        data = self._payload.bytes_at(record.buffer, record.offset, size, dtype.itemsize)
+        tensor = from_bytes(data, dtype, tuple(record.shape))
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def _jagged(self, record: records.Jagged) -> torch.Tensor:
+        raggedness = self._ragged.get(record.group)
+        if raggedness is None:
+            raggedness = self._ragged[record.group] = self._raggedness(record.group)
+        cells = record.shape[record.ragged_dim - 1]
+        if raggedness.splits.total != cells:
+            raise WireFormatError(
+                "bad_offsets",
+                "$",
+                f"expected the offsets of ragged group {record.group} to end at the {cells} "
+                f"cells of the values, found {raggedness.splits.total}",
+            )
+        return raggedness.jagged(self._tensor(record), record.ragged_dim)
+
+    def _raggedness(self, index: int) -> Raggedness:
+        group = self._header.groups[index]
+        data = self._payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
+        # A copy: offsets that were checked must not change with the message's memory.
+        offsets = np.frombuffer(data.tobytes(), dtype="<i8").copy()
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            raise WireFormatError(
+                "bad_offsets",
+                f"$ (ragged group {index})",
+                f"expected offsets from 0 that never fall, found {offsets.tolist()!r:.80}",
+            )
+        splits = splits_of_offsets(offsets)
+        if (splits.min, splits.max) != (group.min, group.max):
+            raise WireFormatError(
+                "bad_offsets",
+                f"$ (ragged group {index})",
+                f"expected rows of {splits.min} to {splits.max} as the offsets say, "
+                f"found {group.min} to {group.max} in the header",
+            )
+        return Raggedness(splits)
+
+    def _strided_nested(self, record: records.StridedNested) -> torch.Tensor:
+        sizes, values = _cpu_tensor(record.sizes), _cpu_tensor(record.values)
+        if sizes.dtype != torch.int64 or sizes.dim() not in (1, 2) or values.dim() != 1:
+            raise _bad("int64 sizes (N, dims) and flat values", f"{sizes.dtype} {sizes.dim()}-d")
+        shapes = sizes.tolist() if sizes.dim() == 2 else []
+        # In Python integers, which cannot overflow.
+        cells = [math.prod(shape) for shape in shapes]
+        if any(dim < 0 for shape in shapes for dim in shape) or sum(cells) != values.numel():
+            raise WireFormatError(
+                "bad_offsets",
+                "$",
+                f"expected component sizes that add up to {values.numel()} cells, "
+                f"found {sum(cells)}",
+            )
+        parts = torch.split(values, cells) if cells else ()
+        return torch.nested.as_nested_tensor(
+            [part.view(shape) for part, shape in zip(parts, shapes, strict=True)],
+            dtype=values.dtype,
+            device=values.device,
+            layout=torch.strided,
+        )
+
+    def _sparse_coo(self, record: records.SparseCoo) -> torch.Tensor:
+        indices, values = _cpu_tensor(record.indices), _cpu_tensor(record.values)
+        try:
+            tensor = torch.sparse_coo_tensor(
+                indices, values, tuple(record.shape), check_invariants=True
+            )
+            if not record.coalesced:
+                return tensor
+            # torch believes this flag, so see that the indices rise.
+            flat = [tuple(column) for column in indices.t().tolist()]
+            if any(a >= b for a, b in itertools.pairwise(flat)):
+                raise ValueError("coalesced indices that do not rise")
+            return tensor._coalesced_(True)
+        except (RuntimeError, ValueError) as error:
+            raise WireFormatError(
+                "bad_sparse", "$", f"expected indices within {record.shape}, found {error}"
+            ) from error
+
+    def _sparse_compressed(self, record: records.SparseCompressed) -> torch.Tensor:
+        try:
+            return torch.sparse_compressed_tensor(
+                _cpu_tensor(record.compressed),
+                _cpu_tensor(record.plain),
+                _cpu_tensor(record.values),
+                tuple(record.shape),
+                layout=getattr(torch, record.layout),
+                check_invariants=True,
+            )
+        except RuntimeError as error:
+            raise WireFormatError(
+                "bad_sparse", "$", f"expected a {record.layout} tensor, found {error}"
+            ) from error
+
+    def _dtype(self, record: records.DType) -> torch.dtype:
+        dtype: Any = getattr(torch, record.name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise _unknown_dtype(record.name)
+        return dtype
+
+    def _torch_device(self, record: records.Device) -> torch.device:
+        return torch.device(record.type, record.index)  # type: ignore[arg-type]
+
+    # tensordict
+
+    def _tensordict(self, record: records.TensorDict) -> TensorDict:
+        leaves = dict(zip(record.items[::2], record.items[1::2], strict=True))
+        for key, leaf in leaves.items():
+            if not (isinstance(leaf, (torch.Tensor, TensorDictBase)) or is_non_tensor(leaf)):
+                raise _bad(f"a leaf at {key!r}", type(leaf).__name__)
+        return TensorDict(
+            leaves,
+            batch_size=torch.Size(record.batch_size),
+            names=record.names,  # type: ignore[arg-type]
+            device=self._device,
+        )
+
+    def _lazy_stack(self, record: records.LazyStack) -> LazyStackedTensorDict:
+        if not all(isinstance(member, TensorDictBase) for member in record.items):
+            raise _bad("TensorDicts to stack", "something else")
+        return LazyStackedTensorDict(
+            *record.items, stack_dim=record.stack_dim, stack_dim_name=record.dim_name
+        )
+
+    def _non_tensor_data(self, record: records.NonTensorData) -> NonTensorData:
+        return NonTensorData(record.payload, batch_size=torch.Size(record.batch_size))
+
+    def _non_tensor_stack(self, record: records.NonTensorStack) -> NonTensorStack:
+        if not all(is_non_tensor(member) for member in record.items):
+            raise _bad("non-tensor members to stack", "something else")
+        return NonTensorStack(*record.items, stack_dim=record.stack_dim)
+
+
+def _bad(expected: str, found: Any) -> WireFormatError:
+    return WireFormatError("bad_value", "$", f"expected {expected}, found {found}")
+
+
+def _unknown_dtype(name: str) -> WireFormatError:
+    return WireFormatError(
+        "unknown_dtype", "$", f"expected a dtype of torch {torch.__version__}, found {name!r}"
+    )
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = _DTYPES[name]
+    if dtype is None:
+        raise _unknown_dtype(name)
+    return dtype
+
+
+def _numpy_dtype(description: Any) -> np.dtype[Any]:
+    try:
+        return numpy_types.restore(description)
+    except (TypeError, ValueError) as error:
+        raise WireFormatError(
+            "unknown_dtype", "$", f"expected a dtype of numpy {np.__version__}, found {error}"
+        ) from error
+
+
+def _cpu_tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or is_jagged(value) or value.layout != torch.strided:
+        raise _bad("a dense tensor", type(value).__name__)
+    return value
+
+
+_BUILDERS: dict[type, Callable[[_Decoding, Any], Any]] = {
+    records.BigInt: _Decoding._big_int,
+    records.Complex: lambda d, r: complex(r.real, r.imag),
+    records.Tuple: lambda d, r: tuple(r.items),
+    records.Set: lambda d, r: set(d._members(r)),
+    records.FrozenSet: lambda d, r: frozenset(d._members(r)),
+    records.Dict: _Decoding._dict,
+    records.Range: lambda d, r: range(r.start, r.stop, r.step),
+    records.Slice: lambda d, r: slice(r.start, r.stop, r.step),
+    records.Bytes: _Decoding._bytes,
+    records.Array: _Decoding._array,
+    records.ObjectArray: _Decoding._object_array,
+    records.FieldArray: _Decoding._field_array,
+    records.StringArray: _Decoding._string_array,
+    records.Scalar: _Decoding._scalar,
+    records.StringScalar: _Decoding._string_scalar,
+    records.Tensor: _Decoding._tensor,
+    records.Jagged: _Decoding._jagged,
+    records.StridedNested: _Decoding._strided_nested,
+    records.SparseCoo: _Decoding._sparse_coo,
+    records.SparseCompressed: _Decoding._sparse_compressed,
+    records.Size: lambda d, r: torch.Size(r.shape),
+    records.DType: _Decoding._dtype,
+    records.Device: _Decoding._torch_device,
+    records.TensorDict: _Decoding._tensordict,
+    records.LazyStack: _Decoding._lazy_stack,
+    records.NonTensorData: _Decoding._non_tensor_data,
+    records.NonTensorRows: lambda d, r: stack_of_payloads(r.payloads),
+    records.NonTensorStack: _Decoding._non_tensor_stack,
+}

@@ -1,0 +1,455 @@
+"""Python values -> frames. No pickle, and no copy of anything large that lies in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    PersistentTensorDict,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+)
+from tensordict._td import _SubTensorDict
+
+from jagcodec.buffers import ByteArray, as_bytes
+from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError
+from jagcodec.layout import compact_values
+from jagcodec.payloads import payloads_of_stack
+from jagcodec.ragged import Parts, is_jagged, splits_of_lengths, take_apart
+from jagcodec.wire import numpy_types, records
+from jagcodec.wire.header import HeaderWriter, child_path
+from jagcodec.wire.spec import (
+    ALIGNMENT,
+    INLINE_BYTES,
+    MAX_DEPTH,
+    MAX_NDIM,
+    MAX_UNBACKED_ROWS,
+    SMALL_BUFFER,
+    TORCH_DTYPES,
+)
+
+Frame: TypeAlias = bytes | bytearray | memoryview
+
+
+def encode(obj: Any) -> list[Frame]:
+    """A value as a message: the header frame, then raw buffers.
+
+    Args:
+        obj: Any tree of dict, list, tuple, set, frozenset, None, bool, int, float, complex, str,
+            bytes, range, slice, numpy arrays and scalars of every dtype, tensors of every layout
+            and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
+            TensorDict, LazyStackedTensorDict, NonTensorData and NonTensorStack.
+
+    Returns:
+        Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
+        ``send_multipart(frames, copy=False)``. Memory that already lies contiguous on the CPU is
+        aliased, not copied, and kept alive by its frame: write to it only after the frames are
+        sent. Buffers below 16 KiB are copied into frame 1.
+
+    `decode` returns the same value: types, dtypes, shapes, layouts, bits and dict order. What
+    does not ride: gradients and `requires_grad` (a Parameter arrives as a plain tensor), devices
+    (tensors arrive on the CPU), holes in jagged tensors (they arrive compacted), memory-mapped
+    files (their contents arrive), locks of TensorDicts, and metadata of numpy dtypes.
+
+    Raises:
+        UnsupportedTypeError: An object outside this set, named with its path:
+            ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
+
+    Safe to call from several threads at once.
+
+    Example:
+        >>> frames = encode({"step": 3, "ids": torch.arange(4)})
+        >>> decode(frames)
+        {'step': 3, 'ids': tensor([0, 1, 2, 3])}
+    """
+    return _Encoding().message(obj)
+
+
+class MsgpackEncoder:
+    """`encode` as an object, where a framework wants one. Holds no state.
+
+    Example:
+        >>> MsgpackDecoder().decode(MsgpackEncoder().encode([1, (2, 3)]))
+        [1, (2, 3)]
+    """
+
+    def encode(self, obj: Any) -> list[Frame]:
+        """See `encode`."""
+        return encode(obj)
+
+
+_TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
+
+# What msgpack holds by itself and gives back as it was.
+_NATIVE = frozenset((str, int, float, bool, type(None)))
+_STRING = frozenset((str,))
+
+_PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
+
+
+class _Encoding:
+    """The state of one `encode` call."""
+
+    def __init__(self) -> None:
+        self._writer = HeaderWriter()
+        self._path: list[Any] = []
+        self._small = bytearray()
+        self._large: list[ByteArray] = []
+        self._groups: list[records.Group] = []
+        self._group_of: dict[bytes, int] = {}
+        self._group_of_offsets: dict[int, int] = {}
+        self._seen_offsets: list[torch.Tensor] = []
+        self._unbacked_rows: list[tuple[str, int]] = []
+
+    def message(self, obj: Any) -> list[Frame]:
+        tree = self._value(obj)
+        sizes: list[int] = []
+        frames: list[Frame] = []
+        if self._small or self._large:
+            sizes = [len(self._small), *(array.nbytes for array in self._large)]
+            frames = [memoryview(self._small), *(array.data for array in self._large)]
+        for path, rows in self._unbacked_rows:
+            if rows > sum(sizes):
+                raise UnsupportedTypeError(
+                    "too_large",
+                    path,
+                    f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
+                )
+        try:
+            return [self._writer.header(tree, sizes, self._groups), *frames]
+        except ValueError as error:
+            raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
+
+    # The walk
+
+    def _value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _NATIVE:
+            return value
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            handler = next((h for base, h in _BASES if isinstance(value, base)), None)
+        if handler is None:
+            raise self._refusal(value)
+        return handler(self, value)
+
+    def _child(self, key: Any, value: Any) -> Any:
+        if type(value) in _NATIVE:
+            return value
+        self._path.append(key)
+        if len(self._path) > MAX_DEPTH:
+            raise self._refused(
+                "too_deep", f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
+            )
+        lowered = self._value(value)
+        self._path.pop()
+        return lowered
+
+    def _children(self, values: Any) -> list[Any]:
+        if _NATIVE.issuperset(map(type, values)):
+            return list(values)
+        return [self._child(i, value) for i, value in enumerate(values)]
+
+    def _record(self, record: Any) -> Any:
+        try:
+            return self._writer.extension(record)
+        except ValueError as error:
+            raise self._refused("too_large", f"msgpack: {error}") from error
+
+    def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+        path = "$"
+        for key in self._path:
+            path = child_path(path, key)
+        return UnsupportedTypeError(reason, path, detail)
+
+    def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
+        cls = type(value)
+        name = cls.__qualname__ if cls.__module__ == "builtins" else _qualified(cls)
+        return self._refused(
+            "unsupported_type",
+            f"{name} cannot ride{why or '; convert it to one of the types that encode lists'}",
+        )
+
+    # Buffers
+
+    def _place(self, data: ByteArray) -> tuple[int, int]:
+        size = data.nbytes
+        if size == 0:
+            return (0, 0)
+        if size >= SMALL_BUFFER:
+            self._large.append(data)
+            return (len(self._large), 0)
+        self._small.extend(bytes(-len(self._small) % ALIGNMENT))
+        offset = len(self._small)
+        self._small.extend(data.data)
+        return (0, offset)
+
+    def _group(self, parts: Parts) -> int:
+        known = self._group_of_offsets.get(id(parts.offsets)) if parts.compact else None
+        if known is not None:
+            return known
+        splits = splits_of_lengths(parts.lengths)
+        key = splits.host.tobytes()
+        if key not in self._group_of:
+            self._group_of[key] = len(self._groups)
+            place = self._place(splits.host.view(np.uint8))
+            self._groups.append(records.Group(*place, splits.rows, splits.min, splits.max))
+        if parts.compact:
+            # Kept alive, so that the id stays this object's.
+            self._seen_offsets.append(parts.offsets)
+            self._group_of_offsets[id(parts.offsets)] = self._group_of[key]
+        return self._group_of[key]
+
+    # Python
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        if _STRING.issuperset(map(type, value)):
+            if _NATIVE.issuperset(map(type, value.values())):
+                return value
+            return {key: self._child(key, item) for key, item in value.items()}
+        items: list[Any] = []
+        for key, item in value.items():
+            items += (self._key(key), self._child(key, item))
+        return self._record(records.Dict(items))
+
+    def _key(self, key: Any) -> Any:
+        """A dict key or set member: what is hashed by identity loses its meaning on the way."""
+        self._check_key(key)
+        return self._child(key, key)
+
+    def _check_key(self, key: Any) -> None:
+        if isinstance(key, (torch.Tensor, TensorDictBase, NonTensorData)):
+            raise self._refusal(key, " as a dict key or set member: it is hashed by identity")
+        if isinstance(key, (tuple, frozenset)):
+            for item in key:
+                self._check_key(item)
+
+    def _members(self, value: Any) -> list[Any]:
+        return [self._key(item) for item in value]
+
+    def _bytes(self, value: bytes) -> Any:
+        if len(value) < INLINE_BYTES:
+            return value
+        place = self._place(np.frombuffer(value, dtype=np.uint8))
+        return self._record(records.Bytes(len(value), *place))
+
+    def _slice(self, value: slice) -> Any:
+        return self._record(
+            records.Slice(
+                self._child("start", value.start),
+                self._child("stop", value.stop),
+                self._child("step", value.step),
+            )
+        )
+
+    # numpy
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Any:
+        dtype, shape = array.dtype, list(array.shape)
+        if dtype.kind == "O":
+            return self._record(records.ObjectArray(shape, self._children(list(array.flat))))
+        if dtype.kind == "T":
+            return self._string_array(array)
+        description = self._numpy_dtype(array)
+        if dtype.hasobject:
+            if dtype.names is None:
+                raise self._refusal(array, f" with dtype {dtype}")
+            columns = [self._child(name, array[name]) for name in dtype.names]
+            return self._record(records.FieldArray(description, shape, columns))
+        return self._record(records.Array(description, shape, *self._place(_array_bytes(array))))
+
+    def _numpy_dtype(self, value: Any) -> Any:
+        description = numpy_types.describe(value.dtype)
+        if description is None:
+            raise self._refusal(value, f" with dtype {value.dtype}")
+        return description
+
+    def _string_array(self, array: np.ndarray[Any, Any]) -> Any:
+        dtype: Any = array.dtype
+        has_na = hasattr(dtype, "na_object")
+        na = dtype.na_object if has_na else None
+        items = [item if isinstance(item, str) else None for item in array.flat]
+        if has_na and isinstance(na, str):
+            # A string stands for missing here, so numpy itself cannot tell the two apart.
+            items = list(array.flat)
+        return self._record(
+            records.StringArray(
+                list(array.shape), items, dtype.coerce, has_na, self._child("na_object", na)
+            )
+        )
+
+    def _scalar(self, value: np.generic) -> Any:
+        if isinstance(value, np.str_):
+            return self._record(records.StringScalar(str(value)))
+        if isinstance(value, np.bytes_):
+            return self._record(records.StringScalar(bytes(value)))
+        if not type(value).__module__.startswith("numpy"):
+            raise self._refusal(value)
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            return self._record(records.Scalar(None, self._array(array)))
+        description = self._numpy_dtype(value)
+        return self._record(records.Scalar(description, _array_bytes(array).tobytes()))
+
+    # torch
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if is_jagged(tensor):
+            return self._jagged(tensor)
+        if type(tensor) not in _PLAIN_TENSORS:
+            raise self._refusal(tensor)
+        if tensor.layout is torch.strided:
+            return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor.detach()
+            return self._record(
+                records.SparseCoo(
+                    list(tensor.shape),
+                    self._dense(tensor._indices()),
+                    self._dense(tensor._values()),
+                    tensor.is_coalesced(),
+                )
+            )
+        if tensor.layout in _COMPRESSED:
+            tensor = tensor.detach()
+            row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
+            plain = tensor.col_indices() if row_first else tensor.row_indices()
+            return self._record(
+                records.SparseCompressed(
+                    str(tensor.layout).removeprefix("torch."),
+                    list(tensor.shape),
+                    self._dense(compressed),
+                    self._dense(plain),
+                    self._dense(tensor.values()),
+                )
+            )
+        raise self._refusal(tensor, f" with layout {tensor.layout}; call .to_dense() first")
+
+    def _torch_dtype(self, tensor: torch.Tensor) -> str:
+        name = _TORCH_NAMES.get(tensor.dtype)
+        if name is None:
+            raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
+        if tensor.device.type == "meta":
+            raise self._refusal(tensor, " from the meta device: it has no values")
+        return name
+
+    def _dense(self, tensor: torch.Tensor) -> Any:
+        name = self._torch_dtype(tensor)
+        if tensor.dim() > MAX_NDIM:
+            raise self._refusal(tensor, f" with {tensor.dim()} dims: the limit is {MAX_NDIM}")
+        place = self._place(as_bytes(tensor))
+        return self._record(records.Tensor(name, list(tensor.shape), *place))
+
+    def _jagged(self, tensor: torch.Tensor) -> Any:
+        try:
+            parts = take_apart(tensor.detach(), "jagged tensor")
+        except ArgumentError as error:
+            raise self._refused(error.reason, error.detail) from error
+        name = self._torch_dtype(parts.values)
+        values = compact_values(parts)
+        place = self._place(as_bytes(values))
+        return self._record(
+            records.Jagged(name, list(values.shape), *place, self._group(parts), parts.ragged_dim)
+        )
+
+    def _strided_nested(self, tensor: torch.Tensor) -> Any:
+        self._torch_dtype(tensor)
+        tensor = tensor.detach()
+        components = tensor.unbind() if tensor.size(0) else ()
+        sizes = tensor._nested_tensor_size().to(torch.int64)
+        cells = [as_bytes(component) for component in components]
+        values = np.concatenate(cells) if cells else np.empty(0, dtype=np.uint8)
+        flat = torch.from_numpy(values).view(tensor.dtype)
+        return self._record(records.StridedNested(self._dense(sizes), self._dense(flat)))
+
+    def _dtype(self, value: torch.dtype) -> Any:
+        return self._record(records.DType(str(value).removeprefix("torch.")))
+
+    # tensordict
+
+    def _tensordict(self, td: TensorDictBase) -> Any:
+        names = td.names if td.batch_dims else []
+        items: list[Any] = []
+        for key, leaf in td.items():
+            items += (key, self._child(key, leaf))
+        dims = list(names) if any(name is not None for name in names) else None
+        return self._record(records.TensorDict(self._batch_size(td), dims, items))
+
+    def _lazy_stack(self, stack: LazyStackedTensorDict) -> Any:
+        members = self._children(stack.tensordicts)
+        name = stack.names[stack.stack_dim]
+        return self._record(records.LazyStack(stack.stack_dim, name, members))
+
+    def _non_tensor_data(self, data: NonTensorData) -> Any:
+        payload = self._child("data", data.data)
+        return self._record(records.NonTensorData(self._batch_size(data), payload))
+
+    def _non_tensor_stack(self, stack: NonTensorStack) -> Any:
+        payloads = payloads_of_stack(stack)
+        if payloads is not None:
+            return self._record(records.NonTensorRows(self._children(payloads)))
+        members = self._children(stack.tensordicts)
+        return self._record(records.NonTensorStack(stack.stack_dim, members))
+
+    def _batch_size(self, td: Any) -> list[int]:
+        batch_size: torch.Size = td.batch_size
+        if batch_size.numel() > MAX_UNBACKED_ROWS:
+            path = self._refused("too_large", "").path
+            self._unbacked_rows.append((path, batch_size.numel()))
+        return list(batch_size)
+
+
+def _array_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
+    if array.nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    array = numpy_types.zero_padding(array)
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    flat: ByteArray = array.reshape(-1).view(np.uint8)
+    return flat
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+_HANDLERS: dict[type, Callable[[_Encoding, Any], Any]] = {
+    dict: _Encoding._dict,
+    list: _Encoding._children,
+    tuple: lambda e, v: e._record(records.Tuple(e._children(v))),
+    bytes: _Encoding._bytes,
+    complex: lambda e, v: e._record(records.Complex(v.real, v.imag)),
+    set: lambda e, v: e._record(records.Set(e._members(v))),
+    frozenset: lambda e, v: e._record(records.FrozenSet(e._members(v))),
+    range: lambda e, v: e._record(records.Range(v.start, v.stop, v.step)),
+    slice: _Encoding._slice,
+    np.ndarray: _Encoding._array,
+    np.memmap: _Encoding._array,
+    torch.Size: lambda e, v: e._record(records.Size(list(v))),
+    torch.dtype: _Encoding._dtype,
+    torch.device: lambda e, v: e._record(records.Device(v.type, v.index)),
+    TensorDict: _Encoding._tensordict,
+    TensorDictParams: _Encoding._tensordict,
+    PersistentTensorDict: _Encoding._tensordict,
+    _SubTensorDict: _Encoding._tensordict,
+    LazyStackedTensorDict: _Encoding._lazy_stack,
+    NonTensorData: _Encoding._non_tensor_data,
+    NonTensorStack: _Encoding._non_tensor_stack,
+}
+
+# Types of which there are too many to list; the handlers look closer.
+_BASES: tuple[tuple[type, Callable[[_Encoding, Any], Any]], ...] = (
+    (torch.Tensor, _Encoding._tensor),
+    (np.generic, _Encoding._scalar),
+)

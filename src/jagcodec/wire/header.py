@@ -1,0 +1,274 @@
+"""The message layer: header bytes <-> checked plain records. msgpack only, no torch, no numpy.
+
+A header is one msgpack map::
+
+    {"jagcodec": version, "buffers": [size, ...], "ragged": [group, ...], "tree": Ext(16, ...)}
+
+The tree holds msgpack's own types as they are and everything else as an extension whose payload is
+the msgpack array of one *record*'s fields. Reading checks each record against the buffer table
+before anyone builds something from it; what is then built is the caller's business (`build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+
+from jagcodec.errors import WireFormatError
+from jagcodec.wire.records import (
+    CHECKS,
+    INT64_MAX,
+    KINDS,
+    RECORDS,
+    Group,
+    Header,
+    Place,
+    brief,
+    count,
+    expect,
+    fail,
+    within,
+)
+from jagcodec.wire.spec import MAGIC, MAX_DEPTH, VERSION, Kind
+
+# Below this size unpacking cannot allocate much on the word of a forged count; above it, a
+# count is believed only after the bytes behind it were walked (see _unpack).
+_TRUSTED_SIZE = 256
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+class HeaderWriter:
+    """Packs records and, at the end, the header. One per message: it is not for sharing."""
+
+    def __init__(self) -> None:
+        self._packer = msgpack.Packer(
+            strict_types=True, unicode_errors="surrogatepass", default=_big_int
+        )
+
+    def extension(self, record: Any) -> msgpack.ExtType:
+        """One record as the extension that stands for it in the tree."""
+        kind = KINDS[type(record)]
+        if kind in (Kind.SET, Kind.FROZENSET):
+            # Sorted by encoded bytes: a set's own order follows the process's hash seed.
+            members = sorted(self._packer.pack(item) for item in record.items)
+            length = msgpack.Packer().pack_array_header(len(members))
+            return msgpack.ExtType(kind, b"\x91" + length + b"".join(members))
+        return msgpack.ExtType(kind, self._packer.pack(list(record)))
+
+    def header(self, tree: Any, buffers: Sequence[int], groups: Sequence[Group]) -> bytes:
+        """Frame 0."""
+        fields = {
+            MAGIC: VERSION,
+            "buffers": list(buffers),
+            "ragged": [list(group) for group in groups],
+            "tree": msgpack.ExtType(Kind.TREE, self._packer.pack(tree)),
+        }
+        return bytes(self._packer.pack(fields))
+
+
+def _big_int(value: Any) -> msgpack.ExtType:
+    # msgpack asks only about what it cannot hold; the encoder lets nothing else through.
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} is not a record")
+    size = value.bit_length() // 8 + 1
+    data = value.to_bytes(size, "little", signed=True)
+    return msgpack.ExtType(Kind.BIG_INT, msgpack.packb([data]))
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+_START = b"\x84" + msgpack.packb(MAGIC)
+
+
+def read_header(data: Any) -> Header:
+    """Check frame 0 down to, but not into, the value tree.
+
+    Args:
+        data: The header's bytes (any contiguous buffer).
+
+    Raises:
+        WireFormatError: `data` is not a header of this version.
+    """
+    start = bytes(memoryview(data)[: len(_START)])
+    if start[1:] != _START[1:]:
+        raise fail(
+            "foreign",
+            f"expected a map that begins with the key {MAGIC!r}, found {start!r}; this is no "
+            "jagcodec message (pickled data is never read), or its frames changed places",
+            path="header",
+        )
+    fields = _unpack(data, msgpack.ExtType, "header")
+    expect(type(fields) is dict, "foreign", "a map", fields, "header")
+    version = fields[MAGIC]
+    if type(version) is not int or version != VERSION:
+        raise fail(
+            "unknown_version",
+            f"expected format version {VERSION}, found {brief(version)}; "
+            "upgrade the side that is behind",
+            path="header",
+        )
+    if list(fields) != [MAGIC, "buffers", "ragged", "tree"]:
+        raise fail(
+            "bad_header",
+            f"expected the keys {MAGIC}, buffers, ragged, tree, found {list(fields)!r:.80}",
+            path="header",
+        )
+    buffers, ragged, tree = fields["buffers"], fields["ragged"], fields["tree"]
+    expect(type(buffers) is list, "bad_header", "a list of buffer sizes", buffers, "header")
+    for size in buffers:
+        count(size, "a buffer size", "bad_header", path="header")
+    expect(sum(buffers) <= INT64_MAX, "bad_header", "sizes below 2**63", buffers, "header")
+    expect(type(ragged) is list, "bad_header", "a list of ragged groups", ragged, "header")
+    groups = [_group(fields, buffers, f"ragged group {i}") for i, fields in enumerate(ragged)]
+    expect(
+        type(tree) is msgpack.ExtType and tree.code == Kind.TREE,
+        "bad_header",
+        f"a value tree (extension {Kind.TREE:d})",
+        tree,
+        "header",
+    )
+    return Header(version, buffers, groups, tree.data)
+
+
+def _group(fields: Any, buffers: Sequence[int], path: str) -> Group:
+    expect(type(fields) is list and len(fields) == 5, "bad_header", "5 integers", fields, path)
+    for value in fields:
+        count(value, "a count", "bad_header", path=path)
+    group = Group(*fields)
+    expect(group.min <= group.max, "bad_offsets", "min <= max", (group.min, group.max), path)
+    within(Place(group.buffer, group.offset), 8 * (group.rows + 1), buffers, path)
+    return group
+
+
+def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
+    """Unpack the value tree, turning each checked record into `build(record)`.
+
+    Records inside records are built first. `build` may return the record itself to look at a
+    message without making anything of it, and raises `WireFormatError` with a path that begins
+    with ``$``; the path to the record is put before it.
+
+    Raises:
+        WireFormatError: A record is unknown, malformed, or points outside its buffer.
+    """
+
+    def level(data: bytes, depth: int, kind: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise fail("too_deep", f"expected at most {MAX_DEPTH} levels, found more")
+        failed: list[msgpack.ExtType] = []
+
+        def hook(code: int, payload: bytes) -> Any:
+            try:
+                record = RECORDS.get(code)
+                if record is None:
+                    raise fail(
+                        "unknown_kind",
+                        f"expected a known extension code, found {code}; "
+                        "the sender may be newer than this reader",
+                    )
+                fields = level(payload, depth + 1, code)
+                return build(CHECKS[record](_record(record, fields), header))
+            except WireFormatError:
+                failed.append(msgpack.ExtType(code, payload))
+                raise
+
+        try:
+            return _unpack(data, hook, "$")
+        except WireFormatError as error:
+            if failed:
+                # Only now, on the way out, is it worth asking where in the tree this was.
+                steps = _find(_unpack(data, msgpack.ExtType, "$"), failed[0], kind)
+                raise _moved(error, steps) from error
+            raise
+
+    return level(header.tree, 0, Kind.TREE)
+
+
+def _record(record: Any, fields: Any) -> Any:
+    expected = len(record._fields)
+    if type(fields) is not list or len(fields) != expected:
+        raise fail(
+            "bad_record",
+            f"expected {expected} fields of {record.__name__}, found {brief(fields)}",
+        )
+    return record(*fields)
+
+
+def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
+    size = memoryview(data).nbytes
+    try:
+        if size > _TRUSTED_SIZE:
+            # msgpack allocates a list as soon as it reads its count. Walking the bytes first,
+            # without building anything, leaves only counts that the message has bytes for.
+            scanner = msgpack.Unpacker(max_buffer_size=size)
+            scanner.feed(data)
+            scanner.skip()
+        value = msgpack.unpackb(
+            data,
+            ext_hook=ext_hook,
+            strict_map_key=True,
+            unicode_errors="surrogatepass",
+        )
+    except WireFormatError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        text = str(error) or type(error).__name__
+        raise fail("bad_header", f"expected msgpack, found {text}", path=path) from error
+    if any(mark in bytes(data) for mark in _TIMESTAMP_MARKS) and any(
+        type(item) is msgpack.Timestamp for _, item in _walk(value)
+    ):
+        raise fail("unknown_kind", "expected a known extension code, found -1", path=path)
+    return value
+
+
+# msgpack turns its own extension -1 into a Timestamp without asking the hook.
+_TIMESTAMP_MARKS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
+
+
+# Paths, for errors only
+
+
+def _walk(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of a native tree with its path, depth first, without recursion."""
+    stack = [("", value)]
+    while stack:
+        path, item = stack.pop()
+        yield path, item
+        if type(item) is list:
+            stack.extend((f"{path}[{i}]", child) for i, child in reversed(list(enumerate(item))))
+        elif type(item) is dict:
+            children = [(child_path(path, key), child) for key, child in item.items()]
+            stack.extend(reversed(children))
+
+
+def _find(value: Any, target: msgpack.ExtType, kind: int) -> str:
+    if kind in (Kind.TENSORDICT, Kind.DICT):
+        items = value[-1]
+        value = {_key_text(key): child for key, child in zip(items[::2], items[1::2], strict=False)}
+    elif kind in _LIST_KINDS:
+        value = value[-1]
+    elif kind != Kind.TREE:
+        return ""
+    return next((path for path, item in _walk(value) if item == target), "")
+
+
+_LIST_KINDS = (Kind.TUPLE, Kind.LAZY_STACK, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
+
+
+def _key_text(key: Any) -> str:
+    return key if type(key) is str else f"{brief(key)}"
+
+
+def child_path(path: str, key: Any) -> str:
+    """`path` extended by a dict key: ``$.name``, or ``$['odd name']``."""
+    if type(key) is str and key.isidentifier():
+        return f"{path}.{key}"
+    return f"{path}[{key!r:.60}]"
+
+
+def _moved(error: WireFormatError, steps: str) -> WireFormatError:
+    return WireFormatError(error.reason, f"${steps}{error.path.removeprefix('$')}", error.detail)

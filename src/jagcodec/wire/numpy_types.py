@@ -1,0 +1,103 @@
+"""numpy dtypes as the wire describes them, and back. See `records.numpy_itemsize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# One C type, two formats in the world: x87's 80 bits in 16 bytes, and IEEE quad.
+_LONG_DOUBLE = {
+    "float80": np.finfo(np.longdouble).nmant == 63 and np.dtype("g").itemsize == 16,
+    "float128": np.finfo(np.longdouble).nmant == 112,
+}
+_EXTENDED = {
+    name: np.dtype(code)
+    for real, cplx in (("float80", "complex160"), ("float128", "complex256"))
+    if _LONG_DOUBLE[real]
+    for name, code in ((real, "g"), (cplx, "G"))
+}
+_EXTENDED_NAMES = {dtype: name for name, dtype in _EXTENDED.items()}
+
+
+def describe(dtype: np.dtype[Any]) -> Any | None:
+    """The wire's description of a dtype, or None for one that cannot ride."""
+    description = _describe(dtype)
+    if description is None:
+        return None
+    try:
+        known = restore(description)
+    except (TypeError, ValueError):
+        return None
+    # Types added by other packages (ml_dtypes) pass for void, records for their struct.
+    return description if known == dtype and known.type is dtype.type else None
+
+
+def _describe(dtype: np.dtype[Any]) -> Any | None:
+    if dtype in _EXTENDED_NAMES:
+        return _EXTENDED_NAMES[dtype]
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        inner = _describe(base)
+        return None if inner is None else ["sub", inner, list(shape)]
+    if dtype.names is not None and dtype.fields is not None:
+        fields = []
+        for name in dtype.names:
+            entry: Any = dtype.fields[name]
+            inner = _describe(entry[0])
+            title = entry[2] if len(entry) > 2 else None
+            if inner is None or not (title is None or type(title) is str):
+                return None
+            fields.append([name, title, int(entry[1]), inner])
+        return ["struct", dtype.itemsize, dtype.isalignedstruct, fields]
+    return dtype.str if dtype.kind in "biufcmMSUVO" and dtype.char not in "gG" else None
+
+
+def restore(description: Any) -> np.dtype[Any]:
+    """The dtype of a checked description.
+
+    Raises:
+        ValueError, TypeError: This platform or this numpy has no such dtype.
+    """
+    if isinstance(description, str):
+        if description in _EXTENDED:
+            return _EXTENDED[description]
+        if description.startswith(("float", "complex")):
+            raise ValueError(f"this platform has no {description}")
+        return np.dtype(description)
+    if description[0] == "sub":
+        return np.dtype((restore(description[1]), tuple(description[2])))
+    _, itemsize, aligned, fields = description
+    spec: dict[str, Any] = {
+        "names": [field[0] for field in fields],
+        "formats": [restore(field[3]) for field in fields],
+        "offsets": [field[2] for field in fields],
+        "itemsize": itemsize,
+    }
+    if any(field[1] is not None for field in fields):
+        spec["titles"] = [field[1] for field in fields]
+    return np.dtype(spec, align=aligned)
+
+
+def zero_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`array` with the bytes between and behind its fields zero: equal arrays, equal bytes."""
+    dtype = array.dtype
+    if not _has_padding(dtype):
+        return array
+    if dtype.names is not None:
+        clean = np.zeros(array.shape, dtype)
+        for name in dtype.names:
+            clean[name] = zero_padding(array[name])
+        return clean
+    clean = np.array(array, order="C")
+    clean.reshape(-1).view(np.uint8).reshape(-1, 16)[:, 10:] = 0
+    return clean
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.names is None or dtype.fields is None:
+        return _EXTENDED_NAMES.get(dtype) in ("float80", "complex160")
+    fields = [dtype.fields[name][0] for name in dtype.names]
+    return sum(f.itemsize for f in fields) != dtype.itemsize or any(map(_has_padding, fields))

@@ -1,0 +1,110 @@
+"""The wire's constants: magic, version, kinds, dtypes, limits. No torch, no logic.
+
+Everything a reader in another language needs to know by number or by name stands here;
+`docs/wire-format.md` says what it means.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+MAGIC = "jagcodec"
+"""First key of the header map; its value is the format version."""
+
+VERSION = 1
+
+ALIGNMENT = 64
+"""Small buffers start at multiples of this inside the frame they share: one cache line."""
+
+SMALL_BUFFER = 16 * 1024
+"""Buffers below this many bytes share frame 1: copying them costs less than a frame each."""
+
+INLINE_BYTES = 4 * 1024
+"""`bytes` objects of at least this size ride as buffers, so a header stays a header."""
+
+MAX_DEPTH = 100
+"""Containers inside containers. Writers refuse more; readers must accept this much."""
+
+MAX_NDIM = 64
+"""numpy's limit since 2.0, above what torch's kernels take."""
+
+MAX_UNBACKED_ROWS = 1 << 24
+"""Batch sizes may count this many rows without a byte of payload to show for them
+(a `NonTensorData` of N rows holds one value); past it the payload must be as large."""
+
+MAX_EQUAL_HASHES = 64
+"""Keys of one dict or set that may share a hash. Numbers hash predictably in Python, so
+without a bound a stranger could make a table of n keys cost n squared."""
+
+
+class Kind(IntEnum):
+    """Extension codes. 1 to 5 stay unused: vLLM's and TransferQueue's decoders unpickle those."""
+
+    TREE = 16
+    # Python values
+    BIG_INT = 17
+    COMPLEX = 18
+    TUPLE = 19
+    SET = 20
+    FROZENSET = 21
+    DICT = 22
+    RANGE = 23
+    SLICE = 24
+    BYTES = 25
+    # numpy
+    ARRAY = 32
+    OBJECT_ARRAY = 33
+    FIELD_ARRAY = 34
+    STRING_ARRAY = 35
+    SCALAR = 36
+    STRING_SCALAR = 37
+    # torch
+    TENSOR = 48
+    JAGGED = 49
+    STRIDED_NESTED = 50
+    SPARSE_COO = 51
+    SPARSE_COMPRESSED = 52
+    SIZE = 53
+    DTYPE = 54
+    DEVICE = 55
+    # tensordict
+    TENSORDICT = 64
+    LAZY_STACK = 65
+    NON_TENSOR_DATA = 66
+    NON_TENSOR_ROWS = 67
+    NON_TENSOR_STACK = 68
+
+
+TORCH_DTYPES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    **{f"{sign}{bits}": 1 for sign in ("int", "uint") for bits in range(1, 8)},
+    "bits1x8": 1,
+    "bits2x4": 1,
+    "bits4x2": 1,
+    "bits8": 1,
+    "bits16": 2,
+}
+"""Name on the wire (PyTorch's own) to bytes per element: the one dtype table."""
+
+COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
