@@ -45,7 +45,12 @@ def as_bytes(tensor: torch.Tensor) -> ByteArray:
 
     A contiguous CPU tensor is aliased (the array keeps its storage alive); any other is copied.
     """
-    flat = contiguous_bits(tensor).reshape(-1)
+    if tensor.numel() == 0:
+        # numpy gives empty arrays stride 0, and a tensor over one cannot be viewed as bytes.
+        return np.empty(0, dtype=np.uint8)
+    flat = contiguous_bits(tensor)
+    # Not reshape: a dim of size 1 may keep a stride that no view as bytes allows.
+    flat = flat.as_strided((flat.numel(),), (1,))
     if flat.device.type != "cpu":
         flat = flat.cpu()
     array: ByteArray = flat.view(torch.uint8).numpy()

@@ -176,9 +176,9 @@ class _Payload:
         """`size` bytes, flat, writable and aligned. The header vouches for the bounds."""
         if size == 0:
             return np.empty(0, dtype=np.uint8)
-        data = self._writable(buffer)[offset : offset + size]
+        data: ByteArray = self._writable(buffer)[offset : offset + size]
         if data.__array_interface__["data"][0] % alignment:
-            return data.copy()
+            data = data.copy()
         return data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
@@ -252,7 +252,8 @@ class _Decoding:
         size = math.prod(record.shape) * dtype.itemsize
         alignment = math.gcd(dtype.alignment, 16)
         data = self._payload.bytes_at(record.buffer, record.offset, size, alignment)
-        return np.ndarray(tuple(record.shape), dtype=dtype, buffer=data)
+        array: AnyArray = np.ndarray(tuple(record.shape), dtype=dtype, buffer=data)
+        return array
 
     def _object_array(self, record: records.ObjectArray) -> AnyArray:
         array = np.empty(len(record.items), dtype=object)
@@ -343,9 +344,9 @@ class _Decoding:
 
     def _strided_nested(self, record: records.StridedNested) -> torch.Tensor:
         sizes, values = _cpu_tensor(record.sizes), _cpu_tensor(record.values)
-        if sizes.dtype != torch.int64 or sizes.dim() not in (1, 2) or values.dim() != 1:
+        if sizes.dtype != torch.int64 or sizes.dim() != 2 or values.dim() != 1:
             raise _bad("int64 sizes (N, dims) and flat values", f"{sizes.dtype} {sizes.dim()}-d")
-        shapes = sizes.tolist() if sizes.dim() == 2 else []
+        shapes = sizes.tolist()
         # In Python integers, which cannot overflow.
         cells = [math.prod(shape) for shape in shapes]
         if any(dim < 0 for shape in shapes for dim in shape) or sum(cells) != values.numel():
@@ -403,7 +404,7 @@ class _Decoding:
         return dtype
 
     def _torch_device(self, record: records.Device) -> torch.device:
-        return torch.device(record.type, record.index)  # type: ignore[arg-type]
+        return torch.device(record.type, record.number)  # type: ignore[arg-type]
 
     # tensordict
 

@@ -19,7 +19,7 @@ from tensordict import (
 )
 from tensordict._td import _SubTensorDict
 
-from jagcodec.buffers import ByteArray, as_bytes
+from jagcodec.buffers import ByteArray, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError
 from jagcodec.layout import compact_values
 from jagcodec.payloads import payloads_of_stack
@@ -365,10 +365,12 @@ class _Encoding:
         self._torch_dtype(tensor)
         tensor = tensor.detach()
         components = tensor.unbind() if tensor.size(0) else ()
-        sizes = tensor._nested_tensor_size().to(torch.int64)
+        # Without components torch's own sizes are no matrix.
+        shapes = [list(component.shape) for component in components]
+        sizes = torch.tensor(shapes, dtype=torch.int64).view(len(shapes), -1 if shapes else 0)
         cells = [as_bytes(component) for component in components]
         values = np.concatenate(cells) if cells else np.empty(0, dtype=np.uint8)
-        flat = torch.from_numpy(values).view(tensor.dtype)
+        flat = from_bytes(values, tensor.dtype, (values.nbytes // tensor.itemsize,))
         return self._record(records.StridedNested(self._dense(sizes), self._dense(flat)))
 
     def _dtype(self, value: torch.dtype) -> Any:

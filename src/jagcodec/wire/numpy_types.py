@@ -68,7 +68,7 @@ def restore(description: Any) -> np.dtype[Any]:
     if description[0] == "sub":
         return np.dtype((restore(description[1]), tuple(description[2])))
     _, itemsize, aligned, fields = description
-    spec: dict[str, Any] = {
+    spec: Any = {
         "names": [field[0] for field in fields],
         "formats": [restore(field[3]) for field in fields],
         "offsets": [field[2] for field in fields],
@@ -76,7 +76,8 @@ def restore(description: Any) -> np.dtype[Any]:
     }
     if any(field[1] is not None for field in fields):
         spec["titles"] = [field[1] for field in fields]
-    return np.dtype(spec, align=aligned)
+    dtype: np.dtype[Any] = np.dtype(spec, align=bool(aligned))
+    return dtype
 
 
 def zero_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

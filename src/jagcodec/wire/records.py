@@ -181,7 +181,7 @@ class DType(NamedTuple):
 
 class Device(NamedTuple):
     type: str
-    index: int | None
+    number: int | None
 
 
 class TensorDict(NamedTuple):
@@ -332,7 +332,7 @@ def numpy_itemsize(dtype: Any, depth: int = 0) -> int:
         return _shape(dtype[2]) * numpy_itemsize(dtype[1], depth + 1)
     if type(dtype) is list and len(dtype) == 4 and dtype[0] == "struct":
         _, itemsize, aligned, fields = dtype
-        count(itemsize, "an item size")
+        itemsize = count(itemsize, "an item size")
         expect(type(aligned) is bool, "bad_record", "a bool", aligned)
         for field in _list(fields, "fields"):
             expect(type(field) is list and len(field) == 4, "bad_record", "a field", field)
@@ -465,7 +465,7 @@ def _check_string_scalar(record: StringScalar, header: Header) -> StringScalar:
 
 
 def _check_big_int(record: BigInt, header: Header) -> BigInt:
-    expect(type(record.data) is bytes and record.data, "bad_record", "bytes", record.data)
+    expect(type(record.data) is bytes and record.data != b"", "bad_record", "bytes", record.data)
     return record
 
 
@@ -529,9 +529,9 @@ def _check_dtype(record: DType, header: Header) -> DType:
 
 def _check_device(record: Device, header: Header) -> Device:
     expect(type(record.type) is str, "bad_record", "a device type", record.type)
-    index = record.index
-    fits = index is None or (type(index) is int and 0 <= index < 128)
-    expect(fits, "bad_record", "a device index (0 to 127) or None", index)
+    number = record.number
+    fits = number is None or (type(number) is int and 0 <= number < 128)
+    expect(fits, "bad_record", "a device number (0 to 127) or None", number)
     return record
 
 

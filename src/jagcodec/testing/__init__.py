@@ -1,0 +1,48 @@
+"""What this project tests itself with, for the tests of its users.
+
+`oracle` is a model of the layouts in plain Python lists, and a comparison that looks at every bit;
+`strategies` makes batches and values for hypothesis (``pip install 'jagcodec[testing]'``).
+
+Example:
+    >>> from jagcodec.testing import assert_same, jagged_batches
+    >>> from hypothesis import given, settings
+    >>> @settings(max_examples=5, database=None)
+    ... @given(jagged_batches())
+    ... def test_my_adapter(batch):
+    ...     assert_same(my_adapter(batch.fields), batch.fields)
+    >>> my_adapter = dict
+    >>> test_my_adapter()
+"""
+
+from jagcodec.testing.oracle import assert_same, bits, pad_rows, rows_of
+
+try:
+    from jagcodec.testing.strategies import (
+        JaggedBatch,
+        jagged_batches,
+        lengths_in,
+        tensordicts,
+        tensors,
+        torch_dtypes,
+        trees,
+    )
+except ModuleNotFoundError as error:
+    if error.name is None or not error.name.startswith("hypothesis"):
+        raise
+    raise ModuleNotFoundError(
+        "jagcodec.testing needs hypothesis: pip install 'jagcodec[testing]'", name=error.name
+    ) from error
+
+__all__ = [
+    "JaggedBatch",
+    "assert_same",
+    "bits",
+    "jagged_batches",
+    "lengths_in",
+    "pad_rows",
+    "rows_of",
+    "tensordicts",
+    "tensors",
+    "torch_dtypes",
+    "trees",
+]

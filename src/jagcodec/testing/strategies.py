@@ -1,0 +1,318 @@
+"""Hypothesis strategies: jagged batches as producers hold them, and every value that can ride."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec.wire.spec import TORCH_DTYPES
+
+Draw = st.DrawFn
+Strategy = st.SearchStrategy
+
+
+def torch_dtypes() -> Strategy[torch.dtype]:
+    """Every torch dtype of the wire that this torch has."""
+    names = [name for name in TORCH_DTYPES if hasattr(torch, name)]
+    return st.sampled_from([getattr(torch, name) for name in names])
+
+
+def _cells(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor of any bits; booleans are 0 or 1."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    # A few random bytes, repeated: bits of every kind for little work.
+    seed = draw(st.binary(min_size=1, max_size=23))
+    data = np.resize(np.frombuffer(seed, dtype=np.uint8), size).astype(np.uint8)
+    if dtype == torch.bool:
+        data &= 1
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+@st.composite
+def tensors(
+    draw: Draw,
+    shape: tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """A strided CPU tensor: contiguous, transposed, sliced, stepped or expanded."""
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    if dtype is None:
+        dtype = draw(torch_dtypes())
+    kinds = ["contiguous", "transposed", "sliced", "stepped", "expanded"]
+    kind = draw(st.sampled_from(kinds)) if shape else "contiguous"
+    if kind == "transposed":
+        return _cells(draw, shape[::-1], dtype).permute(*range(len(shape))[::-1])
+    if kind == "sliced":
+        wide = _cells(draw, (*shape[:-1], shape[-1] + 2), dtype)
+        return wide[..., 1 : shape[-1] + 1]
+    if kind == "stepped":
+        return _cells(draw, (2 * shape[0], *shape[1:]), dtype)[::2]
+    if kind == "expanded":
+        return _cells(draw, (1, *shape[1:]), dtype).expand(shape)
+    return _cells(draw, shape, dtype)
+
+
+def lengths_in(width: int, rows: int) -> Strategy[list[int]]:
+    """`rows` row lengths of 0 to `width`."""
+    return st.lists(st.integers(0, width), min_size=rows, max_size=rows)
+
+
+@dataclass(frozen=True)
+class JaggedBatch:
+    """Padded columns as a framework holds them.
+
+    Attributes:
+        fields: Name to column: per-token tensors (N, S, ...), per-row tensors, object arrays.
+        lengths: (N,) int64.
+        token_aligned_fields: Names of the per-token columns.
+        width: S; not less than the longest row.
+    """
+
+    fields: dict[str, Any]
+    lengths: torch.Tensor
+    token_aligned_fields: frozenset[str]
+    width: int
+
+
+@st.composite
+def jagged_batches(draw: Draw, max_rows: int = 5, max_width: int = 6) -> JaggedBatch:
+    """A batch of 0 to `max_rows` rows, each of 0 to `max_width` tokens."""
+    rows = draw(st.integers(0, max_rows))
+    width = draw(st.integers(0, max_width))
+    lengths = draw(lengths_in(width, rows))
+    fields: dict[str, Any] = {}
+    named = set()
+    for i in range(draw(st.integers(0, 3))):
+        trailing = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+        named.add(f"token_{i}")
+        fields[f"token_{i}"] = draw(tensors((rows, width, *trailing)))
+    for i in range(draw(st.integers(0, 2))):
+        trailing = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+        fields[f"row_{i}"] = draw(tensors((rows, *trailing)))
+    if draw(st.booleans()):
+        messages = np.empty(rows, dtype=object)
+        for i in range(rows):
+            messages[i] = draw(_scalars)
+        fields["message"] = messages
+    return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(named), width)
+
+
+# --- every value that can ride -----------------------------------------------------------------
+
+_text = st.text(
+    alphabet=st.characters(codec="utf-8") | st.sampled_from("\ud800\udfff\x00"), max_size=6
+)
+_integers = st.integers() | st.integers(-(2**200), 2**200)
+_scalars: Strategy[Any] = (
+    st.none()
+    | st.booleans()
+    | _integers
+    | st.floats(allow_nan=True)
+    | st.complex_numbers(allow_nan=True)
+    | _text
+    | st.binary(max_size=8)
+)
+_torch_values = (
+    st.lists(st.integers(0, 9), max_size=3).map(torch.Size)
+    | torch_dtypes()
+    | st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]).map(torch.device)
+)
+_ranges = st.builds(range, _integers, _integers, st.integers(1, 2**70) | st.integers(-(2**70), -1))
+_hashable: Strategy[Any] = st.recursive(
+    _scalars.filter(lambda value: value == value) | _ranges | torch_dtypes(),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+
+_NUMPY_DTYPES = [
+    *("?", "i1", "u1", "<i2", ">i2", "<u4", ">i8", "<u8", "<f2", "<f4", ">f8", "<c8", ">c16"),
+    *("g", "G", "S3", "<U2", ">U2", "V3", "S0", "<M8[ns]", "<M8[25s]", ">m8[D]", "<M8"),
+    *("i4,f8", "(2,3)i2", [("a", "u1"), ("b", [("c", "<f8"), ("d", "S2", (2,))])]),
+    {"names": ["x", "y"], "formats": ["u1", "<i4"], "offsets": [1, 8], "itemsize": 16},
+]
+
+
+@st.composite
+def _arrays(draw: Draw) -> Any:
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    kind = draw(st.sampled_from(["numbers", "objects", "fields", "strings"]))
+    if kind == "objects":
+        array = np.empty(shape, dtype=object)
+        for index in np.ndindex(shape):
+            array[index] = draw(_scalars)
+        return array
+    if kind == "fields":
+        array = np.zeros(shape, dtype=[("a", "O"), ("b", "<f4"), ("c", "O", (2,))])
+        for index in np.ndindex(shape):
+            array[index]["a"] = draw(_scalars)
+        return array
+    if kind == "strings":
+        if not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"):
+            return np.zeros(shape, dtype="S2")
+        choices: list[dict[str, Any]] = [{}, {"coerce": False}, {"na_object": None}]
+        options = draw(st.sampled_from(choices))
+        texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=4)
+        array = np.empty(shape, dtype=np.dtypes.StringDType(**options))
+        for index in np.ndindex(shape):
+            missing = "na_object" in options and draw(st.booleans())
+            array[index] = None if missing else draw(texts)
+        return array
+    dtype = np.dtype(draw(st.sampled_from(_NUMPY_DTYPES)))
+    array = np.zeros(shape, dtype=dtype)
+    if array.nbytes and dtype.names is None and dtype.kind not in "bUgG":
+        data = draw(st.binary(min_size=array.nbytes, max_size=array.nbytes))
+        array = np.frombuffer(bytearray(data), dtype=array.dtype).reshape(array.shape)
+    elif dtype.kind == "U" and array.size:
+        array[...] = draw(st.text(alphabet="aß\U0001f600", max_size=2))
+    elif array.size:
+        array[...] = 1
+    return array.T if draw(st.booleans()) else array
+
+
+@st.composite
+def _numpy_scalars(draw: Draw) -> Any:
+    if draw(st.booleans()):
+        return draw(
+            _text.map(np.str_)
+            | st.binary(max_size=4).map(np.bytes_)
+            | st.integers(-9, 9).map(np.int16)
+            | st.floats().map(np.float64)
+            | st.just(np.longdouble("1.1"))
+            | st.just(np.datetime64("2026-11-20T12:00", "m"))
+            | st.just(np.timedelta64("NaT"))
+            | st.binary(min_size=2, max_size=2).map(np.void)
+        )
+    array = draw(_arrays().filter(lambda a: a.size and a.dtype.kind not in "OT"))
+    return array.reshape(-1)[0]
+
+
+@st.composite
+def _jagged(draw: Draw, rows: int | None = None) -> torch.Tensor:
+    rows = draw(st.integers(0, 4)) if rows is None else rows
+    lengths = draw(lengths_in(4, rows))
+    outer = draw(st.lists(st.integers(1, 3), max_size=1))
+    trailing = draw(st.lists(st.integers(0, 3), max_size=1))
+    dtype = draw(torch_dtypes())
+    values = draw(tensors((*outer, sum(lengths), *trailing), dtype))
+    width = draw(st.sampled_from([torch.int32, torch.int64]))
+    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=width)
+    known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
+    if draw(st.booleans()):
+        known = {}
+    holes = None
+    if rows and draw(st.booleans()):
+        shorter = [draw(st.integers(0, n)) for n in lengths]
+        holes = torch.tensor(shorter, dtype=width)
+        known = {}
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths=holes, jagged_dim=len(outer) + 1, **known
+    )
+
+
+@st.composite
+def _sparse(draw: Draw) -> torch.Tensor:
+    dense = torch.tensor(
+        draw(st.lists(st.sampled_from([0.0, 1.5]), min_size=16, max_size=16))
+    ).view(4, 4)
+    kind = draw(st.sampled_from(["coo", "hybrid", "uncoalesced", "csr", "csc", "bsr", "bsc"]))
+    if kind == "coo":
+        return dense.to_sparse()
+    if kind == "hybrid":
+        return dense.to_sparse(1)
+    if kind == "uncoalesced":
+        twice = torch.tensor([[1, 1, 0], [2, 2, 3]])
+        return torch.sparse_coo_tensor(
+            twice, torch.tensor([1, 2, 3]), (4, 4), check_invariants=True
+        )
+    if kind in ("csr", "csc"):
+        return getattr(dense, f"to_sparse_{kind}")()  # type: ignore[no-any-return]
+    return getattr(dense, f"to_sparse_{kind}")((2, 2))  # type: ignore[no-any-return]
+
+
+@st.composite
+def _strided_nested(draw: Draw) -> torch.Tensor:
+    dims = draw(st.integers(1, 2))
+    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bfloat16]))
+    shape = st.lists(st.integers(0, 3), min_size=dims, max_size=dims)
+    shapes = draw(st.lists(shape, max_size=3))
+    rows = [_cells(draw, tuple(shape), dtype) for shape in shapes]
+    return torch.nested.nested_tensor(rows, dtype=dtype, layout=torch.strided)
+
+
+@st.composite
+def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 1) -> TensorDict:
+    """A TensorDict of one batch dim with leaves of every kind, nested to `depth`."""
+    payloads = _scalars if payloads is None else payloads
+    rows = draw(st.integers(0, 3))
+    leaves: dict[str, Any] = {}
+    for i in range(draw(st.integers(0, 4))):
+        kinds = ["tensor", "parameter", "jagged", "data", "stack", "lazy"]
+        kind = draw(st.sampled_from([*kinds, *(["nested"] if depth else [])]))
+        if kind == "tensor":
+            leaves[f"f{i}"] = draw(tensors((rows, *draw(st.lists(st.integers(0, 3), max_size=1)))))
+        elif kind == "parameter":
+            cells = _cells(draw, (rows, 2), torch.float32)
+            leaves[f"f{i}"] = torch.nn.Parameter(cells, requires_grad=draw(st.booleans()))
+        elif kind == "jagged":
+            leaves[f"f{i}"] = draw(_jagged(rows))
+        elif kind == "data":
+            leaves[f"f{i}"] = NonTensorData(draw(payloads), batch_size=[rows])
+        elif kind == "stack" and rows:
+            items = [NonTensorData(draw(payloads)) for _ in range(rows)]
+            leaves[f"f{i}"] = NonTensorStack(*items)
+        elif kind == "lazy" and rows:
+            members = [
+                TensorDict({"x": draw(tensors((j,))), **({"y": torch.ones(1)} if j else {})}, [])
+                for j in range(rows)
+            ]
+            leaves[f"f{i}"] = LazyStackedTensorDict(*members, stack_dim=0)
+        elif kind == "nested":
+            inner = draw(tensordicts(payloads, depth - 1).filter(lambda t: t.shape[0] == rows))
+            leaves[f"f{i}"] = inner
+    names = draw(st.sampled_from([None, ["rows"]]))
+    return TensorDict(leaves, batch_size=[rows], names=names)
+
+
+def trees(max_leaves: int = 8) -> Strategy[Any]:
+    """Any value that can ride, nested freely."""
+    leaves = (
+        _scalars
+        | _ranges
+        | _torch_values
+        | _arrays()
+        | _numpy_scalars()
+        | tensors()
+        | _jagged()
+        | _sparse()
+        | _strided_nested()
+        | tensordicts()
+        | st.binary(min_size=5000, max_size=5001)
+    )
+
+    def containers(inner: Strategy[Any]) -> Strategy[Any]:
+        return (
+            st.lists(inner, max_size=4)
+            | st.lists(inner, max_size=4).map(tuple)
+            | st.dictionaries(_text, inner, max_size=4)
+            | st.dictionaries(_hashable, inner, max_size=4)
+            | st.sets(_hashable, max_size=4)
+            | st.frozensets(_hashable, max_size=4)
+            | st.builds(slice, inner, inner, inner)
+            | st.builds(NonTensorData, inner)
+            | tensordicts(inner)
+        )
+
+    return st.recursive(leaves, containers, max_leaves=max_leaves)
+
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("jagcodec runs on little-endian machines")
