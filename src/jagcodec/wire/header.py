@@ -156,22 +156,25 @@ def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
         WireFormatError: A record is unknown, malformed, or points outside its buffer.
     """
 
-    def level(data: bytes, depth: int, kind: int) -> Any:
+    return _TreeReader(header, build).level(header.tree, 0, Kind.TREE)
+
+
+class _TreeReader:
+    # A class, because closures that call each other are a reference cycle, and would keep the
+    # received memory alive until the next garbage collection.
+    def __init__(self, header: Header, build: Callable[[Any], Any]) -> None:
+        self._header = header
+        self._build = build
+
+    def level(self, data: bytes, depth: int, kind: int) -> Any:
+        """Unpack one level of extensions, and those below it on the way."""
         if depth > MAX_DEPTH:
             raise fail("too_deep", f"expected at most {MAX_DEPTH} levels, found more")
         failed: list[msgpack.ExtType] = []
 
         def hook(code: int, payload: bytes) -> Any:
             try:
-                record = RECORDS.get(code)
-                if record is None:
-                    raise fail(
-                        "unknown_kind",
-                        f"expected a known extension code, found {code}; "
-                        "the sender may be newer than this reader",
-                    )
-                fields = level(payload, depth + 1, code)
-                return build(CHECKS[record](_record(record, fields), header))
+                return self._value(code, payload, depth)
             except WireFormatError:
                 failed.append(msgpack.ExtType(code, payload))
                 raise
@@ -185,7 +188,16 @@ def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
                 raise _moved(error, steps) from error
             raise
 
-    return level(header.tree, 0, Kind.TREE)
+    def _value(self, code: int, payload: bytes, depth: int) -> Any:
+        record = RECORDS.get(code)
+        if record is None:
+            raise fail(
+                "unknown_kind",
+                f"expected a known extension code, found {code}; "
+                "the sender may be newer than this reader",
+            )
+        fields = self.level(payload, depth + 1, code)
+        return self._build(CHECKS[record](_record(record, fields), self._header))
 
 
 def _record(record: Any, fields: Any) -> Any:
