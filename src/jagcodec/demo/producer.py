@@ -1,0 +1,85 @@
+"""The producer: what a rollout worker does at its write site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from jagcodec.columns import pack_jagged_fields
+from jagcodec.demo.batch import (
+    PER_TOKEN,
+    RESPONSE_SLICES,
+    WRITTEN_BACK,
+    Batch,
+    make_batch,
+    rollout_table,
+    save_reference,
+)
+from jagcodec.demo.check import check_rows
+from jagcodec.demo.report import Produced
+from jagcodec.tax import padding_tax
+from jagcodec.wire.decoder import decode
+from jagcodec.wire.encoder import encode
+
+if TYPE_CHECKING:
+    import zmq
+
+
+def produce(socket: zmq.Socket[bytes], directory: Path, rows: int, batches: int) -> list[Produced]:
+    """Pack, encode and send each batch, and check the advantages that are written back.
+
+    Args:
+        socket: Its other end is `consume`'s; its time-outs bound every wait.
+        directory: Where the trainer finds what was padded.
+        rows: Rows per batch.
+        batches: Number of batches.
+
+    Returns:
+        One report per batch.
+
+    Raises:
+        MismatchError: What was written back is not what was padded.
+        WireFormatError: What was written back cannot be read.
+    """
+    table = rollout_table()
+    made = [make_batch(table, number, rows) for number in range(batches)]
+    for number, batch in enumerate(made):
+        save_reference(batch, directory, number)
+    socket.recv()  # The trainer has started, so that no send is timed while it does.
+    return [_trip(socket, batch) for batch in made]
+
+
+def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
+    fields = {
+        name: column if column.dtype == object else torch.from_numpy(column)
+        for name, column in batch.columns.items()
+    }
+    lengths = torch.from_numpy(batch.columns["input_lengths"])
+    marks = {"begun": perf_counter()}
+    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    marks["packed"] = perf_counter()
+    frames = encode(td)
+    marks["encoded"] = perf_counter()
+    socket.send_multipart(frames, copy=False)
+
+    advantages = decode(socket.recv_multipart(copy=False))
+    marks["written back"] = perf_counter()
+    expected = [
+        row[start : start + count]
+        for row, start, count in zip(
+            batch.columns["advantages"], batch.prompts, batch.responses, strict=True
+        )
+    ]
+    compared = check_rows(
+        WRITTEN_BACK, expected, advantages.values().numpy(), np.diff(advantages.offsets().numpy())
+    )
+
+    tokens = int(batch.responses.sum())
+    owed = {name: column.size for name, column in batch.columns.items()}
+    owed |= dict.fromkeys([*RESPONSE_SLICES.values(), WRITTEN_BACK], tokens)
+    tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    return Produced(marks, owed, compared, tax)
