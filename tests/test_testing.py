@@ -1,0 +1,110 @@
+"""The oracle tells apart what is not the same: a comparison that cannot fail proves nothing."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import find
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import stack_or_nest
+from jagcodec.testing import (
+    assert_same,
+    bits,
+    jagged_batches,
+    pad_rows,
+    rows_of,
+    tensordicts,
+    tensors,
+    torch_dtypes,
+    trees,
+)
+
+
+def nest(*shapes):
+    return stack_or_nest([torch.ones(shape) for shape in shapes], always_nest=True)
+
+
+JAGGED = stack_or_nest([torch.ones(1), torch.ones(2)])
+OTHER_ROWS = stack_or_nest([torch.ones(2), torch.ones(1)])
+TD = TensorDict({"a": torch.ones(2)}, [2])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (float("nan"), 0.0),
+        ((1,), [1]),
+        ([1], [1, 1]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1}, {True}),
+        ({1}, frozenset({1})),
+        (1j, complex(-0.0, 1)),
+        ("a", np.str_("a")),
+        (range(0), range(0, 0, 2)),
+        (slice(1), slice(1.0)),
+        (np.int32(1), np.int64(1)),
+        (np.array([1]), np.array([1.0])),
+        (np.array([0.0]), np.array([-0.0])),
+        (np.array([[1]]), np.array([1])),
+        (np.array([1, "a"], object), np.array([1.0, "a"], object)),
+        (np.zeros(1, [("a", "i4")]), np.ones(1, [("a", "i4")])),
+        (torch.zeros(1), -torch.zeros(1)),
+        (torch.zeros(1), torch.zeros(1, 1)),
+        (torch.zeros(1), torch.zeros(1, dtype=torch.int32)),
+        (torch.zeros(2, 2).to_sparse(), torch.zeros(2, 2)),
+        (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+        (torch.eye(2).to_sparse_csr(), (2 * torch.eye(2)).to_sparse_csr()),
+        (JAGGED, OTHER_ROWS),
+        (JAGGED, torch.ones(2, 2)),
+        (nest((2, 1), (2, 2)), nest((1, 2), (2, 2))),
+        (nest((0, 2)), nest((0, 3))),
+        (torch.Size([1]), (1,)),
+        (torch.float32, torch.float64),
+        (TD, TensorDict({"a": torch.zeros(2)}, [2])),
+        (TD, TensorDict({"a": torch.ones(2)}, [])),
+        (TD, TensorDict({"b": torch.ones(2)}, [2])),
+        (TD, TensorDict({"a": torch.ones(2)}, [2], names=["x"])),
+        (NonTensorData("a"), NonTensorData("b")),
+        (NonTensorData("a"), NonTensorData("a", batch_size=[2])),
+        (NonTensorStack("a", "b"), NonTensorStack("a", "c")),
+        (LazyStackedTensorDict(TD, TD, stack_dim=0), LazyStackedTensorDict(TD, TD, stack_dim=1)),
+    ],
+)  # fmt: skip
+def test_different_values_differ(one, other):
+    assert_same(one, one)
+    assert_same(other, other)
+    with pytest.raises(AssertionError, match=r"^\$"):
+        assert_same(one, other)
+    with pytest.raises(AssertionError, match=r"^\$"):
+        assert_same(other, one)
+
+
+def test_rows_and_rectangles_in_plain_lists():
+    padded = torch.tensor([[1, 2, 0], [3, 0, 0]])
+    rows = rows_of(padded, [2, 1])
+    assert rows == [[1, 2], [3]]
+    assert pad_rows(rows, 3, 0) == bits(padded)
+    assert rows_of(JAGGED) == [bits(torch.ones(1)), bits(torch.ones(2))]
+    wide = stack_or_nest([torch.ones(2, 1), torch.ones(2, 3)])
+    assert rows_of(wide) == [bits(torch.ones(2, 1)), bits(torch.ones(2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wanted"),
+    [
+        (jagged_batches(), lambda b: len(b.lengths) == 0),
+        (jagged_batches(), lambda b: len(b.lengths) > 1 and 0 in b.lengths),
+        (jagged_batches(), lambda b: b.width > max(b.lengths.tolist(), default=99)),
+        (jagged_batches(), lambda b: "message" in b.fields and len(b.lengths) > 0),
+        (tensors(), lambda t: not t.is_contiguous()),
+        (tensors(), lambda t: t.numel() > 1 and 0 in t.stride()),
+        (torch_dtypes(), lambda d: d.itemsize == 16),
+        (tensordicts(), lambda t: any(isinstance(v, torch.nn.Parameter) for v in t.values())),
+        (trees(), lambda v: isinstance(v, torch.Tensor) and v.layout is torch.jagged),
+    ],
+)  # fmt: skip
+def test_strategies_reach_the_corners(strategy, wanted):
+    find(strategy, wanted)
