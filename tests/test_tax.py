@@ -77,6 +77,8 @@ def test_the_table_is_for_people():
         (lambda: padding_tax(["x"]), TypeError, "lengths"),
         (lambda: padding_tax(7), TypeError, "lengths"),
         (lambda: padding_tax(TensorDict({}, [])), ValueError, "batch dim"),
+        (lambda: padding_tax([2**62] * 3), ValueError, "add up"),
+        (lambda: padding_tax([1], bytes_per_token=0), ValueError, "bytes_per_token"),
     ],
 )
 def test_bad_arguments(call, error, text):

@@ -45,6 +45,8 @@ def pack_jagged_fields(
             lengths are no integers.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import pack_jagged_fields
         >>> td = pack_jagged_fields(
         ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.tensor([0.0, 1.0])},
         ...     lengths=torch.tensor([2, 3]),

@@ -46,6 +46,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Te
     Lengths are read once: one device synchronisation, none for CPU lengths.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import to_nested_by_length
         >>> padded = torch.tensor([[5, 6, 0], [7, 8, 9]])
         >>> rows = to_nested_by_length(padded, torch.tensor([2, 3]))
         >>> [row.tolist() for row in rows.unbind()]
@@ -83,6 +85,8 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ArgumentTypeError: `val` is no tensor, or lengths are no integers.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import maybe_pack_jagged
         >>> maybe_pack_jagged(torch.ones(2, 3), torch.tensor([1, 3])).is_nested
         True
         >>> maybe_pack_jagged(torch.ones(2, 4), torch.tensor([1, 3])).is_nested
@@ -111,6 +115,8 @@ def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
         ArgumentTypeError: `val` is no tensor, or lengths are no integers.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import pack_per_token_field
         >>> pack_per_token_field(torch.ones(2, 8), torch.tensor([1, 3])).values().shape
         torch.Size([4])
         >>> pack_per_token_field(torch.ones(2), torch.tensor([1, 3])).shape
@@ -140,6 +146,8 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, always_nest: bool = False)
         ArgumentTypeError: An item is no strided tensor.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import stack_or_nest
         >>> stack_or_nest([torch.ones(2), torch.ones(2)]).shape
         torch.Size([2, 2])
         >>> stack_or_nest([torch.ones(2), torch.ones(3)]).is_nested
@@ -219,6 +227,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         ArgumentTypeError: An argument is not jagged.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import response_from_nested, stack_or_nest
         >>> full = stack_or_nest([torch.arange(4.0), torch.arange(10.0, 13.0)])
         >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
         >>> [row.tolist() for row in response_from_nested(full, mask).unbind()]
@@ -386,6 +396,10 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         row = int(negative[0])
         raise ArgumentError(
             "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
+        )
+    if len(host) and int(host.max()) * len(host) > np.iinfo(np.int64).max:
+        raise ArgumentError(
+            "bad_length", path, f"expected lengths that add up below 2**63, found {int(host.max())}"
         )
     return splits_of_lengths(host)
 

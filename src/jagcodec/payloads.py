@@ -31,6 +31,7 @@ def unwrap_wire_stripped_payload(item: Any) -> Any:
 
     Example:
         >>> from tensordict import NonTensorData, TensorDict
+        >>> from jagcodec import unwrap_wire_stripped_payload
         >>> unwrap_wire_stripped_payload(NonTensorData({"role": "user"}))
         {'role': 'user'}
         >>> unwrap_wire_stripped_payload(TensorDict({}, batch_size=[])) is None

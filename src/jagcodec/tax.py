@@ -76,7 +76,7 @@ class PaddingTax:
         return 100 * self.saved_bytes / self.padded_bytes if self.padded_bytes else 0.0
 
     def __str__(self) -> str:
-        width = max([len("message overhead"), *(len(field.name) for field in self.fields)])
+        width = max([len("header and offsets"), *(len(field.name) for field in self.fields)])
         head = (
             f"{'column':<{width}}  {'layout':<11}  {'padded B':>13}  {'wire B':>13}  {'saved':>7}"
         )
@@ -93,7 +93,7 @@ class PaddingTax:
                     line(f.name, f.layout, f.padded_bytes, f.wire_bytes, f.saved_percent)
                     for f in self.fields
                 ),
-                line("message overhead", "", 0, self.overhead_bytes, None),
+                line("header and offsets", "", 0, self.overhead_bytes, None),
                 line("total", "", self.padded_bytes, self.wire_bytes, self.saved_percent),
             ]
         )
@@ -129,6 +129,7 @@ def padding_tax(
         ArgumentTypeError: As from `pack_jagged_fields`.
 
     Example:
+        >>> from jagcodec import padding_tax
         >>> tax = padding_tax([1, 2, 9])
         >>> tax.rows, tax.padded_bytes, tax.wire_bytes, round(tax.fill, 2)
         (3, 216, 128, 0.44)
@@ -158,6 +159,12 @@ def _of_lengths(
         ) from error
     if not tensor.numel():
         tensor = tensor.to(torch.int64)
+    if bytes_per_token < 1:
+        raise ArgumentError(
+            "bad_option",
+            "padding_tax(bytes_per_token)",
+            f"expected 1 or more, found {bytes_per_token}",
+        )
     splits = read_lengths(tensor, where)
     width = _width(splits.max, padded_width, where)
     cells = splits.rows * width

@@ -27,6 +27,8 @@ class BatchedDataDict(dict[str, Any]):
     `BatchedDataDict` of its own.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import BatchedDataDict
         >>> BatchedDataDict(reward=torch.zeros(2))["reward"].shape
         torch.Size([2])
     """
@@ -105,6 +107,8 @@ def materialize(
         ArgumentTypeError: `td` is no TensorDict, or a lazy stack, whose rows may differ in keys.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import materialize, pack_jagged_fields
         >>> td = pack_jagged_fields(
         ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
         ... )
@@ -126,12 +130,9 @@ def materialize(
             f"{where}(pad_to_seqlen)",
             f"expected a width, or 0 for the longest row, found {pad_to_seqlen!r}",
         )
-    if not isinstance(td, TensorDictBase) or isinstance(td, LazyStackedTensorDict):
+    if not isinstance(td, TensorDictBase):
         raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(td)",
-            f"expected a TensorDict, found {type(td).__name__}"
-            + ("; call .contiguous() on it" if isinstance(td, TensorDictBase) else ""),
+            "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
     if not td.batch_dims:
         raise ArgumentError(
@@ -158,6 +159,13 @@ class _Materializing:
         self._packing: dict[tuple[bytes, torch.device], _Packing] = {}
 
     def columns(self, td: TensorDictBase, above: tuple[str, ...]) -> Any:
+        if isinstance(td, LazyStackedTensorDict):
+            raise ArgumentTypeError(
+                "bad_type",
+                f"materialize({'.'.join(above) or 'td'!r})",
+                "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
+                "shapes; call .contiguous() on it, or materialize its members",
+            )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
         leaf: Any

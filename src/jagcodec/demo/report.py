@@ -48,7 +48,7 @@ _STAGES = (
     ("decode", "received", "decoded"),
     ("materialize", "decoded", "materialized"),
     ("check every cell", "reference read", "checked"),
-    ("slice the responses", "checked", "sliced"),
+    ("slice the responses", "masked", "sliced"),
     ("write back", "slices checked", "written back"),
 )
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -106,7 +106,9 @@ class _Child:
 
     def __enter__(self) -> _Child:
         # The mask is inherited. Ctrl-C reaches the whole group of processes; the one in front
-        # alone answers it, and ends the others.
+        # alone answers it, and ends the others. The tracker comes first because multiprocessing
+        # lifts the mask where it starts that itself.
+        resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()

@@ -66,6 +66,7 @@ def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: i
 
     responses = batch["token_mask"].sum(dim=1)
     mask = to_nested_by_length(torch.ones_like(batch["token_mask"]), responses)
+    marks["masked"] = perf_counter()
     slices: dict[str, Any] = {
         name: response_from_nested(td[name], mask) for name in RESPONSE_SLICES
     }

@@ -19,8 +19,13 @@ from jagcodec.testing.oracle import assert_same, bits, pad_rows, rows_of
 try:
     from jagcodec.testing.strategies import (
         JaggedBatch,
+        arrays,
         jagged_batches,
+        jagged_tensors,
         lengths_in,
+        numpy_scalars,
+        sparse_tensors,
+        strided_nested_tensors,
         tensordicts,
         tensors,
         torch_dtypes,
@@ -35,12 +40,17 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "JaggedBatch",
+    "arrays",
     "assert_same",
     "bits",
     "jagged_batches",
+    "jagged_tensors",
     "lengths_in",
+    "numpy_scalars",
     "pad_rows",
     "rows_of",
+    "sparse_tensors",
+    "strided_nested_tensors",
     "tensordicts",
     "tensors",
     "torch_dtypes",

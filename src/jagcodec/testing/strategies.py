@@ -142,7 +142,8 @@ _NUMPY_DTYPES = [
 
 
 @st.composite
-def _arrays(draw: Draw) -> Any:
+def arrays(draw: Draw) -> Any:
+    """A numpy array: numbers, strings, times, structs, objects, in any order in memory."""
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     kind = draw(st.sampled_from(["numbers", "objects", "fields", "strings"]))
     if kind == "objects":
@@ -179,7 +180,8 @@ def _arrays(draw: Draw) -> Any:
 
 
 @st.composite
-def _numpy_scalars(draw: Draw) -> Any:
+def numpy_scalars(draw: Draw) -> Any:
+    """A numpy scalar of any type."""
     if draw(st.booleans()):
         return draw(
             _text.map(np.str_)
@@ -191,12 +193,13 @@ def _numpy_scalars(draw: Draw) -> Any:
             | st.just(np.timedelta64("NaT"))
             | st.binary(min_size=2, max_size=2).map(np.void)
         )
-    array = draw(_arrays().filter(lambda a: a.size and a.dtype.kind not in "OT"))
+    array = draw(arrays().filter(lambda a: a.size and a.dtype.kind not in "OT"))
     return array.reshape(-1)[0]
 
 
 @st.composite
-def _jagged(draw: Draw, rows: int | None = None) -> torch.Tensor:
+def jagged_tensors(draw: Draw, rows: int | None = None) -> torch.Tensor:
+    """A jagged tensor: ragged dim 1 or 2, holes, int32 or int64 offsets, min and max or not."""
     rows = draw(st.integers(0, 4)) if rows is None else rows
     lengths = draw(lengths_in(4, rows))
     outer = draw(st.lists(st.integers(1, 3), max_size=1))
@@ -219,7 +222,8 @@ def _jagged(draw: Draw, rows: int | None = None) -> torch.Tensor:
 
 
 @st.composite
-def _sparse(draw: Draw) -> torch.Tensor:
+def sparse_tensors(draw: Draw) -> torch.Tensor:
+    """A 4 x 4 sparse tensor of any layout."""
     dense = torch.tensor(
         draw(st.lists(st.sampled_from([0.0, 1.5]), min_size=16, max_size=16))
     ).view(4, 4)
@@ -239,7 +243,8 @@ def _sparse(draw: Draw) -> torch.Tensor:
 
 
 @st.composite
-def _strided_nested(draw: Draw) -> torch.Tensor:
+def strided_nested_tensors(draw: Draw) -> torch.Tensor:
+    """A `torch.strided` nested tensor of 0 to 3 components."""
     dims = draw(st.integers(1, 2))
     dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bfloat16]))
     shape = st.lists(st.integers(0, 3), min_size=dims, max_size=dims)
@@ -263,7 +268,7 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
             cells = _cells(draw, (rows, 2), torch.float32)
             leaves[f"f{i}"] = torch.nn.Parameter(cells, requires_grad=draw(st.booleans()))
         elif kind == "jagged":
-            leaves[f"f{i}"] = draw(_jagged(rows))
+            leaves[f"f{i}"] = draw(jagged_tensors(rows))
         elif kind == "data":
             leaves[f"f{i}"] = NonTensorData(draw(payloads), batch_size=[rows])
         elif kind == "stack" and rows:
@@ -290,12 +295,12 @@ def trees(max_leaves: int = 8) -> Strategy[Any]:
         _scalars
         | _ranges
         | _torch_values
-        | _arrays()
-        | _numpy_scalars()
+        | arrays()
+        | numpy_scalars()
         | tensors()
-        | _jagged()
-        | _sparse()
-        | _strided_nested()
+        | jagged_tensors()
+        | sparse_tensors()
+        | strided_nested_tensors()
         | tensordicts()
         | st.binary(min_size=5000, max_size=5001)
     )

@@ -72,6 +72,9 @@ def decode(
     `docs/wire-format.md`. Safe to call from several threads at once.
 
     Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from jagcodec import decode, encode
         >>> td = TensorDict({"ids": torch.arange(6).view(2, 3), "tag": "gsm8k"}, batch_size=[2])
         >>> back = decode(encode(td))
         >>> back["ids"].tolist(), back["tag"]
@@ -102,6 +105,7 @@ class MsgpackDecoder:
     """`decode` as an object, where a framework wants one. Holds its options and no other state.
 
     Example:
+        >>> from jagcodec import MsgpackDecoder, MsgpackEncoder
         >>> decoder = MsgpackDecoder(copy=True)
         >>> decoder.decode(MsgpackEncoder().encode({"a": 1}))
         {'a': 1}

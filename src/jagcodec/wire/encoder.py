@@ -66,6 +66,8 @@ def encode(obj: Any) -> list[Frame]:
     Safe to call from several threads at once.
 
     Example:
+        >>> import torch
+        >>> from jagcodec import decode, encode
         >>> frames = encode({"step": 3, "ids": torch.arange(4)})
         >>> decode(frames)
         {'step': 3, 'ids': tensor([0, 1, 2, 3])}
@@ -77,6 +79,7 @@ class MsgpackEncoder:
     """`encode` as an object, where a framework wants one. Holds no state.
 
     Example:
+        >>> from jagcodec import MsgpackDecoder, MsgpackEncoder
         >>> MsgpackDecoder().decode(MsgpackEncoder().encode([1, (2, 3)]))
         [1, (2, 3)]
     """

@@ -155,7 +155,6 @@ def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
     Raises:
         WireFormatError: A record is unknown, malformed, or points outside its buffer.
     """
-
     return _TreeReader(header, build).level(header.tree, 0, Kind.TREE)
 
 
