@@ -4,8 +4,10 @@ can move rows by their bit width and never ask what the bits mean.
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,20 +72,44 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
 
 
 _FILL_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+_ALIGNMENT = 64
 
 
-def filled(
-    shape: tuple[int, ...], dtype: torch.dtype, pattern: bytes, device: torch.device
-) -> torch.Tensor:
-    """A new tensor whose every cell has the bits `pattern` (`dtype.itemsize` bytes)."""
-    if device.type != "cpu":
-        width = _WIDTHS.get(dtype.itemsize, torch.complex128)
-        word = torch.frombuffer(bytearray(pattern), dtype=width).to(device)
-        return word.expand(shape).contiguous().view(dtype)
-    # numpy memory rather than torch's: numpy asks the kernel for huge pages.
-    fill_dtype = np.dtype(_FILL_DTYPES[dtype.itemsize])
-    if not any(pattern):
-        cells = np.zeros(math.prod(shape), dtype=fill_dtype)
-    else:
-        cells = np.full(math.prod(shape), np.frombuffer(pattern, dtype=fill_dtype)[0])
-    return from_bytes(cells.view(np.uint8), dtype, shape)
+class Blank(NamedTuple):
+    """A tensor that is wanted: every cell with the bits `pattern` (`dtype.itemsize` bytes)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pattern: bytes
+    device: torch.device
+
+
+def allocate(blanks: Sequence[Blank]) -> list[torch.Tensor]:
+    """New tensors; those on the CPU in one allocation, each with a storage of its own over it.
+
+    Fresh memory is the largest cost of a big rectangle, and one large block of numpy's, which
+    asks for huge pages, costs a tenth of many smaller ones. It is freed with the last of them.
+    """
+    sizes = [
+        math.prod(blank.shape) * blank.dtype.itemsize if blank.device.type == "cpu" else 0
+        for blank in blanks
+    ]
+    starts = [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    block = np.zeros(starts[-1], dtype=np.uint8)
+    tensors = []
+    for blank, start, size in zip(blanks, starts, sizes, strict=False):
+        if blank.device.type != "cpu":
+            tensors.append(_filled_on_device(blank))
+            continue
+        cells = block[start : start + size]
+        if any(blank.pattern):
+            fill_dtype = _FILL_DTYPES[blank.dtype.itemsize]
+            cells.view(fill_dtype)[...] = np.frombuffer(blank.pattern, dtype=fill_dtype)[0]
+        tensors.append(from_bytes(cells, blank.dtype, blank.shape))
+    return tensors
+
+
+def _filled_on_device(blank: Blank) -> torch.Tensor:
+    width = _WIDTHS.get(blank.dtype.itemsize, torch.complex128)
+    word = torch.frombuffer(bytearray(blank.pattern), dtype=width).to(blank.device)
+    return word.expand(blank.shape).contiguous().view(blank.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray, contiguous_bits, filled, resolved
+from jagcodec.buffers import IntArray, contiguous_bits, resolved
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import (
     Parts,
@@ -243,7 +243,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
                 f"expected a jagged tensor, found {_describe(value)}; "
                 "pack it with to_nested_by_length",
             )
-    parts = take_apart(full, f"{where}(full)")
+    parts = take_apart(full, f"{where}(full)", detach=False)
     mask = take_apart(response_mask, f"{where}(response_mask)")
     if parts.ragged_dim != 1 or mask.ragged_dim != 1:
         raise ArgumentError(
@@ -306,19 +306,19 @@ def compact_values(parts: Parts) -> torch.Tensor:
 # --- jagged -> padded --------------------------------------------------------------------------
 
 
-def pad_jagged(parts: Parts, splits: RowSplits, width: int, pattern: bytes) -> torch.Tensor:
-    """The rectangle of a jagged tensor: (N, ..., width, ...), pad cells of the bits `pattern`.
+def padded_shape(parts: Parts, width: int) -> tuple[int, ...]:
+    """The shape of a jagged tensor's rectangle: (N, ..., width, ...)."""
+    shape = (len(parts.lengths), *parts.values.shape)
+    return (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
 
-    `splits` are the row splits of `parts`; no row may be longer than `width`.
-    """
-    values = compact_values(parts)
-    cells, outer = _as_cells(values, parts.ragged_dim)
-    shape = (splits.rows, *values.shape)
-    shape = (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
-    out = filled(shape, values.dtype, pattern, values.device)
-    flat = out.view(math.prod(shape[: parts.ragged_dim + 1]), *cells.shape[1:])
-    starts = _rectangle_starts(splits.rows, outer, width)
-    return rowcopy.scatter(cells, np.tile(splits.lengths, outer), flat, starts).view(shape)
+
+def pad_into(out: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """Write the rows of a jagged tensor into its rectangle; pad cells keep what they hold."""
+    cells, outer = _as_cells(compact_values(parts), parts.ragged_dim)
+    rows, width = len(parts.lengths), out.shape[parts.ragged_dim]
+    flat = out.view(rows * outer * width, *cells.shape[1:])
+    starts = _rectangle_starts(rows, outer, width)
+    return rowcopy.scatter(cells, np.tile(parts.lengths, outer), flat, starts).view(out.shape)
 
 
 def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:

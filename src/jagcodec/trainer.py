@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from jagcodec.buffers import Blank, allocate
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import compact_values, pad_bits, pad_jagged
+from jagcodec.layout import compact_values, pad_bits, pad_into, padded_shape
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
 
@@ -96,15 +97,15 @@ def materialize(
             TensorDicts become containers too.
 
     Returns:
-        The columns in their order. Padded columns own their memory; everything else aliases
-        `td`. Non-tensor columns become object arrays (N,), items unwrapped by
+        The columns in their order. Padded columns are new, in one allocation that is freed with
+        the last of them; everything else aliases `td`. Non-tensor columns become object arrays (N,), items unwrapped by
         `unwrap_wire_stripped_payload`; a payload that belongs to the whole batch fills N rows.
 
     Raises:
         ArgumentError: The layout is unknown, a row is longer than `pad_to_seqlen` (a silent
             width mismatch between ranks hangs collectives), a pad does not fit its dtype, or
             `td` has no batch dim.
-        ArgumentTypeError: `td` is no TensorDict, or a lazy stack, whose rows may differ in keys.
+        ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
     Example:
         >>> import torch
@@ -138,7 +139,14 @@ def materialize(
         raise ArgumentError(
             "bad_shape", f"{where}(td)", "expected batch size (N, ...), found no batch dim"
         )
-    return _Materializing(layout, pad_value_dict or {}, pad_to_seqlen, container).columns(td, ())
+    return _Materializing(layout, pad_value_dict or {}, pad_to_seqlen, container).run(td)
+
+
+class _Rectangle(NamedTuple):
+    """A padded column before there is memory for it."""
+
+    parts: Parts
+    blank: Blank
 
 
 class _Materializing:
@@ -157,8 +165,27 @@ class _Materializing:
         self._container = container
         self._splits: dict[bytes, RowSplits] = {}
         self._packing: dict[tuple[bytes, torch.device], _Packing] = {}
+        self._rectangles: list[_Rectangle] = []
 
-    def columns(self, td: TensorDictBase, above: tuple[str, ...]) -> Any:
+    def run(self, td: TensorDictBase) -> Any:
+        """Look at every column, allocate the rectangles together, then fill them."""
+        plan = self._plan(td, ())
+        blanks = allocate([rectangle.blank for rectangle in self._rectangles])
+        filled = map(pad_into, blanks, [rectangle.parts for rectangle in self._rectangles])
+        return self._contained(plan, filled)
+
+    def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
+        columns = {}
+        for name, column in plan.items():
+            if type(column) is _Rectangle:
+                columns[name] = next(filled)
+            elif type(column) is dict:
+                columns[name] = self._contained(column, filled)
+            else:
+                columns[name] = column
+        return self._container(columns)
+
+    def _plan(self, td: TensorDictBase, above: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(td, LazyStackedTensorDict):
             raise ArgumentTypeError(
                 "bad_type",
@@ -174,18 +201,18 @@ class _Materializing:
             if is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
             elif isinstance(leaf, TensorDictBase):
-                columns[name] = self.columns(leaf, key)
+                columns[name] = self._plan(leaf, key)
             elif is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             else:
                 columns[name] = leaf
-        return self._container(columns)
+        return columns
 
     def _jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> Any:
         if self._layout == "jagged":
             return leaf
         path = f"materialize({'.'.join(key)!r})"
-        parts = take_apart(leaf.detach(), path)
+        parts = take_apart(leaf, path)
         same_rows = parts.lengths.tobytes()
         splits = self._splits.get(same_rows)
         if splits is None:
@@ -201,8 +228,12 @@ class _Materializing:
                 f"found {splits.lengths[row]}; raise pad_to_seqlen or shorten the row",
             )
         name = key[0] if len(key) == 1 else key
-        pattern = pad_bits(self._pads.get(name, 0), leaf.dtype, path)
-        return pad_jagged(parts, splits, self._width or splits.max, pattern)
+        values = parts.values
+        pattern = pad_bits(self._pads.get(name, 0), values.dtype, path)
+        shape = padded_shape(parts, self._width or splits.max)
+        rectangle = _Rectangle(parts, Blank(shape, values.dtype, pattern, values.device))
+        self._rectangles.append(rectangle)
+        return rectangle
 
     def _packed(self, parts: Parts, splits: RowSplits, path: str) -> PackedColumn:
         if parts.ragged_dim != 1:

@@ -354,7 +354,7 @@ class _Encoding:
 
     def _jagged(self, tensor: torch.Tensor) -> Any:
         try:
-            parts = take_apart(tensor.detach(), "jagged tensor")
+            parts = take_apart(tensor, "jagged tensor")
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
         name = self._torch_dtype(parts.values)
