@@ -4,8 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import jagcodec
+from jagcodec import padding_tax
+from jagcodec.demo.batch import make_batch, rollout_table
+from jagcodec.demo.producer import PER_TOKEN
 from jagcodec.wire import records, spec
 
 ROOT = Path(__file__).parent.parent
@@ -82,3 +86,16 @@ def test_wire_format_names_the_limits():
         assert f" {limit} " in text
     start = bytes(memoryview(jagcodec.encode(None)[0])[:10])
     assert start.hex(" ") in text
+
+
+def test_readme_shows_what_the_demo_prints():
+    """The sizes of the table in the README are those of the demo's second batch."""
+    batch = make_batch(rollout_table(), 1, 512)
+    fields = {
+        name: column if column.dtype == object else torch.from_numpy(column)
+        for name, column in batch.columns.items()
+    }
+    lengths = torch.from_numpy(batch.columns["input_lengths"])
+    tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    table = "\n".join(line.rstrip() for line in str(tax).splitlines())
+    assert table in page("README.md")

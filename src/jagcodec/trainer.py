@@ -98,8 +98,9 @@ def materialize(
 
     Returns:
         The columns in their order. Padded columns are new, in one allocation that is freed with
-        the last of them; everything else aliases `td`. Non-tensor columns become object arrays (N,), items unwrapped by
-        `unwrap_wire_stripped_payload`; a payload that belongs to the whole batch fills N rows.
+        the last of them; everything else aliases `td`. Non-tensor columns become object arrays
+        (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload that belongs to the
+        whole batch fills N rows.
 
     Raises:
         ArgumentError: The layout is unknown, a row is longer than `pad_to_seqlen` (a silent
