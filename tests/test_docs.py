@@ -8,8 +8,7 @@ import torch
 
 import jagcodec
 from jagcodec import padding_tax
-from jagcodec.demo.batch import make_batch, rollout_table
-from jagcodec.demo.producer import PER_TOKEN
+from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
 from jagcodec.wire import records, spec
 
 ROOT = Path(__file__).parent.parent
