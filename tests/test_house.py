@@ -14,8 +14,10 @@ SOURCE = Path(jagcodec.__file__).parent
 # From the ground up. A room may import rooms of lower floors only, never beside it or above.
 FLOORS = (
     ("_version", "errors", "wire.spec"),
-    ("buffers", "wire.records"),
-    ("ragged", "rowcopy", "wire.header"),
+    ("buffers", "wire.checks"),
+    ("ragged", "rowcopy", "wire.dtypes"),
+    ("wire.records",),
+    ("wire.header",),
     ("layout", "payloads", "wire.numpy_types"),
     ("wire.encoder", "wire.decoder"),
     ("columns",),

@@ -23,6 +23,7 @@ from jagcodec.errors import WireFormatError
 from jagcodec.payloads import is_non_tensor, stack_of_payloads
 from jagcodec.ragged import Raggedness, is_jagged, splits_of_offsets
 from jagcodec.wire import numpy_types, records
+from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.header import read_header, read_tree
 from jagcodec.wire.spec import TORCH_DTYPES
 
@@ -233,14 +234,14 @@ class _Decoding:
         return int.from_bytes(record.data, "little", signed=True)
 
     def _members(self, record: records.Set | records.FrozenSet) -> list[Any]:
-        records.check_distinct(record.items, "set members")
+        check_distinct(record.items, "set members")
         if len(set(record.items)) != len(record.items):
             raise _bad("every set member once", "some twice")
         return record.items
 
     def _dict(self, record: records.Dict) -> dict[Any, Any]:
         keys = record.items[::2]
-        records.check_distinct(keys, "dict keys")
+        check_distinct(keys, "dict keys")
         value = dict(zip(keys, record.items[1::2], strict=True))
         if len(value) != len(keys):
             raise _bad("every dict key once", "some twice")

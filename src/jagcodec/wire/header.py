@@ -17,20 +17,8 @@ from typing import Any
 import msgpack
 
 from jagcodec.errors import WireFormatError
-from jagcodec.wire.records import (
-    CHECKS,
-    INT64_MAX,
-    KINDS,
-    RECORDS,
-    Group,
-    Header,
-    Place,
-    brief,
-    count,
-    expect,
-    fail,
-    within,
-)
+from jagcodec.wire.checks import INT64_MAX, Place, brief, count, expect, fail, within
+from jagcodec.wire.records import CHECKS, KINDS, RECORDS, Group, Header
 from jagcodec.wire.spec import MAGIC, MAX_DEPTH, VERSION, Kind
 
 # Below this size unpacking cannot allocate much on the word of a forged count; above it, a

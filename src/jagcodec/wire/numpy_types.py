@@ -1,4 +1,4 @@
-"""numpy dtypes as the wire describes them, and back. See `records.numpy_itemsize`."""
+"""numpy dtypes as the wire describes them, and back. See `dtypes.numpy_itemsize`."""
 
 from __future__ import annotations
 
