@@ -24,6 +24,7 @@ from jagcodec.tax import padding_tax
 from jagcodec.trainer import BatchedDataDict, Layout, PackedColumn, materialize
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
+from jagcodec.wire.registry import register_type
 
 __all__ = [
     "ArgumentError",
@@ -44,6 +45,7 @@ __all__ = [
     "pack_jagged_fields",
     "pack_per_token_field",
     "padding_tax",
+    "register_type",
     "response_from_nested",
     "stack_or_nest",
     "to_nested_by_length",

@@ -37,6 +37,9 @@ Reason = Literal[
     "bad_sparse",
     "bad_rows",
     "bad_value",
+    "bad_checksum",
+    "unknown_type",
+    "pickle_refused",
 ]
 """The closed set of reason codes. Programs branch on these; people read the text."""
 

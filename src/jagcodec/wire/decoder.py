@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,7 +25,10 @@ from jagcodec.payloads import is_non_tensor, stack_of_payloads
 from jagcodec.ragged import Raggedness, is_jagged, splits_of_offsets
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct
-from jagcodec.wire.header import read_header, read_tree
+from jagcodec.wire.dtypes import torch_size
+from jagcodec.wire.header import check_crc, read_header, read_tree
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.registry import restore
 from jagcodec.wire.spec import TORCH_DTYPES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -47,6 +51,7 @@ def decode(
     *,
     copy: bool | None = None,
     device: torch.device | str | None = None,
+    allow_pickle: bool = False,
 ) -> Any:
     """The value that `encode` was given.
 
@@ -58,6 +63,8 @@ def decode(
             can kill the process. True copies every frame. False copies none: never write to
             what comes back if a frame was read-only.
         device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
+        allow_pickle: Unpickle what an `encode` with the same option pickled. That runs whatever
+            code the sender chose: only for peers that you trust with your process.
 
     Returns:
         The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
@@ -69,8 +76,9 @@ def decode(
         WireFormatError: The frames are no whole message of this format and version. `.path` says
             where, `.reason` what.
 
-    Nothing is unpickled, and no name in a message is ever looked up outside the tables of
-    `docs/wire-format.md`. Safe to call from several threads at once.
+    Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
+    the tables of `docs/wire-format.md` and the types that you registered. Safe to call from
+    several threads at once.
 
     Example:
         >>> import torch
@@ -98,8 +106,11 @@ def decode(
                 f"frame {i + 1}",
                 f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
             )
+    if header.checksums is not None:
+        for i, array in enumerate(payload):
+            check_crc(array, header.checksums[i + 1], f"frame {i + 1}")
     target = None if device is None else torch.device(device)
-    return read_tree(header, _Decoding(header, payload, copy, target).build)
+    return read_tree(header, _Decoding(header, payload, copy, target, allow_pickle).build)
 
 
 class MsgpackDecoder:
@@ -113,14 +124,19 @@ class MsgpackDecoder:
     """
 
     def __init__(
-        self, *, copy: bool | None = None, device: torch.device | str | None = None
+        self,
+        *,
+        copy: bool | None = None,
+        device: torch.device | str | None = None,
+        allow_pickle: bool = False,
     ) -> None:
         self._copy = copy
         self._device = device
+        self._allow_pickle = allow_pickle
 
     def decode(self, frames: Any) -> Any:
         """See `decode`."""
-        return decode(frames, copy=self._copy, device=self._device)
+        return decode(frames, copy=self._copy, device=self._device, allow_pickle=self._allow_pickle)
 
 
 # --- frames ------------------------------------------------------------------------------------
@@ -215,8 +231,10 @@ class _Decoding:
         payload: list[ByteArray],
         copy: bool | None,
         device: torch.device | None,
+        allow_pickle: bool,
     ) -> None:
         self._header = header
+        self._allow_pickle = allow_pickle
         self._payload = _Payload(payload, copy)
         self._device = device
         self._ragged: dict[int, Raggedness] = {}
@@ -306,11 +324,26 @@ class _Decoding:
     # torch
 
     def _tensor(self, record: records.Tensor | records.Jagged) -> torch.Tensor:
-        dtype = _torch_dtype(record.dtype)
-        size = math.prod(record.shape) * dtype.itemsize
-        data = self._payload.bytes_at(record.buffer, record.offset, size, dtype.itemsize)
-        tensor = from_bytes(data, dtype, tuple(record.shape))
+        tensor = self._cells(record)
         return tensor if self._device is None else tensor.to(self._device)
+
+    def _cells(self, record: records.Tensor | records.Jagged | records.TensorViews) -> torch.Tensor:
+        cells = math.prod(record.shape)
+        size = torch_size(record.dtype, cells)
+        if isinstance(record.dtype, list):
+            name, stored = record.dtype
+            dtype = _torch_dtype(name)
+            narrow = self._payload.read(record.buffer, record.offset, size)
+            data = widened(narrow, stored, name, cells)
+        else:
+            dtype = _torch_dtype(record.dtype)
+            data = self._payload.bytes_at(record.buffer, record.offset, size, dtype.itemsize)
+        return from_bytes(data, dtype, tuple(record.shape))
+
+    def _tensor_views(self, record: records.TensorViews) -> list[torch.Tensor]:
+        base = self._cells(record)
+        base = base if self._device is None else base.to(self._device)
+        return [base[start:end] for start, end in zip(record.starts, record.ends, strict=True)]
 
     def _jagged(self, record: records.Jagged) -> torch.Tensor:
         raggedness = self._ragged.get(record.group)
@@ -440,6 +473,24 @@ class _Decoding:
             raise _bad("non-tensor members to stack", "something else")
         return NonTensorStack(*record.items, stack_dim=record.stack_dim)
 
+    # the user's
+
+    def _user(self, record: records.User) -> Any:
+        return restore(record.name, record.state)
+
+    def _pickle(self, record: records.Pickle) -> Any:
+        if not self._allow_pickle:
+            raise WireFormatError(
+                "pickle_refused",
+                "$",
+                "expected a message without pickle, found a pickled object; if you trust the "
+                "sender with this process, pass allow_pickle=True on both sides",
+            )
+        try:
+            return pickle.loads(record.data)  # noqa: S301
+        except Exception as error:  # whatever unpickling may raise
+            raise _bad("data that unpickles", f"{type(error).__name__}: {error}") from error
+
 
 def _bad(expected: str, found: Any) -> WireFormatError:
     return WireFormatError("bad_value", "$", f"expected {expected}, found {found}")
@@ -491,6 +542,7 @@ _BUILDERS: dict[type, Callable[[_Decoding, Any], Any]] = {
     records.StringScalar: _Decoding._string_scalar,
     records.Tensor: _Decoding._tensor,
     records.Jagged: _Decoding._jagged,
+    records.TensorViews: _Decoding._tensor_views,
     records.StridedNested: _Decoding._strided_nested,
     records.SparseCoo: _Decoding._sparse_coo,
     records.SparseCompressed: _Decoding._sparse_compressed,
@@ -502,4 +554,6 @@ _BUILDERS: dict[type, Callable[[_Decoding, Any], Any]] = {
     records.NonTensorData: _Decoding._non_tensor_data,
     records.NonTensorRows: lambda d, r: stack_of_payloads(r.payloads),
     records.NonTensorStack: _Decoding._non_tensor_stack,
+    records.User: _Decoding._user,
+    records.Pickle: _Decoding._pickle,
 }

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from jagcodec.wire.checks import brief, cells_of, count, expect, fail, list_of
-from jagcodec.wire.spec import MAX_DEPTH
+from jagcodec.wire.spec import INTEGER_DTYPES, MAX_DEPTH, TORCH_DTYPES
 
 _NUMPY_DTYPE = re.compile(
     r"(?P<bool>\|b1)|\|[iu]1|[<>][iu](?:2|4|8)|[<>]f(?:2|4|8)|[<>]c(?:8|16)"
@@ -53,6 +53,31 @@ def numpy_itemsize(dtype: Any, depth: int = 0) -> int:
             expect(end <= itemsize, "out_of_bounds", f"a field within {itemsize} bytes", end)
         return itemsize
     raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
+
+
+def torch_size(dtype: Any, cells: int) -> int:
+    """Bytes that `cells` cells of a torch dtype take as the wire describes it.
+
+    A string is the dtype's name. ``[name, stored]`` says that the cells of an integer dtype are
+    stored narrower: ``bits`` (one bit each, the lowest first), or ``u1`` to ``u7`` and ``i1`` to
+    ``i7``, little-endian integers of so many bytes without and with a sign.
+
+    Raises:
+        WireFormatError: The description is neither.
+    """
+    name, stored = dtype if type(dtype) is list and len(dtype) == 2 else (dtype, None)
+    itemsize = TORCH_DTYPES.get(name) if type(name) is str else None
+    if itemsize is None or name == stored:
+        raise fail("unknown_dtype", f"expected a torch dtype of the table, found {brief(dtype)}")
+    if type(dtype) is str:
+        return cells * itemsize
+    if name in INTEGER_DTYPES and type(stored) is str:
+        if stored == "bits":
+            return (cells + 7) // 8
+        signs = "u" if name.startswith(("u", "b")) else "ui"
+        if re.fullmatch(f"[{signs}][1-7]", stored) and int(stored[1]) < itemsize:
+            return cells * int(stored[1])
+    raise fail("unknown_dtype", f"expected narrower integers, found {brief(dtype)}")
 
 
 def has_object(dtype: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -26,27 +28,40 @@ from jagcodec.payloads import payloads_of_stack
 from jagcodec.ragged import Parts, is_jagged, splits_of_lengths, take_apart
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.header import HeaderWriter, child_path
+from jagcodec.wire.narrow import narrowed
+from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
     ALIGNMENT,
     INLINE_BYTES,
+    INTEGER_DTYPES,
     MAX_DEPTH,
     MAX_NDIM,
     MAX_UNBACKED_ROWS,
     SMALL_BUFFER,
     TORCH_DTYPES,
 )
+from jagcodec.wire.views import Merged, merge
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 
 
-def encode(obj: Any) -> list[Frame]:
+def encode(
+    obj: Any, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+) -> list[Frame]:
     """A value as a message: the header frame, then raw buffers.
 
     Args:
         obj: Any tree of dict, list, tuple, set, frozenset, None, bool, int, float, complex, str,
             bytes, range, slice, numpy arrays and scalars of every dtype, tensors of every layout
             and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
-            TensorDict, LazyStackedTensorDict, NonTensorData and NonTensorStack.
+            TensorDict, LazyStackedTensorDict, NonTensorData and NonTensorStack, and of types
+            registered with `register_type`.
+        narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
+            those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
+            looks at each of them here and a copy there.
+        checksum: Add a CRC-32 of every buffer, which `decode` verifies.
+        allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
+            told the same; only for peers that you trust with your process.
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
@@ -72,11 +87,11 @@ def encode(obj: Any) -> list[Frame]:
         >>> decode(frames)
         {'step': 3, 'ids': tensor([0, 1, 2, 3])}
     """
-    return _Encoding().message(obj)
+    return Encoding(narrow=narrow, checksum=checksum, allow_pickle=allow_pickle).message(obj)
 
 
 class MsgpackEncoder:
-    """`encode` as an object, where a framework wants one. Holds no state.
+    """`encode` as an object, where a framework wants one. Holds its options and no other state.
 
     Example:
         >>> from jagcodec import MsgpackDecoder, MsgpackEncoder
@@ -84,9 +99,18 @@ class MsgpackEncoder:
         [1, (2, 3)]
     """
 
+    def __init__(
+        self, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+    ) -> None:
+        self._narrow = narrow
+        self._checksum = checksum
+        self._allow_pickle = allow_pickle
+
     def encode(self, obj: Any) -> list[Frame]:
         """See `encode`."""
-        return encode(obj)
+        return encode(
+            obj, narrow=self._narrow, checksum=self._checksum, allow_pickle=self._allow_pickle
+        )
 
 
 _TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
@@ -98,10 +122,15 @@ _STRING = frozenset((str,))
 _PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
 
-class _Encoding:
+class Encoding:
     """The state of one `encode` call."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+    ) -> None:
+        self._narrow = narrow
+        self._checksum = checksum
+        self._allow_pickle = allow_pickle
         self._writer = HeaderWriter()
         self._path: list[Any] = []
         self._small = bytearray()
@@ -113,7 +142,11 @@ class _Encoding:
         self._unbacked_rows: list[tuple[str, int]] = []
 
     def message(self, obj: Any) -> list[Frame]:
-        tree = self._value(obj)
+        """The frames of a value."""
+        return self.frames(self._value(obj))
+
+    def frames(self, tree: Any) -> list[Frame]:
+        """The frames of a tree that this encoding made."""
         sizes: list[int] = []
         frames: list[Frame] = []
         if self._small or self._large:
@@ -126,8 +159,9 @@ class _Encoding:
                     path,
                     f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
                 )
+        checksums = [zlib.crc32(frame) for frame in frames] if self._checksum else None
         try:
-            return [self._writer.header(tree, sizes, self._groups), *frames]
+            return [self._writer.header(tree, sizes, self._groups, checksums), *frames]
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
 
@@ -140,9 +174,21 @@ class _Encoding:
         handler = _HANDLERS.get(kind)
         if handler is None:
             handler = next((h for base, h in _BASES if isinstance(value, base)), None)
-        if handler is None:
+        if handler is not None:
+            return handler(self, value)
+        name = registered_name(kind)
+        if name is not None:
+            return self._record(records.User(name, self._child("state", state_of(value))))
+        return self._foreign(value)
+
+    def _foreign(self, value: Any) -> Any:
+        if not self._allow_pickle:
             raise self._refusal(value)
-        return handler(self, value)
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except Exception as error:  # whatever a __reduce__ raises
+            raise self._refusal(value, f", and pickle says: {error}") from error
+        return self._record(records.Pickle(data))
 
     def _child(self, key: Any, value: Any) -> Any:
         if type(value) in _NATIVE:
@@ -178,7 +224,7 @@ class _Encoding:
         name = cls.__qualname__ if cls.__module__ == "builtins" else _qualified(cls)
         return self._refused(
             "unsupported_type",
-            f"{name} cannot ride{why or '; convert it to one of the types that encode lists'}",
+            f"{name} cannot ride{why or _REMEDY}",
         )
 
     # Buffers
@@ -349,8 +395,29 @@ class _Encoding:
         name = self._torch_dtype(tensor)
         if tensor.dim() > MAX_NDIM:
             raise self._refusal(tensor, f" with {tensor.dim()} dims: the limit is {MAX_NDIM}")
-        place = self._place(as_bytes(tensor))
-        return self._record(records.Tensor(name, list(tensor.shape), *place))
+        dtype, place = self._cells(name, as_bytes(tensor))
+        return self._record(records.Tensor(dtype, list(tensor.shape), *place))
+
+    def _cells(self, name: str, data: ByteArray) -> tuple[Any, tuple[int, int]]:
+        """Cells of a torch dtype: the wire's dtype for them, and where they lie."""
+        if self._narrow and name in INTEGER_DTYPES:
+            stored = narrowed(data, name)
+            if stored is not None:
+                return [name, stored[0]], self._place(stored[1])
+        return name, self._place(data)
+
+    def _list(self, values: list[Any]) -> Any:
+        if values and type(values[0]) is torch.Tensor:
+            merged = merge(values)
+            if merged is not None:
+                return self._views(merged)
+        return self._children(values)
+
+    def _views(self, merged: Merged) -> Any:
+        name = self._torch_dtype(merged.base)
+        place = self._place(as_bytes(merged.base))
+        ranges = merged.starts.tolist(), merged.ends.tolist()
+        return self._record(records.TensorViews(*ranges, name, list(merged.base.shape), *place))
 
     def _jagged(self, tensor: torch.Tensor) -> Any:
         try:
@@ -359,10 +426,10 @@ class _Encoding:
             raise self._refused(error.reason, error.detail) from error
         name = self._torch_dtype(parts.values)
         values = compact_values(parts)
-        place = self._place(as_bytes(values))
-        return self._record(
-            records.Jagged(name, list(values.shape), *place, self._group(parts), parts.ragged_dim)
-        )
+        dtype, place = self._cells(name, as_bytes(values))
+        group = self._group(parts)
+        shape = list(values.shape)
+        return self._record(records.Jagged(dtype, shape, *place, group, parts.ragged_dim))
 
     def _strided_nested(self, tensor: torch.Tensor) -> Any:
         self._torch_dtype(tensor)
@@ -413,6 +480,12 @@ class _Encoding:
         return list(batch_size)
 
 
+_REMEDY = (
+    "; convert it to one of the types that encode lists, register its type with register_type, "
+    "or pass allow_pickle=True on both sides"
+)
+
+
 def _array_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
     if array.nbytes == 0:
         return np.empty(0, dtype=np.uint8)
@@ -429,32 +502,32 @@ def _qualified(cls: type) -> str:
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
-_HANDLERS: dict[type, Callable[[_Encoding, Any], Any]] = {
-    dict: _Encoding._dict,
-    list: _Encoding._children,
+_HANDLERS: dict[type, Callable[[Encoding, Any], Any]] = {
+    dict: Encoding._dict,
+    list: Encoding._list,
     tuple: lambda e, v: e._record(records.Tuple(e._children(v))),
-    bytes: _Encoding._bytes,
+    bytes: Encoding._bytes,
     complex: lambda e, v: e._record(records.Complex(v.real, v.imag)),
     set: lambda e, v: e._record(records.Set(e._members(v))),
     frozenset: lambda e, v: e._record(records.FrozenSet(e._members(v))),
     range: lambda e, v: e._record(records.Range(v.start, v.stop, v.step)),
-    slice: _Encoding._slice,
-    np.ndarray: _Encoding._array,
-    np.memmap: _Encoding._array,
+    slice: Encoding._slice,
+    np.ndarray: Encoding._array,
+    np.memmap: Encoding._array,
     torch.Size: lambda e, v: e._record(records.Size(list(v))),
-    torch.dtype: _Encoding._dtype,
+    torch.dtype: Encoding._dtype,
     torch.device: lambda e, v: e._record(records.Device(v.type, v.index)),
-    TensorDict: _Encoding._tensordict,
-    TensorDictParams: _Encoding._tensordict,
-    PersistentTensorDict: _Encoding._tensordict,
-    _SubTensorDict: _Encoding._tensordict,
-    LazyStackedTensorDict: _Encoding._lazy_stack,
-    NonTensorData: _Encoding._non_tensor_data,
-    NonTensorStack: _Encoding._non_tensor_stack,
+    TensorDict: Encoding._tensordict,
+    TensorDictParams: Encoding._tensordict,
+    PersistentTensorDict: Encoding._tensordict,
+    _SubTensorDict: Encoding._tensordict,
+    LazyStackedTensorDict: Encoding._lazy_stack,
+    NonTensorData: Encoding._non_tensor_data,
+    NonTensorStack: Encoding._non_tensor_stack,
 }
 
 # Types of which there are too many to list; the handlers look closer.
-_BASES: tuple[tuple[type, Callable[[_Encoding, Any], Any]], ...] = (
-    (torch.Tensor, _Encoding._tensor),
-    (np.generic, _Encoding._scalar),
+_BASES: tuple[tuple[type, Callable[[Encoding, Any], Any]], ...] = (
+    (torch.Tensor, Encoding._tensor),
+    (np.generic, Encoding._scalar),
 )

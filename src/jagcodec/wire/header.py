@@ -11,6 +11,7 @@ before anyone builds something from it; what is then built is the caller's busin
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,14 +48,23 @@ class HeaderWriter:
             return msgpack.ExtType(kind, b"\x91" + length + b"".join(members))
         return msgpack.ExtType(kind, self._packer.pack(list(record)))
 
-    def header(self, tree: Any, buffers: Sequence[int], groups: Sequence[Group]) -> bytes:
-        """Frame 0."""
-        fields = {
+    def header(
+        self,
+        tree: Any,
+        buffers: Sequence[int],
+        groups: Sequence[Group],
+        checksums: Sequence[int] | None = None,
+    ) -> bytes:
+        """Frame 0. `checksums` are those of the buffers; the tree's is added here."""
+        packed = self._packer.pack(tree)
+        fields: dict[str, Any] = {
             MAGIC: VERSION,
             "buffers": list(buffers),
             "ragged": [list(group) for group in groups],
-            "tree": msgpack.ExtType(Kind.TREE, self._packer.pack(tree)),
         }
+        if checksums is not None:
+            fields["checksums"] = [zlib.crc32(packed), *checksums]
+        fields["tree"] = msgpack.ExtType(Kind.TREE, packed)
         return bytes(self._packer.pack(fields))
 
 
@@ -100,10 +110,11 @@ def read_header(data: Any) -> Header:
             "upgrade the side that is behind",
             path="header",
         )
-    if list(fields) != [MAGIC, "buffers", "ragged", "tree"]:
+    keys = [MAGIC, "buffers", "ragged", *(["checksums"] if "checksums" in fields else []), "tree"]
+    if list(fields) != keys:
         raise fail(
             "bad_header",
-            f"expected the keys {MAGIC}, buffers, ragged, tree, found {list(fields)!r:.80}",
+            f"expected the keys {', '.join(keys)}, found {list(fields)!r:.80}",
             path="header",
         )
     buffers, ragged, tree = fields["buffers"], fields["ragged"], fields["tree"]
@@ -120,7 +131,24 @@ def read_header(data: Any) -> Header:
         tree,
         "header",
     )
-    return Header(version, buffers, groups, tree.data)
+    checksums = fields.get("checksums")
+    if checksums is not None:
+        whole = type(checksums) is list and len(checksums) == 1 + len(buffers)
+        expect(whole, "bad_header", f"{1 + len(buffers)} checksums", checksums, "header")
+        check_crc(tree.data, checksums[0], "header")
+    return Header(version, buffers, groups, checksums, tree.data)
+
+
+def check_crc(data: Any, expected: Any, path: str) -> None:
+    """Compare a CRC-32 (the one of zlib, PNG and Ethernet)."""
+    found = zlib.crc32(data)
+    if type(expected) is not int or found != expected:
+        raise fail(
+            "bad_checksum",
+            f"expected a CRC-32 of {brief(expected)}, found {found}; the bytes were damaged or "
+            "changed places on the way, or were written to after they were encoded",
+            path=path,
+        )
 
 
 def _group(fields: Any, buffers: Sequence[int], path: str) -> Group:

@@ -20,8 +20,8 @@ from jagcodec.wire.checks import (
     list_of,
     within,
 )
-from jagcodec.wire.dtypes import has_object, numpy_itemsize
-from jagcodec.wire.spec import COMPRESSED_LAYOUTS, MAX_UNBACKED_ROWS, TORCH_DTYPES, Kind
+from jagcodec.wire.dtypes import has_object, numpy_itemsize, torch_size
+from jagcodec.wire.spec import COMPRESSED_LAYOUTS, MAX_UNBACKED_ROWS, Kind
 
 
 class Group(NamedTuple):
@@ -126,19 +126,35 @@ class StringScalar(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    dtype: str
+    """`dtype` is a name, or ``[name, stored]`` for integers that are stored narrower."""
+
+    dtype: Any
     shape: list[int]
     buffer: int
     offset: int
 
 
 class Jagged(NamedTuple):
-    dtype: str
+    dtype: Any
     shape: list[int]
     buffer: int
     offset: int
     group: int
     ragged_dim: int
+
+
+class TensorViews(NamedTuple):
+    """A list of tensors that are row ranges of one: view i is its ``starts[i] : ends[i]``.
+
+    `shape` and what follows it are those of the one tensor that they view.
+    """
+
+    starts: list[int]
+    ends: list[int]
+    dtype: str
+    shape: list[int]
+    buffer: int
+    offset: int
 
 
 class StridedNested(NamedTuple):
@@ -208,12 +224,27 @@ class NonTensorStack(NamedTuple):
     items: list[Any]
 
 
+class User(NamedTuple):
+    """A value of a registered type: the name it is registered under, and its state."""
+
+    name: str
+    state: Any
+
+
+class Pickle(NamedTuple):
+    data: bytes
+
+
 class Header(NamedTuple):
-    """A checked header: sizes of the buffers, ragged groups, and the tree as packed bytes."""
+    """A checked header: sizes of the buffers, ragged groups, checksums, and the packed tree.
+
+    `checksums` are the CRC-32 of the tree and of each buffer, or None.
+    """
 
     version: int
     buffers: Sequence[int]
     groups: Sequence[Group]
+    checksums: Sequence[int] | None
     tree: bytes
 
 
@@ -231,14 +262,7 @@ def _batch(batch_size: Any, header: Header) -> None:
 
 
 def _check_tensor(record: Any, header: Header) -> Any:
-    cells = cells_of(record.shape)
-    itemsize = TORCH_DTYPES.get(record.dtype) if type(record.dtype) is str else None
-    if itemsize is None:
-        raise fail(
-            "unknown_dtype",
-            f"expected a torch dtype of the table, found {brief(record.dtype)}",
-        )
-    _at(record, cells * itemsize, header)
+    _at(record, torch_size(record.dtype, cells_of(record.shape)), header)
     return record
 
 
@@ -254,6 +278,27 @@ def _check_jagged(record: Jagged, header: Header) -> Jagged:
     expect(group < len(header.groups), "bad_record", f"a group below {len(header.groups)}", group)
     dim = count(record.ragged_dim, "a ragged dim")
     expect(1 <= dim <= len(record.shape), "bad_record", f"1 to {len(record.shape)}", dim)
+    return record
+
+
+def _check_tensor_views(record: TensorViews, header: Header) -> TensorViews:
+    _check_tensor(record, header)
+    expect(type(record.dtype) is str and record.shape != [], "bad_record", "plain rows", record)
+    starts, ends = list_of(record.starts, "starts"), list_of(record.ends, "ends")
+    expect(len(starts) == len(ends), "bad_record", f"{len(starts)} ends", len(ends))
+    for start, end in zip(starts, ends, strict=True):
+        within_rows = type(start) is type(end) is int and 0 <= start <= end <= record.shape[0]
+        expect(within_rows, "out_of_bounds", f"a range within {record.shape[0]}", (start, end))
+    return record
+
+
+def _check_user(record: User, header: Header) -> User:
+    expect(type(record.name) is str, "bad_record", "a type's name", record.name)
+    return record
+
+
+def _check_pickle(record: Pickle, header: Header) -> Pickle:
+    expect(type(record.data) is bytes, "bad_record", "bytes", record.data)
     return record
 
 
@@ -456,6 +501,7 @@ CHECKS: dict[type, Callable[[Any, Header], Any]] = {
     StringScalar: _check_string_scalar,
     Tensor: _check_tensor,
     Jagged: _check_jagged,
+    TensorViews: _check_tensor_views,
     StridedNested: _check_any,
     SparseCoo: _check_sparse_coo,
     SparseCompressed: _check_sparse_compressed,
@@ -467,6 +513,8 @@ CHECKS: dict[type, Callable[[Any, Header], Any]] = {
     NonTensorData: _check_non_tensor_data,
     NonTensorRows: _check_non_tensor_rows,
     NonTensorStack: _check_non_tensor_stack,
+    User: _check_user,
+    Pickle: _check_pickle,
 }
 
 
@@ -488,6 +536,7 @@ KINDS: dict[type, Kind] = {
     StringScalar: Kind.STRING_SCALAR,
     Tensor: Kind.TENSOR,
     Jagged: Kind.JAGGED,
+    TensorViews: Kind.TENSOR_VIEWS,
     StridedNested: Kind.STRIDED_NESTED,
     SparseCoo: Kind.SPARSE_COO,
     SparseCompressed: Kind.SPARSE_COMPRESSED,
@@ -499,5 +548,7 @@ KINDS: dict[type, Kind] = {
     NonTensorData: Kind.NON_TENSOR_DATA,
     NonTensorRows: Kind.NON_TENSOR_ROWS,
     NonTensorStack: Kind.NON_TENSOR_STACK,
+    User: Kind.USER,
+    Pickle: Kind.PICKLE,
 }
 RECORDS: dict[int, Any] = {int(kind): record for record, kind in KINDS.items()}

@@ -67,12 +67,16 @@ class Kind(IntEnum):
     SIZE = 53
     DTYPE = 54
     DEVICE = 55
+    TENSOR_VIEWS = 56
     # tensordict
     TENSORDICT = 64
     LAZY_STACK = 65
     NON_TENSOR_DATA = 66
     NON_TENSOR_ROWS = 67
     NON_TENSOR_STACK = 68
+    # the user's
+    USER = 80
+    PICKLE = 81
 
 
 TORCH_DTYPES: dict[str, int] = {
@@ -106,5 +110,10 @@ TORCH_DTYPES: dict[str, int] = {
     "bits16": 2,
 }
 """Name on the wire (PyTorch's own) to bytes per element: the one dtype table."""
+
+INTEGER_DTYPES = frozenset(
+    ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+)
+"""Dtypes whose cells may be stored narrower than they are."""
 
 COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")

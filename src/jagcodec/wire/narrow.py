@@ -1,0 +1,50 @@
+"""Integers in the smallest width that holds them, and back: fewer bytes, the same values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jagcodec.buffers import ByteArray
+
+
+def narrowed(data: ByteArray, name: str) -> tuple[str, ByteArray] | None:
+    """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width.
+
+    `stored` is ``bits`` for cells of 0 and 1, or ``u`` or ``i`` and a number of bytes.
+    """
+    # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
+    cells = data.view("u1" if name == "bool" else name)
+    if not len(cells):
+        return None
+    low, high = int(cells.min()), int(cells.max())
+    if low >= 0 and high <= 1:
+        return "bits", np.packbits(cells != 0, bitorder="little")
+    itemsize = cells.dtype.itemsize
+    for width in range(1, itemsize):
+        bits = 8 * width
+        if low >= 0 and high < 1 << bits:
+            return f"u{width}", _low_bytes(data, itemsize, width)
+        if -(1 << bits - 1) <= low and high < 1 << bits - 1:
+            return f"i{width}", _low_bytes(data, itemsize, width)
+    return None
+
+
+def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
+    # Little-endian two's complement: the low bytes are the narrower number.
+    low: ByteArray = data.reshape(-1, itemsize)[:, :width]
+    return np.ascontiguousarray(low).reshape(-1)
+
+
+def widened(data: ByteArray, stored: str, name: str, cells: int) -> ByteArray:
+    """The bytes of `cells` cells of dtype `name` that were stored as `narrowed` says."""
+    if stored == "bits":
+        return np.unpackbits(data, count=cells, bitorder="little").astype(name).view(np.uint8)
+    width = int(stored[1])
+    if width in (1, 2, 4):
+        return data.view(f"<{stored}").astype(name).view(np.uint8)
+    wide = np.zeros((cells, np.dtype(name).itemsize), dtype=np.uint8)
+    narrow = data.reshape(cells, width)
+    wide[:, :width] = narrow
+    if stored[0] == "i":
+        wide[:, width:] = np.where(narrow[:, width - 1 :] & 0x80, 0xFF, 0)
+    return wide.reshape(-1)

@@ -1,0 +1,86 @@
+"""Lists of tensors that view one storage: found, merged, and sent as one buffer.
+
+What TransferQueue sends as thousands of row views is one range of memory, or a few. Sent view by
+view each would be a frame; sent as a storage, padding and neighbours would ride along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from jagcodec import rowcopy
+from jagcodec.buffers import IntArray
+
+
+class Merged(NamedTuple):
+    """Views as ranges ``starts[i] : ends[i]`` of the rows of `base`."""
+
+    base: torch.Tensor
+    starts: IntArray
+    ends: IntArray
+
+
+def merge(values: Sequence[Any]) -> Merged | None:
+    """Plain tensors over one storage as ranges of one tensor, or None if they are not that.
+
+    `base` aliases the storage where the views touch or overlap; where there are gaps between
+    them it is a copy without the gaps, so that only what is viewed is sent.
+    """
+    first = values[0]
+    if len(values) < 2 or not _viewable(first):
+        return None
+    storage = first.untyped_storage().data_ptr()
+    cell = tuple(first.shape[1:])
+    for value in values:
+        if (
+            type(value) is not torch.Tensor
+            or value.dtype != first.dtype
+            or tuple(value.shape[1:]) != cell
+            or not _viewable(value)
+            or value.untyped_storage().data_ptr() != storage
+        ):
+            return None
+
+    inner = first.shape[1:].numel()
+    places = np.array([value.storage_offset() for value in values], dtype=np.int64)
+    lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
+    # A view of nothing lies anywhere; let it lie where it makes no gap.
+    places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
+    if ((places - places.min()) % inner).any():
+        return None
+    starts = (places - places.min()) // inner
+    ends = starts + lengths
+
+    order = np.argsort(starts, kind="stable")
+    reach = np.maximum.accumulate(ends[order])
+    opens = np.concatenate(([True], starts[order][1:] > reach[:-1]))
+    piece = np.empty(len(values), dtype=np.int64)
+    piece[order] = np.cumsum(opens) - 1
+    piece_starts = starts[order][opens]
+    piece_ends = reach[np.append(np.flatnonzero(opens)[1:] - 1, len(values) - 1)]
+    sizes = piece_ends - piece_starts
+    span = first.as_strided((int(piece_ends[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
+    if len(sizes) == 1:
+        return Merged(span, starts, ends)
+    shift = np.cumsum(sizes) - sizes - piece_starts
+    base = rowcopy.gather(span, piece_starts, sizes)
+    return Merged(base, starts + shift[piece], ends + shift[piece])
+
+
+def _viewable(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type == "cpu"
+        and value.dim() > 0
+        and value.shape[1:].numel() > 0
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    )
