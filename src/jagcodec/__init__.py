@@ -22,6 +22,15 @@ from jagcodec.layout import (
 from jagcodec.payloads import unwrap_wire_stripped_payload
 from jagcodec.tax import padding_tax
 from jagcodec.trainer import BatchedDataDict, Layout, PackedColumn, materialize
+from jagcodec.wire.blobs import (
+    decode_batch,
+    dump,
+    encode_batch_into,
+    encode_into,
+    encoded_size,
+    load,
+    to_blob,
+)
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
 from jagcodec.wire.registry import register_type
@@ -39,7 +48,13 @@ __all__ = [
     "WireFormatError",
     "__version__",
     "decode",
+    "decode_batch",
+    "dump",
     "encode",
+    "encode_batch_into",
+    "encode_into",
+    "encoded_size",
+    "load",
     "materialize",
     "maybe_pack_jagged",
     "pack_jagged_fields",
@@ -48,6 +63,7 @@ __all__ = [
     "register_type",
     "response_from_nested",
     "stack_or_nest",
+    "to_blob",
     "to_nested_by_length",
     "unwrap_wire_stripped_payload",
 ]

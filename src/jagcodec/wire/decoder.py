@@ -22,12 +22,14 @@ from tensordict import (
 from jagcodec.buffers import ByteArray, from_bytes
 from jagcodec.errors import WireFormatError
 from jagcodec.payloads import is_non_tensor, stack_of_payloads
-from jagcodec.ragged import Raggedness, is_jagged, splits_of_offsets
+from jagcodec.ragged import Raggedness, RowSplits, is_jagged, splits_of_offsets
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.dtypes import torch_size
+from jagcodec.wire.framing import buffer_bytes, is_blob, split_blob
 from jagcodec.wire.header import check_crc, read_header, read_tree
 from jagcodec.wire.narrow import widened
+from jagcodec.wire.payload import FramePayload, Payload
 from jagcodec.wire.registry import restore
 from jagcodec.wire.spec import TORCH_DTYPES
 
@@ -57,7 +59,8 @@ def decode(
 
     Args:
         frames: The message's frames in order, each of the buffer protocol (bytes, bytearray,
-            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; at any address.
+            memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; at any address. Or a
+            message in one buffer, as `to_blob` makes it.
         copy: None aliases writable frames and copies read-only ones, each once however many
             values lie in it: torch has no read-only tensors, and a write into read-only memory
             can kill the process. True copies every frame. False copies none: never write to
@@ -89,28 +92,13 @@ def decode(
         >>> back["ids"].tolist(), back["tag"]
         ([[0, 1, 2], [3, 4, 5]], 'gsm8k')
     """
-    header_frame, payload = _frames(frames)
-    header = read_header(header_frame)
-    sizes = [len(array) for array in payload]
-    if len(sizes) != len(header.buffers):
-        raise WireFormatError(
-            "frame_count",
-            "frames",
-            f"expected {len(header.buffers) + 1} frames, found {len(sizes) + 1}; "
-            "frames were lost, or come from more than one message",
-        )
-    for i, (expected, found) in enumerate(zip(header.buffers, sizes, strict=True)):
-        if expected != found:
-            raise WireFormatError(
-                "frame_size",
-                f"frame {i + 1}",
-                f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
-            )
+    header, payload = receive(frames)
     if header.checksums is not None:
         for i, array in enumerate(payload):
             check_crc(array, header.checksums[i + 1], f"frame {i + 1}")
     target = None if device is None else torch.device(device)
-    return read_tree(header, _Decoding(header, payload, copy, target, allow_pickle).build)
+    source = FramePayload(payload, copy)
+    return read_tree(header, Decoding(header, source, target, allow_pickle).build)
 
 
 class MsgpackDecoder:
@@ -142,100 +130,55 @@ class MsgpackDecoder:
 # --- frames ------------------------------------------------------------------------------------
 
 
-def _frames(frames: Any) -> tuple[memoryview, list[ByteArray]]:
+def receive(frames: Any) -> tuple[records.Header, list[ByteArray]]:
+    """The checked header and the payload of a message in frames or in one blob, aliased.
+
+    Raises:
+        WireFormatError: There is no message, it is cut, or its frames are not the header's.
+    """
     one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
     if one or not isinstance(frames, Sequence):
         frames = [frames]
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
-    arrays = [_frame_bytes(frame, i) for i, frame in enumerate(frames)]
-    return arrays[0].data, arrays[1:]
-
-
-def _frame_bytes(frame: Any, index: int) -> ByteArray:
-    try:
-        if isinstance(frame, torch.Tensor):
-            frame = frame.detach().numpy()
-        view = memoryview(frame)
-        flat = view.cast("B") if view.nbytes and view.c_contiguous else view
-    except (TypeError, ValueError, RuntimeError) as error:
+    arrays = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
+    if len(arrays) == 1 and is_blob(arrays[0]):
+        arrays = split_blob(arrays[0], lambda header: read_header(header).buffers)
+    header = read_header(arrays[0].data)
+    sizes = [len(array) for array in arrays[1:]]
+    if len(sizes) != len(header.buffers):
         raise WireFormatError(
-            "foreign", f"frame {index}", f"expected a contiguous buffer, found {error}"
-        ) from error
-    if not view.nbytes:
-        return np.empty(0, dtype=np.uint8)
-    if not view.c_contiguous:
-        raise WireFormatError(
-            "foreign", f"frame {index}", "expected a contiguous buffer, found one with gaps"
+            "frame_count",
+            "frames",
+            f"expected {len(header.buffers) + 1} frames, found {len(sizes) + 1}; "
+            "frames were lost, or come from more than one message",
         )
-    array: ByteArray = np.frombuffer(flat, dtype=np.uint8)
-    return array
-
-
-class _Writable:
-    """Read-only memory that numpy is told it may write: for `copy=False` alone."""
-
-    def __init__(self, array: ByteArray) -> None:
-        self._keep_alive = array
-        self.__array_interface__ = {
-            "data": (array.__array_interface__["data"][0], False),
-            "shape": array.shape,
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-class _Payload:
-    """The payload frames as memory that may be written to."""
-
-    def __init__(self, arrays: list[ByteArray], copy: bool | None) -> None:
-        self._arrays = arrays
-        self._copy = copy
-        self._owned: list[ByteArray | None] = [None] * len(arrays)
-
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
-        """`size` bytes, flat, writable and aligned. The header vouches for the bounds."""
-        if size == 0:
-            return np.empty(0, dtype=np.uint8)
-        data: ByteArray = self._writable(buffer)[offset : offset + size]
-        if data.__array_interface__["data"][0] % alignment:
-            data = data.copy()
-        return data
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """`size` bytes to look at, as they came."""
-        return self._arrays[buffer][offset : offset + size] if size else np.empty(0, np.uint8)
-
-    def _writable(self, buffer: int) -> ByteArray:
-        owned = self._owned[buffer]
-        if owned is None:
-            owned = self._arrays[buffer]
-            read_only = not owned.flags.writeable
-            if self._copy or (self._copy is None and read_only):
-                owned = owned.copy()
-            elif read_only:
-                owned = np.asarray(_Writable(owned), dtype=np.uint8)
-            self._owned[buffer] = owned
-        return owned
+    for i, (expected, found) in enumerate(zip(header.buffers, sizes, strict=True)):
+        if expected != found:
+            raise WireFormatError(
+                "frame_size",
+                f"frame {i + 1}",
+                f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
+            )
+    return header, arrays[1:]
 
 
 # --- values ------------------------------------------------------------------------------------
 
 
-class _Decoding:
-    """The state of one `decode` call."""
+class Decoding:
+    """Records to values, over one message: the state of one `decode` call."""
 
     def __init__(
         self,
         header: records.Header,
-        payload: list[ByteArray],
-        copy: bool | None,
+        payload: Payload,
         device: torch.device | None,
         allow_pickle: bool,
     ) -> None:
         self._header = header
         self._allow_pickle = allow_pickle
-        self._payload = _Payload(payload, copy)
+        self._payload = payload
         self._device = device
         self._ragged: dict[int, Raggedness] = {}
 
@@ -360,25 +303,7 @@ class _Decoding:
         return raggedness.jagged(self._tensor(record), record.ragged_dim)
 
     def _raggedness(self, index: int) -> Raggedness:
-        group = self._header.groups[index]
-        data = self._payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
-        # A copy: offsets that were checked must not change with the message's memory.
-        offsets = np.frombuffer(data.tobytes(), dtype="<i8").copy()
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            raise WireFormatError(
-                "bad_offsets",
-                f"$ (ragged group {index})",
-                f"expected offsets from 0 that never fall, found {offsets.tolist()!r:.80}",
-            )
-        splits = splits_of_offsets(offsets)
-        if (splits.min, splits.max) != (group.min, group.max):
-            raise WireFormatError(
-                "bad_offsets",
-                f"$ (ragged group {index})",
-                f"expected rows of {splits.min} to {splits.max} as the offsets say, "
-                f"found {group.min} to {group.max} in the header",
-            )
-        return Raggedness(splits)
+        return Raggedness(read_splits(self._header, self._payload, index))
 
     def _strided_nested(self, record: records.StridedNested) -> torch.Tensor:
         sizes, values = _cpu_tensor(record.sizes), _cpu_tensor(record.values)
@@ -492,6 +417,33 @@ class _Decoding:
             raise _bad("data that unpickles", f"{type(error).__name__}: {error}") from error
 
 
+def read_splits(header: records.Header, payload: Payload, index: int) -> RowSplits:
+    """The row splits of a ragged group.
+
+    Raises:
+        WireFormatError: Its offsets are not, or not those of its min and max.
+    """
+    group = header.groups[index]
+    data = payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
+    # A copy: offsets that were checked must not change with the message's memory.
+    offsets = np.frombuffer(data.tobytes(), dtype="<i8").copy()
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise WireFormatError(
+            "bad_offsets",
+            f"$ (ragged group {index})",
+            f"expected offsets from 0 that never fall, found {offsets.tolist()!r:.80}",
+        )
+    splits = splits_of_offsets(offsets)
+    if (splits.min, splits.max) != (group.min, group.max):
+        raise WireFormatError(
+            "bad_offsets",
+            f"$ (ragged group {index})",
+            f"expected rows of {splits.min} to {splits.max} as the offsets say, "
+            f"found {group.min} to {group.max} in the header",
+        )
+    return splits
+
+
 def _bad(expected: str, found: Any) -> WireFormatError:
     return WireFormatError("bad_value", "$", f"expected {expected}, found {found}")
 
@@ -524,36 +476,36 @@ def _cpu_tensor(value: Any) -> torch.Tensor:
     return value
 
 
-_BUILDERS: dict[type, Callable[[_Decoding, Any], Any]] = {
-    records.BigInt: _Decoding._big_int,
+_BUILDERS: dict[type, Callable[[Decoding, Any], Any]] = {
+    records.BigInt: Decoding._big_int,
     records.Complex: lambda d, r: complex(r.real, r.imag),
     records.Tuple: lambda d, r: tuple(r.items),
     records.Set: lambda d, r: set(d._members(r)),
     records.FrozenSet: lambda d, r: frozenset(d._members(r)),
-    records.Dict: _Decoding._dict,
+    records.Dict: Decoding._dict,
     records.Range: lambda d, r: range(r.start, r.stop, r.step),
     records.Slice: lambda d, r: slice(r.start, r.stop, r.step),
-    records.Bytes: _Decoding._bytes,
-    records.Array: _Decoding._array,
-    records.ObjectArray: _Decoding._object_array,
-    records.FieldArray: _Decoding._field_array,
-    records.StringArray: _Decoding._string_array,
-    records.Scalar: _Decoding._scalar,
-    records.StringScalar: _Decoding._string_scalar,
-    records.Tensor: _Decoding._tensor,
-    records.Jagged: _Decoding._jagged,
-    records.TensorViews: _Decoding._tensor_views,
-    records.StridedNested: _Decoding._strided_nested,
-    records.SparseCoo: _Decoding._sparse_coo,
-    records.SparseCompressed: _Decoding._sparse_compressed,
+    records.Bytes: Decoding._bytes,
+    records.Array: Decoding._array,
+    records.ObjectArray: Decoding._object_array,
+    records.FieldArray: Decoding._field_array,
+    records.StringArray: Decoding._string_array,
+    records.Scalar: Decoding._scalar,
+    records.StringScalar: Decoding._string_scalar,
+    records.Tensor: Decoding._tensor,
+    records.Jagged: Decoding._jagged,
+    records.TensorViews: Decoding._tensor_views,
+    records.StridedNested: Decoding._strided_nested,
+    records.SparseCoo: Decoding._sparse_coo,
+    records.SparseCompressed: Decoding._sparse_compressed,
     records.Size: lambda d, r: torch.Size(r.shape),
-    records.DType: _Decoding._dtype,
-    records.Device: _Decoding._torch_device,
-    records.TensorDict: _Decoding._tensordict,
-    records.LazyStack: _Decoding._lazy_stack,
-    records.NonTensorData: _Decoding._non_tensor_data,
+    records.DType: Decoding._dtype,
+    records.Device: Decoding._torch_device,
+    records.TensorDict: Decoding._tensordict,
+    records.LazyStack: Decoding._lazy_stack,
+    records.NonTensorData: Decoding._non_tensor_data,
     records.NonTensorRows: lambda d, r: stack_of_payloads(r.payloads),
-    records.NonTensorStack: _Decoding._non_tensor_stack,
-    records.User: _Decoding._user,
-    records.Pickle: _Decoding._pickle,
+    records.NonTensorStack: Decoding._non_tensor_stack,
+    records.User: Decoding._user,
+    records.Pickle: Decoding._pickle,
 }

@@ -13,6 +13,9 @@ MAGIC = "jagcodec"
 
 VERSION = 1
 
+BLOB_MAGIC = b"jagcodec"
+"""First eight bytes of a message in one buffer. A header frame begins with another byte."""
+
 ALIGNMENT = 64
 """Small buffers start at multiples of this inside the frame they share: one cache line."""
 
