@@ -4,9 +4,11 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 """
 
 from jagcodec._version import __version__
-from jagcodec.columns import pack_jagged_fields
+from jagcodec.columns import encode_fields, pack_jagged_fields
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentIndexError,
+    ArgumentKeyError,
     ArgumentTypeError,
     JagcodecError,
     UnsupportedTypeError,
@@ -34,17 +36,22 @@ from jagcodec.wire.blobs import (
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
 from jagcodec.wire.registry import register_type
+from jagcodec.wire_batch import FieldSchema, WireBatch, open_wire
 
 __all__ = [
     "ArgumentError",
+    "ArgumentIndexError",
+    "ArgumentKeyError",
     "ArgumentTypeError",
     "BatchedDataDict",
+    "FieldSchema",
     "JagcodecError",
     "Layout",
     "MsgpackDecoder",
     "MsgpackEncoder",
     "PackedColumn",
     "UnsupportedTypeError",
+    "WireBatch",
     "WireFormatError",
     "__version__",
     "decode",
@@ -52,11 +59,13 @@ __all__ = [
     "dump",
     "encode",
     "encode_batch_into",
+    "encode_fields",
     "encode_into",
     "encoded_size",
     "load",
     "materialize",
     "maybe_pack_jagged",
+    "open_wire",
     "pack_jagged_fields",
     "pack_per_token_field",
     "padding_tax",

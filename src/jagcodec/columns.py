@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from tensordict import TensorDict
 
 from jagcodec.buffers import contiguous_bits
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import pack_or_keep, read_lengths
+from jagcodec.layout import compact_values, parts_or_rectangle, read_lengths
 from jagcodec.payloads import leaf_of_rows
-from jagcodec.ragged import Raggedness, is_jagged, take_apart
+from jagcodec.ragged import Parts, Raggedness, is_jagged, splits_of_lengths, take_apart
+from jagcodec.wire.encoder import Encoding, Frame
+from jagcodec.wire.framing import writable_bytes, write_blob
 
 
 def pack_jagged_fields(
@@ -55,10 +57,111 @@ def pack_jagged_fields(
         >>> td["ids"].values().tolist(), td["reward"].tolist()
         ([5, 6, 7, 8, 9], [0.0, 1.0])
     """
-    where = "pack_jagged_fields"
-    raggedness = None
-    if lengths is not None:
-        raggedness = Raggedness(read_lengths(lengths, f"{where}(lengths)"))
+    plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
+    # Equal rows are one raggedness, whether a column was packed here or came in jagged.
+    by_rows: dict[bytes, Raggedness] = {}
+    leaves: dict[str, Any] = {}
+    for name, column in plan.columns:
+        if isinstance(column, list):
+            leaves[name] = leaf_of_rows(column)
+        elif isinstance(column, Parts):
+            rows = column.lengths.tobytes()
+            if rows not in by_rows:
+                by_rows[rows] = Raggedness(splits_of_lengths(column.lengths))
+            leaves[name] = by_rows[rows].jagged(compact_values(column), column.ragged_dim)
+        else:
+            leaves[name] = column
+    return TensorDict(leaves, batch_size=[plan.rows])
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: torch.Tensor | None,
+    token_aligned_fields: Iterable[str] | None = ...,
+    out: None = ...,
+    narrow: bool = ...,
+    checksum: bool = ...,
+    allow_pickle: bool = ...,
+) -> list[Frame]: ...
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: torch.Tensor | None,
+    token_aligned_fields: Iterable[str] | None = ...,
+    out: Any,
+    narrow: bool = ...,
+    checksum: bool = ...,
+    allow_pickle: bool = ...,
+) -> int: ...
+
+
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: torch.Tensor | None,
+    token_aligned_fields: Iterable[str] | None = None,
+    out: Any = None,
+    narrow: bool = False,
+    checksum: bool = False,
+    allow_pickle: bool = False,
+) -> list[Frame] | int:
+    """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
+
+    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``.
+
+    Args:
+        fields: As for `pack_jagged_fields`.
+        lengths: As there.
+        token_aligned_fields: As there.
+        out: Memory to write the message to as one blob, as by `encode_into`.
+        narrow: As for `encode`.
+        checksum: As for `encode`.
+        allow_pickle: As for `encode`.
+
+    Returns:
+        Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
+        are aliased by their frames, packed ones own their memory.
+
+    Raises:
+        ArgumentError: As from `pack_jagged_fields`; or `out` is too small.
+        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is no writable buffer.
+        UnsupportedTypeError: As from `encode`.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import decode, encode_fields
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
+        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
+        >>> decode(frames)["ids"].values().tolist()
+        [5, 6, 7, 8, 9]
+    """
+    plan = _plan(fields, lengths, token_aligned_fields, "encode_fields")
+    encoding = Encoding(narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
+    frames = encoding.frames(encoding.batch(plan.rows, plan.columns))
+    if out is None:
+        return frames
+    return write_blob(frames, writable_bytes(out, "encode_fields(out)"))
+
+
+class _Plan(NamedTuple):
+    """Checked columns: tensors, jagged ones as `Parts`, or lists of N objects."""
+
+    rows: int
+    columns: list[tuple[str, Any]]
+
+
+def _plan(
+    fields: Mapping[str, Any],
+    lengths: torch.Tensor | None,
+    token_aligned_fields: Iterable[str] | None,
+    where: str,
+) -> _Plan:
+    splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
     if isinstance(token_aligned_fields, str):
         raise ArgumentTypeError(
             "bad_type",
@@ -67,8 +170,8 @@ def pack_jagged_fields(
         )
     named = None if token_aligned_fields is None else frozenset(token_aligned_fields)
 
-    rows = raggedness.splits.rows if raggedness else None
-    leaves: dict[str, Any] = {}
+    rows = None if splits is None else splits.rows
+    columns: list[tuple[str, Any]] = []
     for name, column in fields.items():
         path = f"{where}({name!r})"
         found = _rows(column, path)
@@ -79,14 +182,14 @@ def pack_jagged_fields(
                 "row_mismatch", path, f"expected {rows} rows like the batch, found {found}"
             )
         if isinstance(column, np.ndarray):
-            leaves[name] = leaf_of_rows(list(column))
+            columns.append((name, list(column)))
         elif is_jagged(column):
-            leaves[name] = _joined(column.detach(), raggedness, path)
-        elif raggedness is None or (named is not None and name not in named):
-            leaves[name] = contiguous_bits(column)
+            columns.append((name, take_apart(column, path)))
+        elif splits is None or (named is not None and name not in named):
+            columns.append((name, contiguous_bits(column)))
         else:
-            leaves[name] = pack_or_keep(column, raggedness, path, exact_width=named is None)
-    return TensorDict(leaves, batch_size=[rows or 0])
+            columns.append((name, parts_or_rectangle(column, splits, path, named is None)))
+    return _Plan(rows or 0, columns)
 
 
 def _rows(column: Any, path: str) -> int:
@@ -109,13 +212,3 @@ def _rows(column: Any, path: str) -> int:
         f"expected a tensor or an object array, found {found}; "
         "use torch.from_numpy for numbers, and an (N,) array of dtype object for anything else",
     )
-
-
-def _joined(jagged: torch.Tensor, raggedness: Raggedness | None, path: str) -> torch.Tensor:
-    """A jagged column under the batch's raggedness, if its rows are that long."""
-    if raggedness is None:
-        return jagged
-    parts = take_apart(jagged, path)
-    if parts.compact and np.array_equal(parts.lengths, raggedness.splits.lengths):
-        return raggedness.jagged(parts.values, parts.ragged_dim)
-    return jagged

@@ -18,6 +18,8 @@ Reason = Literal[
     "row_mismatch",
     "row_too_long",
     "empty_prompt",
+    "no_such_field",
+    "no_such_row",
     # an object that cannot ride
     "unsupported_type",
     "too_deep",
@@ -80,6 +82,14 @@ class ArgumentError(JagcodecError, ValueError):
 
 class ArgumentTypeError(JagcodecError, TypeError):
     """A value handed to a function has the wrong type or dtype; also a `TypeError`."""
+
+
+class ArgumentKeyError(JagcodecError, KeyError):
+    """A name that a function was given is no column; also a `KeyError`."""
+
+
+class ArgumentIndexError(JagcodecError, IndexError):
+    """A row that a function was asked for does not exist; also an `IndexError`."""
 
 
 class UnsupportedTypeError(JagcodecError, TypeError):

@@ -431,11 +431,19 @@ def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bo
         detached: torch.Tensor = val.detach()
         return detached
     check_rectangle(val, path)
-    splits = raggedness.splits
+    column = parts_or_rectangle(val, raggedness.splits, path, exact_width)
+    return raggedness.jagged(column.values) if isinstance(column, Parts) else column
+
+
+def parts_or_rectangle(
+    val: torch.Tensor, splits: RowSplits, path: str, exact_width: bool
+) -> Parts | torch.Tensor:
+    """A rectangle packed, if its shape is that of a per-token field, or else as it is; detached."""
     if val.dim() >= 2 and val.shape[0] == splits.rows:
         width = val.shape[1]
         if width == splits.max or (width > splits.max and not exact_width):
-            return pack(val.detach(), raggedness, path)
+            values = packed_values(val.detach(), splits, path)
+            return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
     return contiguous_bits(val)
 
 

@@ -7,7 +7,7 @@ offsets object is made once per batch, here, and handed to every column that has
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -107,8 +107,7 @@ class Raggedness:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
+class Parts(NamedTuple):
     """A jagged tensor taken apart, as it lies in memory.
 
     Row i is the cells ``starts[i] : starts[i] + lengths[i]`` of dim ``ragged_dim - 1`` of

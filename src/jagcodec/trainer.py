@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.layout import compact_values, pad_bits, pad_into, padded_shape
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
+from jagcodec.wire_batch import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
@@ -55,7 +56,7 @@ class PackedColumn(NamedTuple):
 
 @overload
 def materialize(
-    td: TensorDictBase,
+    td: TensorDictBase | WireBatch,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -64,7 +65,7 @@ def materialize(
 
 @overload
 def materialize(
-    td: TensorDictBase,
+    td: TensorDictBase | WireBatch,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -74,7 +75,7 @@ def materialize(
 
 
 def materialize(
-    td: TensorDictBase,
+    td: TensorDictBase | WireBatch,
     layout: Layout = "padded",
     pad_value_dict: Mapping[str, Any] | None = None,
     pad_to_seqlen: int = 0,
@@ -84,7 +85,8 @@ def materialize(
     """A wire batch to columns for a trainer: the fetch site.
 
     Args:
-        td: TensorDict of batch size (N, ...).
+        td: TensorDict of batch size (N, ...), or a `WireBatch`, whose columns then go straight
+            from the message to where they are wanted.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
         pad_value_dict: Column name to pad value, 0 for columns not named. Exact: a value that
@@ -132,11 +134,11 @@ def materialize(
             f"{where}(pad_to_seqlen)",
             f"expected a width, or 0 for the longest row, found {pad_to_seqlen!r}",
         )
-    if not isinstance(td, TensorDictBase):
+    if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
-    if not td.batch_dims:
+    if not len(td.batch_size):
         raise ArgumentError(
             "bad_shape", f"{where}(td)", "expected batch size (N, ...), found no batch dim"
         )
@@ -168,7 +170,7 @@ class _Materializing:
         self._packing: dict[tuple[bytes, torch.device], _Packing] = {}
         self._rectangles: list[_Rectangle] = []
 
-    def run(self, td: TensorDictBase) -> Any:
+    def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
         plan = self._plan(td, ())
         blanks = allocate([rectangle.blank for rectangle in self._rectangles])
@@ -186,7 +188,7 @@ class _Materializing:
                 columns[name] = column
         return self._container(columns)
 
-    def _plan(self, td: TensorDictBase, above: tuple[str, ...]) -> dict[str, Any]:
+    def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(td, LazyStackedTensorDict):
             raise ArgumentTypeError(
                 "bad_type",
@@ -197,23 +199,28 @@ class _Materializing:
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
         leaf: Any
-        for name, leaf in td.items():
+        if isinstance(td, WireBatch):
+            read = td.leaf if self._layout == "jagged" else td.column
+            items: Iterable[tuple[str, Any]] = ((name, read(name)) for name in td.fields)
+        else:
+            items = td.items()
+        for name, leaf in items:
             key = (*above, name)
             if is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
-            elif isinstance(leaf, TensorDictBase):
+            elif isinstance(leaf, (TensorDictBase, WireBatch)):
                 columns[name] = self._plan(leaf, key)
-            elif is_jagged(leaf):
+            elif isinstance(leaf, Parts) or is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             else:
                 columns[name] = leaf
         return columns
 
-    def _jagged(self, leaf: torch.Tensor, key: tuple[str, ...]) -> Any:
+    def _jagged(self, leaf: torch.Tensor | Parts, key: tuple[str, ...]) -> Any:
         if self._layout == "jagged":
             return leaf
         path = f"materialize({'.'.join(key)!r})"
-        parts = take_apart(leaf, path)
+        parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path)
         same_rows = parts.lengths.tobytes()
         splits = self._splits.get(same_rows)
         if splits is None:

@@ -273,13 +273,12 @@ class Decoding:
     def _cells(self, record: records.Tensor | records.Jagged | records.TensorViews) -> torch.Tensor:
         cells = math.prod(record.shape)
         size = torch_size(record.dtype, cells)
+        dtype = torch_dtype(record.dtype)
         if isinstance(record.dtype, list):
             name, stored = record.dtype
-            dtype = _torch_dtype(name)
             narrow = self._payload.read(record.buffer, record.offset, size)
             data = widened(narrow, stored, name, cells)
         else:
-            dtype = _torch_dtype(record.dtype)
             data = self._payload.bytes_at(record.buffer, record.offset, size, dtype.itemsize)
         return from_bytes(data, dtype, tuple(record.shape))
 
@@ -454,7 +453,13 @@ def _unknown_dtype(name: str) -> WireFormatError:
     )
 
 
-def _torch_dtype(name: str) -> torch.dtype:
+def torch_dtype(description: Any) -> torch.dtype:
+    """The torch dtype of a checked description, whichever way its cells are stored.
+
+    Raises:
+        WireFormatError: This torch has no such dtype.
+    """
+    name = description if isinstance(description, str) else description[0]
     dtype = _DTYPES[name]
     if dtype is None:
         raise _unknown_dtype(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from tensordict._td import _SubTensorDict
 from jagcodec.buffers import ByteArray, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError
 from jagcodec.layout import compact_values
-from jagcodec.payloads import payloads_of_stack
+from jagcodec.payloads import leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import Parts, is_jagged, splits_of_lengths, take_apart
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.header import HeaderWriter, child_path
@@ -424,6 +424,9 @@ class Encoding:
             parts = take_apart(tensor, "jagged tensor")
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
+        return self._parts(parts)
+
+    def _parts(self, parts: Parts) -> Any:
         name = self._torch_dtype(parts.values)
         values = compact_values(parts)
         dtype, place = self._cells(name, as_bytes(values))
@@ -455,6 +458,28 @@ class Encoding:
             items += (key, self._child(key, leaf))
         dims = list(names) if any(name is not None for name in names) else None
         return self._record(records.TensorDict(self._batch_size(td), dims, items))
+
+    def batch(self, rows: int, columns: Iterable[tuple[str, Any]]) -> Any:
+        """The tree of a batch from its columns: tensors, `Parts`, or lists of N objects.
+
+        What it makes is what the TensorDict of these columns would make.
+        """
+        items: list[Any] = []
+        for name, column in columns:
+            self._path.append(name)
+            if isinstance(column, Parts):
+                items += (name, self._parts(column))
+            elif isinstance(column, list):
+                items += (name, self._object_rows(column))
+            else:
+                items += (name, self._tensor(column))
+            self._path.pop()
+        return self._record(records.TensorDict([rows], None, items))
+
+    def _object_rows(self, payloads: list[Any]) -> Any:
+        if not payloads:
+            return self._value(leaf_of_rows(payloads))
+        return self._record(records.NonTensorRows(self._children(payloads)))
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Any:
         members = self._children(stack.tensordicts)

@@ -25,6 +25,9 @@ from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 PREAMBLE = struct.Struct("<8sIIQ")
 """Magic, version, zero, header size."""
 
+# msgpack's extensions, and so the value tree, end at 4 GiB.
+_MAX_HEADER = 1 << 33
+
 
 def buffer_bytes(buffer: Any, path: str) -> ByteArray:
     """Any contiguous buffer, or a CPU tensor, as flat bytes that alias it.
@@ -76,6 +79,10 @@ def read_preamble(start: ByteArray) -> int:
         )
     if zero:
         raise WireFormatError("bad_header", "preamble", f"expected 0 at byte 12, found {zero}")
+    if size > _MAX_HEADER:
+        raise WireFormatError(
+            "bad_header", "preamble", f"expected a header below {_MAX_HEADER} bytes, found {size}"
+        )
     return int(size)
 
 

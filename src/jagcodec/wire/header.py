@@ -174,6 +174,38 @@ def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
     return _TreeReader(header, build).level(header.tree, 0, Kind.TREE)
 
 
+def outline(header: Header) -> Any:
+    """The value tree with its extensions unread (`msgpack.ExtType`)."""
+    return _unpack(header.tree, msgpack.ExtType, "$")
+
+
+def read_record(header: Header, extension: msgpack.ExtType) -> Any:
+    """The checked record of one extension, with the extensions inside it unread.
+
+    Raises:
+        WireFormatError: It is unknown or malformed.
+    """
+    record = _known(extension.code)
+    fields = _unpack(extension.data, msgpack.ExtType, "$")
+    return CHECKS[record](_record(record, fields), header)
+
+
+def read_extension(header: Header, extension: msgpack.ExtType, build: Callable[[Any], Any]) -> Any:
+    """The value of one extension, as `read_tree` would make it."""
+    return _TreeReader(header, build).value(extension.code, extension.data, 0)
+
+
+def _known(code: int) -> Any:
+    record = RECORDS.get(code)
+    if record is None:
+        raise fail(
+            "unknown_kind",
+            f"expected a known extension code, found {code}; "
+            "the sender may be newer than this reader",
+        )
+    return record
+
+
 class _TreeReader:
     # A class, because closures that call each other are a reference cycle, and would keep the
     # received memory alive until the next garbage collection.
@@ -189,7 +221,7 @@ class _TreeReader:
 
         def hook(code: int, payload: bytes) -> Any:
             try:
-                return self._value(code, payload, depth)
+                return self.value(code, payload, depth)
             except WireFormatError:
                 failed.append(msgpack.ExtType(code, payload))
                 raise
@@ -203,14 +235,9 @@ class _TreeReader:
                 raise _moved(error, steps) from error
             raise
 
-    def _value(self, code: int, payload: bytes, depth: int) -> Any:
-        record = RECORDS.get(code)
-        if record is None:
-            raise fail(
-                "unknown_kind",
-                f"expected a known extension code, found {code}; "
-                "the sender may be newer than this reader",
-            )
+    def value(self, code: int, payload: bytes, depth: int) -> Any:
+        """What one extension stands for."""
+        record = _known(code)
         fields = self.level(payload, depth + 1, code)
         return self._build(CHECKS[record](_record(record, fields), self._header))
 

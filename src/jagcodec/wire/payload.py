@@ -67,10 +67,9 @@ def writable(data: ByteArray, copy: bool | None) -> ByteArray:
     """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False)."""
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only):
-        return data.copy()
-    if read_only:
-        unlocked: ByteArray = np.asarray(_Writable(data), dtype=np.uint8)
-        return unlocked
+        data = data.copy()
+    elif read_only:
+        data = np.asarray(_Writable(data), dtype=np.uint8)
     return data
 
 

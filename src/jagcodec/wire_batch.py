@@ -1,0 +1,511 @@
+"""A batch that is still a message: its header is read, its buffers only where they are wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec.buffers import ByteArray, IntArray, from_bytes
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentIndexError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    WireFormatError,
+)
+from jagcodec.payloads import is_non_tensor, leaf_of_rows, object_array, rows_of_leaf
+from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.wire import records
+from jagcodec.wire.decoder import Decoding, read_splits, receive, torch_dtype
+from jagcodec.wire.dtypes import torch_size
+from jagcodec.wire.framing import PREAMBLE, buffer_bytes, read_preamble, starts_of
+from jagcodec.wire.header import child_path, outline, read_extension, read_header, read_record
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.payload import Fetch, RangePayload
+from jagcodec.wire.spec import Kind
+
+Ranges: TypeAlias = list[tuple[int, int]]
+"""Half-open ranges of cells or rows, in the order in which they are wanted."""
+
+
+_OBJECTS = (records.NonTensorData, records.NonTensorRows, records.NonTensorStack)
+
+
+class FieldSchema(NamedTuple):
+    """What the header says of one field.
+
+    Attributes:
+        kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
+            wire in small letters.
+        dtype: Of its cells; None where there are none.
+        shape: With None for the ragged dim; None where it is no tensor.
+    """
+
+    kind: str
+    dtype: torch.dtype | None
+    shape: tuple[int | None, ...] | None
+
+
+class WireBatch:
+    """A batch of columns over a message; made by `open_wire`.
+
+    It is a view: `select` and `rows` choose without reading, and what is chosen is read, field by
+    field, when a tensor is asked for. It keeps its message alive. A contiguous range of rows
+    aliases a writable message; anything else is copied out of it.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, open_wire
+        >>> columns = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
+        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 4, 3]))
+        >>> batch = open_wire(frames).select(["ids"]).rows(slice(1, 3))
+        >>> batch.fields, batch.batch_size
+        (('ids',), torch.Size([2]))
+        >>> [row.tolist() for row in batch.to_tensordict()["ids"].unbind()]
+        [[4, 5, 6, 7], [8, 9, 10]]
+    """
+
+    def __init__(
+        self,
+        message: _Message,
+        leaves: Mapping[str, Any],
+        batch_size: list[int],
+        names: list[str | None] | None,
+        chosen: range | IntArray | None,
+    ) -> None:
+        """Use `open_wire`."""
+        self._message = message
+        self._leaves = leaves
+        self._sent = batch_size
+        self._names = names
+        self._chosen = chosen
+        self._ragged: dict[int, Raggedness] = {}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the columns, in their order."""
+        return tuple(self._leaves)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """(N, ...): N rows as chosen."""
+        rows = self._sent[0] if self._chosen is None else len(self._chosen)
+        return torch.Size([rows, *self._sent[1:]])
+
+    @property
+    def schema(self) -> Mapping[str, FieldSchema]:
+        """Name to `FieldSchema`, from the header alone, for the rows as chosen."""
+        return MappingProxyType({name: self._schema(name) for name in self._leaves})
+
+    def __len__(self) -> int:
+        return int(self.batch_size[0])
+
+    def __repr__(self) -> str:
+        return f"WireBatch(fields={list(self.fields)}, batch_size={list(self.batch_size)})"
+
+    def select(self, names: Iterable[str]) -> WireBatch:
+        """The columns of these names, in this order. Reads nothing.
+
+        Raises:
+            ArgumentKeyError: A name is no column.
+        """
+        names = [names] if isinstance(names, str) else list(names)
+        for name in names:
+            self._leaf(name, "select")
+        leaves = {name: self._leaves[name] for name in names}
+        return WireBatch(self._message, leaves, self._sent, self._names, self._chosen)
+
+    def rows(self, index: Any) -> WireBatch:
+        """These rows, in this order; they may repeat. Reads nothing.
+
+        Args:
+            index: A slice, or integers (list, tensor, array; negative ones count from the end),
+                or N booleans, or one integer for a batch of one row.
+
+        Raises:
+            ArgumentIndexError: A row does not exist.
+            ArgumentTypeError: `index` is none of these.
+        """
+        chosen = _choice(index, len(self))
+        if self._chosen is not None:
+            chosen = (
+                self._chosen[chosen.start : chosen.stop]
+                if isinstance(chosen, range)
+                else (np.asarray(self._chosen, dtype=np.int64)[chosen])
+            )
+        return WireBatch(self._message, self._leaves, self._sent, self._names, chosen)
+
+    def to_tensordict(self) -> TensorDict:
+        """The chosen columns and rows as a TensorDict, as `decode` would make it.
+
+        Raises:
+            WireFormatError: A field is malformed.
+            ArgumentError: Rows were chosen of a column that has none to choose, such as CSR.
+        """
+        leaves = {}
+        for name in self._leaves:
+            leaf = self.leaf(name)
+            leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
+        names: Any = self._names
+        return TensorDict(leaves, batch_size=self.batch_size, names=names, device=self._device)
+
+    def leaf(self, name: str) -> Any:
+        """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
+
+        Raises:
+            ArgumentKeyError: There is no such column.
+            WireFormatError: It is malformed.
+        """
+        column = self.column(name)
+        if not isinstance(column, Parts):
+            return column
+        shared = next(r for r in self._ragged.values() if r.splits.offsets is column.offsets)
+        return shared.jagged(column.values, column.ragged_dim)
+
+    def column(self, name: str) -> Any:
+        """As `leaf`, but a jagged column in its `Parts`: no nested tensor is made."""
+        extension = self._leaf(name, "column")
+        try:
+            return self._read(extension)
+        except WireFormatError as error:
+            inside = (
+                error.path.removeprefix("$") if error.path.startswith("$") else f" ({error.path})"
+            )
+            path = f"{child_path('$', name)}{inside}"
+            raise WireFormatError(error.reason, path, error.detail) from error
+
+    # Reading
+
+    @property
+    def _device(self) -> torch.device | None:
+        return self._message.device
+
+    def _leaf(self, name: str, where: str) -> msgpack.ExtType:
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"WireBatch.{where}({name!r})",
+                f"expected one of {list(self._leaves)}, found {name!r}",
+            )
+        return leaf
+
+    def _schema(self, name: str) -> FieldSchema:
+        extension = self._leaf(name, "schema")
+        record = read_record(self._message.header, extension)
+        if isinstance(record, records.Jagged):
+            shape: list[int | None] = [len(self), *record.shape]
+            shape[record.ragged_dim] = None
+            return FieldSchema("jagged", torch_dtype(record.dtype), tuple(shape))
+        if isinstance(record, records.Tensor):
+            shape = [len(self), *record.shape[1:]]
+            return FieldSchema("tensor", torch_dtype(record.dtype), tuple(shape))
+        if isinstance(
+            record, (records.NonTensorData, records.NonTensorRows, records.NonTensorStack)
+        ):
+            return FieldSchema("object", None, None)
+        return FieldSchema(Kind(extension.code).name.lower(), None, None)
+
+    def _read(self, extension: msgpack.ExtType) -> Any:
+        message = self._message
+        if extension.code == Kind.TENSORDICT:
+            return _batch(message, extension, self._sent[0], self._chosen)
+        if extension.code == Kind.TENSOR:
+            return self._tensor(read_record(message.header, extension))
+        if extension.code == Kind.JAGGED:
+            return self._jagged(read_record(message.header, extension))
+        leaf = read_extension(message.header, extension, message.decoding.build)
+        if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
+            raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
+        if list(leaf.shape[: len(self._sent)]) != self._sent and not _is_nested(leaf):
+            raise _rows_differ(self._sent, list(leaf.shape))
+        return leaf if self._chosen is None else _rows_of_leaf(leaf, list(self._chosen))
+
+    def _tensor(self, record: records.Tensor) -> torch.Tensor:
+        if record.shape[: len(self._sent)] != self._sent:
+            raise _rows_differ(self._sent, record.shape)
+        per_row = math.prod(record.shape[1:])
+        ranges = [(a * per_row, b * per_row) for a, b in self._row_ranges()]
+        shape = (len(self), *record.shape[1:])
+        return self._moved(self._cells(record, ranges, shape))
+
+    def _jagged(self, record: records.Jagged) -> Parts:
+        message = self._message
+        if record.group not in self._ragged:
+            splits = message.splits(record.group)
+            if splits.rows != self._sent[0] or len(self._sent) != 1:
+                raise _rows_differ(self._sent, [splits.rows])
+            if self._chosen is not None:
+                splits = splits_of_lengths(splits.lengths[_indices(self._chosen)])
+            self._ragged[record.group] = Raggedness(splits)
+        sent, chosen = message.splits(record.group), self._ragged[record.group].splits
+        total = record.shape[record.ragged_dim - 1]
+        if sent.total != total:
+            raise WireFormatError(
+                "bad_offsets", "$", f"expected offsets that end at {total}, found {sent.total}"
+            )
+        outer = math.prod(record.shape[: record.ragged_dim - 1])
+        inner = math.prod(record.shape[record.ragged_dim :])
+        offsets = sent.host
+        rows = [(int(offsets[a]), int(offsets[b])) for a, b in self._row_ranges()]
+        ranges = [
+            ((k * total + a) * inner, (k * total + b) * inner)
+            for k in range(outer)
+            for a, b in rows
+        ]
+        shape = list(record.shape)
+        shape[record.ragged_dim - 1] = chosen.total
+        values = self._moved(self._cells(record, ranges, tuple(shape)))
+        return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, record.ragged_dim, True)
+
+    def _row_ranges(self) -> Ranges:
+        """The chosen rows of the message as ranges, neighbours joined."""
+        if self._chosen is None:
+            return [(0, self._sent[0])]
+        if isinstance(self._chosen, range):
+            return [(self._chosen.start, self._chosen.stop)]
+        rows = self._chosen
+        if not len(rows):
+            return []
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        firsts, lasts = rows[np.append(0, breaks)], rows[np.append(breaks, len(rows)) - 1]
+        return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+
+    def _cells(
+        self, record: records.Tensor | records.Jagged, ranges: Ranges, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """These ranges of a record's cells, end to end."""
+        dtype = torch_dtype(record.dtype)
+        ranges = _joined(ranges)
+        if len(ranges) == 1 and isinstance(record.dtype, str):
+            (a, b), size = ranges[0], dtype.itemsize
+            place = (record.buffer, record.offset + a * size, (b - a) * size)
+            data = self._message.payload.bytes_at(*place, size)
+        else:
+            parts = [self._range(record, a, b) for a, b in ranges]
+            data = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+        return from_bytes(data, dtype, shape)
+
+    def _range(self, record: records.Tensor | records.Jagged, a: int, b: int) -> ByteArray:
+        """The bytes of cells a to b, at their full width."""
+        payload, dtype = self._message.payload, record.dtype
+        if isinstance(dtype, str):
+            size = torch_size(dtype, 1)
+            return payload.read(record.buffer, record.offset + a * size, (b - a) * size)
+        name, stored = dtype
+        if stored == "bits":
+            # Bits are read by the byte, and those before cell a thrown away.
+            first = a // 8
+            data = payload.read(record.buffer, record.offset + first, (b + 7) // 8 - first)
+            cells = widened(data, stored, name, b - 8 * first)
+            return cells[(a - 8 * first) * torch_size(name, 1) :]
+        width = torch_size(dtype, 1)
+        data = payload.read(record.buffer, record.offset + a * width, (b - a) * width)
+        return widened(data, stored, name, b - a)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._device is None else tensor.to(self._device)
+
+
+class _Message:
+    """An open message: its header, and a way to its buffers."""
+
+    def __init__(
+        self,
+        header: records.Header,
+        fetch: Fetch,
+        copy: bool | None,
+        device: torch.device | None,
+        allow_pickle: bool,
+    ) -> None:
+        self.header = header
+        self.payload = RangePayload(fetch, copy)
+        self.device = device
+        self.decoding = Decoding(header, self.payload, device, allow_pickle)
+        self._splits: dict[int, RowSplits] = {}
+
+    def splits(self, group: int) -> RowSplits:
+        """The row splits of a ragged group, read once."""
+        if group not in self._splits:
+            self._splits[group] = read_splits(self.header, self.payload, group)
+        return self._splits[group]
+
+
+def open_wire(
+    source: Any,
+    *,
+    copy: bool | None = None,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> WireBatch:
+    """Open the message of a batch without reading its payload.
+
+    Args:
+        source: Frames or a blob, as `decode` takes them (a mapped file among them); or a callable
+            ``(offset, size) -> buffer`` over a blob, as RDMA and object stores give: it is asked
+            for the preamble, for the header, and then for just the ranges that are wanted.
+        copy: As for `decode`, but of each range that is read.
+        device: As for `decode`.
+        allow_pickle: As for `decode`.
+
+    Returns:
+        A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
+        dim. Checksums of buffers are not verified: that would read them all.
+
+    Raises:
+        WireFormatError: The source is no such message, or a callable returned too few bytes.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, open_wire, to_blob
+        >>> columns = {"ids": torch.arange(12).view(3, 4)}
+        >>> store = to_blob(encode_fields(columns, lengths=torch.tensor([2, 4, 3])))
+        >>> batch = open_wire(lambda offset, size: store[offset : offset + size])
+        >>> batch.schema["ids"]
+        FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
+    """
+    target = None if device is None else torch.device(device)
+    header, fetch = _fetched(source) if callable(source) else _received(source)
+    message = _Message(header, fetch, copy, target, allow_pickle)
+    root = outline(header)
+    if type(root) is not msgpack.ExtType or root.code != Kind.TENSORDICT:
+        raise WireFormatError(
+            "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
+        )
+    return _batch(message, root, None, None)
+
+
+def _received(source: Any) -> tuple[records.Header, Fetch]:
+    header, payload = receive(source)
+    return header, lambda buffer, offset, size: payload[buffer][offset : offset + size]
+
+
+def _fetched(source: Callable[[int, int], Any]) -> tuple[records.Header, Fetch]:
+    def get(offset: int, size: int) -> ByteArray:
+        data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
+        if len(data) != size:
+            raise WireFormatError(
+                "frame_size",
+                f"bytes {offset} to {offset + size}",
+                f"expected {size} bytes from the source, found {len(data)}",
+            )
+        return data
+
+    size = read_preamble(get(0, PREAMBLE.size))
+    header = read_header(get(PREAMBLE.size, size).data)
+    starts = starts_of(size, header.buffers)
+    return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
+
+
+def _batch(
+    message: _Message,
+    extension: msgpack.ExtType,
+    rows: int | None,
+    chosen: range | IntArray | None,
+) -> WireBatch:
+    record = read_record(message.header, extension)
+    if not record.batch_size or rows not in (None, record.batch_size[0]):
+        raise _rows_differ([rows or "N"], record.batch_size)
+    leaves = dict(zip(record.items[::2], record.items[1::2], strict=True))
+    for name, leaf in leaves.items():
+        if type(leaf) is not msgpack.ExtType:
+            raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {leaf!r:.60}")
+    return WireBatch(message, leaves, record.batch_size, record.names, chosen)
+
+
+def _rows_differ(expected: Any, found: Any) -> WireFormatError:
+    return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {found}")
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def _choice(index: Any, rows: int) -> range | IntArray:
+    """An index of any kind as rows 0 to N - 1; as a range where it is one."""
+    where = "WireBatch.rows(index)"
+    if isinstance(index, slice):
+        chosen = range(rows)[index]
+        return chosen if chosen.step == 1 else np.arange(rows)[index]
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.dtype == bool and array.shape == (rows,):
+        return np.flatnonzero(array)
+    if array.dtype.kind not in "iu" or array.ndim > 1:
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
+            f"{array.shape}",
+        )
+    array = np.atleast_1d(array).astype(np.int64)
+    wrong = np.flatnonzero((array < -rows) | (array >= rows))
+    if len(wrong):
+        raise ArgumentIndexError(
+            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {array[wrong[0]]}"
+        )
+    return np.where(array < 0, array + rows, array)
+
+
+def _indices(chosen: range | IntArray) -> Any:
+    return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    """The same cells in as few ranges as can be."""
+    joined: Ranges = []
+    for a, b in ranges:
+        if joined and joined[-1][1] == a:
+            joined[-1] = (joined[-1][0], b)
+        elif a < b:
+            joined.append((a, b))
+    return joined
+
+
+def _is_nested(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_nested
+
+
+def _rows_of_leaf(leaf: Any, rows: list[int]) -> Any:
+    """Rows of a leaf that had to be read whole."""
+    if isinstance(leaf, NonTensorData) and not _holds_rows(leaf):
+        return NonTensorData(leaf.data, batch_size=[len(rows), *leaf.batch_size[1:]])
+    if isinstance(leaf, NonTensorData):
+        held = rows_of_leaf(leaf, leaf.batch_size[0])
+        return NonTensorData(object_array([held[i] for i in rows]), batch_size=[len(rows)])
+    if isinstance(leaf, NonTensorStack) and leaf.batch_dims == 1:
+        items = leaf.tolist()
+        return leaf_of_rows([items[i] for i in rows])
+    if isinstance(leaf, LazyStackedTensorDict) and leaf.stack_dim == 0:
+        return type(leaf)(*[leaf.tensordicts[i] for i in rows], stack_dim=0)
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        parts = leaf.unbind()
+        return torch.nested.as_nested_tensor([parts[i] for i in rows], layout=torch.strided)
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.sparse_coo:
+        return leaf.index_select(0, torch.tensor(rows, dtype=torch.int64))
+    what = leaf.layout if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    raise ArgumentError(
+        "bad_option",
+        "WireBatch.rows(index)",
+        f"expected columns whose rows can be chosen, found a {what}; select the others",
+    )
+
+
+def _holds_rows(leaf: NonTensorData) -> bool:
+    payload = leaf.data
+    return (
+        isinstance(payload, np.ndarray)
+        and payload.dtype == object
+        and payload.ndim > 0
+        and leaf.batch_dims == 1
+        and len(payload) == leaf.batch_size[0]
+    )
