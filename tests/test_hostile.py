@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from jagcodec import WireFormatError, decode, encode, pack_jagged_fields
 from jagcodec.errors import REASONS
@@ -345,3 +346,116 @@ def test_a_stock_receiver_fails_readably_and_unpickles_nothing():
 def test_no_kind_is_ever_a_code_that_peers_unpickle():
     assert not {int(kind) for kind in Kind} & {1, 2, 3, 4, 5}
     assert len({int(kind) for kind in Kind}) == len(Kind)
+
+
+def big(kind, *fields):
+    return msgpack.packb(ext(kind, *fields))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        # zero-byte tensors of very many rows
+        message(big(Kind.STRIDED_NESTED, tensor("int64", [2**40, 0]), tensor("uint8", [0]))),
+        message(
+            big(
+                Kind.SPARSE_COO,
+                [0],
+                tensor("int64", [0, 2**40]),
+                tensor("uint8", [2**40, 0]),
+                True,
+            )
+        ),
+        message(big(Kind.STRIDED_NESTED, tensor("int64", [1, 20000]), tensor()), bytes(160_008)),
+        # long keys over many values, with and without something wrong in it
+        message({"a" * 50_000: [0] * 10_000 + [b"\xd6\xff"]}),
+        message({"a" * 50_000: [tensor("zz"), *[0] * 10_000]}),
+        # one buffer under many values
+        message([tensor("int16", [50_000], 0, 1)] * 200, bytes(100_002)),
+        message([ext(Kind.BYTES, 100_000, 0, 0)] * 200, bytes(100_002)),
+        message([tensor(["int64", "bits"], [800_000])] * 50, bytes(100_002)),
+        message(
+            [ext(Kind.JAGGED, "uint8", [0], 0, 0, i, 1) for i in range(200)],
+            bytes(80_008),
+            [[0, 0, 10_000, 0, 0]] * 200,
+        ),
+        # a bad field that is itself large
+        message(ext(T, "u", [ext(Kind.ARRAY, "|S100000", [1], 0, 0)] * 100, 0, 0), bytes(10**5)),
+    ],
+)  # fmt: skip
+def test_what_a_message_costs_is_bounded_by_its_size(frames):
+    with contextlib.suppress(WireFormatError):
+        decode(frames)
+    tracemalloc.start()
+    with contextlib.suppress(WireFormatError):
+        decode(frames)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * sum(map(len, frames)) + 1_000_000
+
+
+def test_a_deep_and_wide_message_is_refused_soon():
+    x = msgpack.packb([0] * 200_000 + [ext(99)])
+    for _ in range(98):
+        x = msgpack.packb(msgpack.ExtType(int(Kind.TUPLE), b"\x91\x91" + x))
+    error = refused(message(x))
+    assert error.reason == "unknown_kind"
+    assert error.path.startswith("$[...]")
+
+
+@pytest.mark.parametrize("dtype", ["<U1", ["struct", 4, False, [["a", None, 0, "<U1"]]]])
+def test_code_points_that_are_none(dtype):
+    point = b"\xff\xff\xff\x7f"
+    assert refused(message(ext(Kind.SCALAR, dtype, point))).reason == "bad_value"
+    assert refused(message(ext(Kind.ARRAY, dtype, [1], 0, 0), point)).reason == "bad_value"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        msgpack.ExtType(int(Kind.TUPLE), msgpack.packb({"a": tensor("zz")})),
+        msgpack.ExtType(int(Kind.DICT), msgpack.packb([tensor("zz"), 5])),
+        ext(T, "uint8", tensor("uint7", [1]), 0, 0),
+        msgpack.ExtType(int(Kind.TUPLE), msgpack.packb({-1: 1})),
+    ],
+)
+def test_records_that_are_no_records(tree):
+    refused(message(tree, PAYLOAD))
+
+
+@pytest.mark.parametrize("form", [b"\xc7\x04\xff\0\0\0\5", b"\xc8\0\x08\xff" + bytes(8)])
+def test_no_form_of_a_timestamp_is_a_value(form):
+    assert refused(message(form)).reason == "unknown_kind"
+
+
+def test_a_header_names_every_key_once():
+    frames = message(1)
+    doubled = b"\x85" + frames[0][1:] + msgpack.packb("ragged") + msgpack.packb([])
+    refused([doubled])
+    refused(message(1, checksums=None))
+
+
+def test_what_encode_writes_decode_reads_at_the_deepest():
+    for leaf in (
+        (),
+        torch.zeros(1),
+        torch.eye(2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(1)]),
+        2**70,
+        b"x" * 5000,
+        {1: 2},
+        np.zeros(1, [("a", "O")]),
+        np.zeros(1, [("a", "O")])[0],
+        TensorDict({"a": torch.eye(2).to_sparse()}, [2]),
+    ):
+        value = leaf
+        deepest = None
+        for _ in range(105):
+            value = (value,)
+            try:
+                frames = encode(value)
+            except TypeError:
+                break
+            deepest = frames
+            decode(frames)
+        assert deepest is not None

@@ -143,10 +143,29 @@ def test_packed_is_what_varlen_attention_takes():
     assert columns["r"].tolist() == [1, 1, 1]
 
 
-def test_packed_needs_ragged_dim_one():
+def test_position_ids_of_ragged_dim_two_are_packed_beside_the_tokens():
     td = TensorDict({"x": stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)])}, [2])
-    with pytest.raises(ValueError, match="ragged dim 1"):
-        materialize(td, "packed")
+    column = materialize(td, "packed")["x"]
+    assert column.values.shape == (3, 3)
+    assert column.cu_seqlens.tolist() == [0, 1, 3]
+
+
+def test_what_is_materialized_can_be_sent_on():
+    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(2)])}, [2])
+    for layout in ("padded", "packed"):
+        columns = materialize(td, layout)
+        back = decode(encode(columns))
+        assert type(back) is BatchedDataDict
+        assert type(back["x"]) is type(columns["x"])
+        assert_same([*back["x"]], [*columns["x"]])
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+def test_no_layout_lets_a_longer_row_pass(layout):
+    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
+    with pytest.raises(ValueError, match="row 1"):
+        materialize(td, layout, None, 2)
+    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None
 
 
 def test_non_tensors_become_rows():
@@ -197,12 +216,14 @@ def test_gradient_carrying_columns_can_be_padded():
         (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),
         (lambda td: materialize(td, pad_to_seqlen=-1), ValueError, "pad_to_seqlen"),
         (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),
+        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),
+        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),
         (lambda td: materialize(dict(td)), TypeError, "expected a TensorDict, found dict"),
         (lambda td: materialize(TensorDict({}, [])), ValueError, "batch dim"),
         (
             lambda td: materialize(LazyStackedTensorDict(td, td, stack_dim=0)),
             TypeError,
-            "contiguous",
+            "stack_or_nest",
         ),
     ],
 )

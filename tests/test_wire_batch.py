@@ -2,7 +2,9 @@
 
 import mmap
 import pickle
+import tracemalloc
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,21 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.wire.spec import Kind
+
+
+def ext(kind, *fields):
+    return msgpack.ExtType(int(kind), msgpack.packb(list(fields)))
+
+
+def message(tree, payload=b"", ragged=()):
+    header = {
+        "jagcodec": 1,
+        "buffers": [len(payload)] if payload else [],
+        "ragged": list(ragged),
+        "tree": msgpack.ExtType(16, tree),
+    }
+    return [msgpack.packb(header), *([payload] if payload else [])]
 
 
 class Store:
@@ -307,12 +324,82 @@ def test_messages_that_are_no_batch():
 
 
 def test_damaged_fields_are_named():
-    payload = NonTensorData("x", batch_size=[2])
-    td = TensorDict({"a": torch.ones(2), "b": payload}, [2])
+    td = TensorDict({"a": torch.ones(2), "b": NonTensorData("x", batch_size=[2])}, [2])
     frames = [bytearray(memoryview(frame)) for frame in encode(td)]
     at = frames[0].index(b"float32")
     frames[0][at : at + 7] = b"float33"
-    batch = open_wire(frames)
-    assert batch.select(["b"]).to_tensordict()["b"] == "x"
     with pytest.raises(WireFormatError, match=r"^\$\.a: .*float33"):
-        batch.to_tensordict()
+        open_wire(frames)
+
+
+def batch_message(*items, rows=2, payload=b"", ragged=()):
+    """A batch written with msgpack alone."""
+    tree = ext(Kind.TENSORDICT, [rows], None, list(items))
+    return message(msgpack.packb(tree), payload, ragged)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        # a jagged column without a byte, and 2**40 runs of it
+        batch_message(
+            "x",
+            ext(Kind.JAGGED, "uint8", [2**40, 0], 0, 0, 0, 2),
+            payload=bytes(24),
+            ragged=[[0, 0, 2, 0, 0]],
+        ),
+        # many columns over the same bytes
+        batch_message(
+            *[
+                part
+                for i in range(500)
+                for part in (f"{i}", ext(Kind.TENSOR, "uint8", [2, 500], 0, 0))
+            ],
+            payload=bytes(1000),
+        ),
+        batch_message(
+            *[
+                part
+                for i in range(500)
+                for part in (f"{i}", ext(Kind.TENSOR, ["int64", "bits"], [2, 4000], 0, 0))
+            ],
+            payload=bytes(1000),
+        ),
+        message(msgpack.packb(ext(Kind.TENSORDICT, [2**40, 0], None, []))),
+        message(msgpack.packb(ext(Kind.TENSORDICT, [0, 4], ["a", "a"], []))),
+    ],
+)  # fmt: skip
+def test_forged_batches_cost_little(frames):
+    tracemalloc.start()
+    try:
+        open_wire(frames).rows(slice(None, None, -1)).to_tensordict()
+    except WireFormatError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_batches_nest_only_so_deep():
+    tree = ext(Kind.TENSORDICT, [2], None, [])
+    for _ in range(300):
+        tree = ext(Kind.TENSORDICT, [2], None, ["x", tree])
+    with pytest.raises(WireFormatError, match="levels"):
+        open_wire(message(msgpack.packb(tree)))
+
+
+def test_a_nested_tensor_of_other_rows_is_refused():
+    td = TensorDict({"x": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2])
+    frames = [bytes(memoryview(frame)) for frame in encode(td)]
+    frames[0] = frames[0].replace(b"\x93\x91\x02", b"\x93\x91\x03")
+    for read in (lambda b: b.to_tensordict(), lambda b: b.rows([2]).to_tensordict()):
+        with pytest.raises(WireFormatError):
+            read(open_wire(frames))
+
+
+def test_a_column_of_very_many_runs_is_read_whole():
+    rows = [torch.arange(5000 * n).view(5000, n) for n in (1, 2, 3)]
+    td = TensorDict({"x": stack_or_nest(rows)}, [3])
+    part = open_wire(encode(td)).rows([2, 0]).to_tensordict()
+    assert [bits(row) for row in part["x"].unbind()] == [bits(rows[2]), bits(rows[0])]

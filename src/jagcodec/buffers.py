@@ -23,6 +23,8 @@ _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` with lazy conjugation and negation carried out; itself where there is none."""
+    if tensor._is_zerotensor():
+        tensor = tensor.clone()
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     return tensor.resolve_neg() if tensor.is_neg() else tensor

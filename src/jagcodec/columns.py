@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from jagcodec.buffers import contiguous_bits
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import compact_values, parts_or_rectangle, read_lengths
+from jagcodec.layout import check_rectangle, compact_values, parts_or_rectangle, read_lengths
 from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, is_jagged, splits_of_lengths, take_apart
 from jagcodec.wire.encoder import Encoding, Frame
@@ -161,14 +161,15 @@ def _plan(
     token_aligned_fields: Iterable[str] | None,
     where: str,
 ) -> _Plan:
-    splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
-    if isinstance(token_aligned_fields, str):
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
         raise ArgumentTypeError(
             "bad_type",
-            f"{where}(token_aligned_fields)",
-            f"expected a set of names, found the string {token_aligned_fields!r}; put it in a list",
+            f"{where}(fields)",
+            f"expected a dict of names to columns, found {type(fields).__name__}"
+            + (" with keys that are no strings" if isinstance(fields, Mapping) else ""),
         )
-    named = None if token_aligned_fields is None else frozenset(token_aligned_fields)
+    splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
+    named = None if token_aligned_fields is None else _names(token_aligned_fields, where)
 
     rows = None if splits is None else splits.rows
     columns: list[tuple[str, Any]] = []
@@ -179,7 +180,10 @@ def _plan(
             rows = found
         if found != rows:
             raise ArgumentError(
-                "row_mismatch", path, f"expected {rows} rows like the batch, found {found}"
+                "row_mismatch",
+                path,
+                f"expected {rows} rows, {'one per length' if splits else 'like the others'}, "
+                f"found {found}",
             )
         if isinstance(column, np.ndarray):
             columns.append((name, list(column)))
@@ -192,12 +196,37 @@ def _plan(
     return _Plan(rows or 0, columns)
 
 
+_REMEDY = (
+    "use torch.from_numpy for an array of numbers, stack_or_nest for a list of tensors, and for "
+    "anything else an (N,) array: column = numpy.empty(N, dtype=object); column[i] = row i"
+)
+
+
+def _names(token_aligned_fields: Any, where: str) -> frozenset[str]:
+    path = f"{where}(token_aligned_fields)"
+    if isinstance(token_aligned_fields, str):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected a set of names, found the string {token_aligned_fields!r}; put it in a list",
+        )
+    try:
+        names = frozenset(token_aligned_fields)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected a set of names, found {error}"
+        ) from error
+    return names
+
+
 def _rows(column: Any, path: str) -> int:
-    if isinstance(column, np.ndarray) and column.dtype == object and column.ndim > 0:
+    if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
     if isinstance(column, torch.Tensor) and (
         is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
     ):
+        if column.is_quantized:
+            check_rectangle(column, path)
         if column.dim() == 0:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
         return int(column.shape[0])
@@ -205,10 +234,9 @@ def _rows(column: Any, path: str) -> int:
     if isinstance(column, np.ndarray):
         found = f"an array of dtype {column.dtype} and shape {column.shape}"
     elif isinstance(column, torch.Tensor):
-        found = f"a {column.layout} tensor"
+        found = f"a {'nested' if column.is_nested else ''} tensor of layout {column.layout}"
     raise ArgumentTypeError(
         "bad_type",
         path,
-        f"expected a tensor or an object array, found {found}; "
-        "use torch.from_numpy for numbers, and an (N,) array of dtype object for anything else",
+        f"expected a tensor or an (N,) object array, found {found}; {_REMEDY}",
     )

@@ -6,7 +6,7 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,22 +127,26 @@ def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
     return pack_or_keep(val, Raggedness(splits), f"{where}(val)", exact_width=False)
 
 
-def stack_or_nest(tensors: Sequence[torch.Tensor], *, always_nest: bool = False) -> torch.Tensor:
+def stack_or_nest(
+    tensors: Sequence[torch.Tensor], *, always_nest: bool = False, ragged_dim: int | None = None
+) -> torch.Tensor:
     """Rows to one tensor: stacked where all shapes are equal, jagged where one dim differs.
 
     Args:
         tensors: One tensor per row, of one dtype, device and number of dims.
-        always_nest: Make a jagged tensor of equal shapes too (ragged dim 1). Choosing by "are
+        always_nest: Make a jagged tensor of equal shapes too. Choosing by "are
             the shapes equal" flips a batch's layout when lengths coincide, and trainers that
             expect one layout crash (verl-project/verl#6407, #7661).
+        ragged_dim: The dim of the result that is ragged, 1 being the first of a row: 2 for rows
+            (3, n) of MRoPE position ids. None takes the dim that differs, or 1 if none does.
 
     Returns:
         (N, ...) stacked, or a jagged tensor whose ragged dim is the one that differs; it owns
         its memory. ``torch.empty(0)`` for no tensors. Gradients flow through it.
 
     Raises:
-        ArgumentError: Shapes differ in more than one dim or in their number of dims, dtypes or
-            devices differ, or `always_nest` meets 0-d tensors.
+        ArgumentError: Shapes differ in more than one dim, in another than `ragged_dim`, or in
+            their number of dims, dtypes or devices differ, or `always_nest` meets 0-d tensors.
         ArgumentTypeError: An item is no strided tensor.
 
     Example:
@@ -154,6 +158,12 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, always_nest: bool = False)
         True
     """
     where = "stack_or_nest"
+    if not isinstance(tensors, Iterable):
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(tensors)",
+            f"expected a list of tensors, found {_describe(tensors)}",
+        )
     tensors = list(tensors)
     if not tensors:
         return torch.empty(0)
@@ -171,6 +181,15 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, always_nest: bool = False)
     dim = _differing_dim(shapes, where)
     if dim is None and not always_nest:
         return torch.stack(tensors)
+    if ragged_dim is not None:
+        if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
+            raise ArgumentError(
+                "bad_shape",
+                f"{where}(ragged_dim)",
+                f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
+                f"{shapes[0]} and {next((s for s in shapes if s != shapes[0]), shapes[0])}",
+            )
+        dim = ragged_dim - 1
     dim = dim or 0
     if not shapes[0]:
         raise ArgumentError(
@@ -217,8 +236,9 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             not read.
 
     Returns:
-        Jagged (N, k, ...), dtype and device of `full`, sharing the raggedness of
-        `response_mask`, so the two multiply. It owns its memory. Gradients flow through it.
+        Jagged (N, k, ...), dtype and device of `full`, with the offsets object of
+        `response_mask` (if that has no holes), so that the two multiply. Its values own their
+        memory. Gradients flow through it.
 
     Raises:
         ArgumentError: Numbers of rows differ, a response is longer than its row, or a row with a
@@ -241,7 +261,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
                 "bad_type",
                 f"{where}({name})",
                 f"expected a jagged tensor, found {_describe(value)}; "
-                "pack it with to_nested_by_length",
+                "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)",
             )
     parts = take_apart(full, f"{where}(full)", detach=False)
     mask = take_apart(response_mask, f"{where}(response_mask)")
@@ -284,7 +304,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
 def _raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
     """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
     splits = splits_of_lengths(parts.lengths)
-    if parts.compact and parts.offsets.device == device and parts.offsets.dtype == torch.int64:
+    if parts.compact and parts.offsets.device == device:
         splits = RowSplits(parts.offsets, splits.host, splits.min, splits.max)
     return Raggedness(splits)
 
@@ -329,7 +349,9 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     Raises:
         ArgumentError: `dtype` cannot hold `value`; `path` says whose pad it is.
     """
-    scalar = value.item() if isinstance(value, (torch.Tensor, np.generic)) else value
+    scalar = value
+    if isinstance(value, (torch.Tensor, np.generic, np.ndarray)) and np.size(value) == 1:
+        scalar = value.item()
     if not isinstance(scalar, (bool, int, float, complex)):
         raise ArgumentTypeError(
             "bad_pad", path, f"expected a number to pad with, found {_describe(value)}"
@@ -340,7 +362,7 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     if dtype.is_floating_point or dtype.is_complex:
         try:
             cell = torch.tensor(scalar, dtype=dtype)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
             raise refused from error
         held = cell.to(torch.complex128).item()
         # A fraction is rounded as ever; a whole number, such as a token id, must be kept.
@@ -372,11 +394,26 @@ def check_rectangle(value: Any, path: str) -> None:
         raise ArgumentTypeError(
             "bad_type", path, f"expected a padded (strided) tensor, found {_describe(value)}"
         )
+    if value.is_quantized:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        )
+
+
+_LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """Check (N,) lengths and sum them to row splits; the one place where they are read."""
     if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected an (N,) tensor of lengths, found {_describe(lengths)}; use torch.as_tensor",
+        )
+    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
         raise ArgumentTypeError(
             "bad_type", path, f"expected an (N,) tensor of lengths, found {_describe(lengths)}"
         )
@@ -386,11 +423,16 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         raise ArgumentError(
             "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
         )
-    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+    if lengths.dtype not in _LENGTH_DTYPES:
         raise ArgumentTypeError(
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )
-    host: IntArray = lengths.detach().cpu().numpy().astype(np.int64)
+    sent = lengths.detach().cpu().numpy()
+    largest = np.iinfo(np.int64).max
+    # uint64 alone may hold more than int64: it reads as the largest length, and is too much.
+    host: IntArray = (np.minimum(sent, largest) if sent.dtype == np.uint64 else sent).astype(
+        np.int64
+    )
     negative = np.flatnonzero(host < 0)
     if len(negative):
         row = int(negative[0])
@@ -478,5 +520,6 @@ def _rectangle_starts(rows: int, outer: int, width: int) -> IntArray:
 
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a {value.layout} tensor of shape {tuple(value.shape)}"
+        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
+        return f"a {kind} tensor of layout {value.layout} on {value.device}"
     return type(value).__name__

@@ -86,7 +86,9 @@ def leaf_of_rows(items: Sequence[Any]) -> Any:
     if not items:
         # A stack of nothing has no batch dim to speak of.
         return NonTensorData(np.empty(0, dtype=object), batch_size=[0])
-    return stack_of_payloads(items)
+    # An item that is itself a NonTensorData would lend the stack its own batch size.
+    payloads = [item.data if isinstance(item, NonTensorData) else item for item in items]
+    return stack_of_payloads(payloads)
 
 
 def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:

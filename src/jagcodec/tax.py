@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.columns import pack_jagged_fields
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -116,7 +116,7 @@ def padding_tax(
         lengths: Of padded columns: (N,) valid tokens per row.
         token_aligned_fields: Of padded columns: names of the per-token ones.
         padded_width: Width S of the rectangles; by default the longest row, or of padded columns
-            their own.
+            their own, so that a batch measures less tax than the wider columns it came from.
         bytes_per_token: Of bare lengths: the size of one token's cell.
 
     Returns:
@@ -137,6 +137,13 @@ def padding_tax(
     if isinstance(source, TensorDictBase):
         return _of_batch(source, {}, padded_width)
     if isinstance(source, Mapping):
+        if lengths is None:
+            raise ArgumentError(
+                "bad_option",
+                "padding_tax(lengths)",
+                "expected the lengths of padded columns, found None; without them nothing is "
+                "known to be padding",
+            )
         td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
         padded: dict[tuple[str, ...], int] = {
             (name,): column.numel() * column.itemsize
@@ -159,11 +166,15 @@ def _of_lengths(
         ) from error
     if not tensor.numel():
         tensor = tensor.to(torch.int64)
-    if bytes_per_token < 1:
+    if (
+        isinstance(bytes_per_token, bool)
+        or not isinstance(bytes_per_token, int)
+        or (bytes_per_token < 1)
+    ):
         raise ArgumentError(
             "bad_option",
             "padding_tax(bytes_per_token)",
-            f"expected 1 or more, found {bytes_per_token}",
+            f"expected 1 or more, found {bytes_per_token!r}",
         )
     splits = read_lengths(tensor, where)
     width = _width(splits.max, padded_width, where)
@@ -182,12 +193,11 @@ def _of_batch(
         )
     fields: list[FieldTax] = []
     valid = cells = 0
-    empty_message = _size(encode(None))
 
     for key, leaf in _leaves(td, ()):
         name = ".".join(key)
         if is_non_tensor(leaf):
-            size = _size(encode(leaf)) - empty_message
+            size = _size(encode({name: leaf})) - _size(encode({name: None})) + 1
             fields.append(FieldTax(name, "object", size, size))
         elif is_jagged(leaf):
             parts = take_apart(leaf, f"padding_tax({name!r})")
@@ -196,7 +206,7 @@ def _of_batch(
             shape = list(parts.values.shape)
             shape[parts.ragged_dim - 1] = 1
             cell = int(np.prod(shape)) * leaf.itemsize
-            rectangle = len(parts.lengths) * _width(longest, width, name) * cell
+            rectangle = len(parts.lengths) * _width(longest, width, f"padding_tax({name!r})") * cell
             rectangle = padded.get(key, rectangle)
             fields.append(FieldTax(name, "jagged", rectangle, total * cell))
             valid += total * cell
@@ -210,6 +220,12 @@ def _of_batch(
 
 
 def _leaves(td: TensorDictBase, above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    if isinstance(td, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type",
+            f"padding_tax({'.'.join(above) or 'source'!r})",
+            "expected a TensorDict, found a lazy stack; call .contiguous() on it",
+        )
     for name, leaf in td.items():
         key = (*above, name)
         if isinstance(leaf, TensorDictBase) and not is_non_tensor(leaf):
@@ -221,6 +237,10 @@ def _leaves(td: TensorDictBase, above: tuple[str, ...]) -> Iterable[tuple[tuple[
 def _width(longest: int, width: int | None, path: str) -> int:
     if width is None:
         return longest
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise ArgumentTypeError(
+            "bad_type", "padding_tax(padded_width)", f"expected a width, found {width!r}"
+        )
     if longest > width:
         raise ArgumentError(
             "row_too_long", path, f"expected rows of at most {width} tokens, found {longest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
@@ -14,6 +15,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.layout import compact_values, pad_bits, pad_into, padded_shape
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
+from jagcodec.wire.registry import register_type
 from jagcodec.wire_batch import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
@@ -40,7 +42,8 @@ class PackedColumn(NamedTuple):
     """A jagged column as variable-length attention takes it (flash-attention's ``varlen``).
 
     Attributes:
-        values: (total, ...): the rows end to end; the column's own memory.
+        values: (total, ...): the rows end to end; the column's own memory. Of a column of ragged
+            dim 2, such as MRoPE position ids, (A, total, ...).
         cu_seqlens: (N + 1,) int32: where each row begins, and the end.
         max_seqlen: Length of the longest row.
         position_ids: (total,) int64: 0, 1, ... within each row.
@@ -94,7 +97,8 @@ def materialize(
             that one dict serves every batch. A column inside a nested TensorDict is looked up by
             its tuple of names, as tensordict does.
         pad_to_seqlen: In the padded layout, the width of every jagged column; 0 means the
-            longest row. Rectangular columns keep their shape.
+            longest row. Rectangular columns keep their shape. In every layout, what no row may
+            be longer than.
         container: Called with the dict of columns; what it returns is returned. Nested
             TensorDicts become containers too.
 
@@ -128,21 +132,27 @@ def materialize(
             f"{where}(layout)",
             f"expected one of {', '.join(map(repr, get_args(Layout)))}, found {layout!r}",
         )
-    if isinstance(pad_to_seqlen, bool) or not isinstance(pad_to_seqlen, int) or pad_to_seqlen < 0:
+    try:
+        width = operator.index(pad_to_seqlen)
+    except TypeError:
+        width = -1
+    if width < 0:
         raise ArgumentError(
             "bad_option",
             f"{where}(pad_to_seqlen)",
             f"expected a width, or 0 for the longest row, found {pad_to_seqlen!r}",
         )
+    if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(pad_value_dict)",
+            f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}",
+        )
     if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
-    if not len(td.batch_size):
-        raise ArgumentError(
-            "bad_shape", f"{where}(td)", "expected batch size (N, ...), found no batch dim"
-        )
-    return _Materializing(layout, pad_value_dict or {}, pad_to_seqlen, container).run(td)
+    return _Materializing(layout, pad_value_dict or {}, width, container).run(td)
 
 
 class _Rectangle(NamedTuple):
@@ -173,7 +183,14 @@ class _Materializing:
     def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
         plan = self._plan(td, ())
-        blanks = allocate([rectangle.blank for rectangle in self._rectangles])
+        try:
+            blanks = allocate([rectangle.blank for rectangle in self._rectangles])
+        except (MemoryError, ValueError) as error:
+            raise ArgumentError(
+                "too_large",
+                "materialize(pad_to_seqlen)",
+                f"expected rectangles that fit in memory, found width {self._width}: {error}",
+            ) from error
         filled = map(pad_into, blanks, [rectangle.parts for rectangle in self._rectangles])
         return self._contained(plan, filled)
 
@@ -192,9 +209,15 @@ class _Materializing:
         if isinstance(td, LazyStackedTensorDict):
             raise ArgumentTypeError(
                 "bad_type",
-                f"materialize({'.'.join(above) or 'td'!r})",
+                f"materialize({repr('.'.join(above)) if above else 'td'})",
                 "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
-                "shapes; call .contiguous() on it, or materialize its members",
+                "shapes; make columns of its rows with stack_or_nest, or materialize its members",
+            )
+        if not len(td.batch_size):
+            raise ArgumentError(
+                "bad_shape",
+                f"materialize({repr('.'.join(above)) if above else 'td'})",
+                "expected batch size (N, ...), found no batch dim",
             )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
@@ -217,16 +240,12 @@ class _Materializing:
         return columns
 
     def _jagged(self, leaf: torch.Tensor | Parts, key: tuple[str, ...]) -> Any:
-        if self._layout == "jagged":
-            return leaf
         path = f"materialize({'.'.join(key)!r})"
         parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path)
         same_rows = parts.lengths.tobytes()
         splits = self._splits.get(same_rows)
         if splits is None:
             splits = self._splits[same_rows] = splits_of_lengths(parts.lengths)
-        if self._layout == "packed":
-            return self._packed(parts, splits, path)
         if self._width and splits.max > self._width:
             row = int(np.argmax(splits.lengths > self._width))
             raise ArgumentError(
@@ -235,6 +254,10 @@ class _Materializing:
                 f"expected rows of at most pad_to_seqlen={self._width} tokens, "
                 f"found {splits.lengths[row]}; raise pad_to_seqlen or shorten the row",
             )
+        if self._layout == "jagged":
+            return leaf
+        if self._layout == "packed":
+            return self._packed(parts, splits, path)
         name = key[0] if len(key) == 1 else key
         values = parts.values
         pattern = pad_bits(self._pads.get(name, 0), values.dtype, path)
@@ -244,13 +267,6 @@ class _Materializing:
         return rectangle
 
     def _packed(self, parts: Parts, splits: RowSplits, path: str) -> PackedColumn:
-        if parts.ragged_dim != 1:
-            raise ArgumentError(
-                "bad_shape",
-                path,
-                f"expected ragged dim 1 to pack, found {parts.ragged_dim}; "
-                "transpose it, or use another layout",
-            )
         key = (parts.lengths.tobytes(), parts.values.device)
         packing = self._packing.get(key)
         if packing is None:
@@ -278,3 +294,10 @@ def _packing(splits: RowSplits, device: torch.device, path: str) -> _Packing:
     cu_seqlens = torch.from_numpy(splits.host.astype(np.int32))
     positions = np.arange(splits.total) - np.repeat(splits.starts, splits.lengths)
     return _Packing(cu_seqlens.to(device), torch.from_numpy(positions).to(device))
+
+
+# So that what `materialize` returns can itself be sent on.
+register_type(
+    BatchedDataDict, "jagcodec.BatchedDataDict", to_state=dict, from_state=BatchedDataDict
+)
+register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)

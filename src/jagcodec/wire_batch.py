@@ -20,13 +20,22 @@ from jagcodec.errors import (
     ArgumentTypeError,
     WireFormatError,
 )
+from jagcodec.layout import compact_values
 from jagcodec.payloads import is_non_tensor, leaf_of_rows, object_array, rows_of_leaf
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
 from jagcodec.wire import records
-from jagcodec.wire.decoder import Decoding, read_splits, receive, torch_dtype
-from jagcodec.wire.dtypes import torch_size
+from jagcodec.wire.checks import brief
+from jagcodec.wire.decoder import Decoding, read_splits, receive, torch_dtype, usable_device
+from jagcodec.wire.dtypes import numpy_itemsize, torch_size
 from jagcodec.wire.framing import PREAMBLE, buffer_bytes, read_preamble, starts_of
-from jagcodec.wire.header import child_path, outline, read_extension, read_header, read_record
+from jagcodec.wire.header import (
+    child_path,
+    outline,
+    read_extension,
+    read_header,
+    read_record,
+    read_tree,
+)
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.payload import Fetch, RangePayload
 from jagcodec.wire.spec import Kind
@@ -34,6 +43,9 @@ from jagcodec.wire.spec import Kind
 Ranges: TypeAlias = list[tuple[int, int]]
 """Half-open ranges of cells or rows, in the order in which they are wanted."""
 
+
+_RANGES = 4096
+"""Ranges of one column that are read one by one."""
 
 _OBJECTS = (records.NonTensorData, records.NonTensorRows, records.NonTensorStack)
 
@@ -154,7 +166,12 @@ class WireBatch:
             leaf = self.leaf(name)
             leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
         names: Any = self._names
-        return TensorDict(leaves, batch_size=self.batch_size, names=names, device=self._device)
+        try:
+            return TensorDict(leaves, batch_size=self.batch_size, names=names, device=self._device)
+        except Exception as error:  # tensordict raises all kinds
+            raise WireFormatError(
+                "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
+            ) from error
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -221,12 +238,13 @@ class WireBatch:
             return self._tensor(read_record(message.header, extension))
         if extension.code == Kind.JAGGED:
             return self._jagged(read_record(message.header, extension))
-        leaf = read_extension(message.header, extension, message.decoding.build)
+        leaf = read_extension(message.header, extension, message.decoding().build)
         if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
         # A strided nested tensor has no shape to ask for.
-        if not _is_nested(leaf) and list(leaf.shape[: len(self._sent)]) != self._sent:
-            raise _rows_differ(self._sent, list(leaf.shape))
+        shape = [leaf.size(0)] if _is_nested(leaf) else list(leaf.shape[: len(self._sent)])
+        if shape != self._sent:
+            raise _rows_differ(self._sent, shape)
         return leaf if self._chosen is None else _rows_of_leaf(leaf, list(self._chosen))
 
     def _tensor(self, record: records.Tensor) -> torch.Tensor:
@@ -256,14 +274,26 @@ class WireBatch:
         inner = math.prod(record.shape[record.ragged_dim :])
         offsets = sent.host
         rows = [(int(offsets[a]), int(offsets[b])) for a, b in self._row_ranges()]
-        ranges = [
-            ((k * total + a) * inner, (k * total + b) * inner)
-            for k in range(outer)
-            for a, b in rows
-        ]
         shape = list(record.shape)
         shape[record.ragged_dim - 1] = chosen.total
+        if not math.prod(record.shape):
+            ranges = []
+        elif outer * len(rows) <= _RANGES:
+            starts = range(0, outer * total, total)
+            ranges = [((k + a) * inner, (k + b) * inner) for k in starts for a, b in rows]
+        else:
+            # So many runs that to read the column whole is less work than to name them all.
+            return self._picked(record, sent, chosen)
         values = self._moved(self._cells(record, ranges, tuple(shape)))
+        return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, record.ragged_dim, True)
+
+    def _picked(self, record: records.Jagged, sent: RowSplits, chosen: RowSplits) -> Parts:
+        """The chosen rows of a column that is read whole."""
+        whole = self._cells(record, [(0, math.prod(record.shape))], tuple(record.shape))
+        rows = np.arange(sent.rows) if self._chosen is None else np.asarray(self._chosen)
+        starts, lengths = sent.starts[rows], sent.lengths[rows]
+        loose = Parts(whole, sent.offsets, starts, lengths, record.ragged_dim, False)
+        values = self._moved(compact_values(loose))
         return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, record.ragged_dim, True)
 
     def _row_ranges(self) -> Ranges:
@@ -329,8 +359,36 @@ class _Message:
         self.header = header
         self.payload = RangePayload(fetch, copy)
         self.device = device
-        self.decoding = Decoding(header, self.payload, device, allow_pickle)
+        self._allow_pickle = allow_pickle
         self._splits: dict[int, RowSplits] = {}
+        self._check_overlaps()
+
+    def _check_overlaps(self) -> None:
+        """Columns are copied one by one: they must not all lie over the same bytes."""
+        total = 0
+
+        def measure(record: Any) -> Any:
+            nonlocal total
+            if isinstance(record, records.Tensor | records.Jagged | records.TensorViews):
+                total += torch_size(record.dtype, math.prod(record.shape))
+            elif isinstance(record, records.Bytes):
+                total += record.size
+            elif isinstance(record, records.Array):
+                total += math.prod(record.shape) * numpy_itemsize(record.dtype)
+            return record
+
+        read_tree(self.header, measure)
+        if total > sum(self.header.buffers):
+            raise WireFormatError(
+                "out_of_bounds",
+                "$",
+                f"expected values that do not overlap, found {total} bytes of them over a "
+                f"payload of {sum(self.header.buffers)}",
+            )
+
+    def decoding(self) -> Decoding:
+        """A decoder for one leaf that is read whole."""
+        return Decoding(self.header, self.payload, self.device, self._allow_pickle)
 
     def splits(self, group: int) -> RowSplits:
         """The row splits of a ragged group, read once."""
@@ -372,7 +430,7 @@ def open_wire(
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
-    target = None if device is None else torch.device(device)
+    target = usable_device(device, "open_wire(device)")
     header, fetch = _fetched(source) if callable(source) else _received(source)
     message = _Message(header, fetch, copy, target, allow_pickle)
     root = outline(header)
@@ -417,7 +475,7 @@ def _batch(
     leaves = dict(zip(record.items[::2], record.items[1::2], strict=True))
     for name, leaf in leaves.items():
         if type(leaf) is not msgpack.ExtType:
-            raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {leaf!r:.60}")
+            raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {brief(leaf)}")
     return WireBatch(message, leaves, record.batch_size, record.names, chosen)
 
 

@@ -24,8 +24,22 @@ def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
 
 
 def brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """A value in a few words, whatever its size: a stranger may have chosen it.
+
+    Never its whole `repr`, which can be as long as the value, take as long, or raise.
+    """
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
+    if type(value) is int and value.bit_length() > 64:
+        return f"an int of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    plain = (int, str, bool, type(None))
+    if type(value) in (list, tuple) and len(value) <= 8 and all(type(v) in plain for v in value):
+        return f"[{', '.join(map(brief, value))}]"
+    if type(value) in (list, tuple, dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return type(value).__name__
 
 
 def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import pickle
 from collections.abc import Callable, Sequence
@@ -20,32 +19,29 @@ from tensordict import (
 )
 
 from jagcodec.buffers import ByteArray, from_bytes
-from jagcodec.errors import WireFormatError
+from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.payloads import is_non_tensor, stack_of_payloads
-from jagcodec.ragged import Raggedness, RowSplits, is_jagged, splits_of_offsets
+from jagcodec.ragged import Raggedness, RowSplits, splits_of_offsets
 from jagcodec.wire import numpy_types, records
-from jagcodec.wire.checks import check_distinct
+from jagcodec.wire.checks import brief, check_distinct
 from jagcodec.wire.dtypes import torch_size
 from jagcodec.wire.framing import buffer_bytes, is_blob, split_blob
 from jagcodec.wire.header import check_crc, read_header, read_tree
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.payload import FramePayload, Payload
 from jagcodec.wire.registry import restore
-from jagcodec.wire.spec import TORCH_DTYPES
+from jagcodec.wire.spec import MAX_NDIM, TORCH_DTYPES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 _DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
 
-# What torch, numpy and tensordict raise when parts that are well formed do not fit together.
-_BUILD_ERRORS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-)
+# Of every dtype that this torch has: a dtype itself may ride even where its tensors cannot.
+_ALL_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
 
 
 def decode(
@@ -96,9 +92,27 @@ def decode(
     if header.checksums is not None:
         for i, array in enumerate(payload):
             check_crc(array, header.checksums[i + 1], f"frame {i + 1}")
-    target = None if device is None else torch.device(device)
+    target = usable_device(device, "decode(device)")
     source = FramePayload(payload, copy)
     return read_tree(header, Decoding(header, source, target, allow_pickle).build)
+
+
+def usable_device(device: torch.device | str | None, path: str) -> torch.device | None:
+    """The device, if tensors can be put there.
+
+    Raises:
+        ArgumentError: There is no such device.
+    """
+    if device is None:
+        return None
+    try:
+        return (
+            torch.empty(0, device=device).device if str(device) != "meta" else torch.device("meta")
+        )
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise ArgumentError(
+            "bad_option", path, f"expected a device of this machine, found {device!r}: {error}"
+        ) from error
 
 
 class MsgpackDecoder:
@@ -178,6 +192,7 @@ class Decoding:
     ) -> None:
         self._header = header
         self._allow_pickle = allow_pickle
+        self._unread = sum(header.buffers)
         self._payload = payload
         self._device = device
         self._ragged: dict[int, Raggedness] = {}
@@ -188,8 +203,19 @@ class Decoding:
             return _BUILDERS[type(record)](self, record)
         except WireFormatError:
             raise
-        except _BUILD_ERRORS as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # torch, numpy and tensordict raise all kinds
             raise _bad(f"a {type(record).__name__}", error) from error
+
+    def _read_once(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """Bytes that become a copy. All of them together are no more than the payload has."""
+        self._unread -= size
+        if self._unread < 0:
+            raise WireFormatError(
+                "out_of_bounds", "$", "expected values that do not overlap, found many over one"
+            )
+        return self._payload.read(buffer, offset, size)
 
     def _big_int(self, record: records.BigInt) -> int:
         return int.from_bytes(record.data, "little", signed=True)
@@ -209,7 +235,7 @@ class Decoding:
         return value
 
     def _bytes(self, record: records.Bytes) -> bytes:
-        return self._payload.read(record.buffer, record.offset, record.size).tobytes()
+        return self._read_once(record.buffer, record.offset, record.size).tobytes()
 
     # numpy
 
@@ -219,6 +245,7 @@ class Decoding:
         alignment = math.gcd(dtype.alignment, 16)
         data = self._payload.bytes_at(record.buffer, record.offset, size, alignment)
         array: AnyArray = np.ndarray(tuple(record.shape), dtype=dtype, buffer=data)
+        numpy_types.check_text(array)
         return array
 
     def _object_array(self, record: records.ObjectArray) -> AnyArray:
@@ -259,7 +286,9 @@ class Decoding:
             return record.data[()]
         dtype = _numpy_dtype(record.dtype)
         data = np.frombuffer(bytearray(record.data), dtype=np.uint8)
-        return np.ndarray((), dtype=dtype, buffer=data)[()]
+        array: AnyArray = np.ndarray((), dtype=dtype, buffer=data)
+        numpy_types.check_text(array)
+        return array[()]
 
     def _string_scalar(self, record: records.StringScalar) -> Any:
         return np.str_(record.value) if isinstance(record.value, str) else np.bytes_(record.value)
@@ -276,7 +305,7 @@ class Decoding:
         dtype = torch_dtype(record.dtype)
         if isinstance(record.dtype, list):
             name, stored = record.dtype
-            narrow = self._payload.read(record.buffer, record.offset, size)
+            narrow = self._read_once(record.buffer, record.offset, size)
             data = widened(narrow, stored, name, cells)
         else:
             data = self._payload.bytes_at(record.buffer, record.offset, size, dtype.itemsize)
@@ -308,6 +337,11 @@ class Decoding:
         sizes, values = _cpu_tensor(record.sizes), _cpu_tensor(record.values)
         if sizes.dtype != torch.int64 or sizes.dim() != 2 or values.dim() != 1:
             raise _bad("int64 sizes (N, dims) and flat values", f"{sizes.dtype} {sizes.dim()}-d")
+        if sizes.shape[1] > MAX_NDIM:
+            raise _bad(f"at most {MAX_NDIM} dims", sizes.shape[1])
+        if not sizes.shape[1] and len(sizes) != values.numel():
+            # Without dims every component is one cell, and no byte of sizes vouches for them.
+            raise _bad(f"{values.numel()} components without dims", len(sizes))
         shapes = sizes.tolist()
         # In Python integers, which cannot overflow.
         cells = [math.prod(shape) for shape in shapes]
@@ -328,6 +362,10 @@ class Decoding:
 
     def _sparse_coo(self, record: records.SparseCoo) -> torch.Tensor:
         indices, values = _cpu_tensor(record.indices), _cpu_tensor(record.values)
+        if indices.dtype != torch.int64:
+            raise WireFormatError(
+                "bad_sparse", "$", f"expected int64 indices, found {indices.dtype}"
+            )
         try:
             tensor = torch.sparse_coo_tensor(
                 indices, values, tuple(record.shape), check_invariants=True
@@ -335,13 +373,12 @@ class Decoding:
             if not record.coalesced:
                 return tensor
             # torch believes this flag, so see that the indices rise.
-            flat = [tuple(column) for column in indices.t().tolist()]
-            if any(a >= b for a, b in itertools.pairwise(flat)):
+            if not _rising(indices):
                 raise ValueError("coalesced indices that do not rise")
             return tensor._coalesced_(True)
         except (RuntimeError, ValueError) as error:
             raise WireFormatError(
-                "bad_sparse", "$", f"expected indices within {record.shape}, found {error}"
+                "bad_sparse", "$", f"expected indices within {record.shape}, found {error!s:.200}"
             ) from error
 
     def _sparse_compressed(self, record: records.SparseCompressed) -> torch.Tensor:
@@ -356,12 +393,12 @@ class Decoding:
             )
         except RuntimeError as error:
             raise WireFormatError(
-                "bad_sparse", "$", f"expected a {record.layout} tensor, found {error}"
+                "bad_sparse", "$", f"expected a {record.layout} tensor, found {error!s:.200}"
             ) from error
 
     def _dtype(self, record: records.DType) -> torch.dtype:
-        dtype: Any = getattr(torch, record.name, None)
-        if not isinstance(dtype, torch.dtype):
+        dtype = _ALL_DTYPES.get(record.name)
+        if dtype is None:
             raise _unknown_dtype(record.name)
         return dtype
 
@@ -430,7 +467,7 @@ def read_splits(header: records.Header, payload: Payload, index: int) -> RowSpli
         raise WireFormatError(
             "bad_offsets",
             f"$ (ragged group {index})",
-            f"expected offsets from 0 that never fall, found {offsets.tolist()!r:.80}",
+            f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}",
         )
     splits = splits_of_offsets(offsets)
     if (splits.min, splits.max) != (group.min, group.max):
@@ -444,7 +481,8 @@ def read_splits(header: records.Header, payload: Payload, index: int) -> RowSpli
 
 
 def _bad(expected: str, found: Any) -> WireFormatError:
-    return WireFormatError("bad_value", "$", f"expected {expected}, found {found}")
+    # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
+    return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
 
 
 def _unknown_dtype(name: str) -> WireFormatError:
@@ -475,8 +513,21 @@ def _numpy_dtype(description: Any) -> np.dtype[Any]:
         ) from error
 
 
+def _rising(indices: torch.Tensor) -> bool:
+    """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
+    if indices.shape[0] == 0:
+        return indices.shape[1] <= 1
+    steps = indices[:, 1:] - indices[:, :-1]
+    open_steps = torch.ones(steps.shape[1], dtype=torch.bool)
+    for step in steps:
+        if (open_steps & (step < 0)).any():
+            return False
+        open_steps &= step == 0
+    return not open_steps.any()
+
+
 def _cpu_tensor(value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor) or is_jagged(value) or value.layout != torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
         raise _bad("a dense tensor", type(value).__name__)
     return value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,13 +20,15 @@ from tensordict import (
     TensorDictParams,
 )
 from tensordict._td import _SubTensorDict
+from tensordict.utils import LinkedList
 
 from jagcodec.buffers import ByteArray, as_bytes, from_bytes
-from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError
+from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.layout import compact_values
 from jagcodec.payloads import leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import Parts, is_jagged, splits_of_lengths, take_apart
 from jagcodec.wire import numpy_types, records
+from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.header import HeaderWriter, child_path
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.registry import registered_name, state_of
@@ -264,10 +266,18 @@ class Encoding:
             if _NATIVE.issuperset(map(type, value.values())):
                 return value
             return {key: self._child(key, item) for key, item in value.items()}
+        self._check_distinct(value)
         items: list[Any] = []
         for key, item in value.items():
             items += (self._key(key), self._child(key, item))
         return self._record(records.Dict(items))
+
+    def _check_distinct(self, keys: Collection[Any]) -> None:
+        try:
+            check_distinct(list(keys), "keys")
+        except WireFormatError as error:
+            # What every reader refuses is refused here, where the keys come from.
+            raise self._refused(error.reason, error.detail) from error
 
     def _key(self, key: Any) -> Any:
         """A dict key or set member: what is hashed by identity loses its meaning on the way."""
@@ -282,6 +292,7 @@ class Encoding:
                 self._check_key(item)
 
     def _members(self, value: Any) -> list[Any]:
+        self._check_distinct(value)
         return [self._key(item) for item in value]
 
     def _bytes(self, value: bytes) -> Any:
@@ -309,7 +320,10 @@ class Encoding:
             return self._string_array(array)
         description = self._numpy_dtype(array)
         if dtype.hasobject:
-            if dtype.names is None:
+            fields = [dtype.fields[name][0] for name in dtype.names or ()]
+            # A reader must not be made to allocate gaps that no byte of the message stands for.
+            gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
+            if dtype.names is None or gaps:
                 raise self._refusal(array, f" with dtype {dtype}")
             columns = [self._child(name, array[name]) for name in dtype.names]
             return self._record(records.FieldArray(description, shape, columns))
@@ -455,9 +469,24 @@ class Encoding:
         names = td.names if td.batch_dims else []
         items: list[Any] = []
         for key, leaf in td.items():
+            if isinstance(leaf, TensorDictBase):
+                self._check_nested(key, leaf, td, names)
             items += (key, self._child(key, leaf))
         dims = list(names) if any(name is not None for name in names) else None
         return self._record(records.TensorDict(self._batch_size(td), dims, items))
+
+    def _check_nested(
+        self, key: str, leaf: TensorDictBase, td: TensorDictBase, names: Sequence[Any]
+    ) -> None:
+        """No TensorDict can be built around a nested one of other rows or other dim names."""
+        dims = td.batch_dims
+        if leaf.batch_size[:dims] == td.batch_size and list(leaf.names[:dims]) == list(names):
+            return
+        raise self._refused(
+            "row_mismatch",
+            f"expected batch size {list(td.batch_size)} and dim names {list(names)} in nested "
+            f"{key!r} too, found {list(leaf.batch_size)} and {list(leaf.names)}",
+        )
 
     def batch(self, rows: int, columns: Iterable[tuple[str, Any]]) -> Any:
         """The tree of a batch from its columns: tensors, `Parts`, or lists of N objects.
@@ -483,7 +512,12 @@ class Encoding:
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Any:
         members = self._children(stack.tensordicts)
-        name = stack.names[stack.stack_dim]
+        try:
+            name = stack.names[stack.stack_dim] if members else None
+        except ValueError as error:  # its members have different ones
+            raise self._refused(
+                "row_mismatch", f"expected one name per dim, found {error}"
+            ) from error
         return self._record(records.LazyStack(stack.stack_dim, name, members))
 
     def _non_tensor_data(self, data: NonTensorData) -> Any:
@@ -506,8 +540,8 @@ class Encoding:
 
 
 _REMEDY = (
-    "; convert it to one of the types that encode lists, register its type with register_type, "
-    "or pass allow_pickle=True on both sides"
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type, or pass allow_pickle=True on both sides"
 )
 
 
@@ -530,6 +564,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 _HANDLERS: dict[type, Callable[[Encoding, Any], Any]] = {
     dict: Encoding._dict,
     list: Encoding._list,
+    LinkedList: Encoding._list,
     tuple: lambda e, v: e._record(records.Tuple(e._children(v))),
     bytes: Encoding._bytes,
     complex: lambda e, v: e._record(records.Complex(v.real, v.imag)),

@@ -38,7 +38,10 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
     try:
         if isinstance(buffer, torch.Tensor):
             buffer = buffer.detach().numpy()
-        view = memoryview(buffer)
+        try:
+            view = memoryview(buffer)
+        except TypeError:
+            raise TypeError(f"{type(buffer).__name__}, which is no buffer") from None
         if not view.nbytes:
             return np.empty(0, dtype=np.uint8)
         if not view.c_contiguous:

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from jagcodec.errors import WireFormatError
 from jagcodec.wire.checks import INT64_MAX, Place, brief, count, expect, fail, within
 from jagcodec.wire.records import CHECKS, KINDS, RECORDS, Group, Header
-from jagcodec.wire.spec import MAGIC, MAX_DEPTH, VERSION, Kind
+from jagcodec.wire.spec import LEAF_LEVELS, MAGIC, MAX_DEPTH, VERSION, Kind
 
 # Below this size unpacking cannot allocate much on the word of a forged count; above it, a
 # count is believed only after the bytes behind it were walked (see _unpack).
 _TRUSTED_SIZE = 256
+
+# How many bytes of a refused message are looked through for the path to what is wrong.
+_SEARCHED = 1 << 20
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -97,11 +100,14 @@ def read_header(data: Any) -> Header:
         raise fail(
             "foreign",
             f"expected a map that begins with the key {MAGIC!r}, found {start!r}; this is no "
-            "jagcodec message (pickled data is never read), or its frames changed places",
+            "jagcodec message (pickled data is never read), its frames changed places, or routing "
+            "frames of the transport stand before it",
             path="header",
         )
     fields = _unpack(data, msgpack.ExtType, "header")
     expect(type(fields) is dict, "foreign", "a map", fields, "header")
+    count_byte = 0x80 | len(fields)
+    expect(start[0] == count_byte, "bad_header", "every key once", fields, "header")
     version = fields[MAGIC]
     if type(version) is not int or version != VERSION:
         raise fail(
@@ -114,7 +120,7 @@ def read_header(data: Any) -> Header:
     if list(fields) != keys:
         raise fail(
             "bad_header",
-            f"expected the keys {', '.join(keys)}, found {list(fields)!r:.80}",
+            f"expected the keys {', '.join(keys)}, found {brief(list(fields))}",
             path="header",
         )
     buffers, ragged, tree = fields["buffers"], fields["ragged"], fields["tree"]
@@ -124,6 +130,9 @@ def read_header(data: Any) -> Header:
     expect(sum(buffers) <= INT64_MAX, "bad_header", "sizes below 2**63", buffers, "header")
     expect(type(ragged) is list, "bad_header", "a list of ragged groups", ragged, "header")
     groups = [_group(fields, buffers, f"ragged group {i}") for i, fields in enumerate(ragged)]
+    # Each is read, and so copied, by itself: they must not all lie over the same bytes.
+    size = sum(8 * (group.rows + 1) for group in groups)
+    expect(size <= sum(buffers), "out_of_bounds", "groups that do not overlap", size, "header")
     expect(
         type(tree) is msgpack.ExtType and tree.code == Kind.TREE,
         "bad_header",
@@ -132,7 +141,7 @@ def read_header(data: Any) -> Header:
         "header",
     )
     checksums = fields.get("checksums")
-    if checksums is not None:
+    if "checksums" in fields:
         whole = type(checksums) is list and len(checksums) == 1 + len(buffers)
         expect(whole, "bad_header", f"{1 + len(buffers)} checksums", checksums, "header")
         check_crc(tree.data, checksums[0], "header")
@@ -212,10 +221,11 @@ class _TreeReader:
     def __init__(self, header: Header, build: Callable[[Any], Any]) -> None:
         self._header = header
         self._build = build
+        self._to_search = _SEARCHED
 
     def level(self, data: bytes, depth: int, kind: int) -> Any:
         """Unpack one level of extensions, and those below it on the way."""
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH + LEAF_LEVELS:
             raise fail("too_deep", f"expected at most {MAX_DEPTH} levels, found more")
         failed: list[msgpack.ExtType] = []
 
@@ -229,11 +239,15 @@ class _TreeReader:
         try:
             return _unpack(data, hook, "$")
         except WireFormatError as error:
-            if failed:
-                # Only now, on the way out, is it worth asking where in the tree this was.
+            if not failed:
+                raise
+            # Only now, on the way out, is it worth asking where in the tree this was; and only
+            # while that is little work, because a stranger may have made it much.
+            steps = "[...]"
+            if len(data) <= self._to_search:
+                self._to_search -= len(data)
                 steps = _find(_unpack(data, msgpack.ExtType, "$"), failed[0], kind)
-                raise _moved(error, steps) from error
-            raise
+            raise _moved(error, steps) from error
 
     def value(self, code: int, payload: bytes, depth: int) -> Any:
         """What one extension stands for."""
@@ -261,6 +275,7 @@ def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
             scanner = msgpack.Unpacker(max_buffer_size=size)
             scanner.feed(data)
             scanner.skip()
+            del scanner
         value = msgpack.unpackb(
             data,
             ext_hook=ext_hook,
@@ -271,7 +286,11 @@ def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         text = str(error) or type(error).__name__
-        raise fail("bad_header", f"expected msgpack, found {text}", path=path) from error
+        raise fail(
+            "bad_header",
+            f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
+            path=path,
+        ) from error
     if any(mark in bytes(data) for mark in _TIMESTAMP_MARKS) and any(
         type(item) is msgpack.Timestamp for _, item in _walk(value)
     ):
@@ -280,34 +299,61 @@ def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
 
 
 # msgpack turns its own extension -1 into a Timestamp without asking the hook.
-_TIMESTAMP_MARKS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
+_TIMESTAMP_MARKS = (
+    b"\xd6\xff",
+    b"\xd7\xff",
+    *(
+        head + bytes([size]) + b"\xff"
+        for head in (b"\xc7", b"\xc8\0", b"\xc9\0\0\0")
+        for size in (4, 8, 12)
+    ),
+)
 
 
 # Paths, for errors only
 
 
-def _walk(value: Any) -> Iterator[tuple[str, Any]]:
+class _Link(NamedTuple):
+    """A step of a path, linked to those before it: a path is put together for one value only."""
+
+    above: _Link | None
+    key: Any
+    is_name: bool
+
+
+def _walk(value: Any) -> Iterator[tuple[_Link | None, Any]]:
     """Every value of a native tree with its path, depth first, without recursion."""
-    stack = [("", value)]
+    stack: list[tuple[_Link | None, Any]] = [(None, value)]
     while stack:
-        path, item = stack.pop()
-        yield path, item
+        link, item = stack.pop()
+        yield link, item
         if type(item) is list:
-            stack.extend((f"{path}[{i}]", child) for i, child in reversed(list(enumerate(item))))
+            stack.extend((_Link(link, i, False), item[i]) for i in reversed(range(len(item))))
         elif type(item) is dict:
-            children = [(child_path(path, key), child) for key, child in item.items()]
-            stack.extend(reversed(children))
+            stack.extend([(_Link(link, key, True), item[key]) for key in item][::-1])
 
 
 def _find(value: Any, target: msgpack.ExtType, kind: int) -> str:
-    if kind in (Kind.TENSORDICT, Kind.DICT):
-        items = value[-1]
-        value = {_key_text(key): child for key, child in zip(items[::2], items[1::2], strict=False)}
-    elif kind in _LIST_KINDS:
+    """The path in the fields of an extension of `kind` to the extension `target`."""
+    if kind != Kind.TREE:
+        if type(value) is not list or not value or type(value[-1]) is not list:
+            return ""
         value = value[-1]
-    elif kind != Kind.TREE:
+    if kind in (Kind.TENSORDICT, Kind.DICT):
+        keys, items = value[::2], value[1::2]
+        value = {
+            brief(k) if type(k) is not str else k: v for k, v in zip(keys, items, strict=False)
+        }
+    elif kind != Kind.TREE and kind not in _LIST_KINDS:
         return ""
-    return next((path for path, item in _walk(value) if item == target), "")
+    for link, item in _walk(value):
+        if type(item) is msgpack.ExtType and item == target:
+            steps = []
+            while link is not None:
+                steps.append(child_path("", link.key) if link.is_name else f"[{link.key}]")
+                link = link.above
+            return "".join(reversed(steps))
+    return ""
 
 
 _LIST_KINDS = (Kind.TUPLE, Kind.LAZY_STACK, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
@@ -319,9 +365,9 @@ def _key_text(key: Any) -> str:
 
 def child_path(path: str, key: Any) -> str:
     """`path` extended by a dict key: ``$.name``, or ``$['odd name']``."""
-    if type(key) is str and key.isidentifier():
+    if type(key) is str and len(key) <= 60 and key.isidentifier():
         return f"{path}.{key}"
-    return f"{path}[{key!r:.60}]"
+    return f"{path}[{brief(key)}]"
 
 
 def _moved(error: WireFormatError, steps: str) -> WireFormatError:

@@ -30,7 +30,9 @@ def describe(dtype: np.dtype[Any]) -> Any | None:
     except (TypeError, ValueError):
         return None
     # Types added by other packages (ml_dtypes) pass for void, records for their struct.
-    return description if known == dtype and known.type is dtype.type else None
+    # C has two names for a 64-bit integer, and numpy a type for each; they are one dtype.
+    same = known.type is dtype.type or dtype.kind in "iu"
+    return description if known == dtype and same else None
 
 
 def _describe(dtype: np.dtype[Any]) -> Any | None:
@@ -100,5 +102,27 @@ def _has_padding(dtype: np.dtype[Any]) -> bool:
         return _has_padding(dtype.subdtype[0])
     if dtype.names is None or dtype.fields is None:
         return _EXTENDED_NAMES.get(dtype) in ("float80", "complex160")
-    fields = [dtype.fields[name][0] for name in dtype.names]
-    return sum(f.itemsize for f in fields) != dtype.itemsize or any(map(_has_padding, fields))
+    covered = np.zeros(dtype.itemsize, dtype=bool)
+    for name in dtype.names:
+        field, offset = dtype.fields[name][:2]
+        if _has_padding(field):
+            return True
+        covered[offset : offset + field.itemsize] = True
+    return not covered.all()
+
+
+def check_text(array: np.ndarray[Any, Any]) -> None:
+    """Refuse code points that are none: numpy fails with a SystemError when it meets them.
+
+    Raises:
+        ValueError: There is one.
+    """
+    dtype = array.dtype
+    if dtype.names is not None:
+        for name in dtype.names:
+            check_text(array[name])
+    elif dtype.kind == "U" and array.nbytes:
+        order = ">" if dtype.byteorder == ">" else "<"
+        points = np.array(array, order="C").reshape(-1).view(f"{order}u4")
+        if (points > 0x10FFFF).any():
+            raise ValueError(f"{int(points.max()):#x}, which is no code point")

@@ -32,6 +32,7 @@ class FramePayload:
         self._arrays = arrays
         self._copy = copy
         self._owned: list[ByteArray | None] = [None] * len(arrays)
+        self._realigned: dict[tuple[int, int], ByteArray] = {}
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
         """See `Payload`."""
@@ -40,7 +41,17 @@ class FramePayload:
         owned = self._owned[buffer]
         if owned is None:
             owned = self._owned[buffer] = writable(self._arrays[buffer], self._copy)
-        return aligned(owned[offset : offset + size], alignment)
+        if not (_address(owned) + offset) % alignment:
+            return owned[offset : offset + size]
+        # The whole buffer, moved once for all values that lie so: views may overlap in it.
+        key = (buffer, offset % _WIDEST)
+        moved = self._realigned.get(key)
+        if moved is None:
+            room = np.empty(len(owned) + 2 * _WIDEST, dtype=np.uint8)
+            shift = -(_address(room) + offset) % _WIDEST
+            moved = self._realigned[key] = room[shift : shift + len(owned)]
+            moved[:] = owned
+        return moved[offset : offset + size]
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
@@ -56,7 +67,8 @@ class RangePayload:
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
         """See `Payload`."""
-        return aligned(writable(self.read(buffer, offset, size), self._copy), alignment)
+        data = writable(self.read(buffer, offset, size), self._copy)
+        return data.copy() if _address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
@@ -73,9 +85,13 @@ def writable(data: ByteArray, copy: bool | None) -> ByteArray:
     return data
 
 
-def aligned(data: ByteArray, alignment: int) -> ByteArray:
-    """`data`, or a copy if its address is no multiple of `alignment`."""
-    return data.copy() if data.__array_interface__["data"][0] % alignment else data
+_WIDEST = 16
+"""The widest alignment of any dtype."""
+
+
+def _address(data: ByteArray) -> int:
+    address: int = data.__array_interface__["data"][0]
+    return address
 
 
 class _Writable:

@@ -6,6 +6,7 @@ inside the buffers of its message and names only things of the tables in `spec`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -249,7 +250,9 @@ class Header(NamedTuple):
 
 
 def _batch(batch_size: Any, header: Header) -> None:
-    rows = cells_of(batch_size)
+    cells_of(batch_size)
+    # A dim of 0 beside it makes a large one no smaller.
+    rows = math.prod(dim for dim in batch_size if dim)
     if rows > MAX_UNBACKED_ROWS and rows > sum(header.buffers):
         raise fail(
             "bad_rows",
@@ -444,6 +447,8 @@ def _check_tensordict(record: TensorDict, header: Header) -> TensorDict:
     if names is not None:
         for name in list_of(names, "dim names"):
             expect(name is None or type(name) is str, "bad_record", "a dim name or None", name)
+        given = [name for name in names if name is not None]
+        expect(len(set(given)) == len(given), "bad_record", "distinct dim names", names)
         expect(
             len(names) == len(record.batch_size),
             "bad_record",

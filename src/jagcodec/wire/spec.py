@@ -28,6 +28,9 @@ INLINE_BYTES = 4 * 1024
 MAX_DEPTH = 100
 """Containers inside containers. Writers refuse more; readers must accept this much."""
 
+LEAF_LEVELS = 4
+"""Extensions that a value makes inside itself (a sparse tensor holds tensors): beyond MAX_DEPTH."""
+
 MAX_NDIM = 64
 """numpy's limit since 2.0, above what torch's kernels take."""
 
