@@ -395,3 +395,59 @@ def test_pickled_data_is_never_read():
     for frames in ([bomb], [encode(1)[0], bomb], bomb, [b"\xc1\xfe\xed", bomb]):
         with pytest.raises(WireFormatError):
             decode(frames)
+
+
+# What decode could not make again is refused where it is
+
+
+def names_differ():
+    td = TensorDict({"n": TensorDict({"x": torch.zeros(2, 4)}, [2, 4])}, [2], names=["p"])
+    td["n"].names = ["zz", "q"]
+    return td
+
+
+def batch_size_differs():
+    td = TensorDict({}, [2])
+    td["n"] = TensorDict({"x": torch.zeros(2)}, [2])
+    td["n"].batch_size = []
+    return td
+
+
+def gaps_and_objects():
+    dtype = {"names": ["a"], "formats": ["O"], "offsets": [0], "itemsize": 1 << 20}
+    return np.zeros(1, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (names_differ, "dim names"),
+        (batch_size_differs, "batch size"),
+        (gaps_and_objects, "dtype"),
+        (lambda: {i * ((1 << 61) - 1): 1 for i in range(1, 100)}, "distinct hashes"),
+    ],
+)
+def test_what_no_reader_would_take_is_refused_here(make, text):
+    with pytest.raises(UnsupportedTypeError, match=text):
+        encode([make()])
+
+
+def test_odd_but_sound_values():
+    names = TensorDict({"m": NonTensorStack("x", "y")}, [2])["m"]
+    assert_same(trip(names), ["x", "y"])
+    assert_same(trip(np.zeros(2, "q")), np.zeros(2, "q"))
+    assert trip(torch._efficientzerotensor((2, 3))).tolist() == [[0.0] * 3] * 2
+    assert trip(LazyStackedTensorDict(stack_dim=0)).batch_size == (0,)
+    overlapping = np.dtype(
+        {"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 0], "itemsize": 8}
+    )
+    one = np.zeros(2, overlapping)
+    two = one.copy()
+    two.view("u1").reshape(2, 8)[:, 4:] = 7
+    assert receive(encode(one)) == receive(encode(two))
+
+
+@pytest.mark.parametrize("device", ["foo", 3.5, "cuda:99"])
+def test_devices_that_are_not_there(device):
+    with pytest.raises(ValueError, match=r"decode\(device\)"):
+        decode(encode(1), device=device)

@@ -91,3 +91,32 @@ def test_bad_lengths_and_names():
         pack_jagged_fields({}, lengths=torch.tensor([-1]))
     with pytest.raises(TypeError, match="put it in a list"):
         pack_jagged_fields({}, lengths=LENGTHS, token_aligned_fields="input_ids")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (None, "dict of names"),
+        ([torch.ones(2)], "found list"),
+        ({1: torch.ones(2)}, "no strings"),
+        ({"grid": np.empty((2, 2), dtype=object)}, "numpy.empty"),
+        ({"q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}, "dequantise"),
+    ],
+)
+def test_fields_that_are_none(fields, text):
+    with pytest.raises(TypeError, match=text):
+        pack_jagged_fields(fields, lengths=LENGTHS)
+
+
+def test_a_jagged_column_with_holes_joins_its_rows():
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.arange(6.0), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 2])
+    )
+    fields = {"a": torch.ones(2, 3), "b": holes}
+    td = pack_jagged_fields(fields, lengths=LENGTHS, token_aligned_fields=["a"])
+    assert (td["a"] * td["b"]).values().tolist() == [0.0, 2.0, 3.0]
+
+
+def test_names_that_are_no_set():
+    with pytest.raises(TypeError, match="set of names"):
+        pack_jagged_fields({}, lengths=LENGTHS, token_aligned_fields=5)

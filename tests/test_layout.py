@@ -212,3 +212,54 @@ def test_scalars_stack_but_cannot_nest():
     assert stack_or_nest([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
     with pytest.raises(ValueError, match="0-d"):
         stack_or_nest([torch.tensor(1)], always_nest=True)
+
+
+def test_quantised_tensors_are_refused():
+    quantised = torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8)
+    with pytest.raises(TypeError, match="dequantise"):
+        to_nested_by_length(quantised, torch.tensor([1, 3]))
+
+
+def test_rows_with_an_axis_before_the_tokens():
+    equal = [torch.ones(3, 5), torch.zeros(3, 5)]
+    nested = stack_or_nest(equal, always_nest=True, ragged_dim=2)
+    assert [row.shape for row in nested.unbind()] == [(3, 5), (3, 5)]
+    assert nested.values().shape == (3, 10)
+    with pytest.raises(ValueError, match="differ in dim 0 alone"):
+        stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)], ragged_dim=1)
+    with pytest.raises(ValueError, match="ragged_dim"):
+        stack_or_nest(equal, always_nest=True, ragged_dim=4)
+
+
+def test_the_mask_of_a_response_multiplies_whatever_its_offsets():
+    full = nest(4, 5)
+    mask = torch.nested.nested_tensor_from_jagged(
+        torch.ones(3), torch.tensor([0, 1, 3], dtype=torch.int32)
+    )
+    assert (response_from_nested(full, mask) * mask).values().tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        torch.ones(3).to_sparse(),
+        torch.ones(3, dtype=torch.int64, device="meta"),
+        torch.nested.nested_tensor([torch.ones(1)]),
+        None,
+    ],
+)
+def test_lengths_that_cannot_be_read(lengths):
+    with pytest.raises(TypeError, match=r"\(lengths\)"):
+        to_nested_by_length(PADDED, lengths)
+
+
+def test_lengths_beyond_int64():
+    lengths = torch.tensor([2**63 + 5, 0, 0], dtype=torch.uint64)
+    with pytest.raises(ValueError, match="lengths"):
+        to_nested_by_length(PADDED, lengths)
+
+
+@pytest.mark.parametrize("tensors_", [None, 5])
+def test_rows_that_are_no_list(tensors_):
+    with pytest.raises(TypeError, match="list of tensors"):
+        stack_or_nest(tensors_)

@@ -276,7 +276,8 @@ class Decoding:
         dtype = dtypes.StringDType(coerce=record.coerce, **options)
         items = [record.na if item is None else item for item in record.items]
         array = np.empty(len(items), dtype=dtype)
-        array[:] = items
+        for i, item in enumerate(items):
+            array[i] = item
         return array.reshape(record.shape)
 
     def _scalar(self, record: records.Scalar) -> Any:
@@ -422,9 +423,13 @@ class Decoding:
     def _lazy_stack(self, record: records.LazyStack) -> LazyStackedTensorDict:
         if not all(isinstance(member, TensorDictBase) for member in record.items):
             raise _bad("TensorDicts to stack", "something else")
-        return LazyStackedTensorDict(
+        stack = LazyStackedTensorDict(
             *record.items, stack_dim=record.stack_dim, stack_dim_name=record.dim_name
         )
+        # Members whose dim names differ are found only when one asks.
+        if record.items and len(stack.names) != stack.batch_dims:
+            raise _bad(f"{stack.batch_dims} dim names", stack.names)
+        return stack
 
     def _non_tensor_data(self, record: records.NonTensorData) -> NonTensorData:
         return NonTensorData(record.payload, batch_size=torch.Size(record.batch_size))

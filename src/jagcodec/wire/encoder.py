@@ -339,10 +339,11 @@ class Encoding:
         dtype: Any = array.dtype
         has_na = hasattr(dtype, "na_object")
         na = dtype.na_object if has_na else None
-        items = [item if isinstance(item, str) else None for item in array.flat]
-        if has_na and isinstance(na, str):
-            # A string stands for missing here, so numpy itself cannot tell the two apart.
-            items = list(array.flat)
+        if type(na) not in (type(None), float, str):
+            raise self._refusal(array, f" with {na!r:.60} for missing; use None, nan or a str")
+        # Where a string stands for missing, numpy itself cannot tell the two apart.
+        text = has_na and type(na) is str
+        items = [str(item) if text or isinstance(item, str) else None for item in array.flat]
         return self._record(
             records.StringArray(
                 list(array.shape), items, dtype.coerce, has_na, self._child("na_object", na)
@@ -480,12 +481,17 @@ class Encoding:
     ) -> None:
         """No TensorDict can be built around a nested one of other rows or other dim names."""
         dims = td.batch_dims
-        if leaf.batch_size[:dims] == td.batch_size and list(leaf.names[:dims]) == list(names):
-            return
+        try:
+            inner: Any = list(leaf.names)
+        except ValueError as error:  # the members of a lazy stack have different ones
+            inner = error
+        else:
+            if leaf.batch_size[:dims] == td.batch_size and inner[:dims] == list(names):
+                return
         raise self._refused(
             "row_mismatch",
             f"expected batch size {list(td.batch_size)} and dim names {list(names)} in nested "
-            f"{key!r} too, found {list(leaf.batch_size)} and {list(leaf.names)}",
+            f"{key!r} too, found {list(leaf.batch_size)} and {inner}",
         )
 
     def batch(self, rows: int, columns: Iterable[tuple[str, Any]]) -> Any:

@@ -345,6 +345,8 @@ def _check_string_array(record: StringArray, header: Header) -> StringArray:
     expect(len(items) == cells, "bad_record", f"{cells} strings", len(items))
     expect(type(record.coerce) is bool, "bad_record", "a bool", record.coerce)
     expect(type(record.has_na) is bool, "bad_record", "a bool", record.has_na)
+    known = record.na is None or type(record.na) in (float, str)
+    expect(known, "bad_record", "None, a float or a str for missing", record.na)
     for item in items:
         missing = item is None and record.has_na
         expect(missing or type(item) is str, "bad_record", "a string", item)
@@ -468,7 +470,8 @@ def _check_lazy_stack(record: LazyStack, header: Header) -> LazyStack:
     count(record.stack_dim, "a stack dim")
     name = record.dim_name
     expect(name is None or type(name) is str, "bad_record", "a dim name or None", name)
-    list_of(record.items, "members")
+    members = list_of(record.items, "members")
+    expect(bool(members) or name is None, "bad_record", "members for the dim name", name)
     return record
 
 
