@@ -27,7 +27,7 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
-from jagcodec.testing import assert_same, rows_of, trees
+from jagcodec.testing import assert_same, trees
 
 BIG = 5000  # int64 cells: a buffer too large to share frame 1
 
@@ -359,31 +359,6 @@ def test_errors_survive_pickling():
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.reason == "unsupported_type"
-
-
-# Threads
-
-
-def test_encode_and_decode_share_nothing_between_threads():
-    failures = []
-
-    def work(seed):
-        td = pack_jagged_fields(
-            {"x": torch.full((8, 16), seed)},
-            lengths=torch.arange(8) + seed % 3,
-            token_aligned_fields=["x"],
-        )
-        for _ in range(50):
-            back = trip(td)
-            if rows_of(back["x"]) != rows_of(td["x"]):
-                failures.append(seed)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def test_pickled_data_is_never_read():

@@ -15,7 +15,7 @@ SOURCE = Path(jagcodec.__file__).parent
 FLOORS = (
     ("_version", "errors", "wire.spec"),
     ("buffers", "wire.checks"),
-    ("ragged", "rowcopy", "wire.dtypes", "wire.framing", "wire.payload"),
+    ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
     ("wire.records",),
     ("wire.header",),
     ("layout", "payloads", "wire.numpy_types", "wire.narrow", "wire.views", "wire.registry"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,14 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def describe(value: Any) -> str:
+    """What a value is, in a few words for an error."""
+    if isinstance(value, torch.Tensor):
+        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
+        return f"a {kind} tensor of layout {value.layout} on {value.device}"
+    return type(value).__name__
 
 
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray, contiguous_bits, resolved
+from jagcodec.buffers import IntArray, contiguous_bits, describe, resolved
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import (
     Parts,
@@ -162,7 +162,7 @@ def stack_or_nest(
         raise ArgumentTypeError(
             "bad_type",
             f"{where}(tensors)",
-            f"expected a list of tensors, found {_describe(tensors)}",
+            f"expected a list of tensors, found {describe(tensors)}",
         )
     tensors = list(tensors)
     if not tensors:
@@ -260,7 +260,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             raise ArgumentTypeError(
                 "bad_type",
                 f"{where}({name})",
-                f"expected a jagged tensor, found {_describe(value)}; "
+                f"expected a jagged tensor, found {describe(value)}; "
                 "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)",
             )
     parts = take_apart(full, f"{where}(full)", detach=False)
@@ -341,50 +341,6 @@ def pad_into(out: torch.Tensor, parts: Parts) -> torch.Tensor:
     return rowcopy.scatter(cells, np.tile(parts.lengths, outer), flat, starts).view(out.shape)
 
 
-def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
-    """The bits of one pad cell; exact, or an error.
-
-    Zero is all bits 0 in every dtype, those without arithmetic (``int4``, ``bits8``) included.
-
-    Raises:
-        ArgumentError: `dtype` cannot hold `value`; `path` says whose pad it is.
-    """
-    scalar = value
-    if isinstance(value, (torch.Tensor, np.generic, np.ndarray)) and np.size(value) == 1:
-        scalar = value.item()
-    if not isinstance(scalar, (bool, int, float, complex)):
-        raise ArgumentTypeError(
-            "bad_pad", path, f"expected a number to pad with, found {_describe(value)}"
-        )
-    if scalar == 0 and math.copysign(1.0, complex(scalar).real) > 0:
-        return bytes(dtype.itemsize)
-    refused = ArgumentError("bad_pad", path, f"expected a pad that {dtype} holds, found {value!r}")
-    if dtype.is_floating_point or dtype.is_complex:
-        try:
-            cell = torch.tensor(scalar, dtype=dtype)
-        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-            raise refused from error
-        held = cell.to(torch.complex128).item()
-        # A fraction is rounded as ever; a whole number, such as a token id, must be kept.
-        whole_number = not isinstance(scalar, complex) and scalar % 1 == 0
-        if (held != scalar) if whole_number else (abs(held) == math.inf != abs(scalar)):
-            raise refused
-        return bytes(cell.reshape(1).view(torch.uint8).tolist())
-    try:
-        whole = int(scalar)  # type: ignore[arg-type]
-        limits = (0, 1) if dtype == torch.bool else _int_limits(dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise refused from error
-    if whole != scalar or not limits[0] <= whole <= limits[1]:
-        raise refused
-    return whole.to_bytes(dtype.itemsize, "little", signed=whole < 0)
-
-
-def _int_limits(dtype: torch.dtype) -> tuple[int, int]:
-    info = torch.iinfo(dtype)
-    return int(info.min), int(info.max)
-
-
 # --- shared by the rooms above -----------------------------------------------------------------
 
 
@@ -392,7 +348,7 @@ def check_rectangle(value: Any, path: str) -> None:
     """Refuse what is no strided, non-nested tensor."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
         raise ArgumentTypeError(
-            "bad_type", path, f"expected a padded (strided) tensor, found {_describe(value)}"
+            "bad_type", path, f"expected a padded (strided) tensor, found {describe(value)}"
         )
     if value.is_quantized:
         raise ArgumentTypeError(
@@ -411,11 +367,11 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected an (N,) tensor of lengths, found {_describe(lengths)}; use torch.as_tensor",
+            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
         )
     if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
         raise ArgumentTypeError(
-            "bad_type", path, f"expected an (N,) tensor of lengths, found {_describe(lengths)}"
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
         )
     shape = tuple(lengths.shape)
     if len(shape) != 1 or (rows is not None and shape != (rows,)):
@@ -516,10 +472,3 @@ def _rectangle_starts(rows: int, outer: int, width: int) -> IntArray:
     """First cell of row i, run a in an (N, A, width) rectangle, in the order of the values."""
     starts: IntArray = ((np.arange(rows) * outer + np.arange(outer)[:, None]) * width).reshape(-1)
     return starts
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
-        return f"a {kind} tensor of layout {value.layout} on {value.device}"
-    return type(value).__name__

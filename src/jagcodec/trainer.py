@@ -12,7 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.buffers import Blank, allocate
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import compact_values, pad_bits, pad_into, padded_shape
+from jagcodec.layout import compact_values, pad_into, padded_shape
+from jagcodec.pads import pad_bits
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
 from jagcodec.wire.registry import register_type

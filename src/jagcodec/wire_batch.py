@@ -15,14 +15,13 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from jagcodec.buffers import ByteArray, IntArray, from_bytes
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentIndexError,
     ArgumentKeyError,
-    ArgumentTypeError,
     WireFormatError,
 )
 from jagcodec.layout import compact_values
 from jagcodec.payloads import is_non_tensor, leaf_of_rows, object_array, rows_of_leaf
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.row_index import choose_rows
 from jagcodec.wire import records
 from jagcodec.wire.checks import brief
 from jagcodec.wire.decoder import Decoding, read_splits, receive, torch_dtype, usable_device
@@ -145,7 +144,7 @@ class WireBatch:
             ArgumentIndexError: A row does not exist.
             ArgumentTypeError: `index` is none of these.
         """
-        chosen = _choice(index, len(self))
+        chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
         if self._chosen is not None:
             chosen = (
                 self._chosen[chosen.start : chosen.stop]
@@ -484,35 +483,6 @@ def _rows_differ(expected: Any, found: Any) -> WireFormatError:
 
 
 # --- rows --------------------------------------------------------------------------------------
-
-
-def _choice(index: Any, rows: int) -> range | IntArray:
-    """An index of any kind as rows 0 to N - 1; as a range where it is one."""
-    where = "WireBatch.rows(index)"
-    if isinstance(index, slice):
-        chosen = range(rows)[index]
-        return chosen if chosen.step == 1 else np.arange(rows)[index]
-    if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    array = np.asarray(index)
-    if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.int64)
-    if array.dtype == bool and array.shape == (rows,):
-        return np.flatnonzero(array)
-    if array.dtype.kind not in "iu" or array.ndim > 1:
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
-            f"{array.shape}",
-        )
-    array = np.atleast_1d(array).astype(np.int64)
-    wrong = np.flatnonzero((array < -rows) | (array >= rows))
-    if len(wrong):
-        raise ArgumentIndexError(
-            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {array[wrong[0]]}"
-        )
-    return np.where(array < 0, array + rows, array)
 
 
 def _indices(chosen: range | IntArray) -> Any:

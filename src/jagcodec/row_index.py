@@ -1,0 +1,49 @@
+"""What may stand for rows: slices, integers, booleans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec.buffers import IntArray
+from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
+
+
+def choose_rows(index: Any, rows: int, where: str) -> range | IntArray:
+    """An index of any kind as rows of 0 to ``rows - 1``; a range where it is a contiguous one.
+
+    Args:
+        index: A slice, integers (negative ones count from the end), `rows` booleans, or one int.
+        rows: How many there are to choose from.
+        where: What to name in an error.
+
+    Raises:
+        ArgumentIndexError: A row does not exist.
+        ArgumentTypeError: `index` is none of these.
+    """
+    if isinstance(index, slice):
+        chosen = range(rows)[index]
+        return chosen if chosen.step == 1 else np.arange(rows)[index]
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.dtype == bool and array.shape == (rows,):
+        return np.flatnonzero(array)
+    if array.dtype.kind not in "iu" or array.ndim > 1:
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
+            f"{array.shape}",
+        )
+    array = np.atleast_1d(array).astype(np.int64)
+    wrong = np.flatnonzero((array < -rows) | (array >= rows))
+    if len(wrong):
+        raise ArgumentIndexError(
+            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {array[wrong[0]]}"
+        )
+    return np.where(array < 0, array + rows, array)
