@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import WireFormatError, decode, encode, pack_jagged_fields
 from jagcodec.errors import REASONS
@@ -459,3 +459,22 @@ def test_what_encode_writes_decode_reads_at_the_deepest():
             deepest = frames
             decode(frames)
         assert deepest is not None
+
+
+@pytest.mark.parametrize("kind", [Kind.LAZY_STACK, Kind.NON_TENSOR_STACK])
+def test_stacks_in_stacks_are_few(kind):
+    """tensordict's work doubles with every level: 40 of them in 350 bytes would take days."""
+    lazy = kind == Kind.LAZY_STACK
+    tree = ext(Kind.TENSORDICT, [1], None, []) if lazy else ext(Kind.NON_TENSOR_DATA, [1], "x")
+    for _ in range(40):
+        tree = ext(kind, 0, None, [tree]) if lazy else ext(kind, 0, [tree])
+    assert refused(message(tree)).reason == "too_deep"
+
+
+def test_as_many_stacks_as_encode_writes_are_read():
+    stack = TensorDict({"x": torch.ones(1)}, [])
+    for _ in range(8):
+        stack = LazyStackedTensorDict(stack, stack_dim=0)
+    assert decode(encode(stack)).batch_size == (1,) * 8
+    with pytest.raises(TypeError, match="8 stacks"):
+        encode([LazyStackedTensorDict(stack, stack_dim=0)])

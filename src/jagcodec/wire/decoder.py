@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,9 @@ from jagcodec.wire.header import check_crc, read_header, read_tree
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.payload import FramePayload, Payload
 from jagcodec.wire.registry import restore
-from jagcodec.wire.spec import MAX_NDIM, TORCH_DTYPES
+from jagcodec.wire.spec import MAX_NDIM, MAX_STACKS, TORCH_DTYPES
 
+T = TypeVar("T")
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 _DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
@@ -193,6 +194,8 @@ class Decoding:
         self._header = header
         self._allow_pickle = allow_pickle
         self._unread = sum(header.buffers)
+        # Levels of lazy stacks in what was built, with the value, so that its id stays its own.
+        self._stacked: dict[int, tuple[int, Any]] = {}
         self._payload = payload
         self._device = device
         self._ragged: dict[int, Raggedness] = {}
@@ -413,18 +416,39 @@ class Decoding:
         for key, leaf in leaves.items():
             if not (isinstance(leaf, (torch.Tensor, TensorDictBase)) or is_non_tensor(leaf)):
                 raise _bad(f"a leaf at {key!r}", type(leaf).__name__)
-        return TensorDict(
+        td = TensorDict(
             leaves,
             batch_size=torch.Size(record.batch_size),
             names=record.names,  # type: ignore[arg-type]
             device=self._device,
         )
+        levels = self._levels(leaves.values())
+        if levels:
+            self._stacked[id(td)] = (levels, td)
+        return td
+
+    def _levels(self, members: Iterable[Any]) -> int:
+        """How many lazy stacks are inside each other in these."""
+        known = [self._stacked.get(id(member)) for member in members]
+        return max((entry[0] for entry in known if entry is not None), default=0)
+
+    def _stack(self, members: list[Any], make: Callable[[], T]) -> T:
+        """A lazy stack, if it is not the one too many."""
+        levels = 1 + self._levels(members)
+        if levels > MAX_STACKS:
+            raise WireFormatError(
+                "too_deep", "$", f"expected at most {MAX_STACKS} stacks in each other, found more"
+            )
+        stack = make()
+        self._stacked[id(stack)] = (levels, stack)
+        return stack
 
     def _lazy_stack(self, record: records.LazyStack) -> LazyStackedTensorDict:
         if not all(isinstance(member, TensorDictBase) for member in record.items):
             raise _bad("TensorDicts to stack", "something else")
-        stack = LazyStackedTensorDict(
-            *record.items, stack_dim=record.stack_dim, stack_dim_name=record.dim_name
+        options: Any = {"stack_dim": record.stack_dim, "stack_dim_name": record.dim_name}
+        stack: LazyStackedTensorDict = self._stack(
+            record.items, lambda: LazyStackedTensorDict(*record.items, **options)
         )
         # Members whose dim names differ are found only when one asks.
         if record.items and len(stack.names) != stack.batch_dims:
@@ -437,7 +461,9 @@ class Decoding:
     def _non_tensor_stack(self, record: records.NonTensorStack) -> NonTensorStack:
         if not all(is_non_tensor(member) for member in record.items):
             raise _bad("non-tensor members to stack", "something else")
-        return NonTensorStack(*record.items, stack_dim=record.stack_dim)
+        return self._stack(
+            record.items, lambda: NonTensorStack(*record.items, stack_dim=record.stack_dim)
+        )
 
     # the user's
 

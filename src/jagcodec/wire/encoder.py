@@ -38,6 +38,7 @@ from jagcodec.wire.spec import (
     INTEGER_DTYPES,
     MAX_DEPTH,
     MAX_NDIM,
+    MAX_STACKS,
     MAX_UNBACKED_ROWS,
     SMALL_BUFFER,
     TORCH_DTYPES,
@@ -135,6 +136,7 @@ class Encoding:
         self._allow_pickle = allow_pickle
         self._writer = HeaderWriter()
         self._path: list[Any] = []
+        self._stacks = 0
         self._small = bytearray()
         self._large: list[ByteArray] = []
         self._groups: list[records.Group] = []
@@ -517,7 +519,7 @@ class Encoding:
         return self._record(records.NonTensorRows(self._children(payloads)))
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Any:
-        members = self._children(stack.tensordicts)
+        members = self._members_of(stack)
         try:
             name = stack.names[stack.stack_dim] if members else None
         except ValueError as error:  # its members have different ones
@@ -525,6 +527,16 @@ class Encoding:
                 "row_mismatch", f"expected one name per dim, found {error}"
             ) from error
         return self._record(records.LazyStack(stack.stack_dim, name, members))
+
+    def _members_of(self, stack: LazyStackedTensorDict) -> list[Any]:
+        if self._stacks == MAX_STACKS:
+            raise self._refused(
+                "too_deep", f"expected at most {MAX_STACKS} stacks in each other, found more"
+            )
+        self._stacks += 1
+        members = self._children(stack.tensordicts)
+        self._stacks -= 1
+        return members
 
     def _non_tensor_data(self, data: NonTensorData) -> Any:
         payload = self._child("data", data.data)
@@ -534,7 +546,7 @@ class Encoding:
         payloads = payloads_of_stack(stack)
         if payloads is not None:
             return self._record(records.NonTensorRows(self._children(payloads)))
-        members = self._children(stack.tensordicts)
+        members = self._members_of(stack)
         return self._record(records.NonTensorStack(stack.stack_dim, members))
 
     def _batch_size(self, td: Any) -> list[int]:

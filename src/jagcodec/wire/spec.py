@@ -31,6 +31,9 @@ MAX_DEPTH = 100
 LEAF_LEVELS = 4
 """Extensions that a value makes inside itself (a sparse tensor holds tensors): beyond MAX_DEPTH."""
 
+MAX_STACKS = 8
+"""Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
+
 MAX_NDIM = 64
 """numpy's limit since 2.0, above what torch's kernels take."""
 
