@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -22,6 +22,14 @@ types: $(VENV)/.dev
 bench: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python benchmarks/trip.py
 
+# Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
+RUNS ?= 1000000
+
+fuzz: $(VENV)/.fuzz
+	mkdir -p fuzz/found/corpus
+	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
+		-max_len=128 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
+
 # A stamp per set of extras: reinstalled when the project's requirements change.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,10 +41,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+$(VENV)/.fuzz: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[fuzz]'
+	touch $@
+
 $(VENV)-bench/.bench: pyproject.toml constraints.txt
 	test -x $(VENV)-bench/bin/python || $(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info

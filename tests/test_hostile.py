@@ -379,6 +379,8 @@ def big(kind, *fields):
             bytes(80_008),
             [[0, 0, 10_000, 0, 0]] * 200,
         ),
+        # structs that are gaps, over and over
+        message([ext(Kind.FIELD_ARRAY, struct(60_000), [1], [])] * 2000),
         # a bad field that is itself large
         message(ext(T, "u", [ext(Kind.ARRAY, "|S100000", [1], 0, 0)] * 100, 0, 0), bytes(10**5)),
     ],
@@ -478,3 +480,12 @@ def test_as_many_stacks_as_encode_writes_are_read():
     assert decode(encode(stack)).batch_size == (1,) * 8
     with pytest.raises(TypeError, match="8 stacks"):
         encode([LazyStackedTensorDict(stack, stack_dim=0)])
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_checked_indices_do_not_change_with_the_message(layout):
+    sparse = torch.eye(3).to_sparse() if layout == "coo" else torch.eye(3).to_sparse_csr()
+    frames = [bytearray(memoryview(frame)) for frame in encode(sparse)]
+    back = decode(frames)
+    frames[1][:] = b"\xff" * len(frames[1])
+    assert (back._indices() if layout == "coo" else back.col_indices()).max() == 2

@@ -194,6 +194,7 @@ class Decoding:
         self._header = header
         self._allow_pickle = allow_pickle
         self._unread = sum(header.buffers)
+        self._unbacked = records.field_array_bound(header)
         # Levels of lazy stacks in what was built, with the value, so that its id stays its own.
         self._stacked: dict[int, tuple[int, Any]] = {}
         self._payload = payload
@@ -261,6 +262,10 @@ class Decoding:
         dtype = _numpy_dtype(record.dtype)
         shape = tuple(record.shape)
         names = dtype.names or ()
+        # The bound of one such array, as the bound of them all.
+        self._unbacked -= math.prod(shape) * dtype.itemsize
+        if self._unbacked < 0:
+            raise WireFormatError("out_of_bounds", "$", "expected fields, found mostly gaps")
         for name, column in zip(names, record.columns, strict=True):
             if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
                 raise _bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
@@ -371,8 +376,9 @@ class Decoding:
                 "bad_sparse", "$", f"expected int64 indices, found {indices.dtype}"
             )
         try:
+            # Copied: torch relies on indices, so what was checked must not change with the memory.
             tensor = torch.sparse_coo_tensor(
-                indices, values, tuple(record.shape), check_invariants=True
+                indices.clone(), values, tuple(record.shape), check_invariants=True
             )
             if not record.coalesced:
                 return tensor
@@ -388,8 +394,8 @@ class Decoding:
     def _sparse_compressed(self, record: records.SparseCompressed) -> torch.Tensor:
         try:
             return torch.sparse_compressed_tensor(
-                _cpu_tensor(record.compressed),
-                _cpu_tensor(record.plain),
+                _cpu_tensor(record.compressed).clone(),
+                _cpu_tensor(record.plain).clone(),
                 _cpu_tensor(record.values),
                 tuple(record.shape),
                 layout=getattr(torch, record.layout),

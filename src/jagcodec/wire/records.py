@@ -321,6 +321,11 @@ def _check_object_array(record: ObjectArray, header: Header) -> ObjectArray:
     return record
 
 
+def field_array_bound(header: Header) -> int:
+    """Bytes that the FIELD_ARRAYs of a message may take, each and together."""
+    return 64 * (1024 + len(header.tree) + sum(header.buffers))
+
+
 def _check_field_array(record: FieldArray, header: Header) -> FieldArray:
     itemsize = numpy_itemsize(record.dtype)
     expect(
@@ -331,7 +336,7 @@ def _check_field_array(record: FieldArray, header: Header) -> FieldArray:
     )
     # The fields ride, the array's own bytes do not: a forged item size must not be believed.
     size = cells_of(record.shape) * itemsize
-    bound = 64 * (1024 + len(header.tree) + sum(header.buffers))
+    bound = field_array_bound(header)
     expect(size <= bound, "out_of_bounds", f"an array below {bound} bytes", size)
     columns = list_of(record.columns, "fields")
     wanted = len(record.dtype[3])
