@@ -379,6 +379,10 @@ def big(kind, *fields):
             bytes(80_008),
             [[0, 0, 10_000, 0, 0]] * 200,
         ),
+        message(
+            [ext(Kind.STRIDED_NESTED, tensor("int64", [1, 1]), tensor("uint8", [100_000]))] * 300,
+            (100_000).to_bytes(8, "little") + bytes(100_000),
+        ),
         # structs that are gaps, over and over
         message([ext(Kind.FIELD_ARRAY, struct(60_000), [1], [])] * 2000),
         # a bad field that is itself large

@@ -195,6 +195,7 @@ class Decoding:
         self._allow_pickle = allow_pickle
         self._unread = sum(header.buffers)
         self._unbacked = records.field_array_bound(header)
+        self._uncopied = records.field_array_bound(header)
         # Levels of lazy stacks in what was built, with the value, so that its id stays its own.
         self._stacked: dict[int, tuple[int, Any]] = {}
         self._payload = payload
@@ -220,6 +221,14 @@ class Decoding:
                 "out_of_bounds", "$", "expected values that do not overlap, found many over one"
             )
         return self._payload.read(buffer, offset, size)
+
+    def _copying(self, size: int) -> None:
+        """Charge a copy of a value that was built: many may have been built over one place."""
+        self._uncopied -= size
+        if self._uncopied < 0:
+            raise WireFormatError(
+                "out_of_bounds", "$", "expected values that do not overlap, found many over one"
+            )
 
     def _big_int(self, record: records.BigInt) -> int:
         return int.from_bytes(record.data, "little", signed=True)
@@ -292,6 +301,7 @@ class Decoding:
         if record.dtype is None:
             if not isinstance(record.data, np.ndarray) or record.data.shape != ():
                 raise _bad("a 0-d array", type(record.data).__name__)
+            self._copying(record.data.nbytes)
             return record.data[()]
         dtype = _numpy_dtype(record.dtype)
         data = np.frombuffer(bytearray(record.data), dtype=np.uint8)
@@ -361,6 +371,7 @@ class Decoding:
                 f"expected component sizes that add up to {values.numel()} cells, "
                 f"found {sum(cells)}",
             )
+        self._copying(values.numel() * values.itemsize)
         parts = torch.split(values, cells) if cells else ()
         return torch.nested.as_nested_tensor(
             [part.view(shape) for part, shape in zip(parts, shapes, strict=True)],
@@ -375,6 +386,7 @@ class Decoding:
             raise WireFormatError(
                 "bad_sparse", "$", f"expected int64 indices, found {indices.dtype}"
             )
+        self._copying(indices.numel() * indices.itemsize)
         try:
             # Copied: torch relies on indices, so what was checked must not change with the memory.
             tensor = torch.sparse_coo_tensor(
@@ -392,10 +404,12 @@ class Decoding:
             ) from error
 
     def _sparse_compressed(self, record: records.SparseCompressed) -> torch.Tensor:
+        compressed, plain = _cpu_tensor(record.compressed), _cpu_tensor(record.plain)
+        self._copying(compressed.numel() * compressed.itemsize + plain.numel() * plain.itemsize)
         try:
             return torch.sparse_compressed_tensor(
-                _cpu_tensor(record.compressed).clone(),
-                _cpu_tensor(record.plain).clone(),
+                compressed.clone(),
+                plain.clone(),
                 _cpu_tensor(record.values),
                 tuple(record.shape),
                 layout=getattr(torch, record.layout),
