@@ -181,6 +181,19 @@ def receive(frames: Any) -> tuple[records.Header, list[ByteArray]]:
 # --- values ------------------------------------------------------------------------------------
 
 
+class _Budget:
+    """Bytes that values of one message may take all together, however many share a place."""
+
+    def __init__(self, size: int, exceeded: str) -> None:
+        self._left = size
+        self._exceeded = exceeded
+
+    def take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise WireFormatError("out_of_bounds", "$", self._exceeded)
+
+
 class Decoding:
     """Records to values, over one message: the state of one `decode` call."""
 
@@ -193,9 +206,12 @@ class Decoding:
     ) -> None:
         self._header = header
         self._allow_pickle = allow_pickle
-        self._unread = sum(header.buffers)
-        self._unbacked = records.field_array_bound(header)
-        self._uncopied = records.field_array_bound(header)
+        bound = records.field_array_bound(header)
+        overlap = "expected values that do not overlap, found many over one"
+        self._reads = _Budget(sum(header.buffers), overlap)
+        self._copies = _Budget(bound, overlap)
+        # The bound of one structured array, as the bound of them all.
+        self._fields = _Budget(bound, "expected fields, found mostly gaps")
         # Levels of lazy stacks in what was built, with the value, so that its id stays its own.
         self._stacked: dict[int, tuple[int, Any]] = {}
         self._payload = payload
@@ -215,20 +231,8 @@ class Decoding:
 
     def _read_once(self, buffer: int, offset: int, size: int) -> ByteArray:
         """Bytes that become a copy. All of them together are no more than the payload has."""
-        self._unread -= size
-        if self._unread < 0:
-            raise WireFormatError(
-                "out_of_bounds", "$", "expected values that do not overlap, found many over one"
-            )
+        self._reads.take(size)
         return self._payload.read(buffer, offset, size)
-
-    def _copying(self, size: int) -> None:
-        """Charge a copy of a value that was built: many may have been built over one place."""
-        self._uncopied -= size
-        if self._uncopied < 0:
-            raise WireFormatError(
-                "out_of_bounds", "$", "expected values that do not overlap, found many over one"
-            )
 
     def _big_int(self, record: records.BigInt) -> int:
         return int.from_bytes(record.data, "little", signed=True)
@@ -271,10 +275,7 @@ class Decoding:
         dtype = _numpy_dtype(record.dtype)
         shape = tuple(record.shape)
         names = dtype.names or ()
-        # The bound of one such array, as the bound of them all.
-        self._unbacked -= math.prod(shape) * dtype.itemsize
-        if self._unbacked < 0:
-            raise WireFormatError("out_of_bounds", "$", "expected fields, found mostly gaps")
+        self._fields.take(math.prod(shape) * dtype.itemsize)
         for name, column in zip(names, record.columns, strict=True):
             if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
                 raise _bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
@@ -301,7 +302,7 @@ class Decoding:
         if record.dtype is None:
             if not isinstance(record.data, np.ndarray) or record.data.shape != ():
                 raise _bad("a 0-d array", type(record.data).__name__)
-            self._copying(record.data.nbytes)
+            self._copies.take(record.data.nbytes)
             return record.data[()]
         dtype = _numpy_dtype(record.dtype)
         data = np.frombuffer(bytearray(record.data), dtype=np.uint8)
@@ -371,7 +372,7 @@ class Decoding:
                 f"expected component sizes that add up to {values.numel()} cells, "
                 f"found {sum(cells)}",
             )
-        self._copying(values.numel() * values.itemsize)
+        self._copies.take(values.numel() * values.itemsize)
         parts = torch.split(values, cells) if cells else ()
         return torch.nested.as_nested_tensor(
             [part.view(shape) for part, shape in zip(parts, shapes, strict=True)],
@@ -386,7 +387,7 @@ class Decoding:
             raise WireFormatError(
                 "bad_sparse", "$", f"expected int64 indices, found {indices.dtype}"
             )
-        self._copying(indices.numel() * indices.itemsize)
+        self._copies.take(indices.numel() * indices.itemsize)
         try:
             # Copied: torch relies on indices, so what was checked must not change with the memory.
             tensor = torch.sparse_coo_tensor(
@@ -405,7 +406,7 @@ class Decoding:
 
     def _sparse_compressed(self, record: records.SparseCompressed) -> torch.Tensor:
         compressed, plain = _cpu_tensor(record.compressed), _cpu_tensor(record.plain)
-        self._copying(compressed.numel() * compressed.itemsize + plain.numel() * plain.itemsize)
+        self._copies.take(compressed.numel() * compressed.itemsize + plain.numel() * plain.itemsize)
         try:
             return torch.sparse_compressed_tensor(
                 compressed.clone(),
