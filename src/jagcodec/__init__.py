@@ -4,6 +4,7 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 """
 
 from jagcodec._version import __version__
+from jagcodec.batched import BatchedDataDict
 from jagcodec.columns import encode_fields, pack_jagged_fields
 from jagcodec.errors import (
     ArgumentError,
@@ -21,9 +22,11 @@ from jagcodec.layout import (
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.packed import PackedColumn
 from jagcodec.payloads import unwrap_wire_stripped_payload
+from jagcodec.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
 from jagcodec.tax import padding_tax
-from jagcodec.trainer import BatchedDataDict, Layout, PackedColumn, materialize
+from jagcodec.trainer import Layout, PaddingSide, materialize
 from jagcodec.wire.blobs import (
     decode_batch,
     dump,
@@ -50,10 +53,13 @@ __all__ = [
     "MsgpackDecoder",
     "MsgpackEncoder",
     "PackedColumn",
+    "PaddingSide",
     "UnsupportedTypeError",
     "WireBatch",
     "WireFormatError",
     "__version__",
+    "balance_rows",
+    "concat_rows",
     "decode",
     "decode_batch",
     "dump",
@@ -70,7 +76,10 @@ __all__ = [
     "pack_per_token_field",
     "padding_tax",
     "register_type",
+    "repeat_rows",
     "response_from_nested",
+    "select_rows",
+    "split_rows",
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",

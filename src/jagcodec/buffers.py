@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec.errors import ArgumentError
+
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -50,6 +52,25 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     if width is None:  # complex128, which copies like any other
         return tensor.contiguous()
     return tensor.view(width).contiguous().view(tensor.dtype)
+
+
+def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
+    """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
+    index = torch.from_numpy(rows).to(tensor.device)
+    width = _WIDTHS.get(tensor.itemsize)
+    tensor = resolved(tensor)
+    if width is None or tensor.requires_grad:
+        return tensor.index_select(0, index)
+    return tensor.view(width).index_select(0, index).view(tensor.dtype)
+
+
+def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """`torch.cat` of strided tensors of one dtype, for every dtype."""
+    width = _WIDTHS.get(tensors[0].itemsize)
+    tensors = [resolved(tensor) for tensor in tensors]
+    if width is None or any(tensor.requires_grad for tensor in tensors):
+        return torch.cat(tensors, dim)
+    return torch.cat([tensor.view(width) for tensor in tensors], dim).view(tensors[0].dtype)
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
@@ -94,29 +115,71 @@ class Blank(NamedTuple):
     device: torch.device
 
 
-def allocate(blanks: Sequence[Blank]) -> list[torch.Tensor]:
+def allocate(
+    blanks: Sequence[Blank], out: ByteArray | None = None, pin_memory: bool = False
+) -> list[torch.Tensor]:
     """New tensors; those on the CPU in one allocation, each with a storage of its own over it.
 
     Fresh memory is the largest cost of a big rectangle, and one large block of numpy's, which
     asks for huge pages, costs a tenth of many smaller ones. It is freed with the last of them.
+
+    Args:
+        blanks: The tensors that are wanted.
+        out: Writable memory to lay them into, in place of new memory.
+        pin_memory: Whether new memory is to be page-locked.
+
+    Raises:
+        ArgumentError: `out` is too small; the error says what is needed.
+        RuntimeError: There is no accelerator to page-lock memory for.
     """
     sizes = [
         math.prod(blank.shape) * blank.dtype.itemsize if blank.device.type == "cpu" else 0
         for blank in blanks
     ]
     starts = [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-    block = np.zeros(starts[-1], dtype=np.uint8)
+    block = _block(starts[-1], out, pin_memory)
     tensors = []
     for blank, start, size in zip(blanks, starts, sizes, strict=False):
         if blank.device.type != "cpu":
             tensors.append(_filled_on_device(blank))
             continue
         cells = block[start : start + size]
-        if any(blank.pattern):
-            fill_dtype = _FILL_DTYPES[blank.dtype.itemsize]
-            cells.view(fill_dtype)[...] = np.frombuffer(blank.pattern, dtype=fill_dtype)[0]
-        tensors.append(from_bytes(cells, blank.dtype, blank.shape))
+        tensor = from_bytes(cells, blank.dtype, blank.shape)
+        zeroed = out is None and not pin_memory
+        tensors.append(
+            tensor if zeroed and not any(blank.pattern) else refill(tensor, blank.pattern)
+        )
     return tensors
+
+
+def _block(size: int, out: ByteArray | None, pin_memory: bool) -> ByteArray:
+    """`size` bytes at a multiple of 64; new ones, unless page-locked, are zero."""
+    if out is not None:
+        start = -out.ctypes.data % _ALIGNMENT
+        if len(out) < start + size:
+            raise ArgumentError(
+                "too_large",
+                "out",
+                f"expected {size + _ALIGNMENT} bytes to write to, found {len(out)}",
+            )
+        return out[start : start + size]
+    if pin_memory:
+        pinned: ByteArray = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+    return np.zeros(size, dtype=np.uint8)
+
+
+def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
+    """Every cell of a contiguous tensor with the bits `pattern`."""
+    if tensor.device.type != "cpu":
+        width = _WIDTHS.get(tensor.itemsize)
+        cells = tensor if width is None else tensor.view(width)
+        word = torch.frombuffer(bytearray(pattern), dtype=cells.dtype).to(tensor.device)
+        cells.copy_(word.expand(tensor.shape))
+    elif tensor.numel():
+        fill_dtype = _FILL_DTYPES[tensor.itemsize]
+        as_bytes(tensor).view(fill_dtype)[...] = np.frombuffer(pattern, dtype=fill_dtype)[0]
+    return tensor
 
 
 def _filled_on_device(blank: Blank) -> torch.Tensor:

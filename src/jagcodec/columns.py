@@ -13,7 +13,7 @@ from jagcodec.buffers import contiguous_bits
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.layout import check_rectangle, compact_values, parts_or_rectangle, read_lengths
 from jagcodec.payloads import leaf_of_rows
-from jagcodec.ragged import Parts, Raggedness, is_jagged, splits_of_lengths, take_apart
+from jagcodec.ragged import Parts, RaggedGroups, is_jagged, take_apart
 from jagcodec.wire.encoder import Encoding, Frame
 from jagcodec.wire.framing import writable_bytes, write_blob
 
@@ -59,16 +59,14 @@ def pack_jagged_fields(
     """
     plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
     # Equal rows are one raggedness, whether a column was packed here or came in jagged.
-    by_rows: dict[bytes, Raggedness] = {}
+    groups = RaggedGroups()
     leaves: dict[str, Any] = {}
     for name, column in plan.columns:
         if isinstance(column, list):
             leaves[name] = leaf_of_rows(column)
         elif isinstance(column, Parts):
-            rows = column.lengths.tobytes()
-            if rows not in by_rows:
-                by_rows[rows] = Raggedness(splits_of_lengths(column.lengths))
-            leaves[name] = by_rows[rows].jagged(compact_values(column), column.ragged_dim)
+            raggedness = groups.of_lengths(column.lengths)
+            leaves[name] = raggedness.jagged(compact_values(column), column.ragged_dim)
         else:
             leaves[name] = column
     return TensorDict(leaves, batch_size=[plan.rows])
@@ -169,7 +167,11 @@ def _plan(
             + (" with keys that are no strings" if isinstance(fields, Mapping) else ""),
         )
     splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
-    named = None if token_aligned_fields is None else _names(token_aligned_fields, where)
+    named = (
+        None
+        if token_aligned_fields is None
+        else field_names(token_aligned_fields, f"{where}(token_aligned_fields)")
+    )
 
     rows = None if splits is None else splits.rows
     columns: list[tuple[str, Any]] = []
@@ -202,21 +204,24 @@ _REMEDY = (
 )
 
 
-def _names(token_aligned_fields: Any, where: str) -> frozenset[str]:
-    path = f"{where}(token_aligned_fields)"
-    if isinstance(token_aligned_fields, str):
+def field_names(names: Any, path: str) -> frozenset[Any]:
+    """The names that an argument holds.
+
+    Raises:
+        ArgumentTypeError: It is a single string, or nothing that holds names.
+    """
+    if isinstance(names, str):
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected a set of names, found the string {token_aligned_fields!r}; put it in a list",
+            f"expected a set of names, found the string {names!r}; put it in a list",
         )
     try:
-        names = frozenset(token_aligned_fields)
+        return frozenset(names)
     except TypeError as error:
         raise ArgumentTypeError(
             "bad_type", path, f"expected a set of names, found {error}"
         ) from error
-    return names
 
 
 def _rows(column: Any, path: str) -> int:

@@ -17,6 +17,7 @@ Reason = Literal[
     "bad_option",
     "row_mismatch",
     "row_too_long",
+    "conflict",
     "empty_prompt",
     "no_such_field",
     "no_such_row",

@@ -332,12 +332,25 @@ def padded_shape(parts: Parts, width: int) -> tuple[int, ...]:
     return (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
 
 
-def pad_into(out: torch.Tensor, parts: Parts) -> torch.Tensor:
-    """Write the rows of a jagged tensor into its rectangle; pad cells keep what they hold."""
+def parts_of_rectangle(padded: torch.Tensor) -> Parts:
+    """A rectangle (N, S, ...) as N rows of S cells each."""
+    rows, width = padded.shape[:2]
+    splits = splits_of_lengths(np.full(rows, width, dtype=np.int64))
+    values = contiguous_bits(padded).view(rows * width, *padded.shape[2:])
+    return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+
+
+def pad_into(out: torch.Tensor, parts: Parts, leads: IntArray | None = None) -> torch.Tensor:
+    """Write the rows of a jagged tensor into its rectangle; pad cells keep what they hold.
+
+    Row i begins at cell ``leads[i]`` of its rectangle, or at 0.
+    """
     cells, outer = _as_cells(compact_values(parts), parts.ragged_dim)
     rows, width = len(parts.lengths), out.shape[parts.ragged_dim]
     flat = out.view(rows * outer * width, *cells.shape[1:])
     starts = _rectangle_starts(rows, outer, width)
+    if leads is not None:
+        starts = starts + np.tile(leads, outer)
     return rowcopy.scatter(cells, np.tile(parts.lengths, outer), flat, starts).view(out.shape)
 
 

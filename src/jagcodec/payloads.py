@@ -61,16 +61,26 @@ def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
         items = [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
     else:
         payload = unwrap_wire_stripped_payload(leaf)
-        if (
-            isinstance(payload, np.ndarray)
-            and payload.dtype == object
-            and payload.ndim > 0
-            and len(payload) == rows
-        ):
-            items = list(payload)
-        else:
-            items = [payload] * rows
+        items = list(payload) if _is_object_array_of(payload, rows) else [payload] * rows
     return object_array(items)
+
+
+def holds_rows(leaf: Any) -> bool:
+    """Whether a leaf is an object array of one item per row, as tensordict stores it."""
+    return (
+        isinstance(leaf, NonTensorData)
+        and leaf.batch_dims == 1
+        and _is_object_array_of(leaf.data, leaf.batch_size[0])
+    )
+
+
+def _is_object_array_of(payload: Any, rows: int) -> bool:
+    return (
+        isinstance(payload, np.ndarray)
+        and payload.dtype == object
+        and payload.ndim > 0
+        and len(payload) == rows
+    )
 
 
 def object_array(items: Sequence[Any]) -> ObjectArray:

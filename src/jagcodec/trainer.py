@@ -10,52 +10,26 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec.buffers import Blank, allocate
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import compact_values, pad_into, padded_shape
+from jagcodec.batched import BatchedDataDict
+from jagcodec.buffers import Blank, ByteArray, IntArray, allocate, describe, refill
+from jagcodec.columns import field_names
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.layout import compact_values, pad_into, padded_shape, parts_of_rectangle, read_lengths
+from jagcodec.leaves import Sharing, move_leaf
 from jagcodec.pads import pad_bits
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
-from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
-from jagcodec.wire.registry import register_type
+from jagcodec.ragged import Parts, RowSplits, is_jagged, take_apart
+from jagcodec.wire.decoder import usable_device
+from jagcodec.wire.framing import writable_bytes
 from jagcodec.wire_batch import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
 
+PaddingSide = Literal["right", "left", "left_right"]
+"""Where the pad cells of a rectangle's row lie."""
+
 T = TypeVar("T")
-
-
-class BatchedDataDict(dict[str, Any]):
-    """A dict of columns, each with one entry per row: what `materialize` returns.
-
-    A column is a tensor (N, ...), a jagged tensor, a `PackedColumn`, an object array (N,), or a
-    `BatchedDataDict` of its own.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import BatchedDataDict
-        >>> BatchedDataDict(reward=torch.zeros(2))["reward"].shape
-        torch.Size([2])
-    """
-
-
-class PackedColumn(NamedTuple):
-    """A jagged column as variable-length attention takes it (flash-attention's ``varlen``).
-
-    Attributes:
-        values: (total, ...): the rows end to end; the column's own memory. Of a column of ragged
-            dim 2, such as MRoPE position ids, (A, total, ...).
-        cu_seqlens: (N + 1,) int32: where each row begins, and the end.
-        max_seqlen: Length of the longest row.
-        position_ids: (total,) int64: 0, 1, ... within each row.
-
-    Columns of one raggedness share the last three.
-    """
-
-    values: torch.Tensor
-    cu_seqlens: torch.Tensor
-    max_seqlen: int
-    position_ids: torch.Tensor
 
 
 @overload
@@ -64,6 +38,17 @@ def materialize(
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
+    *,
+    pad_to_multiple: int = ...,
+    padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
+    prompt_lengths: torch.Tensor | str | None = ...,
+    prompt_width: int = ...,
+    token_aligned_fields: Iterable[str] = ...,
+    keep_jagged: Iterable[str] = ...,
+    attention_mask_of: str | None = ...,
+    device: torch.device | str | None = ...,
+    pin_memory: bool = ...,
+    out: Any = ...,
 ) -> BatchedDataDict: ...
 
 
@@ -74,6 +59,16 @@ def materialize(
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
     *,
+    pad_to_multiple: int = ...,
+    padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
+    prompt_lengths: torch.Tensor | str | None = ...,
+    prompt_width: int = ...,
+    token_aligned_fields: Iterable[str] = ...,
+    keep_jagged: Iterable[str] = ...,
+    attention_mask_of: str | None = ...,
+    device: torch.device | str | None = ...,
+    pin_memory: bool = ...,
+    out: Any = ...,
     container: Callable[[dict[str, Any]], T],
 ) -> T: ...
 
@@ -84,6 +79,16 @@ def materialize(
     pad_value_dict: Mapping[str, Any] | None = None,
     pad_to_seqlen: int = 0,
     *,
+    pad_to_multiple: int = 1,
+    padding_side: PaddingSide | Mapping[str, PaddingSide] = "right",
+    prompt_lengths: torch.Tensor | str | None = None,
+    prompt_width: int = 0,
+    token_aligned_fields: Iterable[str] = (),
+    keep_jagged: Iterable[str] = (),
+    attention_mask_of: str | None = None,
+    device: torch.device | str | None = None,
+    pin_memory: bool = False,
+    out: Any = None,
     container: Callable[[dict[str, Any]], Any] = BatchedDataDict,
 ) -> Any:
     """A wire batch to columns for a trainer: the fetch site.
@@ -95,25 +100,55 @@ def materialize(
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
         pad_value_dict: Column name to pad value, 0 for columns not named. Exact: a value that
             the column's dtype cannot hold is an error. Names that are no column are ignored, so
-            that one dict serves every batch. A column inside a nested TensorDict is looked up by
-            its tuple of names, as tensordict does.
+            that one dict serves every batch, as they are in the other arguments that take
+            names. A column inside a nested TensorDict is looked up by its tuple of names, as
+            tensordict does.
         pad_to_seqlen: In the padded layout, the width of every jagged column; 0 means the
             longest row. Rectangular columns keep their shape. In every layout, what no row may
             be longer than.
+        pad_to_multiple: In the padded layout, widths are rounded up to a multiple of this, as
+            sequence parallelism and fp8 kernels want.
+        padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
+            ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
+            responses begin, at one column of cells (`prompt_width`).
+        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt, or the
+            name of the rectangular column that holds them.
+        prompt_width: For ``"left_right"``: cells for prompts; 0 means the longest prompt. What
+            no prompt may be longer than.
+        token_aligned_fields: Names of *rectangular* columns (N, S, ...) that are per-token and
+            must follow `pad_to_seqlen` and `pad_to_multiple`, padded on their side. Which they
+            are is never guessed: an image grid may have any shape.
+        keep_jagged: Names of columns that stay jagged in any layout, and of any length: rows
+            whose length is not counted in tokens, such as image patches.
+        attention_mask_of: Name of a jagged column; the result then has ``"attention_mask"``,
+            bool (N, width): True where the rectangle of that column holds a token.
+        device: Where tensors go; None leaves them. Only the valid cells cross, and the rectangle
+            is made there.
+        pin_memory: Make the rectangles in page-locked memory, from which copies to an
+            accelerator run by themselves (`non_blocking`). Needs an accelerator.
+        out: Memory for the rectangles, to be reused from step to step: what an earlier call
+            returned (a mapping from names to tensors, nested as the batch is; each is written,
+            and must be of just the right shape, dtype and device; columns that it lacks are
+            allocated), or one writable CPU buffer for all of them of any size that suffices,
+            pinned or not. Whatever was in it is overwritten.
         container: Called with the dict of columns; what it returns is returned. Nested
             TensorDicts become containers too.
 
     Returns:
-        The columns in their order. Padded columns are new, in one allocation that is freed with
-        the last of them; everything else aliases `td`. Non-tensor columns become object arrays
-        (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload that belongs to the
-        whole batch fills N rows.
+        The columns in their order. Padded columns are new (or lie in `out`), in one allocation
+        that is freed with the last of them; everything else aliases `td`. Non-tensor columns
+        become object arrays (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload
+        that belongs to the whole batch fills N rows.
 
     Raises:
-        ArgumentError: The layout is unknown, a row is longer than `pad_to_seqlen` (a silent
-            width mismatch between ranks hangs collectives), a pad does not fit its dtype, or
-            `td` has no batch dim.
+        ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
+            silent width mismatch between ranks hangs collectives) or a prompt than its row, a
+            pad does not fit its dtype, `out` does not fit, or `td` has no batch dim.
+        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
+
+    The contract of the first four arguments is that of NeMo-RL's
+    ``nemo_rl.data_plane.codec.materialize``.
 
     Example:
         >>> import torch
@@ -123,76 +158,112 @@ def materialize(
         ... )
         >>> materialize(td, pad_value_dict={"ids": -1}, pad_to_seqlen=4)["ids"].tolist()
         [[5, 6, -1, -1], [7, 8, 9, -1]]
+        >>> materialize(td, padding_side="left", attention_mask_of="ids")["attention_mask"].tolist()
+        [[False, True, True], [True, True, True]]
         >>> materialize(td, layout="packed")["ids"].cu_seqlens.tolist()
         [0, 2, 5]
     """
     where = "materialize"
-    if layout not in get_args(Layout):
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(layout)",
-            f"expected one of {', '.join(map(repr, get_args(Layout)))}, found {layout!r}",
-        )
-    try:
-        width = operator.index(pad_to_seqlen)
-    except TypeError:
-        width = -1
-    if width < 0:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(pad_to_seqlen)",
-            f"expected a width, or 0 for the longest row, found {pad_to_seqlen!r}",
-        )
-    if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(pad_value_dict)",
-            f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}",
-        )
+    _check_option(layout, Layout, f"{where}(layout)")
+    _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
+    sides = padding_side if isinstance(padding_side, Mapping) else {}
+    for side in sides.values() if isinstance(padding_side, Mapping) else [padding_side]:
+        _check_option(side, PaddingSide, f"{where}(padding_side)")
     if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
-    return _Materializing(layout, pad_value_dict or {}, width, container).run(td)
+    options = _Options(
+        layout,
+        pad_value_dict or {},
+        _whole(pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"),
+        _whole(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more"),
+        sides,
+        "right" if isinstance(padding_side, Mapping) else padding_side,
+        _whole(prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"),
+        field_names(token_aligned_fields, f"{where}(token_aligned_fields)"),
+        field_names(keep_jagged, f"{where}(keep_jagged)"),
+        attention_mask_of,
+        usable_device(device, f"{where}(device)"),
+        pin_memory,
+        container,
+    )
+    if layout != "padded":
+        options.check_unpadded(prompt_lengths, out)
+    return _Materializing(options, prompt_lengths, out).run(td)
+
+
+class _Options(NamedTuple):
+    """The checked arguments of one `materialize` call."""
+
+    layout: Layout
+    pads: Mapping[Any, Any]
+    width: int
+    multiple: int
+    sides: Mapping[str, PaddingSide]
+    side: PaddingSide
+    prompt_width: int
+    token_aligned: frozenset[Any]
+    keep_jagged: frozenset[Any]
+    masked: str | None
+    device: torch.device | None
+    pin_memory: bool
+    container: Callable[[dict[str, Any]], Any]
+
+    def check_unpadded(self, prompt_lengths: Any, out: Any) -> None:
+        """Refuse what only rectangles have, rather than pass over it."""
+        given = {
+            "pad_to_multiple": self.multiple != 1,
+            "padding_side": self.sides or self.side != "right",
+            "prompt_lengths": prompt_lengths is not None,
+            "prompt_width": self.prompt_width,
+            "token_aligned_fields": self.token_aligned,
+            "attention_mask_of": self.masked is not None,
+            "pin_memory": self.pin_memory,
+            "out": out is not None,
+        }
+        for name, value in given.items():
+            if value:
+                raise ArgumentError(
+                    "bad_option",
+                    f"materialize({name})",
+                    f"expected it with layout='padded' only, found layout={self.layout!r}",
+                )
 
 
 class _Rectangle(NamedTuple):
     """A padded column before there is memory for it."""
 
+    key: tuple[str, ...]
     parts: Parts
+    leads: IntArray | None
     blank: Blank
 
 
 class _Materializing:
     """The state of one `materialize` call."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        pads: Mapping[Any, Any],
-        width: int,
-        container: Callable[[dict[str, Any]], Any],
-    ) -> None:
-        self._layout = layout
-        self._pads = pads
-        self._width = width
-        self._container = container
-        self._splits: dict[bytes, RowSplits] = {}
-        self._packing: dict[tuple[bytes, torch.device], _Packing] = {}
+    def __init__(self, options: _Options, prompt_lengths: Any, out: Any) -> None:
+        self._options = options
+        self._prompt_lengths = prompt_lengths
+        self._prompts: IntArray | None = None
+        self._out = out
+        self._sharing = Sharing()
         self._rectangles: list[_Rectangle] = []
 
     def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
+        self._prompts = self._read_prompts(td)
         plan = self._plan(td, ())
-        try:
-            blanks = allocate([rectangle.blank for rectangle in self._rectangles])
-        except (MemoryError, ValueError) as error:
-            raise ArgumentError(
-                "too_large",
-                "materialize(pad_to_seqlen)",
-                f"expected rectangles that fit in memory, found width {self._width}: {error}",
-            ) from error
-        filled = map(pad_into, blanks, [rectangle.parts for rectangle in self._rectangles])
+        if self._options.masked is not None:
+            self._plan_mask(plan, self._options.masked)
+        memory = self._memory()
+        filled = iter(
+            [
+                pad_into(blank, rectangle.parts, rectangle.leads)
+                for blank, rectangle in zip(memory, self._rectangles, strict=True)
+            ]
+        )
         return self._contained(plan, filled)
 
     def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
@@ -204,7 +275,63 @@ class _Materializing:
                 columns[name] = self._contained(column, filled)
             else:
                 columns[name] = column
-        return self._container(columns)
+        return self._options.container(columns)
+
+    # Memory
+
+    def _memory(self) -> list[torch.Tensor]:
+        """A blank tensor per rectangle: new, or reused."""
+        blanks = [rectangle.blank for rectangle in self._rectangles]
+        if self._out is not None and not isinstance(self._out, Mapping):
+            return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
+        given = [self._given(rectangle) for rectangle in self._rectangles]
+        fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
+        rest = iter(fresh)
+        return [next(rest) if tensor is None else tensor for tensor in given]
+
+    def _allocated(self, blanks: list[Blank], out: ByteArray | None) -> list[torch.Tensor]:
+        try:
+            return allocate(blanks, out=out, pin_memory=self._options.pin_memory)
+        except (MemoryError, ValueError, RuntimeError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                "too_large",
+                "materialize(pin_memory)"
+                if self._options.pin_memory
+                else "materialize(pad_to_seqlen)",
+                f"expected rectangles that fit in memory, found width {self._options.width}: "
+                f"{error!s:.200}",
+            ) from error
+
+    def _given(self, rectangle: _Rectangle) -> torch.Tensor | None:
+        """The tensor of `out` for a rectangle, if there is one."""
+        found: Any = self._out
+        for name in rectangle.key:
+            if not isinstance(found, Mapping) or name not in found:
+                return None
+            found = found[name]
+        blank = rectangle.blank
+        fits = (
+            isinstance(found, torch.Tensor)
+            and (tuple(found.shape), found.dtype) == (blank.shape, blank.dtype)
+            and found.device == blank.device
+            and found.layout is torch.strided
+            and found.is_contiguous()
+            and not found.requires_grad
+        )
+        if not fits:
+            shown = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
+            raise ArgumentError(
+                "bad_shape",
+                f"materialize(out)[{'.'.join(rectangle.key)!r}]",
+                f"expected a contiguous {blank.dtype} tensor {blank.shape} on {blank.device} that "
+                f"needs no gradient, found {shown}{describe(found)}; leave the column out, or "
+                "pass one buffer for all",
+            )
+        return refill(found, blank.pattern)
+
+    # Columns
 
     def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(td, LazyStackedTensorDict):
@@ -222,13 +349,7 @@ class _Materializing:
             )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
-        leaf: Any
-        if isinstance(td, WireBatch):
-            read = td.leaf if self._layout == "jagged" else td.column
-            items: Iterable[tuple[str, Any]] = ((name, read(name)) for name in td.fields)
-        else:
-            items = td.items()
-        for name, leaf in items:
+        for name, leaf in self._leaves(td, above):
             key = (*above, name)
             if is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
@@ -237,68 +358,226 @@ class _Materializing:
             elif isinstance(leaf, Parts) or is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             else:
-                columns[name] = leaf
+                columns[name] = self._rectangular(leaf, key)
         return columns
 
+    def _leaves(
+        self, td: TensorDictBase | WireBatch, above: tuple[str, ...]
+    ) -> Iterator[tuple[str, Any]]:
+        if not isinstance(td, WireBatch):
+            yield from td.items()
+            return
+        for name in td.fields:
+            stays = _name((*above, name)) in self._options.keep_jagged
+            whole = stays or self._options.layout == "jagged"
+            yield name, td.leaf(name) if whole else td.column(name)
+
     def _jagged(self, leaf: torch.Tensor | Parts, key: tuple[str, ...]) -> Any:
+        options = self._options
         path = f"materialize({'.'.join(key)!r})"
+        if _name(key) in options.keep_jagged:
+            return self._moved(leaf)
         parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path)
-        same_rows = parts.lengths.tobytes()
-        splits = self._splits.get(same_rows)
-        if splits is None:
-            splits = self._splits[same_rows] = splits_of_lengths(parts.lengths)
-        if self._width and splits.max > self._width:
-            row = int(np.argmax(splits.lengths > self._width))
-            raise ArgumentError(
-                "row_too_long",
-                f"{path}, row {row}",
-                f"expected rows of at most pad_to_seqlen={self._width} tokens, "
-                f"found {splits.lengths[row]}; raise pad_to_seqlen or shorten the row",
+        splits = self._sharing.groups.of_lengths(parts.lengths).splits
+        if options.width and splits.max > options.width:
+            row = int(np.argmax(splits.lengths > options.width))
+            raise _too_long(path, row, options.width, splits.lengths[row])
+        if options.layout == "jagged":
+            return self._moved(leaf)
+        if options.device is not None and parts.values.device != options.device:
+            # Compacted first, so that no hole crosses to the device.
+            values = self._moved(compact_values(parts))
+            parts = Parts(
+                values, splits.offsets, splits.starts, splits.lengths, parts.ragged_dim, True
             )
-        if self._layout == "jagged":
-            return leaf
-        if self._layout == "packed":
-            return self._packed(parts, splits, path)
-        name = key[0] if len(key) == 1 else key
+        if options.layout == "packed":
+            return self._sharing.packing.column(compact_values(parts), splits, path)
+        leads, width = self._placed(splits, key, path)
+        return self._rectangle(parts, leads, width, key, path)
+
+    def _rectangular(self, leaf: torch.Tensor, key: tuple[str, ...]) -> Any:
+        options, path = self._options, f"materialize({'.'.join(key)!r})"
+        if _name(key) not in options.token_aligned:
+            return self._moved(leaf)
+        if leaf.layout is not torch.strided or leaf.is_nested or leaf.dim() < 2:
+            raise ArgumentError(
+                "bad_shape",
+                path,
+                f"expected a per-token rectangle (N, S, ...), found {describe(leaf)}; "
+                "leave it out of token_aligned_fields",
+            )
+        side, held = self._side(key), leaf.shape[1]
+        width = _rounded(options.width or held, options.multiple)
+        if side == "left_right" or held > width:
+            raise ArgumentError(
+                "bad_shape",
+                path,
+                f"expected a rectangle of at most pad_to_seqlen={width} cells that is padded right "
+                f"or left, found {held} and padding_side={side!r}",
+            )
+        if held == width:
+            return self._moved(leaf)
+        parts = parts_of_rectangle(self._moved(leaf.detach()))
+        leads = np.full(len(leaf), width - held) if side == "left" else None
+        return self._rectangle(parts, leads, width, key, path)
+
+    def _rectangle(
+        self, parts: Parts, leads: IntArray | None, width: int, key: tuple[str, ...], path: str
+    ) -> _Rectangle:
         values = parts.values
-        pattern = pad_bits(self._pads.get(name, 0), values.dtype, path)
-        shape = padded_shape(parts, self._width or splits.max)
-        rectangle = _Rectangle(parts, Blank(shape, values.dtype, pattern, values.device))
+        pattern = pad_bits(self._options.pads.get(_name(key), 0), values.dtype, path)
+        blank = Blank(padded_shape(parts, width), values.dtype, pattern, values.device)
+        rectangle = _Rectangle(key, parts, leads, blank)
         self._rectangles.append(rectangle)
         return rectangle
 
-    def _packed(self, parts: Parts, splits: RowSplits, path: str) -> PackedColumn:
-        key = (parts.lengths.tobytes(), parts.values.device)
-        packing = self._packing.get(key)
-        if packing is None:
-            packing = self._packing[key] = _packing(splits, parts.values.device, path)
-        return PackedColumn(
-            compact_values(parts), packing.cu_seqlens, splits.max, packing.position_ids
-        )
+    def _plan_mask(self, plan: dict[str, Any], name: str) -> None:
+        column = plan.get(name)
+        if type(column) is not _Rectangle:
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"materialize(attention_mask_of={name!r})",
+                f"expected the name of a column that is padded, found {sorted(plan)!r:.200}",
+            )
+        if "attention_mask" in plan:
+            raise ArgumentError(
+                "conflict",
+                f"materialize(attention_mask_of={name!r})",
+                "expected no column 'attention_mask' in the batch, found one; select the others",
+            )
+        lengths, device = column.parts.lengths, column.parts.values.device
+        splits = self._sharing.groups.of_lengths(lengths).splits
+        ones = torch.ones(splits.total, dtype=torch.bool, device=device)
+        parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
+        width = column.blank.shape[column.parts.ragged_dim]
+        key = ("attention_mask",)
+        plan["attention_mask"] = self._rectangle(parts, column.leads, width, key, "attention_mask")
+
+    def _moved(self, leaf: Any) -> Any:
+        device = self._options.device
+        if device is None or leaf.device == device:
+            return leaf
+        return move_leaf(leaf, device, True, self._sharing)
+
+    # Where rows go in their rectangle
+
+    def _side(self, key: tuple[str, ...]) -> PaddingSide:
+        return self._options.sides.get(_name(key), self._options.side)
+
+    def _placed(
+        self, splits: RowSplits, key: tuple[str, ...], path: str
+    ) -> tuple[IntArray | None, int]:
+        """The first cell of each row in the rectangle (None: cell 0), and its width."""
+        options, side = self._options, self._side(key)
+        if side == "left_right":
+            return self._placed_by_prompt(splits, path)
+        width = _rounded(options.width or splits.max, options.multiple)
+        return (width - splits.lengths if side == "left" else None), width
+
+    def _placed_by_prompt(self, splits: RowSplits, path: str) -> tuple[IntArray, int]:
+        options, prompts = self._options, self._prompts
+        if prompts is None:
+            raise ArgumentError(
+                "bad_option",
+                "materialize(prompt_lengths)",
+                "expected prompt_lengths with padding_side='left_right', found None",
+            )
+        wrong = np.flatnonzero(prompts > splits.lengths)
+        if len(wrong):
+            row = int(wrong[0])
+            raise ArgumentError(
+                "bad_length",
+                f"{path}, row {row}",
+                f"expected a prompt within its row of {splits.lengths[row]} tokens, found "
+                f"{prompts[row]}; give columns without prompts another padding_side by name",
+            )
+        longest = int(prompts.max(initial=0))
+        prompt_width = options.prompt_width or longest
+        if longest > prompt_width:
+            row = int(np.argmax(prompts))
+            raise ArgumentError(
+                "row_too_long",
+                f"{path}, row {row}",
+                f"expected prompts of at most prompt_width={prompt_width} tokens, found {longest}",
+            )
+        leads = prompt_width - prompts
+        ends = leads + splits.lengths
+        needed = max(int(ends.max(initial=0)), prompt_width)
+        if options.width and needed > options.width:
+            row = int(np.argmax(ends))
+            raise _too_long(
+                path, row, options.width, f"{ends[row]} with its prompt padded to {prompt_width}"
+            )
+        return leads, _rounded(options.width or needed, options.multiple)
+
+    def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
+        """(N,) tokens of each row that are prompt."""
+        given, where = self._prompt_lengths, "materialize(prompt_lengths)"
+        sides = {self._options.side, *self._options.sides.values()}
+        if given is None or "left_right" not in sides:
+            if given is not None or self._options.prompt_width:
+                raise ArgumentError(
+                    "bad_option",
+                    where,
+                    "expected it with padding_side='left_right' only, found "
+                    f"padding_side={self._options.side!r}",
+                )
+            return None
+        if isinstance(given, str):
+            names = list(td.fields if isinstance(td, WireBatch) else td.keys())
+            if given not in names:
+                raise ArgumentKeyError(
+                    "no_such_field", where, f"expected one of {names}, found {given!r}"
+                )
+            given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
+        rows = td.batch_size[0] if len(td.batch_size) else 0
+        return read_lengths(given, where, rows=rows).lengths
 
 
-class _Packing(NamedTuple):
-    """What the packed columns of one raggedness share."""
-
-    cu_seqlens: torch.Tensor
-    position_ids: torch.Tensor
+# --- arguments ---------------------------------------------------------------------------------
 
 
-def _packing(splits: RowSplits, device: torch.device, path: str) -> _Packing:
-    if splits.total > np.iinfo(np.int32).max:
+def _name(key: tuple[str, ...]) -> Any:
+    """What a column is called in arguments: its name, or inside a nested one all of them."""
+    return key[0] if len(key) == 1 else key
+
+
+def _rounded(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
+
+
+def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
+    return ArgumentError(
+        "row_too_long",
+        f"{path}, row {row}",
+        f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; "
+        "raise pad_to_seqlen or shorten the row",
+    )
+
+
+def _check_option(value: Any, options: Any, path: str) -> None:
+    if value not in get_args(options):
         raise ArgumentError(
-            "bad_length",
+            "bad_option",
             path,
-            f"expected fewer than 2**31 tokens for int32 cu_seqlens, found {splits.total}; "
-            "split the batch",
+            f"expected one of {', '.join(map(repr, get_args(options)))}, found {value!r}",
         )
-    cu_seqlens = torch.from_numpy(splits.host.astype(np.int32))
-    positions = np.arange(splits.total) - np.repeat(splits.starts, splits.lengths)
-    return _Packing(cu_seqlens.to(device), torch.from_numpy(positions).to(device))
 
 
-# So that what `materialize` returns can itself be sent on.
-register_type(
-    BatchedDataDict, "jagcodec.BatchedDataDict", to_state=dict, from_state=BatchedDataDict
-)
-register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)
+def _check_mapping(value: Any, path: str) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected a dict of column names to pads, found {type(value).__name__}",
+        )
+
+
+def _whole(number: Any, least: int, path: str, expected: str) -> int:
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = least - 1
+    if whole < least:
+        raise ArgumentError("bad_option", path, f"expected {expected}, found {number!r}")
+    return whole

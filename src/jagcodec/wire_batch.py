@@ -10,16 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import msgpack
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.buffers import ByteArray, IntArray, from_bytes
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentKeyError,
-    WireFormatError,
-)
+from jagcodec.errors import ArgumentKeyError, WireFormatError
 from jagcodec.layout import compact_values
-from jagcodec.payloads import is_non_tensor, leaf_of_rows, object_array, rows_of_leaf
+from jagcodec.leaves import Sharing, select_leaf
+from jagcodec.payloads import is_non_tensor
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
 from jagcodec.row_index import choose_rows
 from jagcodec.wire import records
@@ -185,6 +182,21 @@ class WireBatch:
         shared = next(r for r in self._ragged.values() if r.splits.offsets is column.offsets)
         return shared.jagged(column.values, column.ragged_dim)
 
+    def row_lengths(self, name: str) -> IntArray | None:
+        """(N,) lengths of the chosen rows of a jagged column; None for any other column.
+
+        Reads the offsets of its ragged group and nothing else.
+
+        Raises:
+            ArgumentKeyError: There is no such column.
+            WireFormatError: It is malformed.
+        """
+        extension = self._leaf(name, "row_lengths")
+        if extension.code != Kind.JAGGED:
+            return None
+        record = read_record(self._message.header, extension)
+        return self._raggedness(record.group).splits.lengths
+
     def column(self, name: str) -> Any:
         """As `leaf`, but a jagged column in its `Parts`: no nested tensor is made."""
         extension = self._leaf(name, "column")
@@ -244,7 +256,9 @@ class WireBatch:
         shape = [leaf.size(0)] if _is_nested(leaf) else list(leaf.shape[: len(self._sent)])
         if shape != self._sent:
             raise _rows_differ(self._sent, shape)
-        return leaf if self._chosen is None else _rows_of_leaf(leaf, list(self._chosen))
+        if self._chosen is None:
+            return leaf
+        return select_leaf(leaf, self._chosen, Sharing(), "WireBatch.rows(index)")
 
     def _tensor(self, record: records.Tensor) -> torch.Tensor:
         if record.shape[: len(self._sent)] != self._sent:
@@ -255,15 +269,7 @@ class WireBatch:
         return self._moved(self._cells(record, ranges, shape))
 
     def _jagged(self, record: records.Jagged) -> Parts:
-        message = self._message
-        if record.group not in self._ragged:
-            splits = message.splits(record.group)
-            if splits.rows != self._sent[0] or len(self._sent) != 1:
-                raise _rows_differ(self._sent, [splits.rows])
-            if self._chosen is not None:
-                splits = splits_of_lengths(splits.lengths[_indices(self._chosen)])
-            self._ragged[record.group] = Raggedness(splits)
-        sent, chosen = message.splits(record.group), self._ragged[record.group].splits
+        chosen, sent = self._raggedness(record.group).splits, self._message.splits(record.group)
         total = record.shape[record.ragged_dim - 1]
         if sent.total != total:
             raise WireFormatError(
@@ -285,6 +291,17 @@ class WireBatch:
             return self._picked(record, sent, chosen)
         values = self._moved(self._cells(record, ranges, tuple(shape)))
         return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, record.ragged_dim, True)
+
+    def _raggedness(self, group: int) -> Raggedness:
+        """That of the chosen rows of a ragged group."""
+        if group not in self._ragged:
+            splits = self._message.splits(group)
+            if splits.rows != self._sent[0] or len(self._sent) != 1:
+                raise _rows_differ(self._sent, [splits.rows])
+            if self._chosen is not None:
+                splits = splits_of_lengths(splits.lengths[_indices(self._chosen)])
+            self._ragged[group] = Raggedness(splits)
+        return self._ragged[group]
 
     def _picked(self, record: records.Jagged, sent: RowSplits, chosen: RowSplits) -> Parts:
         """The chosen rows of a column that is read whole."""
@@ -502,39 +519,3 @@ def _joined(ranges: Ranges) -> Ranges:
 
 def _is_nested(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_nested
-
-
-def _rows_of_leaf(leaf: Any, rows: list[int]) -> Any:
-    """Rows of a leaf that had to be read whole."""
-    if isinstance(leaf, NonTensorData) and not _holds_rows(leaf):
-        return NonTensorData(leaf.data, batch_size=[len(rows), *leaf.batch_size[1:]])
-    if isinstance(leaf, NonTensorData):
-        held = rows_of_leaf(leaf, leaf.batch_size[0])
-        return NonTensorData(object_array([held[i] for i in rows]), batch_size=[len(rows)])
-    if isinstance(leaf, NonTensorStack) and leaf.batch_dims == 1:
-        items = leaf.tolist()
-        return leaf_of_rows([items[i] for i in rows])
-    if isinstance(leaf, LazyStackedTensorDict) and leaf.stack_dim == 0:
-        return type(leaf)(*[leaf.tensordicts[i] for i in rows], stack_dim=0)
-    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
-        parts = leaf.unbind()
-        return torch.nested.as_nested_tensor([parts[i] for i in rows], layout=torch.strided)
-    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.sparse_coo:
-        return leaf.index_select(0, torch.tensor(rows, dtype=torch.int64))
-    what = leaf.layout if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-    raise ArgumentError(
-        "bad_option",
-        "WireBatch.rows(index)",
-        f"expected columns whose rows can be chosen, found a {what}; select the others",
-    )
-
-
-def _holds_rows(leaf: NonTensorData) -> bool:
-    payload = leaf.data
-    return (
-        isinstance(payload, np.ndarray)
-        and payload.dtype == object
-        and payload.ndim > 0
-        and leaf.batch_dims == 1
-        and len(payload) == leaf.batch_size[0]
-    )

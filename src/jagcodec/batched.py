@@ -1,0 +1,257 @@
+"""The batch that a trainer holds: a dict of columns that all have one entry per row."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from jagcodec.errors import ArgumentError, ArgumentKeyError
+from jagcodec.leaves import Sharing, move_leaf, row_count, row_counts, same_values
+from jagcodec.packed import PackedColumn
+from jagcodec.rows import concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.wire.registry import register_type
+
+Self = TypeVar("Self", bound="BatchedDataDict")
+
+
+class BatchedDataDict(dict[str, Any]):
+    """A dict of columns with N rows each: what `materialize` returns.
+
+    It has what a user of ``verl.DataProto`` reaches for. A column is a tensor (N, ...), a jagged
+    tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or a `BatchedDataDict` of its
+    own; anything else belongs into `meta_info`. ``len(batch)`` is N, as for a DataProto, and not
+    the number of columns.
+
+    Attributes:
+        meta_info: What belongs to the whole batch, by name. It rides with the batch: on the
+            wire, in pickles, and into every batch made from this one (the dict is copied, its
+            values are not).
+
+    Args:
+        columns: Name to column, or pairs of them, as for `dict`.
+        meta_info: The attribute. A column of this name can be set by ``batch["meta_info"]``.
+        **named: More columns.
+
+    Raises:
+        ArgumentError: Columns differ in their number of rows, here or when one is set.
+        ArgumentTypeError: A value is no column.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import BatchedDataDict
+        >>> batch = BatchedDataDict({"reward": torch.arange(4.0)}, meta_info={"step": 7})
+        >>> shuffled = batch.make_iterator(2, epochs=2, seed=0)
+        >>> [(len(mini), mini.meta_info["step"]) for mini in shuffled]
+        [(2, 7), (2, 7), (2, 7), (2, 7)]
+    """
+
+    meta_info: dict[str, Any]
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        /,
+        *,
+        meta_info: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(columns, **named)
+        row_counts(self, "BatchedDataDict")
+        self.meta_info = dict(meta_info or {})
+
+    # A dict whose values are checked
+
+    def __len__(self) -> int:
+        """N, the number of rows; 0 where there is no column."""
+        for name, column in self.items():
+            return row_count(column, f"BatchedDataDict[{name!r}]")
+        return 0
+
+    def __bool__(self) -> bool:
+        """Whether there are columns, as for any dict; a batch of no rows is still a batch."""
+        return bool(self.keys())
+
+    def __setitem__(self, name: str, column: Any) -> None:
+        found = row_count(column, f"BatchedDataDict[{name!r}]")
+        others = [row_count(other, name) for key, other in self.items() if key != name]
+        if others and found != others[0]:
+            raise ArgumentError(
+                "row_mismatch",
+                f"BatchedDataDict[{name!r}]",
+                f"expected {others[0]} rows like the other columns, found {found}",
+            )
+        super().__setitem__(name, column)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *args: Any, **named: Any) -> None:
+        for name, column in dict(*args, **named).items():
+            self[name] = column
+
+    def __ior__(self: Self, other: Any) -> Self:  # type: ignore[override]
+        self.update(other)
+        return self
+
+    def __or__(self: Self, other: Any) -> Self:  # type: ignore[override]
+        return self.with_columns({**self, **other})
+
+    def copy(self: Self) -> Self:
+        """Another dict of the same columns."""
+        return self.with_columns(self)
+
+    def __reduce__(self) -> Any:
+        return _restored, (type(self), dict(self), self.meta_info)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rows={len(self)}, columns={list(self)})"
+
+    def with_columns(self: Self, columns: Mapping[str, Any]) -> Self:
+        """A batch of other columns and the same `meta_info`."""
+        return type(self)(columns, meta_info=self.meta_info)
+
+    # Rows
+
+    def rows(self: Self, index: Any) -> Self:
+        """These rows, in this order; see `select_rows`."""
+        return select_rows(self, index)
+
+    def repeat(self: Self, times: int | Sequence[int], interleave: bool = True) -> Self:
+        """Every row several times; see `repeat_rows`."""
+        return repeat_rows(self, times, interleave=interleave)
+
+    def split(
+        self: Self,
+        parts: int | None = None,
+        *,
+        sizes: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        lengths: torch.Tensor | None = None,
+    ) -> list[Self]:
+        """In parts; see `split_rows`. (verl's ``split`` takes the size of a part, its ``chunk``
+        the number of parts.)
+        """
+        return split_rows(self, parts, sizes=sizes, max_tokens=max_tokens, lengths=lengths)
+
+    @staticmethod
+    def concat(batches: Iterable[Self]) -> Self:
+        """One batch after the other; see `concat_rows`."""
+        return concat_rows(batches)
+
+    def make_iterator(
+        self: Self, mini_batch_size: int, epochs: int = 1, *, seed: int | None = None
+    ) -> Iterator[Self]:
+        """Mini-batches, epoch after epoch.
+
+        Args:
+            mini_batch_size: Rows of each; it must divide N, lest rows be left out.
+            epochs: How many times every row comes.
+            seed: None gives the rows in their order. A seed shuffles them anew in every epoch:
+                the same seed gives the same order in every process (`torch.randperm` of one CPU
+                generator), whatever was drawn elsewhere.
+
+        Raises:
+            ArgumentError: N is no multiple of `mini_batch_size`, or a number is not positive.
+        """
+        where = "BatchedDataDict.make_iterator"
+        rows = len(self)
+        for name, number in (("mini_batch_size", mini_batch_size), ("epochs", epochs)):
+            if not hasattr(number, "__index__") or operator.index(number) < 1:
+                raise ArgumentError(
+                    "bad_option", f"{where}({name})", f"expected 1 or more, found {number!r}"
+                )
+        if rows % mini_batch_size:
+            raise ArgumentError(
+                "bad_option",
+                f"{where}(mini_batch_size)",
+                f"expected a divisor of the {rows} rows, found {mini_batch_size}",
+            )
+        return self._mini_batches(mini_batch_size, epochs, seed)
+
+    def _mini_batches(self: Self, size: int, epochs: int, seed: int | None) -> Iterator[Self]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        rows = len(self)
+        for _ in range(epochs):
+            order = None if generator is None else torch.randperm(rows, generator=generator)
+            for start in range(0, rows, size):
+                mini = slice(start, start + size)
+                yield self.rows(mini if order is None else order[mini])
+
+    # Columns
+
+    def select(self: Self, names: Iterable[str]) -> Self:
+        """The columns of these names, in this order; aliased.
+
+        Raises:
+            ArgumentKeyError: A name is no column.
+        """
+        names = [names] if isinstance(names, str) else list(names)
+        for name in names:
+            if name not in self:
+                raise ArgumentKeyError(
+                    "no_such_field",
+                    f"BatchedDataDict.select({name!r})",
+                    f"expected one of {list(self)}, found {name!r}",
+                )
+        return self.with_columns({name: self[name] for name in names})
+
+    def union(self: Self, other: Mapping[str, Any]) -> Self:
+        """The columns of both, and the `meta_info` of both; aliased.
+
+        Raises:
+            ArgumentError: A column, or an entry of `meta_info`, is in both with unequal values
+                (compared bit for bit; NaN equals itself), or numbers of rows differ.
+            ArgumentTypeError: A value is no column.
+        """
+        both = self.with_columns(self)
+        for name, column in other.items():
+            if name not in both:
+                both[name] = column
+            elif not same_values(both[name], column):
+                raise _conflict(f"union(other)[{name!r}]", "the same values")
+        for key, value in getattr(other, "meta_info", {}).items():
+            if not same_values(both.meta_info.setdefault(key, value), value):
+                raise _conflict(f"union(other).meta_info[{key!r}]", repr(both.meta_info[key]))
+        return both
+
+    def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Every tensor on another device; columns of equal rows still share their raggedness.
+
+        Columns that are there already, and those without tensors, are aliased.
+        """
+        sharing = Sharing()
+        target = torch.device(device)
+        moved = {name: move_leaf(self[name], target, non_blocking, sharing) for name in self}
+        return self.with_columns(moved)
+
+
+def _conflict(where: str, expected: str) -> ArgumentError:
+    return ArgumentError(
+        "conflict",
+        f"BatchedDataDict.{where}",
+        f"expected {expected:.80} under one name in both, found others; "
+        "rename or drop one of the two",
+    )
+
+
+def _restored(cls: type[Self], columns: dict[str, Any], meta_info: dict[str, Any]) -> Self:
+    return cls(columns, meta_info=meta_info)
+
+
+def _state(batch: BatchedDataDict) -> list[dict[str, Any]]:
+    return [dict(batch), batch.meta_info]
+
+
+def _of_state(state: Any) -> BatchedDataDict:
+    columns, meta_info = state
+    return BatchedDataDict(columns, meta_info=meta_info)
+
+
+# So that what `materialize` returns can itself be sent on.
+register_type(BatchedDataDict, "jagcodec.BatchedDataDict", to_state=_state, from_state=_of_state)
+register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)
