@@ -14,6 +14,7 @@ from jagcodec import (
     decode,
     encode,
     materialize,
+    open_wire,
     pack_jagged_fields,
     stack_or_nest,
 )
@@ -230,3 +231,270 @@ def test_gradient_carrying_columns_can_be_padded():
 def test_bad_arguments(call, error, text):
     with pytest.raises(error, match=text):
         call(TensorDict({"x": torch.ones(2)}, [2]))
+
+
+# --- where padding goes ------------------------------------------------------------------------
+
+
+def ids(*lengths, start=1):
+    rows = [torch.arange(start, start + n) for n in lengths]
+    return TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, [len(lengths)])
+
+
+def test_widths_are_rounded_up():
+    td = ids(2, 5)
+    assert materialize(td, pad_to_multiple=4)["ids"].shape == (2, 8)
+    assert materialize(td, pad_to_seqlen=9, pad_to_multiple=4)["ids"].shape == (2, 12)
+    assert materialize(td, pad_to_multiple=5)["ids"].shape == (2, 5)
+    assert materialize(ids(0, 0), pad_to_multiple=4)["ids"].shape == (2, 0)
+
+
+@given(jagged_batches(), st.integers(0, 9), st.integers(1, 4))
+def test_left_is_right_turned_round(batch, wider, multiple):
+    td = pack_jagged_fields(
+        batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
+    )
+    lengths = batch.lengths.tolist()
+    width = max([wider, *lengths]) if wider else 0
+    columns = materialize(td, pad_to_seqlen=width, pad_to_multiple=multiple, padding_side="left")
+    width = -(-(width or max(lengths, default=0)) // multiple) * multiple
+    for name in batch.token_aligned_fields:
+        column = batch.fields[name]
+        rows = rows_of(column, lengths)
+        expected = [[blank(column, 1)] * (width - len(row)) + row for row in rows]
+        assert bits(columns[name]) == expected
+
+
+def test_prompts_end_where_responses_begin():
+    td = ids(5, 3, 4)
+    td["prompt_lengths"] = torch.tensor([2, 3, 1])
+    pads = {"ids": -1}
+    padded = materialize(
+        td,
+        "padded",
+        pads,
+        padding_side="left_right",
+        prompt_lengths="prompt_lengths",
+        attention_mask_of="ids",
+    )
+    assert padded["ids"].tolist() == [
+        [-1, 1, 2, 3, 4, 5],
+        [1, 2, 3, -1, -1, -1],
+        [-1, -1, 1, 2, 3, 4],
+    ]
+    assert padded["attention_mask"].tolist() == (padded["ids"] != -1).tolist()
+    assert padded["attention_mask"].dtype == torch.bool
+    wide = materialize(
+        td,
+        "padded",
+        pads,
+        8,
+        padding_side={"ids": "left_right"},
+        prompt_lengths=torch.tensor([2, 3, 1]),
+        prompt_width=4,
+    )
+    assert wide["ids"].tolist() == [
+        [-1, -1, 1, 2, 3, 4, 5, -1],
+        [-1, 1, 2, 3, -1, -1, -1, -1],
+        [-1, -1, -1, 1, 2, 3, 4, -1],
+    ]
+    assert (
+        materialize(
+            open_wire(encode(td)), padding_side="left_right", prompt_lengths="prompt_lengths"
+        )["ids"].tolist()
+        == (padded["ids"].clamp(min=0)).tolist()
+    )
+
+
+def test_a_side_by_name():
+    td = TensorDict({"a": ids(1, 2)["ids"], "b": ids(1, 2)["ids"]}, [2])
+    columns = materialize(td, padding_side={"a": "left", "absent": "left"})
+    assert columns["a"].tolist() == [[0, 1], [1, 2]]
+    assert columns["b"].tolist() == [[1, 0], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding_side": "both"}, "'right', 'left', 'left_right', found 'both'"),
+        ({"padding_side": {"ids": "up"}}, "found 'up'"),
+        ({"padding_side": "left_right"}, "expected prompt_lengths"),
+        ({"prompt_lengths": torch.tensor([1, 1])}, "padding_side='left_right' only"),
+        ({"prompt_width": 3}, "padding_side='left_right' only"),
+        ({"pad_to_multiple": 0}, "1 or more, found 0"),
+        ({"pad_to_multiple": 1.5}, "1 or more, found 1.5"),
+        ({"layout": "packed", "pad_to_multiple": 8}, r"materialize\(pad_to_multiple\).*'packed'"),
+        ({"layout": "jagged", "padding_side": "left"}, r"materialize\(padding_side\).*'jagged'"),
+        ({"layout": "jagged", "attention_mask_of": "ids"}, r"\(attention_mask_of\)"),
+        ({"layout": "jagged", "out": {}}, r"\(out\)"),
+        ({"layout": "jagged", "pin_memory": True}, r"\(pin_memory\)"),
+        ({"device": "nowhere"}, r"materialize\(device\)"),
+    ],
+)
+def test_options_that_do_not_fit_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        materialize(ids(1, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([2, 1], {}, r"'ids'\), row 0: expected a prompt within its row of 1"),
+        ([1, 2], {"prompt_width": 1}, "row 1.*prompt_width=1 tokens, found 2"),
+        ([1, 0], {"pad_to_seqlen": 2}, r"row 1.*pad_to_seqlen=2.*found 3"),
+        ([1], {}, r"lengths shape \(1,\) != \(2,\)"),
+        ([1.0, 1.0], {}, "integer lengths"),
+    ],
+)
+def test_prompts_are_checked(prompts, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        materialize(
+            ids(1, 2), padding_side="left_right", prompt_lengths=torch.tensor(prompts), **options
+        )
+
+
+def test_prompt_lengths_by_a_name_that_is_not_there():
+    with pytest.raises(KeyError, match="'nope'"):
+        materialize(ids(1, 2), padding_side="left_right", prompt_lengths="nope")
+
+
+def test_attention_mask():
+    columns = materialize(ids(1, 0, 3), pad_to_seqlen=4, attention_mask_of="ids")
+    assert list(columns) == ["ids", "attention_mask"]
+    assert columns["attention_mask"].tolist() == [
+        [True, False, False, False],
+        [False] * 4,
+        [True, True, True, False],
+    ]
+    rows = [torch.ones(3, 1), torch.ones(3, 2)]
+    td = TensorDict({"x": stack_or_nest(rows)}, [2])
+    assert materialize(td, attention_mask_of="x")["attention_mask"].tolist() == [
+        [True, False],
+        [True, True],
+    ]
+    td["attention_mask"] = torch.ones(2)
+    with pytest.raises(ValueError, match="'attention_mask'"):
+        materialize(td, attention_mask_of="x")
+    for name in ("nope", "attention_mask"):
+        with pytest.raises(KeyError, match=name):
+            materialize(td, attention_mask_of=name)
+
+
+def test_named_columns_stay_jagged():
+    patches = stack_or_nest([torch.ones(9, 2), torch.ones(4, 2)])
+    td = ids(1, 2)
+    td["patches"] = patches
+    columns = materialize(td, pad_to_seqlen=3, keep_jagged=["patches", "absent"])
+    assert columns["patches"] is patches
+    assert columns["ids"].shape == (2, 3)
+    received = materialize(open_wire(encode(td)), pad_to_seqlen=3, keep_jagged=["patches"])
+    assert_same(received["patches"], patches)
+    with pytest.raises(ValueError, match=r"'patches'.*found 9"):
+        materialize(td, pad_to_seqlen=3)
+    with pytest.raises(TypeError, match=r"materialize\(keep_jagged\)"):
+        materialize(td, keep_jagged="patches")
+
+
+def test_named_rectangles_follow_the_width():
+    td = ids(1, 2)
+    td["mask"] = torch.tensor([[1, 0], [1, 1]], dtype=torch.int32)
+    td["grid"] = torch.ones(2, 2)
+    columns = materialize(td, "padded", {"mask": 7}, 4, token_aligned_fields=["mask", "absent"])
+    assert columns["mask"].tolist() == [[1, 0, 7, 7], [1, 1, 7, 7]]
+    assert columns["grid"].shape == (2, 2)
+    left = materialize(
+        td, pad_to_multiple=3, token_aligned_fields=["mask"], padding_side={"mask": "left"}
+    )
+    assert left["mask"].tolist() == [[0, 1, 0], [0, 1, 1]]
+    assert (
+        materialize(td, token_aligned_fields=["mask"])["mask"].data_ptr() == td["mask"].data_ptr()
+    )
+    td["wide"] = torch.ones(2, 5)
+    with pytest.raises(ValueError, match=r"'wide'.*pad_to_seqlen=4.*found 5"):
+        materialize(td, pad_to_seqlen=4, token_aligned_fields=["wide"])
+    with pytest.raises(ValueError, match=r"'row'.*\(N, S, ...\)"):
+        materialize(TensorDict({"row": torch.ones(2)}, [2]), token_aligned_fields=["row"])
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_rectangles_are_written_again_from_step_to_step():
+    pads = {"ids": -1}
+    first = materialize(ids(3, 1), "padded", pads, 4, attention_mask_of="ids")
+    place = first["ids"].data_ptr()
+    second = materialize(ids(1, 4, start=5), "padded", pads, 4, attention_mask_of="ids", out=first)
+    assert second["ids"].data_ptr() == place
+    assert second["ids"].tolist() == [[5, -1, -1, -1], [5, 6, 7, 8]]
+    assert second["attention_mask"].tolist() == [[True, False, False, False], [True] * 4]
+    fresh = materialize(ids(3, 1), out={})
+    assert fresh["ids"].data_ptr() != place
+
+
+def test_nested_columns_are_written_again():
+    td = TensorDict({"in": ids(1, 2), "x": ids(2, 2)["ids"]}, [2])
+    first = materialize(td)
+    second = materialize(td, out=first)
+    assert second["in"]["ids"].data_ptr() == first["in"]["ids"].data_ptr()
+    assert second["x"].data_ptr() == first["x"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytearray,
+        lambda n: np.empty(n, dtype=np.uint8),
+        lambda n: torch.empty(n, dtype=torch.uint8),
+        lambda n: torch.empty(-(-n // 8), dtype=torch.float64),
+    ],
+)
+def test_one_buffer_for_all_of_any_sufficient_size(make):
+    out = make(1000)
+    memory = memoryview(out.numpy() if isinstance(out, torch.Tensor) else out).cast("B")
+    for lengths in ((1, 2), (5, 3, 1)):
+        memory[:] = b"\xff" * len(memory)
+        td = ids(*lengths)
+        td["half"] = stack_or_nest([torch.ones(n, dtype=torch.float16) for n in lengths])
+        columns = materialize(td, pad_value_dict={"half": 2}, out=out)
+        assert_same(columns["ids"], materialize(td)["ids"])
+        assert_same(columns["half"], materialize(td, pad_value_dict={"half": 2})["half"])
+        base = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        for column in columns.values():
+            assert base <= column.data_ptr() < base + len(memory)
+            assert column.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        (bytearray(10), ValueError, "expected 128 bytes to write to, found 10"),
+        (bytes(1000), TypeError, "read-only"),
+        (7, TypeError, "found int"),
+        ({"ids": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, r"out\)\['ids'\].*\(2, 2\)"),
+        ({"ids": torch.zeros(2, 2)}, ValueError, "torch.int64"),
+        ({"ids": torch.zeros(2, 2, dtype=torch.int64).T}, ValueError, "contiguous"),
+        ({"ids": "x"}, ValueError, "found str"),
+    ],
+)
+def test_memory_that_does_not_fit_is_an_error(out, error, message):
+    with pytest.raises(error, match=message):
+        materialize(ids(1, 2), out=out)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be page-locked here")
+def test_page_locked_memory_needs_an_accelerator():
+    with pytest.raises(ValueError, match=r"materialize\(pin_memory\)"):
+        materialize(ids(1, 2), pin_memory=True)
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+def test_to_another_device(layout):
+    td = ids(1, 2)
+    td["row"] = torch.ones(2)
+    td["text"] = NonTensorStack("a", "b")
+    columns = materialize(td, layout, device="meta")
+    tensors = [columns["row"], columns["ids"]]
+    if layout == "packed":
+        tensors = [columns["row"], columns["ids"].values, columns["ids"].cu_seqlens]
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert columns["text"].tolist() == ["a", "b"]

@@ -66,9 +66,8 @@ class BatchedDataDict(dict[str, Any]):
 
     def __len__(self) -> int:
         """N, the number of rows; 0 where there is no column."""
-        for name, column in self.items():
-            return row_count(column, f"BatchedDataDict[{name!r}]")
-        return 0
+        counts = (row_count(column, name) for name, column in self.items())
+        return next((count for count in counts if count is not None), 0)
 
     def __bool__(self) -> bool:
         """Whether there are columns, as for any dict; a batch of no rows is still a batch."""
@@ -76,12 +75,13 @@ class BatchedDataDict(dict[str, Any]):
 
     def __setitem__(self, name: str, column: Any) -> None:
         found = row_count(column, f"BatchedDataDict[{name!r}]")
-        others = [row_count(other, name) for key, other in self.items() if key != name]
-        if others and found != others[0]:
+        others = (row_count(other, key) for key, other in self.items() if key != name)
+        rows = next((count for count in others if count is not None), None)
+        if found is not None and rows not in (None, found):
             raise ArgumentError(
                 "row_mismatch",
                 f"BatchedDataDict[{name!r}]",
-                f"expected {others[0]} rows like the other columns, found {found}",
+                f"expected {rows} rows like the other columns, found {found}",
             )
         super().__setitem__(name, column)
 

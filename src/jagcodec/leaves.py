@@ -49,8 +49,8 @@ class Sharing:
         self.packing = Packing()
 
 
-def row_count(column: Any, path: str) -> int:
-    """N, for any column.
+def row_count(column: Any, path: str) -> int | None:
+    """N, for any column; None for a dict without columns, which has any number of rows.
 
     Raises:
         ArgumentTypeError: It is no column.
@@ -79,8 +79,8 @@ def row_count(column: Any, path: str) -> int:
     )
 
 
-def row_counts(columns: Mapping[str, Any], path: str) -> int:
-    """N of a dict of columns; 0 where there are none.
+def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
+    """N of a dict of columns; None where there are none.
 
     Raises:
         ArgumentError: They have not all as many rows.
@@ -90,13 +90,13 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int:
     for name, column in columns.items():
         found = row_count(column, f"{path}[{name!r}]")
         rows = found if rows is None else rows
-        if found != rows:
+        if found not in (None, rows):
             raise ArgumentError(
                 "row_mismatch",
                 f"{path}[{name!r}]",
                 f"expected {rows} rows like the columns before it, found {found}",
             )
-    return rows or 0
+    return rows
 
 
 # --- choosing ----------------------------------------------------------------------------------
@@ -178,7 +178,8 @@ def _select_parts(parts: Parts, chosen: Chosen) -> tuple[torch.Tensor, IntArray]
     """The values of the chosen rows, and their lengths."""
     rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
     starts, lengths = parts.starts[rows], parts.lengths[rows]
-    if isinstance(chosen, range) and parts.compact and parts.ragged_dim == 1:
+    in_place = parts.compact and parts.ragged_dim == 1 and parts.values.is_contiguous()
+    if isinstance(chosen, range) and in_place:
         first = int(starts[0]) if len(starts) else 0
         return _window(parts.values, first, first + int(lengths.sum())), lengths
     loose = Parts(parts.values, parts.offsets, starts, lengths, parts.ragged_dim, False)

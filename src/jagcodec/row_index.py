@@ -25,7 +25,10 @@ def choose_rows(index: Any, rows: int, where: str) -> range | IntArray:
     """
     if isinstance(index, slice):
         chosen = range(rows)[index]
-        return chosen if chosen.step == 1 else np.arange(rows)[index]
+        if chosen.step == 1:
+            return range(chosen.start, max(chosen.start, chosen.stop))
+        picked: IntArray = np.arange(rows)[index].copy()
+        return picked
     if isinstance(index, torch.Tensor):
         index = index.detach().cpu().numpy()
     array = np.asarray(index)

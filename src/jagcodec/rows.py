@@ -317,7 +317,7 @@ def _rows(batch: Any, path: str) -> int:
             return int(batch.batch_size[0])
         raise ArgumentError("bad_shape", path, "expected batch size (N, ...), found no batch dim")
     if isinstance(batch, dict):
-        return row_counts(batch, path)
+        return row_counts(batch, path) or 0
     raise ArgumentTypeError(
         "bad_type",
         path,
