@@ -19,7 +19,7 @@ FLOORS = (
     ("wire.records",),
     ("wire.header",),
     ("layout", "payloads", "wire.numpy_types", "wire.narrow", "wire.views", "wire.registry"),
-    ("wire.encoder", "wire.decoder"),
+    ("fields", "wire.encoder", "wire.decoder"),
     ("columns", "wire.blobs", "wire_batch"),
     ("trainer", "tax", "testing"),
     ("demo",),

@@ -107,6 +107,20 @@ class Raggedness:
         )
 
 
+class RaggedGroups:
+    """The raggedness of each set of row lengths in one batch: equal rows, one offsets object."""
+
+    def __init__(self) -> None:
+        self._by_rows: dict[bytes, Raggedness] = {}
+
+    def of_lengths(self, lengths: IntArray) -> Raggedness:
+        """The one raggedness of rows as long as these."""
+        rows = lengths.tobytes()
+        if rows not in self._by_rows:
+            self._by_rows[rows] = Raggedness(splits_of_lengths(lengths))
+        return self._by_rows[rows]
+
+
 class Parts(NamedTuple):
     """A jagged tensor taken apart, as it lies in memory.
 
