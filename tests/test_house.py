@@ -20,7 +20,7 @@ FLOORS = (
     ("wire.header",),
     ("layout", "payloads", "wire.numpy_types", "wire.narrow", "wire.views", "wire.registry"),
     ("fields", "wire.encoder", "wire.decoder"),
-    ("columns", "wire.blobs", "wire_batch"),
+    ("columns", "masked", "wire.blobs", "wire_batch"),
     ("trainer", "tax", "testing"),
     ("demo",),
     ("cli",),
@@ -102,6 +102,7 @@ def test_front_door_is_exactly_this():
         "open_wire",
         "maybe_pack_jagged",
         "pack_jagged_fields",
+        "pack_masked_fields",
         "pack_per_token_field",
         "padding_tax",
         "register_type",
@@ -109,6 +110,7 @@ def test_front_door_is_exactly_this():
         "stack_or_nest",
         "to_blob",
         "to_nested_by_length",
+        "unpack_masked_fields",
         "unwrap_wire_stripped_payload",
     }
     for name in jagcodec.__all__:

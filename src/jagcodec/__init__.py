@@ -21,6 +21,7 @@ from jagcodec.layout import (
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.masked import pack_masked_fields, unpack_masked_fields
 from jagcodec.payloads import unwrap_wire_stripped_payload
 from jagcodec.tax import padding_tax
 from jagcodec.trainer import BatchedDataDict, Layout, PackedColumn, materialize
@@ -67,6 +68,7 @@ __all__ = [
     "maybe_pack_jagged",
     "open_wire",
     "pack_jagged_fields",
+    "pack_masked_fields",
     "pack_per_token_field",
     "padding_tax",
     "register_type",
@@ -74,5 +76,6 @@ __all__ = [
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",
+    "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
 ]

@@ -52,6 +52,23 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(width).contiguous().view(tensor.dtype)
 
 
+def as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of (...) cells as integers (..., k): one as wide as a cell, or two of 16 bytes.
+
+    Aliases `tensor`, whatever its strides. Integers have the kernels, on every device, that
+    other dtypes lack, and compare as bits.
+    """
+    tensor = resolved(tensor.detach())
+    if tensor.itemsize == 16:
+        return torch.view_as_real(tensor).view(torch.int64)
+    return tensor.view(_WIDTHS[tensor.itemsize]).unsqueeze(-1)
+
+
+def from_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `as_words`, for contiguous words; aliases them."""
+    return words.view(dtype).squeeze(-1)
+
+
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
     """The cells of a strided tensor in order, as a flat uint8 array.
 
