@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec.buffers import contiguous_bits
-from jagcodec.fields import check_fields, check_names, check_rows, leaves_of
+from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.layout import parts_or_rectangle, read_lengths
 from jagcodec.ragged import is_jagged, take_apart
 from jagcodec.wire.encoder import Encoding, Frame
@@ -149,7 +149,11 @@ def _plan(
 ) -> _Plan:
     check_fields(fields, where)
     splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
-    named = check_names(token_aligned_fields, where)
+    named = (
+        None
+        if token_aligned_fields is None
+        else field_names(token_aligned_fields, f"{where}(token_aligned_fields)")
+    )
 
     rows = None if splits is None else splits.rows
     columns: list[tuple[str, Any]] = []

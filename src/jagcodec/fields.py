@@ -25,24 +25,24 @@ def check_fields(fields: Any, where: str) -> None:
         )
 
 
-def check_names(token_aligned_fields: Any, where: str) -> frozenset[str] | None:
-    """The names of per-token columns as a set; None stays None."""
-    if token_aligned_fields is None:
-        return None
-    path = f"{where}(token_aligned_fields)"
-    if isinstance(token_aligned_fields, str):
+def field_names(names: Any, path: str) -> frozenset[Any]:
+    """The names that an argument holds.
+
+    Raises:
+        ArgumentTypeError: It is a single string, or nothing that holds names.
+    """
+    if isinstance(names, str):
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected a set of names, found the string {token_aligned_fields!r}; put it in a list",
+            f"expected a set of names, found the string {names!r}; put it in a list",
         )
     try:
-        names = frozenset(token_aligned_fields)
+        return frozenset(names)
     except TypeError as error:
         raise ArgumentTypeError(
             "bad_type", path, f"expected a set of names, found {error}"
         ) from error
-    return names
 
 
 def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:

@@ -28,7 +28,7 @@ from jagcodec.buffers import (
     from_words,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import check_fields, check_names, check_rows, leaves_of
+from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.layout import compact_values, rows_in_place
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
@@ -94,7 +94,11 @@ def pack_masked_fields(
     """
     where = "pack_masked_fields"
     check_fields(fields, where)
-    named = check_names(token_aligned_fields, where)
+    named = (
+        None
+        if token_aligned_fields is None
+        else field_names(token_aligned_fields, f"{where}(token_aligned_fields)")
+    )
     _check_name(padding_field, f"{where}(padding_field)")
     if padding_field in fields:
         raise ArgumentError(
