@@ -22,9 +22,9 @@ FLOORS = (
         *("layout", "packed", "payloads"),
         *("wire.numpy_types", "wire.narrow", "wire.views", "wire.registry"),
     ),
-    ("wire.encoder", "wire.decoder"),
+    ("fields", "wire.encoder", "wire.decoder"),
     ("leaves",),
-    ("columns", "wire.blobs", "wire_batch"),
+    ("columns", "masked", "wire.blobs", "wire_batch"),
     ("rows",),
     ("batched",),
     ("trainer", "tax", "testing"),
@@ -111,6 +111,7 @@ def test_front_door_is_exactly_this():
         "open_wire",
         "maybe_pack_jagged",
         "pack_jagged_fields",
+        "pack_masked_fields",
         "pack_per_token_field",
         "padding_tax",
         "register_type",
@@ -121,6 +122,7 @@ def test_front_door_is_exactly_this():
         "stack_or_nest",
         "to_blob",
         "to_nested_by_length",
+        "unpack_masked_fields",
         "unwrap_wire_stripped_payload",
     }
     for name in jagcodec.__all__:

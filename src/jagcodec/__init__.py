@@ -22,6 +22,7 @@ from jagcodec.layout import (
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.masked import pack_masked_fields, unpack_masked_fields
 from jagcodec.packed import PackedColumn
 from jagcodec.payloads import unwrap_wire_stripped_payload
 from jagcodec.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
@@ -73,6 +74,7 @@ __all__ = [
     "maybe_pack_jagged",
     "open_wire",
     "pack_jagged_fields",
+    "pack_masked_fields",
     "pack_per_token_field",
     "padding_tax",
     "register_type",
@@ -83,5 +85,6 @@ __all__ = [
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",
+    "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
 ]

@@ -57,20 +57,33 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
 def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
     """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
     index = torch.from_numpy(rows).to(tensor.device)
-    width = _WIDTHS.get(tensor.itemsize)
-    tensor = resolved(tensor)
-    if width is None or tensor.requires_grad:
+    if tensor.requires_grad:
         return tensor.index_select(0, index)
-    return tensor.view(width).index_select(0, index).view(tensor.dtype)
+    return from_words(as_words(tensor).index_select(0, index), tensor.dtype)
 
 
 def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """`torch.cat` of strided tensors of one dtype, for every dtype."""
-    width = _WIDTHS.get(tensors[0].itemsize)
-    tensors = [resolved(tensor) for tensor in tensors]
-    if width is None or any(tensor.requires_grad for tensor in tensors):
-        return torch.cat(tensors, dim)
-    return torch.cat([tensor.view(width) for tensor in tensors], dim).view(tensors[0].dtype)
+    if any(tensor.requires_grad for tensor in tensors):
+        return torch.cat(list(tensors), dim)
+    return from_words(torch.cat(list(map(as_words, tensors)), dim), tensors[0].dtype)
+
+
+def as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of (...) cells as integers (..., k): one as wide as a cell, or two of 16 bytes.
+
+    Aliases `tensor`, whatever its strides. Integers have the kernels, on every device, that
+    other dtypes lack, and compare as bits.
+    """
+    tensor = resolved(tensor.detach())
+    if tensor.itemsize == 16:
+        return torch.view_as_real(tensor).view(torch.int64)
+    return tensor.view(_WIDTHS[tensor.itemsize]).unsqueeze(-1)
+
+
+def from_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `as_words`, for contiguous words; aliases them."""
+    return words.view(dtype).squeeze(-1)
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:

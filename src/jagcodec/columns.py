@@ -10,10 +10,9 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec.buffers import contiguous_bits
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import check_rectangle, compact_values, parts_or_rectangle, read_lengths
-from jagcodec.payloads import leaf_of_rows
-from jagcodec.ragged import Parts, RaggedGroups, is_jagged, take_apart
+from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
+from jagcodec.layout import parts_or_rectangle, read_lengths
+from jagcodec.ragged import is_jagged, take_apart
 from jagcodec.wire.encoder import Encoding, Frame
 from jagcodec.wire.framing import writable_bytes, write_blob
 
@@ -58,18 +57,7 @@ def pack_jagged_fields(
         ([5, 6, 7, 8, 9], [0.0, 1.0])
     """
     plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
-    # Equal rows are one raggedness, whether a column was packed here or came in jagged.
-    groups = RaggedGroups()
-    leaves: dict[str, Any] = {}
-    for name, column in plan.columns:
-        if isinstance(column, list):
-            leaves[name] = leaf_of_rows(column)
-        elif isinstance(column, Parts):
-            raggedness = groups.of_lengths(column.lengths)
-            leaves[name] = raggedness.jagged(compact_values(column), column.ragged_dim)
-        else:
-            leaves[name] = column
-    return TensorDict(leaves, batch_size=[plan.rows])
+    return TensorDict(leaves_of(plan.columns), batch_size=[plan.rows])
 
 
 @overload
@@ -159,13 +147,7 @@ def _plan(
     token_aligned_fields: Iterable[str] | None,
     where: str,
 ) -> _Plan:
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(fields)",
-            f"expected a dict of names to columns, found {type(fields).__name__}"
-            + (" with keys that are no strings" if isinstance(fields, Mapping) else ""),
-        )
+    check_fields(fields, where)
     splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
     named = (
         None
@@ -177,16 +159,7 @@ def _plan(
     columns: list[tuple[str, Any]] = []
     for name, column in fields.items():
         path = f"{where}({name!r})"
-        found = _rows(column, path)
-        if rows is None:
-            rows = found
-        if found != rows:
-            raise ArgumentError(
-                "row_mismatch",
-                path,
-                f"expected {rows} rows, {'one per length' if splits else 'like the others'}, "
-                f"found {found}",
-            )
+        rows = check_rows(column, rows, "one per length" if splits else "like the others", path)
         if isinstance(column, np.ndarray):
             columns.append((name, list(column)))
         elif is_jagged(column):
@@ -196,52 +169,3 @@ def _plan(
         else:
             columns.append((name, parts_or_rectangle(column, splits, path, named is None)))
     return _Plan(rows or 0, columns)
-
-
-_REMEDY = (
-    "use torch.from_numpy for an array of numbers, stack_or_nest for a list of tensors, and for "
-    "anything else an (N,) array: column = numpy.empty(N, dtype=object); column[i] = row i"
-)
-
-
-def field_names(names: Any, path: str) -> frozenset[Any]:
-    """The names that an argument holds.
-
-    Raises:
-        ArgumentTypeError: It is a single string, or nothing that holds names.
-    """
-    if isinstance(names, str):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a set of names, found the string {names!r}; put it in a list",
-        )
-    try:
-        return frozenset(names)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a set of names, found {error}"
-        ) from error
-
-
-def _rows(column: Any, path: str) -> int:
-    if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
-        return len(column)
-    if isinstance(column, torch.Tensor) and (
-        is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
-    ):
-        if column.is_quantized:
-            check_rectangle(column, path)
-        if column.dim() == 0:
-            raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
-        return int(column.shape[0])
-    found = type(column).__name__
-    if isinstance(column, np.ndarray):
-        found = f"an array of dtype {column.dtype} and shape {column.shape}"
-    elif isinstance(column, torch.Tensor):
-        found = f"a {'nested' if column.is_nested else ''} tensor of layout {column.layout}"
-    raise ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected a tensor or an (N,) object array, found {found}; {_REMEDY}",
-    )

@@ -432,7 +432,7 @@ def packed_values(padded: torch.Tensor, splits: RowSplits, path: str) -> torch.T
         )
     if splits.total == 0 or padded.numel() == 0:
         return padded.new_empty((splits.total, *padded.shape[2:]))
-    cells, stride = _rows_in_place(padded)
+    cells, stride = rows_in_place(padded)
     return rowcopy.gather(cells, np.arange(splits.rows) * stride, splits.lengths)
 
 
@@ -458,7 +458,7 @@ def parts_or_rectangle(
     return contiguous_bits(val)
 
 
-def _rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
+def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A rectangle as (M, ...) cells in which row i begins at ``i * stride``.
 
     Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.

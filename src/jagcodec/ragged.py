@@ -136,10 +136,17 @@ class Parts(NamedTuple):
     compact: bool
 
 
-def take_apart(jagged: torch.Tensor, path: str, *, detach: bool = True) -> Parts:
+def take_apart(
+    jagged: torch.Tensor,
+    path: str,
+    *,
+    detach: bool = True,
+    seen: dict[int, IntArray] | None = None,
+) -> Parts:
     """The memory of a jagged tensor. One device sync, none for a CPU tensor.
 
     `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
+    `seen`, empty at first, makes offsets that several tensors of one batch share be read once.
 
     Raises:
         ArgumentError: Its offsets do not describe rows of its values; `path` says whose.
@@ -152,7 +159,11 @@ def take_apart(jagged: torch.Tensor, path: str, *, detach: bool = True) -> Parts
     ragged_dim: int = inner._ragged_idx
     total = values.shape[ragged_dim - 1]
     if holes is None:
-        host = _host(offsets)
+        host = None if seen is None else seen.get(id(offsets))
+        if host is None:
+            host = _host(offsets)
+        if seen is not None:
+            seen[id(offsets)] = host
         starts, lengths = host[:-1], np.diff(host)
     else:
         host = _host(torch.cat([offsets[:-1].to(torch.int64), holes.to(torch.int64)]))

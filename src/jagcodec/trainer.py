@@ -12,8 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.batched import BatchedDataDict
 from jagcodec.buffers import Blank, ByteArray, IntArray, allocate, describe, refill
-from jagcodec.columns import field_names
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.fields import field_names
 from jagcodec.layout import compact_values, pad_into, padded_shape, parts_of_rectangle, read_lengths
 from jagcodec.leaves import Sharing, move_leaf
 from jagcodec.pads import pad_bits
