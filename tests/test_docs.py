@@ -1,6 +1,7 @@
 """Every block of the docs runs, and every table says what the code says."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,13 @@ def test_readme_shows_what_the_demo_prints():
     tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
     table = "\n".join(line.rstrip() for line in str(tax).splitlines())
     assert table in page("README.md")
+
+
+def test_pictures_show_what_the_code_returns():
+    """The stored pictures are those that docs/pictures/draw.py draws today."""
+    names = runpy.run_path(str(ROOT / "docs/pictures/draw.py"))
+    drawn = names["pictures"]()
+    assert drawn
+    for name, svg in drawn.items():
+        assert page(f"docs/pictures/{name}") == svg
+        assert f"(pictures/{name})" in page("docs/rows.md")
