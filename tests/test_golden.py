@@ -549,7 +549,7 @@ def test_bad_messages_are_refused(name):
 NOT_OF_MESSAGES = {
     "conflict",
     *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option", "row_mismatch"),
-    *("row_too_long", "empty_prompt", "no_such_field", "no_such_row"),
+    *("row_too_long", "empty_prompt", "no_such_field", "no_such_row", "field_exists"),
     *("unsupported_type", "too_large"),
 }
 

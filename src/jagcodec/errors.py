@@ -21,6 +21,7 @@ Reason = Literal[
     "empty_prompt",
     "no_such_field",
     "no_such_row",
+    "field_exists",
     # an object that cannot ride
     "unsupported_type",
     "too_deep",
