@@ -15,6 +15,7 @@ SOURCE = Path(jagcodec.__file__).parent
 FLOORS = (
     ("_version", "errors", "wire.spec"),
     ("buffers", "wire.checks"),
+    ("staging",),
     ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
     ("wire.records",),
     ("wire.header",),

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import contiguous_bits, describe
+from jagcodec.buffers import IntArray, contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.layout import compact_values, parts_or_rectangle, raggedness_of, read_lengths
 from jagcodec.payloads import is_non_tensor, leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, is_jagged, take_apart
-from jagcodec.wire.encoder import Encoding, Frame
+from jagcodec.wire.encoder import Frame, message
 from jagcodec.wire.framing import writable_bytes, write_blob
 
 
@@ -123,7 +123,8 @@ def merge_columns(
         )
     check_fields(columns, f"{where}(columns)")
     rows = batch.batch_size[0]
-    peers = _peers(batch, like, where)
+    seen: dict[int, IntArray] = {}
+    peers = _peers(batch, like, seen, where)
     checked = dict(peers)
     leaves: dict[str, Any] = dict(batch.items())
     for name, column in columns.items():
@@ -145,7 +146,7 @@ def merge_columns(
         if isinstance(column, np.ndarray):
             leaves[name] = leaf_of_rows(list(column))
         elif is_jagged(column):
-            parts = take_apart(column, path, detach=False)
+            parts = take_apart(column, path, detach=False, seen=seen)
             key = parts.lengths.tobytes()
             if key not in checked:
                 _check_lengths(parts, peers, path)
@@ -169,7 +170,10 @@ class _Peer(NamedTuple):
 
 
 def _peers(
-    batch: TensorDictBase, like: str | tuple[str, ...] | None, where: str
+    batch: TensorDictBase,
+    like: str | tuple[str, ...] | None,
+    seen: dict[int, IntArray],
+    where: str,
 ) -> dict[bytes, _Peer]:
     """The jagged columns that written-back ones may be like, by their row lengths."""
     jagged = dict(_jagged_columns(batch, ()))
@@ -191,7 +195,7 @@ def _peers(
     peers: dict[bytes, _Peer] = {}
     for key, column in jagged.items():
         name = ".".join(key)
-        parts = take_apart(column, f"{where}({name!r})")
+        parts = take_apart(column, f"{where}({name!r})", seen=seen)
         peer = _Peer(name, raggedness_of(parts, parts.offsets.device))
         peers.setdefault(parts.lengths.tobytes(), peer)
     return peers
@@ -290,8 +294,12 @@ def encode_fields(
         [5, 6, 7, 8, 9]
     """
     plan = _plan(fields, lengths, token_aligned_fields, "encode_fields")
-    encoding = Encoding(narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
-    frames = encoding.frames(encoding.batch(plan.rows, plan.columns))
+    frames = message(
+        lambda encoding: encoding.batch(plan.rows, plan.columns),
+        narrow=narrow,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+    )
     if out is None:
         return frames
     return write_blob(frames, writable_bytes(out, "encode_fields(out)"))

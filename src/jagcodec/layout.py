@@ -20,9 +20,11 @@ from jagcodec.ragged import (
     Raggedness,
     RowSplits,
     is_jagged,
+    note_rows,
     splits_of_lengths,
     take_apart,
 )
+from jagcodec.staging import Staging
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
@@ -257,8 +259,12 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
         _check_jagged(value, f"{where}({name})")
-    parts = take_apart(full, f"{where}(full)", detach=False)
-    mask = take_apart(response_mask, f"{where}(response_mask)")
+    staging = Staging()
+    note_rows(full, staging)
+    note_rows(response_mask, staging)
+    staging.fetch()
+    parts = take_apart(full, f"{where}(full)", detach=False, staging=staging)
+    mask = take_apart(response_mask, f"{where}(response_mask)", staging=staging)
     if parts.ragged_dim != 1 or mask.ragged_dim != 1:
         raise ArgumentError(
             "bad_shape",
