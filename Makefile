@@ -4,13 +4,30 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types bench fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix lint types bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
 
 test: lint types
 	$(BIN)/python -m pytest -n 2
+
+# The suite on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
+OLDEST     = 0.10.0
+NEWEST     = $(shell sed -n 's/^tensordict==//p' constraints.txt)
+TENSORDICT ?= $(OLDEST)
+
+test-tensordict: $(VENV)/.tensordict-$(TENSORDICT)
+	PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT) \
+		$(BIN)/python -m pytest -n 2
+
+test-oldest:
+	$(MAKE) test-tensordict TENSORDICT=$(OLDEST)
+
+test-matrix:
+	for version in $(OLDEST) 0.12.2 $(NEWEST); do \
+		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
+	done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,6 +56,14 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# Without its requirements, which the environment already has, and without the constraints, which
+# name one version. It lies beside the environment's own and goes before it on the path.
+$(VENV)/.tensordict-%: $(VENV)/.dev
+	rm -rf $(VENV)/tensordict-$*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--target $(VENV)/tensordict-$* tensordict==$*
 	touch $@
 
 $(VENV)/.fuzz: pyproject.toml constraints.txt

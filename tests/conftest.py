@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+import tensordict
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +13,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_configure():
+    expected = os.environ.get("JAGCODEC_TENSORDICT", tensordict.__version__)
+    if tensordict.__version__ != expected:
+        raise pytest.UsageError(
+            f"expected tensordict {expected}, found {tensordict.__version__} "
+            f"in {tensordict.__file__}"
+        )

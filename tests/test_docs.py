@@ -5,10 +5,11 @@ import runpy
 from pathlib import Path
 
 import pytest
+import tensordict
 import torch
 
 import jagcodec
-from jagcodec import padding_tax
+from jagcodec import padding_tax, stack_or_nest
 from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
 from jagcodec.wire import records, spec
 
@@ -109,3 +110,23 @@ def test_pictures_show_what_the_code_returns():
     for name, svg in drawn.items():
         assert page(f"docs/pictures/{name}") == svg
         assert f"(pictures/{name})" in page("docs/rows.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "operation"),
+    [
+        ("td[1:3]", lambda td: td[1:3]),
+        ("td[[2, 0]]", lambda td: td[[2, 0]]),
+        ("td.split(n)", lambda td: td.split(2)),
+        ("torch.cat([td, td])", lambda td: torch.cat([td, td])),
+    ],
+)
+def test_values_page_says_what_old_tensordicts_cannot_do(text, operation):
+    assert f"`{text}`" in page("docs/values.md")
+    rows = [torch.ones(n) for n in (1, 3, 2)]
+    td = tensordict.TensorDict({"a": stack_or_nest(rows)}, batch_size=[3])
+    if tuple(map(int, tensordict.__version__.split(".")[:2])) >= (0, 15):
+        operation(td)
+    else:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            operation(td)

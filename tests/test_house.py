@@ -15,6 +15,7 @@ SOURCE = Path(jagcodec.__file__).parent
 FLOORS = (
     ("_version", "errors", "wire.spec"),
     ("buffers", "wire.checks"),
+    ("staging",),
     ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
     ("wire.records",),
     ("wire.header",),
@@ -110,6 +111,7 @@ def test_front_door_is_exactly_this():
         "materialize",
         "open_wire",
         "maybe_pack_jagged",
+        "merge_columns",
         "pack_jagged_fields",
         "pack_masked_fields",
         "pack_per_token_field",
@@ -119,6 +121,7 @@ def test_front_door_is_exactly_this():
         "response_from_nested",
         "select_rows",
         "split_rows",
+        "response_to_nested",
         "stack_or_nest",
         "to_blob",
         "to_nested_by_length",

@@ -1,5 +1,7 @@
 """The layout functions against the list-of-rows model, errors included."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,10 +12,11 @@ from jagcodec import (
     maybe_pack_jagged,
     pack_per_token_field,
     response_from_nested,
+    response_to_nested,
     stack_or_nest,
     to_nested_by_length,
 )
-from jagcodec.testing import assert_same, bits, lengths_in, rows_of, tensors
+from jagcodec.testing import assert_same, bits, lengths_in, pad_rows, rows_of, tensors
 
 
 @st.composite
@@ -158,6 +161,70 @@ def test_responses_that_cannot_be_sliced(full, mask, reason, text):
     with pytest.raises((ValueError, TypeError), match=text) as caught:
         response_from_nested(full, mask)
     assert caught.value.reason == reason
+
+
+@given(rectangles(), st.sampled_from([torch.int64, torch.int32]), st.data())
+def test_padded_responses_become_the_rows_of_their_mask(rectangle, width, data):
+    padded, lengths = rectangle
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=width)
+    holes = None
+    if lengths and data.draw(st.booleans()):
+        lengths = [data.draw(st.integers(0, n)) for n in lengths]
+        holes = torch.tensor(lengths, dtype=width)
+    mask = torch.nested.nested_tensor_from_jagged(
+        torch.ones(int(offsets[-1])), offsets, lengths=holes
+    )
+    before = bits(padded)
+    result = response_to_nested(padded, mask)
+    assert rows_of(result) == rows_of(padded, lengths)
+    assert result.dtype == padded.dtype
+    assert bounds(result) == (min(lengths, default=0), max(lengths, default=0))
+    assert bits(padded) == before
+    if holes is None:
+        assert result.offsets() is mask.offsets()
+
+
+@given(st.data())
+def test_responses_padded_and_packed_again_are_themselves(data):
+    prompts = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    responses = data.draw(lengths_in(4, len(prompts)))
+    rows = [torch.rand(p + r) for p, r in zip(prompts, responses, strict=True)]
+    mask = stack_or_nest([torch.ones(r) for r in responses], always_nest=True)
+    sliced = response_from_nested(stack_or_nest(rows, always_nest=True), mask)
+    wide = max(responses) + data.draw(st.integers(0, 2))
+    again = response_to_nested(torch.tensor(pad_rows(rows_of(sliced), wide, 7)), mask)
+    assert rows_of(again) == rows_of(sliced)
+    assert rows_of(again * mask.int()) == rows_of(sliced)
+
+
+def test_gradients_flow_back_to_padded_responses():
+    padded = torch.ones(2, 3, requires_grad=True)
+    mask = nest(3, 1)
+    (response_to_nested(padded, mask) * mask).values().sum().backward()
+    assert padded.grad.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("padded", "mask", "reason", "text"),
+    [
+        (torch.ones(2, 3), nest(3, 4), "bad_length", "row 1.*at most 3.*found 4"),
+        (torch.ones(3, 3), nest(1, 2), "row_mismatch", r"expected \(2, R, \.\.\.\)"),
+        (torch.ones(2), nest(1, 2), "bad_shape", "R"),
+        (torch.ones(2, 3), torch.ones(2, 3), "bad_type", "response_mask"),
+        (nest(1, 2), nest(1, 2), "bad_type", "padded"),
+        (
+            torch.ones(2, 3),
+            stack_or_nest([torch.ones(2, 1), torch.ones(2, 2)]),
+            "bad_shape",
+            "expected ragged dim 1, found 2",
+        ),
+    ],
+)
+def test_padded_responses_that_do_not_fit_their_mask(padded, mask, reason, text):
+    with pytest.raises((ValueError, TypeError), match=text) as caught:
+        response_to_nested(padded, mask)
+    assert caught.value.reason == reason
+    assert caught.value.path.startswith("response_to_nested(")
 
 
 PADDED = torch.zeros(3, 4)

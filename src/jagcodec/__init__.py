@@ -5,7 +5,7 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 
 from jagcodec._version import __version__
 from jagcodec.batched import BatchedDataDict
-from jagcodec.columns import encode_fields, pack_jagged_fields
+from jagcodec.columns import encode_fields, merge_columns, pack_jagged_fields
 from jagcodec.errors import (
     ArgumentError,
     ArgumentIndexError,
@@ -19,6 +19,7 @@ from jagcodec.layout import (
     maybe_pack_jagged,
     pack_per_token_field,
     response_from_nested,
+    response_to_nested,
     stack_or_nest,
     to_nested_by_length,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "load",
     "materialize",
     "maybe_pack_jagged",
+    "merge_columns",
     "open_wire",
     "pack_jagged_fields",
     "pack_masked_fields",
@@ -80,6 +82,7 @@ __all__ = [
     "register_type",
     "repeat_rows",
     "response_from_nested",
+    "response_to_nested",
     "select_rows",
     "split_rows",
     "stack_or_nest",

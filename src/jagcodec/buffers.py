@@ -54,9 +54,15 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(width).contiguous().view(tensor.dtype)
 
 
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor in pageable CPU memory, on `device`."""
+    # From such memory CUDA has read everything when this returns, without a wait for the device.
+    return numbers.to(device, non_blocking=device.type == "cuda")
+
+
 def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
     """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
-    index = torch.from_numpy(rows).to(tensor.device)
+    index = sent(torch.from_numpy(rows), tensor.device)
     if tensor.requires_grad:
         return tensor.index_select(0, index)
     return from_words(as_words(tensor).index_select(0, index), tensor.dtype)
@@ -86,6 +92,16 @@ def from_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return words.view(dtype).squeeze(-1)
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The cells of a strided tensor with any, in order: (nbytes,) uint8 where the tensor lies.
+
+    A contiguous tensor is aliased, any other is copied.
+    """
+    flat = contiguous_bits(tensor)
+    # Not reshape: a dim of size 1 may keep a stride that no view as bytes allows.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
     """The cells of a strided tensor in order, as a flat uint8 array.
 
@@ -94,12 +110,7 @@ def as_bytes(tensor: torch.Tensor) -> ByteArray:
     if tensor.numel() == 0:
         # numpy gives empty arrays stride 0, and a tensor over one cannot be viewed as bytes.
         return np.empty(0, dtype=np.uint8)
-    flat = contiguous_bits(tensor)
-    # Not reshape: a dim of size 1 may keep a stride that no view as bytes allows.
-    flat = flat.as_strided((flat.numel(),), (1,))
-    if flat.device.type != "cpu":
-        flat = flat.cpu()
-    array: ByteArray = flat.view(torch.uint8).numpy()
+    array: ByteArray = flat_bytes(tensor).cpu().numpy()
     return array
 
 
@@ -116,7 +127,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
 
 
 _FILL_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
-_ALIGNMENT = 64
+ALIGNMENT = 64
 
 
 class Blank(NamedTuple):
@@ -149,7 +160,7 @@ def allocate(
         math.prod(blank.shape) * blank.dtype.itemsize if blank.device.type == "cpu" else 0
         for blank in blanks
     ]
-    starts = [0, *itertools.accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
     block = _block(starts[-1], out, pin_memory)
     tensors = []
     for blank, start, size in zip(blanks, starts, sizes, strict=False):
@@ -168,12 +179,12 @@ def allocate(
 def _block(size: int, out: ByteArray | None, pin_memory: bool) -> ByteArray:
     """`size` bytes at a multiple of 64; new ones, unless page-locked, are zero."""
     if out is not None:
-        start = -out.ctypes.data % _ALIGNMENT
+        start = -out.ctypes.data % ALIGNMENT
         if len(out) < start + size:
             raise ArgumentError(
                 "too_large",
                 "out",
-                f"expected {size + _ALIGNMENT} bytes to write to, found {len(out)}",
+                f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
             )
         return out[start : start + size]
     if pin_memory:
@@ -187,7 +198,7 @@ def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
     if tensor.device.type != "cpu":
         width = _WIDTHS.get(tensor.itemsize)
         cells = tensor if width is None else tensor.view(width)
-        word = torch.frombuffer(bytearray(pattern), dtype=cells.dtype).to(tensor.device)
+        word = sent(torch.frombuffer(bytearray(pattern), dtype=cells.dtype), tensor.device)
         cells.copy_(word.expand(tensor.shape))
     elif tensor.numel():
         fill_dtype = _FILL_DTYPES[tensor.itemsize]
@@ -197,5 +208,5 @@ def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
 
 def _filled_on_device(blank: Blank) -> torch.Tensor:
     width = _WIDTHS.get(blank.dtype.itemsize, torch.complex128)
-    word = torch.frombuffer(bytearray(blank.pattern), dtype=width).to(blank.device)
+    word = sent(torch.frombuffer(bytearray(blank.pattern), dtype=width), blank.device)
     return word.expand(blank.shape).contiguous().view(blank.dtype)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import contiguous_bits
+from jagcodec.buffers import IntArray, contiguous_bits, describe
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.layout import parts_or_rectangle, read_lengths
-from jagcodec.ragged import is_jagged, take_apart
-from jagcodec.wire.encoder import Encoding, Frame
+from jagcodec.layout import compact_values, parts_or_rectangle, raggedness_of, read_lengths
+from jagcodec.payloads import is_non_tensor, leaf_of_rows
+from jagcodec.ragged import Parts, Raggedness, is_jagged, take_apart
+from jagcodec.wire.encoder import Frame, message
 from jagcodec.wire.framing import writable_bytes, write_blob
 
 
@@ -58,6 +60,171 @@ def pack_jagged_fields(
     """
     plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
     return TensorDict(leaves_of(plan.columns), batch_size=[plan.rows])
+
+
+def merge_columns(
+    batch: TensorDictBase,
+    columns: Mapping[str, Any],
+    *,
+    like: str | tuple[str, ...] | None = None,
+    replace: bool = False,
+) -> TensorDict:
+    """A batch with columns that a worker wrote back, each checked against the batch.
+
+    Args:
+        batch: TensorDict of batch size (N,).
+        columns: Name to column: jagged tensors of N rows, tensors (N, ...), or object arrays
+            (N,). A TensorDict of such columns will do, or of payloads with N rows.
+        like: Name of the batch's jagged column whose row lengths every jagged one of `columns`
+            must have; a tuple of names for one in a nested TensorDict. None: those of any jagged
+            column of the batch, nested ones included. In a batch without jagged columns only
+            the number of rows can be checked.
+        replace: Let columns take the place of those of the same name.
+
+    Returns:
+        A new TensorDict with the batch's leaves (the same objects), names and device, then the
+        new columns in their order. A jagged one has the offsets object of the batch's column
+        that it was checked against, so that ``batch["a"] * merged["b"]`` works; where several
+        have its row lengths, the first. Values are aliased where they are contiguous and on the
+        batch's device, and gradients flow through them. Object arrays become one payload per row.
+
+    Raises:
+        ArgumentError: A column has not N rows, its row lengths are not the batch's (the row is
+            named), its name is taken, or `batch` has not one batch dim.
+        ArgumentKeyError: `like` is no column of the batch.
+        ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
+            is of another type.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import merge_columns, pack_jagged_fields, stack_or_nest
+        >>> td = pack_jagged_fields(
+        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
+        ... )
+        >>> values = stack_or_nest([torch.ones(2), torch.ones(3)])
+        >>> merged = merge_columns(td, {"values": values, "reward": torch.tensor([0.5, 1.0])})
+        >>> (td["ids"] * merged["values"]).values().tolist()
+        [5.0, 6.0, 7.0, 8.0, 9.0]
+    """
+    where = "merge_columns"
+    if not isinstance(batch, TensorDictBase) or isinstance(batch, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(batch)", f"expected a TensorDict, found {type(batch).__name__}"
+        )
+    if len(batch.batch_size) != 1:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(batch)",
+            f"expected batch size (N,), found {tuple(batch.batch_size)}",
+        )
+    if isinstance(columns, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(columns)", "expected a dict of columns, found a lazy stack"
+        )
+    check_fields(columns, f"{where}(columns)")
+    rows = batch.batch_size[0]
+    seen: dict[int, IntArray] = {}
+    peers = _peers(batch, like, seen, where)
+    checked = dict(peers)
+    leaves: dict[str, Any] = dict(batch.items())
+    for name, column in columns.items():
+        path = f"{where}({name!r})"
+        if name in leaves and not replace:
+            raise ArgumentError(
+                "conflict",
+                path,
+                "expected a new name, found a column of it in the batch; pass replace=True",
+            )
+        if not (is_non_tensor(column) and column.batch_dims):
+            check_rows(column, rows, "like the batch", path)
+        elif column.batch_size[0] != rows:
+            raise ArgumentError(
+                "row_mismatch",
+                path,
+                f"expected {rows} rows, like the batch, found {column.batch_size[0]}",
+            )
+        if isinstance(column, np.ndarray):
+            leaves[name] = leaf_of_rows(list(column))
+        elif is_jagged(column):
+            parts = take_apart(column, path, detach=False, seen=seen)
+            key = parts.lengths.tobytes()
+            if key not in checked:
+                _check_lengths(parts, peers, path)
+                # No peer to differ from: columns of equal rows are each other's.
+                checked[key] = _Peer(name, raggedness_of(parts, parts.offsets.device))
+            values = compact_values(parts)
+            if batch.device is not None:
+                values = values.to(batch.device)
+            leaves[name] = checked[key].raggedness.jagged(values, parts.ragged_dim)
+        else:
+            leaves[name] = column
+    names = batch.names if any(name is not None for name in batch.names) else None
+    return TensorDict(leaves, batch_size=[rows], names=names, device=batch.device)
+
+
+class _Peer(NamedTuple):
+    """A jagged column of a batch, for others to be like it."""
+
+    name: str
+    raggedness: Raggedness
+
+
+def _peers(
+    batch: TensorDictBase,
+    like: str | tuple[str, ...] | None,
+    seen: dict[int, IntArray],
+    where: str,
+) -> dict[bytes, _Peer]:
+    """The jagged columns that written-back ones may be like, by their row lengths."""
+    jagged = dict(_jagged_columns(batch, ()))
+    if like is not None:
+        key = (like,) if isinstance(like, str) else like
+        if not isinstance(key, tuple) or key not in batch.keys(include_nested=True):
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where}(like)",
+                f"expected a column of the batch, found {like!r}",
+            )
+        if key not in jagged:
+            raise ArgumentTypeError(
+                "bad_type",
+                f"{where}(like)",
+                f"expected a jagged column, found {describe(batch.get(key))} in {like!r}",
+            )
+        jagged = {key: jagged[key]}
+    peers: dict[bytes, _Peer] = {}
+    for key, column in jagged.items():
+        name = ".".join(key)
+        parts = take_apart(column, f"{where}({name!r})", seen=seen)
+        peer = _Peer(name, raggedness_of(parts, parts.offsets.device))
+        peers.setdefault(parts.lengths.tobytes(), peer)
+    return peers
+
+
+def _jagged_columns(
+    batch: TensorDictBase, above: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    leaf: Any
+    for name, leaf in batch.items():
+        if is_jagged(leaf):
+            yield (*above, name), leaf
+        elif isinstance(leaf, TensorDict):
+            yield from _jagged_columns(leaf, (*above, name))
+
+
+def _check_lengths(parts: Parts, peers: Mapping[bytes, _Peer], path: str) -> None:
+    """Refuse rows that are those of no peer, if there is one, and name the first that differs."""
+    if not peers:
+        return
+    peer = next(iter(peers.values()))
+    expected = peer.raggedness.splits.lengths
+    row = int(np.flatnonzero(parts.lengths != expected)[0])
+    others = f", nor like any of {len(peers) - 1} other lengths" if len(peers) > 1 else ""
+    raise ArgumentError(
+        "bad_length",
+        f"{path}, row {row}",
+        f"expected {expected[row]} tokens like {peer.name!r}, found {parts.lengths[row]}{others}",
+    )
 
 
 @overload
@@ -127,8 +294,12 @@ def encode_fields(
         [5, 6, 7, 8, 9]
     """
     plan = _plan(fields, lengths, token_aligned_fields, "encode_fields")
-    encoding = Encoding(narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
-    frames = encoding.frames(encoding.batch(plan.rows, plan.columns))
+    frames = message(
+        lambda encoding: encoding.batch(plan.rows, plan.columns),
+        narrow=narrow,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+    )
     if out is None:
         return frames
     return write_blob(frames, writable_bytes(out, "encode_fields(out)"))
@@ -147,7 +318,7 @@ def _plan(
     token_aligned_fields: Iterable[str] | None,
     where: str,
 ) -> _Plan:
-    check_fields(fields, where)
+    check_fields(fields, f"{where}(fields)")
     splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
     named = (
         None

@@ -14,12 +14,16 @@ from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged
 
 
-def check_fields(fields: Any, where: str) -> None:
+def check_fields(fields: Any, path: str) -> None:
     """Refuse what is no dict of names to columns."""
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+    if not isinstance(fields, Mapping) or not all(
+        # By items, because a TensorDict iterates over its rows.
+        isinstance(name, str)
+        for name, _ in fields.items()
+    ):
         raise ArgumentTypeError(
             "bad_type",
-            f"{where}(fields)",
+            path,
             f"expected a dict of names to columns, found {type(fields).__name__}"
             + (" with keys that are no strings" if isinstance(fields, Mapping) else ""),
         )

@@ -20,9 +20,11 @@ from jagcodec.ragged import (
     Raggedness,
     RowSplits,
     is_jagged,
+    note_rows,
     splits_of_lengths,
     take_apart,
 )
+from jagcodec.staging import Staging
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
@@ -256,15 +258,13 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     """
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
-        if not is_jagged(value):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}({name})",
-                f"expected a jagged tensor, found {describe(value)}; "
-                "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)",
-            )
-    parts = take_apart(full, f"{where}(full)", detach=False)
-    mask = take_apart(response_mask, f"{where}(response_mask)")
+        _check_jagged(value, f"{where}({name})")
+    staging = Staging()
+    note_rows(full, staging)
+    note_rows(response_mask, staging)
+    staging.fetch()
+    parts = take_apart(full, f"{where}(full)", detach=False, staging=staging)
+    mask = take_apart(response_mask, f"{where}(response_mask)", staging=staging)
     if parts.ragged_dim != 1 or mask.ragged_dim != 1:
         raise ArgumentError(
             "bad_shape",
@@ -298,10 +298,71 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     responses = mask.lengths
     starts = np.where(responses > 0, parts.starts + prompts - 1, 0)
     values = rowcopy.gather(parts.values, starts, responses)
-    return _raggedness_of(mask, values.device).jagged(values)
+    return raggedness_of(mask, values.device).jagged(values)
 
 
-def _raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
+def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Strip the padding of a rectangle of responses: row i becomes ``padded[i, :k_i]``.
+
+    The inverse of padding what `response_from_nested` gives, for a worker that computes on
+    rectangles and writes rows back. The name and the convention (responses padded on the right)
+    are verl's (``verl.workers.utils.padding``).
+
+    Args:
+        padded: (N, R, ...): one value per response token, any dtype and strides.
+        response_mask: Jagged (N, k): its row lengths are the response lengths; its values are
+            not read.
+
+    Returns:
+        Jagged (N, k, ...), dtype and device of `padded`, with the offsets object of
+        `response_mask` (if that has no holes and lies on that device), so that the two multiply.
+        Its values own their memory. Gradients flow through it.
+
+    Raises:
+        ArgumentError: `padded` has fewer than two dims, numbers of rows differ, the mask's ragged
+            dim is not 1, or a response is longer than R; the row is named.
+        ArgumentTypeError: `padded` is no strided tensor, or `response_mask` is not jagged.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import response_to_nested, stack_or_nest
+        >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
+        >>> padded = torch.tensor([[0.5, 1.5, 2.5, 0.0], [7.5, 0.0, 0.0, 0.0]])
+        >>> [row.tolist() for row in (response_to_nested(padded, mask) * mask).unbind()]
+        [[0.5, 1.5, 2.5], [7.5]]
+    """
+    where = "response_to_nested"
+    check_rectangle(padded, f"{where}(padded)")
+    _check_jagged(response_mask, f"{where}(response_mask)")
+    mask = take_apart(response_mask, f"{where}(response_mask)")
+    if mask.ragged_dim != 1:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(response_mask)",
+            f"expected ragged dim 1, found {mask.ragged_dim}",
+        )
+    rows = len(mask.lengths)
+    if padded.dim() < 2 or padded.shape[0] != rows:
+        raise ArgumentError(
+            "bad_shape" if padded.dim() < 2 else "row_mismatch",
+            f"{where}(padded)",
+            f"expected ({rows}, R, ...), one row per row of response_mask, "
+            f"found shape {tuple(padded.shape)}",
+        )
+    return pack(padded, raggedness_of(mask, padded.device), f"{where}(padded)")
+
+
+def _check_jagged(value: Any, path: str) -> None:
+    if not is_jagged(value):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected a jagged tensor, found {describe(value)}; "
+            "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)",
+        )
+
+
+def raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
     """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
     splits = splits_of_lengths(parts.lengths)
     if parts.compact and parts.offsets.device == device:

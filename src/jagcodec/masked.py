@@ -93,7 +93,7 @@ def pack_masked_fields(
         ([[2, 2], [1, 2]], {'ids': tensor(9)})
     """
     where = "pack_masked_fields"
-    check_fields(fields, where)
+    check_fields(fields, f"{where}(fields)")
     named = (
         None
         if token_aligned_fields is None

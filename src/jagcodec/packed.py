@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from jagcodec.buffers import sent
 from jagcodec.errors import ArgumentError
 from jagcodec.ragged import Parts, RowSplits, splits_of_offsets
 
@@ -60,7 +61,7 @@ def _shared_by(
         )
     cu_seqlens = torch.from_numpy(splits.host.astype(np.int32))
     positions = np.arange(splits.total) - np.repeat(splits.starts, splits.lengths)
-    return cu_seqlens.to(device), splits.max, torch.from_numpy(positions).to(device)
+    return sent(cu_seqlens, device), splits.max, sent(torch.from_numpy(positions), device)
 
 
 def parts_of_packed(column: PackedColumn, path: str) -> Parts:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
-from jagcodec.buffers import IntArray
+from jagcodec.buffers import IntArray, sent
 from jagcodec.errors import ArgumentError
+from jagcodec.staging import Staging
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class Raggedness:
         """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a jagged tensor."""
         device = values.device
         if device not in self._offsets:
-            self._offsets[device] = self.splits.offsets.to(device)
+            self._offsets[device] = sent(torch.from_numpy(self.splits.host), device)
         offsets = self._offsets[device]
         # The bounds are passed always: without them padding goes to the sum of all lengths
         # (pytorch/pytorch#159380).
@@ -136,17 +137,34 @@ class Parts(NamedTuple):
     compact: bool
 
 
+def note_rows(jagged: torch.Tensor, staging: Staging) -> bool:
+    """Ask for what `take_apart` reads of a jagged tensor; says whether it is to be brought."""
+    inner: Any = jagged
+    holes: torch.Tensor | None = inner._lengths
+    noted = staging.note(inner._offsets)
+    return (holes is not None and staging.note(holes)) or noted
+
+
+def note_memory(jagged: torch.Tensor, staging: Staging) -> bool:
+    """As `note_rows`, and ask for the values too, if there are no holes in them."""
+    inner: Any = jagged
+    values = inner._lengths is None and staging.note(inner._values)
+    return note_rows(jagged, staging) or values
+
+
 def take_apart(
     jagged: torch.Tensor,
     path: str,
     *,
     detach: bool = True,
     seen: dict[int, IntArray] | None = None,
+    staging: Staging | None = None,
 ) -> Parts:
     """The memory of a jagged tensor. One device sync, none for a CPU tensor.
 
     `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
     `seen`, empty at first, makes offsets that several tensors of one batch share be read once.
+    What `staging` has fetched is taken from there, without a sync; the offsets object stays.
 
     Raises:
         ArgumentError: Its offsets do not describe rows of its values; `path` says whose.
@@ -157,16 +175,20 @@ def take_apart(
     offsets: torch.Tensor = inner._offsets
     holes: torch.Tensor | None = inner._lengths
     ragged_dim: int = inner._ragged_idx
+    numbers = offsets
+    if staging is not None:
+        values, numbers = staging.on_host(values), staging.on_host(offsets)
+        holes = None if holes is None else staging.on_host(holes)
     total = values.shape[ragged_dim - 1]
     if holes is None:
         host = None if seen is None else seen.get(id(offsets))
         if host is None:
-            host = _host(offsets)
+            host = _host(numbers)
         if seen is not None:
             seen[id(offsets)] = host
         starts, lengths = host[:-1], np.diff(host)
     else:
-        host = _host(torch.cat([offsets[:-1].to(torch.int64), holes.to(torch.int64)]))
+        host = _host(torch.cat([numbers[:-1].to(torch.int64), holes.to(torch.int64)]))
         starts, lengths = host[: len(holes)], host[len(holes) :]
     compact = holes is None and host[0] == 0 and host[-1] == total
     if len(lengths) and (lengths.min() < 0 or starts.min() < 0 or (starts + lengths).max() > total):
@@ -174,7 +196,7 @@ def take_apart(
             "bad_length",
             path,
             f"expected rows within the {total} cells of the values, "
-            f"found offsets {offsets.tolist()!r:.80}",
+            f"found offsets {numbers.tolist()!r:.80}",
         )
     return Parts(values, offsets, starts, lengths, ragged_dim, bool(compact))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +27,8 @@ from jagcodec.buffers import ByteArray, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.layout import compact_values
 from jagcodec.payloads import leaf_of_rows, payloads_of_stack
-from jagcodec.ragged import Parts, is_jagged, splits_of_lengths, take_apart
+from jagcodec.ragged import Parts, is_jagged, note_memory, splits_of_lengths, take_apart
+from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.header import HeaderWriter, child_path
@@ -70,7 +72,10 @@ def encode(
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
         ``send_multipart(frames, copy=False)``. Memory that already lies contiguous on the CPU is
         aliased, not copied, and kept alive by its frame: write to it only after the frames are
-        sent. Buffers below 16 KiB are copied into frame 1.
+        sent. Buffers below 16 KiB are copied into frame 1. Tensors on CUDA devices are copied
+        to one block of pinned memory, which lives as long as one of its frames, and waited for
+        once (a jagged one with holes is compacted on its device, and waited for by itself); the
+        value is then walked over twice, so `to_state` of a registered type is called twice.
 
     `decode` returns the same value: types, dtypes, shapes, layouts, bits and dict order. What
     does not ride: gradients and `requires_grad` (a Parameter arrives as a plain tensor), devices
@@ -90,7 +95,30 @@ def encode(
         >>> decode(frames)
         {'step': 3, 'ids': tensor([0, 1, 2, 3])}
     """
-    return Encoding(narrow=narrow, checksum=checksum, allow_pickle=allow_pickle).message(obj)
+    return message(
+        lambda encoding: encoding.value(obj),
+        narrow=narrow,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+    )
+
+
+def message(
+    walk: Callable[[Encoding], Any], *, narrow: bool, checksum: bool, allow_pickle: bool
+) -> list[Frame]:
+    """The frames of the tree that `walk` makes with an `Encoding` of these options.
+
+    Tensors on CUDA devices are noted in a first walk, copied to the host together, and encoded
+    in a second: the device is waited for once, not at every tensor.
+    """
+    walking = partial(Encoding, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
+    first = walking()
+    tree = walk(first)
+    if not len(first.staging):
+        return first.frames(tree)
+    first.staging.fetch()
+    second = walking(fetched=first.staging)
+    return second.frames(walk(second))
 
 
 class MsgpackEncoder:
@@ -126,11 +154,18 @@ _PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, M
 
 
 class Encoding:
-    """The state of one `encode` call."""
+    """The state of one walk over a value; see `message`."""
 
     def __init__(
-        self, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+        self,
+        *,
+        narrow: bool = False,
+        checksum: bool = False,
+        allow_pickle: bool = False,
+        fetched: Staging | None = None,
     ) -> None:
+        self.staging = Staging() if fetched is None else fetched
+        self._fetched = fetched is not None
         self._narrow = narrow
         self._checksum = checksum
         self._allow_pickle = allow_pickle
@@ -144,10 +179,6 @@ class Encoding:
         self._group_of_offsets: dict[int, int] = {}
         self._seen_offsets: list[torch.Tensor] = []
         self._unbacked_rows: list[tuple[str, int]] = []
-
-    def message(self, obj: Any) -> list[Frame]:
-        """The frames of a value."""
-        return self.frames(self._value(obj))
 
     def frames(self, tree: Any) -> list[Frame]:
         """The frames of a tree that this encoding made."""
@@ -171,7 +202,8 @@ class Encoding:
 
     # The walk
 
-    def _value(self, value: Any) -> Any:
+    def value(self, value: Any) -> Any:
+        """The tree of a value."""
         kind = type(value)
         if kind in _NATIVE:
             return value
@@ -202,7 +234,7 @@ class Encoding:
             raise self._refused(
                 "too_deep", f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
             )
-        lowered = self._value(value)
+        lowered = self.value(value)
         self._path.pop()
         return lowered
 
@@ -408,11 +440,20 @@ class Encoding:
             raise self._refusal(tensor, " from the meta device: it has no values")
         return name
 
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What to read in place of a tensor: its copy if it was fetched, or else itself.
+
+        In the walk that only notes what to fetch, nothing in place of that.
+        """
+        if self._fetched:
+            return self.staging.on_host(tensor)
+        return tensor.new_empty(0, device="cpu") if self.staging.note(tensor) else tensor
+
     def _dense(self, tensor: torch.Tensor) -> Any:
         name = self._torch_dtype(tensor)
         if tensor.dim() > MAX_NDIM:
             raise self._refusal(tensor, f" with {tensor.dim()} dims: the limit is {MAX_NDIM}")
-        dtype, place = self._cells(name, as_bytes(tensor))
+        dtype, place = self._cells(name, as_bytes(self._on_host(tensor)))
         return self._record(records.Tensor(dtype, list(tensor.shape), *place))
 
     def _cells(self, name: str, data: ByteArray) -> tuple[Any, tuple[int, int]]:
@@ -437,14 +478,19 @@ class Encoding:
         return self._record(records.TensorViews(*ranges, name, list(merged.base.shape), *place))
 
     def _jagged(self, tensor: torch.Tensor) -> Any:
+        if not self._fetched and note_memory(tensor, self.staging):
+            return None
         try:
-            parts = take_apart(tensor, "jagged tensor")
+            parts = take_apart(tensor, "jagged tensor", staging=self.staging)
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
         return self._parts(parts)
 
     def _parts(self, parts: Parts) -> Any:
         name = self._torch_dtype(parts.values)
+        if parts.compact:
+            parts = parts._replace(values=self._on_host(parts.values))
+        # What has holes is compacted where it lies: only rows leave the device.
         values = compact_values(parts)
         dtype, place = self._cells(name, as_bytes(values))
         group = self._group(parts)
@@ -458,7 +504,7 @@ class Encoding:
         # Without components torch's own sizes are no matrix.
         shapes = [list(component.shape) for component in components]
         sizes = torch.tensor(shapes, dtype=torch.int64).view(len(shapes), -1 if shapes else 0)
-        cells = [as_bytes(component) for component in components]
+        cells = [as_bytes(self._on_host(component)) for component in components]
         values = np.concatenate(cells) if cells else np.empty(0, dtype=np.uint8)
         flat = from_bytes(values, tensor.dtype, (values.nbytes // tensor.itemsize,))
         return self._record(records.StridedNested(self._dense(sizes), self._dense(flat)))
@@ -515,7 +561,7 @@ class Encoding:
 
     def _object_rows(self, payloads: list[Any]) -> Any:
         if not payloads:
-            return self._value(leaf_of_rows(payloads))
+            return self.value(leaf_of_rows(payloads))
         return self._record(records.NonTensorRows(self._children(payloads)))
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Any:

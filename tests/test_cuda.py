@@ -1,0 +1,223 @@
+"""CUDA tensors: the results of the CPU, and how often the device is waited for."""
+
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from jagcodec import (
+    decode,
+    encode,
+    encode_fields,
+    materialize,
+    maybe_pack_jagged,
+    merge_columns,
+    open_wire,
+    pack_jagged_fields,
+    pack_per_token_field,
+    response_from_nested,
+    response_to_nested,
+    rowcopy,
+    stack_or_nest,
+    to_nested_by_length,
+)
+from jagcodec.buffers import contiguous_bits
+from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+LENGTHS = torch.tensor([2, 0, 5, 3])
+PADDED = torch.arange(4 * 6 * 3, dtype=torch.float32).view(4, 6, 3)
+
+
+@contextmanager
+def synchronisations():
+    """Gives a list that at the end has one entry for each wait for the device."""
+    torch.cuda.synchronize()
+    counted = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield counted
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    counted += [w for w in caught if "synchronizing CUDA operation" in str(w.message)]
+
+
+@contextmanager
+def no_synchronisation():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def on_cuda(fields):
+    return {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in fields.items()}
+
+
+def is_on_cuda(tensor):
+    return tensor.device.type == "cuda"
+
+
+def message(frames):
+    return [bytes(memoryview(frame)) for frame in frames]
+
+
+def nest(*lengths):
+    return stack_or_nest([torch.rand(n, device="cuda") for n in lengths], always_nest=True)
+
+
+def test_the_count_counts():
+    with synchronisations() as counted:
+        torch.ones(3, device="cuda").sum().item()
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize(
+    "pack", [to_nested_by_length, pack_per_token_field, lambda p, n: maybe_pack_jagged(p[:, :5], n)]
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_packing_is_that_of_the_cpu(pack, device):
+    padded, lengths = PADDED.cuda(), LENGTHS.to(device)
+    with synchronisations() as counted:
+        packed = pack(padded, lengths)
+    assert len(counted) <= (device == "cuda")
+    assert is_on_cuda(packed)
+    assert rows_of(packed.cpu()) == rows_of(pack(PADDED, LENGTHS))
+
+
+@given(jagged_batches())
+def test_batches_pack_encode_and_materialize_as_on_the_cpu(batch):
+    options = {"token_aligned_fields": batch.token_aligned_fields}
+    # Strided tensors of some dtypes cannot be moved, on any device.
+    fields = on_cuda(
+        {
+            k: contiguous_bits(v) if isinstance(v, torch.Tensor) else v
+            for k, v in batch.fields.items()
+        }
+    )
+    td = pack_jagged_fields(fields, lengths=batch.lengths.cuda(), **options)
+    reference = pack_jagged_fields(batch.fields, lengths=batch.lengths, **options)
+    assert message(encode(td)) == message(encode(reference))
+    assert message(encode(td, narrow=True)) == message(encode(reference, narrow=True))
+    assert message(encode_fields(fields, lengths=batch.lengths.cuda(), **options)) == message(
+        encode_fields(batch.fields, lengths=batch.lengths, **options)
+    )
+    back = decode(encode(td), device="cuda")
+    for layout in ("padded", "packed"):
+        expected = materialize(reference, layout=layout)
+        for columns in (materialize(td, layout=layout), materialize(back, layout=layout)):
+            for name, column in expected.items():
+                if isinstance(column, tuple):
+                    assert all(
+                        a.cpu().equal(b) if isinstance(b, torch.Tensor) else a == b
+                        for a, b in zip(columns[name][1:], column[1:], strict=True)
+                    )
+                    assert bits(columns[name].values.cpu()) == bits(column.values)
+                elif isinstance(column, torch.Tensor):
+                    assert is_on_cuda(columns[name])
+                    assert_same(columns[name].cpu(), column)
+
+
+def test_a_row_gather_starts_no_wait():
+    cells = PADDED.view(24, 3).cuda()
+    starts, lengths = np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])
+    with no_synchronisation():
+        gathered = rowcopy.gather(cells, starts, lengths)
+    assert_same(gathered.cpu(), rowcopy.gather(cells.cpu(), starts, lengths))
+
+
+def test_rows_are_padded_with_one_wait_for_their_offsets():
+    column = to_nested_by_length(PADDED.cuda(), LENGTHS)
+    td = pack_jagged_fields({"a": column}, lengths=None)
+    with synchronisations() as counted:
+        padded = materialize(td, pad_value_dict={"a": -1}, pad_to_seqlen=8)["a"]
+    assert len(counted) <= 1
+    assert is_on_cuda(padded)
+    reference = to_nested_by_length(PADDED, LENGTHS)
+    expected = torch.nested.to_padded_tensor(reference, -1.0, (4, 8, 3))
+    assert_same(padded.cpu(), expected)
+
+
+def test_responses_are_those_of_the_cpu():
+    full, mask = nest(4, 3, 6), nest(3, 0, 2)
+    with synchronisations() as counted:
+        sliced = response_from_nested(full, mask)
+    assert len(counted) == 1
+    assert rows_of(sliced.cpu()) == rows_of(response_from_nested(full.cpu(), mask.cpu()))
+    assert is_on_cuda(sliced * mask)
+    padded = torch.rand(3, 4, device="cuda")
+    with synchronisations() as counted:
+        packed = response_to_nested(padded, mask)
+    assert len(counted) == 1
+    assert rows_of(packed.cpu()) == rows_of(padded.cpu(), [3, 0, 2])
+    assert is_on_cuda(packed * mask)
+
+
+def test_columns_of_any_device_merge():
+    td = pack_jagged_fields({"a": PADDED.cuda()}, lengths=LENGTHS, token_aligned_fields=["a"])
+    column = to_nested_by_length(PADDED, LENGTHS)
+    merged = merge_columns(td, {"here": column, "there": column.cuda()})
+    assert is_on_cuda(td["a"] * merged["there"])
+    assert not is_on_cuda(merged["here"])
+    merged = merge_columns(td.to("cuda"), {"here": column})
+    assert is_on_cuda(merged["here"])
+
+
+VALUES = {
+    "scalar": torch.tensor(3.5),
+    "small": torch.arange(5),
+    "large": torch.arange(10_000),
+    "strided": torch.arange(12).view(3, 4).t(),
+    "half": torch.ones(7, dtype=torch.bfloat16),
+    "complex": torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": torch.ones(3, dtype=torch.complex64).conj().imag,
+    "empty": torch.empty(0, 3),
+    "sparse": torch.eye(4).to_sparse(),
+    "rows": to_nested_by_length(PADDED, LENGTHS),
+    "message": ["text", None],
+}
+
+
+def test_a_value_is_encoded_with_one_wait():
+    values = on_cuda(VALUES)
+    with synchronisations() as counted:
+        frames = encode(values)
+    assert len(counted) == 1
+    assert message(frames) == message(encode(VALUES))
+    assert_same(decode(frames), VALUES)
+    assert_same(
+        open_wire(encode(pack_jagged_fields({"a": values["rows"]}, lengths=None))).to_tensordict()[
+            "a"
+        ],
+        VALUES["rows"],
+    )
+
+
+def test_large_frames_alias_pinned_memory():
+    frames = encode({"a": torch.arange(10_000, device="cuda")})
+    assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
+
+
+def test_rows_with_holes_are_compacted_on_their_device():
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.arange(9.0).cuda(),
+        torch.tensor([0, 4, 9]).cuda(),
+        lengths=torch.tensor([1, 3]).cuda(),
+    )
+    assert rows_of(decode(encode(holes))) == [bits(torch.tensor([0.0])), bits(torch.arange(4.0, 7))]
+
+
+def test_gradients_flow_on_the_device():
+    padded = PADDED.cuda().requires_grad_()
+    mask = to_nested_by_length(torch.ones(4, 6, device="cuda"), LENGTHS)
+    response_to_nested(padded, mask).values().sum().backward()
+    expected = torch.arange(6) < LENGTHS[:, None]
+    assert padded.grad[..., 0].cpu().bool().equal(expected)
