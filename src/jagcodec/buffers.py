@@ -81,17 +81,21 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-_FILL_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+def same_width_ints(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of the same width that has every copy kernel."""
+    return _WIDTHS.get(dtype.itemsize, torch.complex128)
+
+
 _ALIGNMENT = 64
 
 
 class Blank(NamedTuple):
-    """A tensor that is wanted: every cell with the bits `pattern` (`dtype.itemsize` bytes)."""
+    """A tensor that is wanted; unless `zeroed`, it may hold anything."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pattern: bytes
     device: torch.device
+    zeroed: bool
 
 
 def allocate(blanks: Sequence[Blank]) -> list[torch.Tensor]:
@@ -108,18 +112,10 @@ def allocate(blanks: Sequence[Blank]) -> list[torch.Tensor]:
     block = np.zeros(starts[-1], dtype=np.uint8)
     tensors = []
     for blank, start, size in zip(blanks, starts, sizes, strict=False):
-        if blank.device.type != "cpu":
-            tensors.append(_filled_on_device(blank))
-            continue
-        cells = block[start : start + size]
-        if any(blank.pattern):
-            fill_dtype = _FILL_DTYPES[blank.dtype.itemsize]
-            cells.view(fill_dtype)[...] = np.frombuffer(blank.pattern, dtype=fill_dtype)[0]
-        tensors.append(from_bytes(cells, blank.dtype, blank.shape))
+        if blank.device.type == "cpu":
+            tensors.append(from_bytes(block[start : start + size], blank.dtype, blank.shape))
+        else:
+            new = torch.zeros if blank.zeroed else torch.empty
+            words = new(blank.shape, dtype=same_width_ints(blank.dtype), device=blank.device)
+            tensors.append(words.view(blank.dtype))
     return tensors
-
-
-def _filled_on_device(blank: Blank) -> torch.Tensor:
-    width = _WIDTHS.get(blank.dtype.itemsize, torch.complex128)
-    word = torch.frombuffer(bytearray(blank.pattern), dtype=width).to(blank.device)
-    return word.expand(blank.shape).contiguous().view(blank.dtype)

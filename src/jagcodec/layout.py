@@ -314,8 +314,7 @@ def compact_values(parts: Parts) -> torch.Tensor:
     values = parts.values
     if parts.compact:
         return values if values.requires_grad else contiguous_bits(values)
-    cells, outer = _as_cells(values, parts.ragged_dim)
-    total = values.shape[parts.ragged_dim - 1]
+    cells, outer, total = _as_cells(values, parts.ragged_dim)
     starts = (np.arange(outer)[:, None] * total + parts.starts).reshape(-1)
     packed = rowcopy.gather(cells, starts, np.tile(parts.lengths, outer))
     shape = list(values.shape)
@@ -332,13 +331,19 @@ def padded_shape(parts: Parts, width: int) -> tuple[int, ...]:
     return (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
 
 
-def pad_into(out: torch.Tensor, parts: Parts) -> torch.Tensor:
-    """Write the rows of a jagged tensor into its rectangle; pad cells keep what they hold."""
-    cells, outer = _as_cells(compact_values(parts), parts.ragged_dim)
-    rows, width = len(parts.lengths), out.shape[parts.ragged_dim]
-    flat = out.view(rows * outer * width, *cells.shape[1:])
-    starts = _rectangle_starts(rows, outer, width)
-    return rowcopy.scatter(cells, np.tile(parts.lengths, outer), flat, starts).view(out.shape)
+def pad_into(
+    out: torch.Tensor, parts: Parts, pattern: bytes, *, fresh: bool = False
+) -> torch.Tensor:
+    """Write the rows of a jagged tensor and their pads into its rectangle, contiguous as it is.
+
+    `pattern` is the bits of one pad element; `fresh` says that `out` holds nothing else yet.
+    """
+    cells, outer, total = _as_cells(parts.values, parts.ragged_dim)
+    # Row i of the rectangle has `outer` runs; run a of it lies among those of all rows.
+    starts = (parts.starts[:, None] + np.arange(outer) * total).reshape(-1)
+    lengths = np.repeat(parts.lengths, outer)
+    flat = out.view(len(starts), out.shape[parts.ragged_dim], *cells.shape[1:])
+    return rowcopy.pad(cells, starts, lengths, flat, None, pattern, fresh=fresh).view(out.shape)
 
 
 # --- shared by the rooms above -----------------------------------------------------------------
@@ -460,15 +465,9 @@ def _rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat.view(cells, *padded.shape[2:]), stride
 
 
-def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int]:
-    """(A..., T, B...) -> (A * T, B...) cells and the number A of runs over the rows."""
+def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
+    """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
     values = values.contiguous() if values.requires_grad else contiguous_bits(values)
     outer = math.prod(values.shape[: ragged_dim - 1])
     total = values.shape[ragged_dim - 1]
-    return values.view(outer * total, *values.shape[ragged_dim:]), outer
-
-
-def _rectangle_starts(rows: int, outer: int, width: int) -> IntArray:
-    """First cell of row i, run a in an (N, A, width) rectangle, in the order of the values."""
-    starts: IntArray = ((np.arange(rows) * outer + np.arange(outer)[:, None]) * width).reshape(-1)
-    return starts
+    return values.view(outer * total, *values.shape[ragged_dim:]), outer, total

@@ -161,6 +161,10 @@ class _Rectangle(NamedTuple):
 
     parts: Parts
     blank: Blank
+    pattern: bytes
+
+    def fill(self, out: torch.Tensor) -> torch.Tensor:
+        return pad_into(out, self.parts, self.pattern, fresh=self.blank.zeroed)
 
 
 class _Materializing:
@@ -192,7 +196,7 @@ class _Materializing:
                 "materialize(pad_to_seqlen)",
                 f"expected rectangles that fit in memory, found width {self._width}: {error}",
             ) from error
-        filled = map(pad_into, blanks, [rectangle.parts for rectangle in self._rectangles])
+        filled = map(_Rectangle.fill, self._rectangles, blanks)
         return self._contained(plan, filled)
 
     def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
@@ -263,7 +267,8 @@ class _Materializing:
         values = parts.values
         pattern = pad_bits(self._pads.get(name, 0), values.dtype, path)
         shape = padded_shape(parts, self._width or splits.max)
-        rectangle = _Rectangle(parts, Blank(shape, values.dtype, pattern, values.device))
+        blank = Blank(shape, values.dtype, values.device, zeroed=not any(pattern))
+        rectangle = _Rectangle(parts, blank, pattern)
         self._rectangles.append(rectangle)
         return rectangle
 
