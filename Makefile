@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix lint types bench fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix lint types sanitize bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -39,6 +39,23 @@ types: $(VENV)/.dev
 bench: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python benchmarks/trip.py
 
+# The compiled row copies under AddressSanitizer and UBSan, in a copy of the package (Linux).
+SANITIZED = build/sanitized
+SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
+INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+SUFFIX    = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+
+sanitize: $(VENV)/.dev
+	rm -rf $(SANITIZED)
+	mkdir -p $(SANITIZED)
+	cp -R src/jagcodec $(SANITIZED)
+	rm -f $(SANITIZED)/jagcodec/rowcopy/*.so
+	$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
+		src/jagcodec/rowcopy/_compiled.c -o $(SANITIZED)/jagcodec/rowcopy/_compiled$(SUFFIX)
+	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest tests/test_rowcopy.py
+
 # Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000
 
@@ -47,13 +64,15 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
 		-max_len=128 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
 
-# A stamp per set of extras: reinstalled when the project's requirements change.
-$(VENV)/.demo: pyproject.toml constraints.txt
+# A stamp per set of extras: reinstalled when the project's requirements or its C code change.
+BUILD = pyproject.toml constraints.txt setup.py src/jagcodec/rowcopy/_compiled.c
+
+$(VENV)/.demo: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[zmq]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
 	touch $@
@@ -66,15 +85,15 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 		--target $(VENV)/tensordict-$* tensordict==$*
 	touch $@
 
-$(VENV)/.fuzz: pyproject.toml constraints.txt
+$(VENV)/.fuzz: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[fuzz]'
 	touch $@
 
-$(VENV)-bench/.bench: pyproject.toml constraints.txt
+$(VENV)-bench/.bench: $(BUILD)
 	test -x $(VENV)-bench/bin/python || $(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/rowcopy/*.so

@@ -126,23 +126,42 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-_FILL_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+def same_width_ints(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of the same width that has every copy kernel."""
+    return _WIDTHS.get(dtype.itemsize, torch.complex128)
+
+
+_WORDS = {1: "u1", 2: "i2", 4: "i4", 8: "i8", 16: "i8"}
 ALIGNMENT = 64
 
 
+def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
+    """Every element of a tensor with the bits `pattern`; on a device without a wait for it."""
+    words = as_words(tensor)
+    for i, word in enumerate(np.frombuffer(pattern, dtype=_WORDS[tensor.itemsize]).tolist()):
+        words[..., i].fill_(word)
+    return tensor
+
+
 class Blank(NamedTuple):
-    """A tensor that is wanted: every cell with the bits `pattern` (`dtype.itemsize` bytes)."""
+    """A tensor that is wanted."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pattern: bytes
     device: torch.device
+
+
+class Room(NamedTuple):
+    """Memory for a tensor; unless `zeroed`, it may hold anything."""
+
+    tensor: torch.Tensor
+    zeroed: bool
 
 
 def allocate(
     blanks: Sequence[Blank], out: ByteArray | None = None, pin_memory: bool = False
-) -> list[torch.Tensor]:
-    """New tensors; those on the CPU in one allocation, each with a storage of its own over it.
+) -> list[Room]:
+    """Room for tensors: on the CPU in one allocation, each with a storage of its own over it.
 
     Fresh memory is the largest cost of a big rectangle, and one large block of numpy's, which
     asks for huge pages, costs a tenth of many smaller ones. It is freed with the last of them.
@@ -161,23 +180,22 @@ def allocate(
         for blank in blanks
     ]
     starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-    block = _block(starts[-1], out, pin_memory)
-    tensors = []
+    block, zeroed = _block(starts[-1], out, pin_memory)
+    rooms = []
     for blank, start, size in zip(blanks, starts, sizes, strict=False):
-        if blank.device.type != "cpu":
-            tensors.append(_filled_on_device(blank))
-            continue
-        cells = block[start : start + size]
-        tensor = from_bytes(cells, blank.dtype, blank.shape)
-        zeroed = out is None and not pin_memory
-        tensors.append(
-            tensor if zeroed and not any(blank.pattern) else refill(tensor, blank.pattern)
-        )
-    return tensors
+        if blank.device.type == "cpu":
+            cells = block[start : start + size]
+            rooms.append(Room(from_bytes(cells, blank.dtype, blank.shape), zeroed))
+        else:
+            words = torch.empty(
+                blank.shape, dtype=same_width_ints(blank.dtype), device=blank.device
+            )
+            rooms.append(Room(words.view(blank.dtype), False))
+    return rooms
 
 
-def _block(size: int, out: ByteArray | None, pin_memory: bool) -> ByteArray:
-    """`size` bytes at a multiple of 64; new ones, unless page-locked, are zero."""
+def _block(size: int, out: ByteArray | None, pin_memory: bool) -> tuple[ByteArray, bool]:
+    """`size` bytes at a multiple of 64, and whether they are all zero."""
     if out is not None:
         start = -out.ctypes.data % ALIGNMENT
         if len(out) < start + size:
@@ -186,27 +204,14 @@ def _block(size: int, out: ByteArray | None, pin_memory: bool) -> ByteArray:
                 "out",
                 f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
             )
-        return out[start : start + size]
+        return out[start : start + size], False
     if pin_memory:
-        pinned: ByteArray = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        return pinned
-    return np.zeros(size, dtype=np.uint8)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False
+    if size < _FRESH_FROM_THE_SYSTEM:
+        return np.empty(size, dtype=np.uint8), False
+    return np.zeros(size, dtype=np.uint8), True
 
 
-def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
-    """Every cell of a contiguous tensor with the bits `pattern`."""
-    if tensor.device.type != "cpu":
-        width = _WIDTHS.get(tensor.itemsize)
-        cells = tensor if width is None else tensor.view(width)
-        word = sent(torch.frombuffer(bytearray(pattern), dtype=cells.dtype), tensor.device)
-        cells.copy_(word.expand(tensor.shape))
-    elif tensor.numel():
-        fill_dtype = _FILL_DTYPES[tensor.itemsize]
-        as_bytes(tensor).view(fill_dtype)[...] = np.frombuffer(pattern, dtype=fill_dtype)[0]
-    return tensor
-
-
-def _filled_on_device(blank: Blank) -> torch.Tensor:
-    width = _WIDTHS.get(blank.dtype.itemsize, torch.complex128)
-    word = sent(torch.frombuffer(bytearray(blank.pattern), dtype=width), blank.device)
-    return word.expand(blank.shape).contiguous().view(blank.dtype)
+# From here on the C library takes memory from the system, which gives it zeroed; what is smaller
+# may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
+_FRESH_FROM_THE_SYSTEM = 32 << 20

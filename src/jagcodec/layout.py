@@ -375,8 +375,7 @@ def compact_values(parts: Parts) -> torch.Tensor:
     values = parts.values
     if parts.compact:
         return values if values.requires_grad else contiguous_bits(values)
-    cells, outer = _as_cells(values, parts.ragged_dim)
-    total = values.shape[parts.ragged_dim - 1]
+    cells, outer, total = _as_cells(values, parts.ragged_dim)
     starts = (np.arange(outer)[:, None] * total + parts.starts).reshape(-1)
     packed = rowcopy.gather(cells, starts, np.tile(parts.lengths, outer))
     shape = list(values.shape)
@@ -401,18 +400,28 @@ def parts_of_rectangle(padded: torch.Tensor) -> Parts:
     return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
 
 
-def pad_into(out: torch.Tensor, parts: Parts, leads: IntArray | None = None) -> torch.Tensor:
-    """Write the rows of a jagged tensor into its rectangle; pad cells keep what they hold.
+def pad_into(
+    out: torch.Tensor,
+    parts: Parts,
+    leads: IntArray | None,
+    pattern: bytes,
+    *,
+    fresh: bool = False,
+) -> torch.Tensor:
+    """Write the rows of a jagged tensor and their pads into its rectangle, contiguous as it is.
 
-    Row i begins at cell ``leads[i]`` of its rectangle, or at 0.
+    Row i begins at cell ``leads[i]`` of its rectangle, or at 0. `pattern` is the bits of one pad
+    element; `fresh` says that `out` holds nothing else yet.
     """
-    cells, outer = _as_cells(compact_values(parts), parts.ragged_dim)
-    rows, width = len(parts.lengths), out.shape[parts.ragged_dim]
-    flat = out.view(rows * outer * width, *cells.shape[1:])
-    starts = _rectangle_starts(rows, outer, width)
-    if leads is not None:
-        starts = starts + np.tile(leads, outer)
-    return rowcopy.scatter(cells, np.tile(parts.lengths, outer), flat, starts).view(out.shape)
+    cells, outer, total = _as_cells(parts.values, parts.ragged_dim)
+    starts, lengths = parts.starts, parts.lengths
+    if outer != 1:
+        # Row i of the rectangle has `outer` runs; run a of it lies among those of all rows.
+        starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
+        lengths = np.repeat(lengths, outer)
+        leads = None if leads is None else np.repeat(leads, outer)
+    flat = out.view(len(starts), out.shape[parts.ragged_dim], *cells.shape[1:])
+    return rowcopy.pad(cells, starts, lengths, flat, leads, pattern, fresh=fresh).view(out.shape)
 
 
 # --- shared by the rooms above -----------------------------------------------------------------
@@ -534,15 +543,9 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat.view(cells, *padded.shape[2:]), stride
 
 
-def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int]:
-    """(A..., T, B...) -> (A * T, B...) cells and the number A of runs over the rows."""
+def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
+    """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
     values = values.contiguous() if values.requires_grad else contiguous_bits(values)
     outer = math.prod(values.shape[: ragged_dim - 1])
     total = values.shape[ragged_dim - 1]
-    return values.view(outer * total, *values.shape[ragged_dim:]), outer
-
-
-def _rectangle_starts(rows: int, outer: int, width: int) -> IntArray:
-    """First cell of row i, run a in an (N, A, width) rectangle, in the order of the values."""
-    starts: IntArray = ((np.arange(rows) * outer + np.arange(outer)[:, None]) * width).reshape(-1)
-    return starts
+    return values.view(outer * total, *values.shape[ragged_dim:]), outer, total

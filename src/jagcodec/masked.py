@@ -26,6 +26,7 @@ from jagcodec.buffers import (
     describe,
     from_bytes,
     from_words,
+    refill,
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
@@ -364,17 +365,17 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
         name: _row_pads(padding.pads[name], parts.values.dtype, f"{where}({name!r})")
         for name, parts in named.items()
     }
-    blanks = [_blank(parts, padding.runs, pads[name]) for name, parts in named.items()]
+    blanks = [_blank(parts, padding.runs) for parts in named.values()]
     try:
-        rectangles = allocate(blanks)
+        rooms = allocate(blanks)
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
             "too_large",
             path,
             f"expected rectangles that fit in memory, found width {padding.runs.width}: {error}",
         ) from error
-    for (name, parts), rectangle in zip(named.items(), rectangles, strict=True):
-        leaves[name] = _filled(rectangle, parts, padding.runs, pads[name])
+    for (name, parts), room in zip(named.items(), rooms, strict=True):
+        leaves[name] = _filled(room.tensor, parts, padding.runs, pads[name])
     names = td.names if any(td.names) else None
     return TensorDict(leaves, batch_size=td.batch_size, device=td.device, names=names)
 
@@ -451,7 +452,7 @@ def _read_runs(leaf: Any, rows: int, width: int, path: str) -> _Runs:
             "bad_type", path, f"expected runs (N, j, 2) of int32 or int64, jagged, found {found}"
         )
     pairs = compact_values(parts).cpu().numpy().astype(np.int64)
-    starts, lengths = pairs[:, 0], pairs[:, 1]
+    starts, lengths = np.ascontiguousarray(pairs.T)
     row_of_run = np.repeat(np.arange(rows), parts.lengths)
     # No sum of a start and a length, which could overflow.
     outside = (starts < 0) | (lengths < 1) | (lengths > width - starts)
@@ -514,18 +515,19 @@ def _row_pads(pads: list[Any], dtype: torch.dtype, path: str) -> ByteArray:
     return bits[:1] if (bits == bits[:1]).all() else bits
 
 
-def _blank(parts: Parts, runs: _Runs, pads: ByteArray) -> Blank:
+def _blank(parts: Parts, runs: _Runs) -> Blank:
     values = parts.values
     shape = (runs.splits.rows, runs.width, *values.shape[1:])
-    pattern = pads.tobytes() if len(pads) == 1 else bytes(values.itemsize)
-    return Blank(shape, values.dtype, pattern, values.device)
+    return Blank(shape, values.dtype, values.device)
 
 
 def _filled(out: torch.Tensor, parts: Parts, runs: _Runs, pads: ByteArray) -> torch.Tensor:
     if not out.numel():
         return out
     words = as_words(out)
-    if len(pads) > 1:
+    if len(pads) == 1:
+        refill(out, pads.tobytes())
+    else:
         by_row = as_words(from_bytes(pads.reshape(-1), out.dtype, (len(pads),)))
         words.copy_(by_row.view(len(pads), *[1] * (words.dim() - 2), -1))
     cells = words.view(-1, *words.shape[2:])

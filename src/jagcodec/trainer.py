@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.batched import BatchedDataDict
-from jagcodec.buffers import Blank, ByteArray, IntArray, allocate, describe, refill
+from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import field_names
 from jagcodec.layout import compact_values, pad_into, padded_shape, parts_of_rectangle, read_lengths
@@ -238,6 +238,11 @@ class _Rectangle(NamedTuple):
     parts: Parts
     leads: IntArray | None
     blank: Blank
+    pattern: bytes
+
+    def fill(self, room: Room) -> torch.Tensor:
+        fresh = room.zeroed and not any(self.pattern)
+        return pad_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
 
 
 class _Materializing:
@@ -257,13 +262,7 @@ class _Materializing:
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
-        memory = self._memory()
-        filled = iter(
-            [
-                pad_into(blank, rectangle.parts, rectangle.leads)
-                for blank, rectangle in zip(memory, self._rectangles, strict=True)
-            ]
-        )
+        filled = map(_Rectangle.fill, self._rectangles, self._memory())
         return self._contained(plan, filled)
 
     def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
@@ -279,17 +278,17 @@ class _Materializing:
 
     # Memory
 
-    def _memory(self) -> list[torch.Tensor]:
-        """A blank tensor per rectangle: new, or reused."""
+    def _memory(self) -> list[Room]:
+        """Room for each rectangle: new, or reused."""
         blanks = [rectangle.blank for rectangle in self._rectangles]
         if self._out is not None and not isinstance(self._out, Mapping):
             return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
         given = [self._given(rectangle) for rectangle in self._rectangles]
         fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
         rest = iter(fresh)
-        return [next(rest) if tensor is None else tensor for tensor in given]
+        return [next(rest) if tensor is None else Room(tensor, False) for tensor in given]
 
-    def _allocated(self, blanks: list[Blank], out: ByteArray | None) -> list[torch.Tensor]:
+    def _allocated(self, blanks: list[Blank], out: ByteArray | None) -> list[Room]:
         try:
             return allocate(blanks, out=out, pin_memory=self._options.pin_memory)
         except (MemoryError, ValueError, RuntimeError) as error:
@@ -329,7 +328,7 @@ class _Materializing:
                 f"needs no gradient, found {shown}{describe(found)}; leave the column out, or "
                 "pass one buffer for all",
             )
-        return refill(found, blank.pattern)
+        return found  # type: ignore[no-any-return]
 
     # Columns
 
@@ -426,8 +425,8 @@ class _Materializing:
     ) -> _Rectangle:
         values = parts.values
         pattern = pad_bits(self._options.pads.get(_name(key), 0), values.dtype, path)
-        blank = Blank(padded_shape(parts, width), values.dtype, pattern, values.device)
-        rectangle = _Rectangle(key, parts, leads, blank)
+        blank = Blank(padded_shape(parts, width), values.dtype, values.device)
+        rectangle = _Rectangle(key, parts, leads, blank, pattern)
         self._rectangles.append(rectangle)
         return rectangle
 

@@ -1,26 +1,119 @@
 """The hot loop: copy ragged rows together, or apart into a rectangle.
 
-A *row* here is a run of cells, a *cell* everything that lies under one index of dim 0. Both
-functions move bytes and know no dtype. CPU memory goes through `memory`; other devices, and
-tensors that autograd follows, through `indexed`. Callers check; nothing is checked here.
+A *row* here is a run of cells, a *cell* everything that lies under one index of dim 0. The
+functions move bytes and know no dtype. There are three backends:
+
+    compiled  a C extension of this package, if it was built: one memcpy per row, several threads
+    numpy     the same in Python, for CPU memory where there is no compiled one
+    torch     index ops: accelerators, and tensors that autograd follows, whatever is chosen
+
+The best one there is serves CPU memory. The environment variable ``JAGCODEC_ROWCOPY`` or
+`use_backend` chooses another; `backend` says which it is, and why it is not the compiled one.
+
+Starts, lengths and leads are int64 arrays, one number per row, that callers have checked; the
+compiled backend checks them once more against the buffers, because it could not survive them.
 """
 
 from __future__ import annotations
 
+import os
+from typing import Literal, NamedTuple, cast
+
 import torch
 
 from jagcodec.buffers import IntArray
-from jagcodec.rowcopy import indexed, memory
+from jagcodec.errors import ArgumentError
+from jagcodec.rowcopy import indexed, memory, plain
+
+Name = Literal["compiled", "numpy", "torch"]
+
+_KERNELS: dict[str, memory.Kernel | None] = {"numpy": plain, "torch": None}
+_missing: str | None = None
+try:
+    from jagcodec.rowcopy import _compiled
+except ImportError as error:
+    _missing = str(error)
+else:
+    _KERNELS["compiled"] = _compiled
 
 
-def gather(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+class Backend(NamedTuple):
+    """What serves CPU memory.
+
+    Attributes:
+        name: ``"compiled"``, ``"numpy"`` or ``"torch"``.
+        missing: Why the compiled backend could not be imported; None where it could.
+    """
+
+    name: Name
+    missing: str | None
+
+
+def backend() -> Backend:
+    """Which backend is in use, and what the import of the compiled one said if it failed.
+
+    Example:
+        >>> from jagcodec import rowcopy
+        >>> rowcopy.backend().name in ("compiled", "numpy", "torch")
+        True
+    """
+    return Backend(_name, _missing)
+
+
+def use_backend(name: Name) -> Name:
+    """Choose the backend for CPU memory in this process.
+
+    Args:
+        name: ``"compiled"``, ``"numpy"`` or ``"torch"``.
+
+    Returns:
+        The name of the one that was in use before, so that it can be put back.
+
+    Raises:
+        ArgumentError: There is none of this name, or it is not installed.
+
+    Example:
+        >>> from jagcodec import rowcopy
+        >>> before = rowcopy.use_backend("numpy")
+        >>> rowcopy.use_backend(before)
+        'numpy'
+    """
+    global _name
+    former, _name = _name, _checked(name, "use_backend(name)")
+    return former
+
+
+def _checked(name: str, where: str) -> Name:
+    if name in _KERNELS:
+        return cast(Name, name)
+    found = repr(name)
+    if name == "compiled":
+        found += (
+            f", which cannot be imported ({_missing}); install a C compiler and install jagcodec "
+            "again from source, or choose 'numpy'"
+        )
+    raise ArgumentError(
+        "bad_option", where, f"expected one of {', '.join(map(repr, _KERNELS))}, found {found}"
+    )
+
+
+_name: Name = _checked(
+    os.environ.get("JAGCODEC_ROWCOPY") or ("numpy" if _missing else "compiled"), "JAGCODEC_ROWCOPY"
+)
+
+
+def gather(
+    cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """(M, ...) cells -> (sum(lengths), ...): rows ``cells[start : start + length]``, end to end.
 
-    Rows may overlap, repeat and come in any order. The result owns its memory.
+    Rows may overlap, repeat and come in any order. The result owns its memory; or it is `out`,
+    contiguous memory of that many bytes, apart from that of `cells`.
     """
-    if cells.device.type == "cpu" and not cells.requires_grad:
-        return memory.gather(cells, starts, lengths)
-    return indexed.gather(cells, starts, lengths)
+    kernel = _kernel(cells)
+    if kernel is None:
+        return indexed.gather(cells, starts, lengths, out)
+    return memory.gather(kernel, cells, starts, lengths, out)
 
 
 def scatter(
@@ -28,9 +121,46 @@ def scatter(
 ) -> torch.Tensor:
     """Write the rows that lie end to end in `values` to ``out[start : start + length]`` each.
 
-    The runs must not overlap. Returns `out`, or for tensors that autograd follows a new tensor
-    in its place.
+    The runs must not overlap; cells between them keep what they hold. `out` is contiguous.
+    Returns `out`, or for tensors that autograd follows a new tensor in its place.
     """
-    if values.device.type == "cpu" and not values.requires_grad:
-        return memory.scatter(values, lengths, out, starts)
-    return indexed.scatter(values, lengths, out, starts)
+    kernel = _kernel(values)
+    if kernel is None:
+        return indexed.scatter(values, lengths, out, starts)
+    return memory.scatter(kernel, values, lengths, out, starts)
+
+
+def pad(
+    cells: torch.Tensor,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor,
+    leads: IntArray | None,
+    pattern: bytes,
+    *,
+    fresh: bool = False,
+) -> torch.Tensor:
+    """Write rows ``cells[start : start + length]`` and their pads to a rectangle, in one pass.
+
+    Args:
+        cells: (M, ...); rows may overlap, repeat and come in any order.
+        starts: (R,) first cells.
+        lengths: (R,), at most `width` each.
+        out: (R, width, ...), contiguous, of the dtype of `cells` and apart from its memory.
+        leads: (R,) pad cells before each row, at most ``width - length``; None for none. The
+            rest of the width is padded after it.
+        pattern: The bits of one pad element, ``dtype.itemsize`` bytes.
+        fresh: `out` holds nothing but the pattern already, as new zeroed memory does.
+
+    Returns:
+        `out`, or for tensors that autograd follows a new tensor in its place.
+    """
+    kernel = _kernel(cells)
+    if kernel is None:
+        return indexed.pad(cells, starts, lengths, out, leads, pattern, fresh)
+    return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
+
+
+def _kernel(cells: torch.Tensor) -> memory.Kernel | None:
+    """The kernel for this memory; None where torch must do it."""
+    return None if cells.requires_grad or cells.device.type != "cpu" else _KERNELS[_name]

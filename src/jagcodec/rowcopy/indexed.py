@@ -8,19 +8,63 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray
+from jagcodec.buffers import IntArray, contiguous_bits, refill, same_width_ints
 
 
-def gather(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+def gather(
+    cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: torch.Tensor | None
+) -> torch.Tensor:
     """See `rowcopy.gather`."""
-    return cells.index_select(0, _cells(starts, lengths, cells.device))
+    index = _cells(starts, lengths, cells.device)
+    if cells.requires_grad:
+        rows = cells.index_select(0, index)
+        return rows if out is None else out.copy_(rows)
+    words = _words(contiguous_bits(cells))
+    if out is None:
+        return words.index_select(0, index).view(cells.dtype)
+    # `out` may be of another dtype, such as bytes.
+    target = out.detach().view(-1).view(words.dtype).view(len(index), *cells.shape[1:])
+    torch.index_select(words, 0, index, out=target)
+    return out
 
 
 def scatter(
     values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
 ) -> torch.Tensor:
     """See `rowcopy.scatter`."""
-    return out.index_copy(0, _cells(starts, lengths, values.device), values)
+    index = _cells(starts, lengths, values.device)
+    if values.requires_grad:
+        return out.index_copy(0, index, values)
+    _words(out.detach()).index_copy_(0, index, _words(contiguous_bits(values)))
+    return out
+
+
+def pad(
+    cells: torch.Tensor,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor,
+    leads: IntArray | None,
+    pattern: bytes,
+    fresh: bool,
+) -> torch.Tensor:
+    """See `rowcopy.pad`."""
+    rows, width = out.shape[:2]
+    if not fresh:
+        refill(out.detach(), pattern)
+    to = np.arange(rows, dtype=np.int64) * width
+    if leads is not None:
+        to = to + leads
+    total = int(lengths.sum())
+    end_to_end = total == len(cells) and np.array_equal(starts, np.cumsum(lengths) - lengths)
+    values = cells if end_to_end else gather(cells, starts, lengths, None)
+    flat = out.view(rows * width, *cells.shape[1:])
+    return scatter(values, lengths, flat, to).view(out.shape)
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: they have the kernels that some dtypes lack."""
+    return tensor.view(same_width_ints(tensor.dtype))
 
 
 def _cells(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:

@@ -1,39 +1,126 @@
-"""Row copies in CPU memory: one memcpy per row, over memoryviews."""
+"""Row copies between tensors in CPU memory, as bytes, by whichever kernel is in use."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray, as_bytes, from_bytes
+from jagcodec.buffers import ByteArray, IntArray, as_bytes, describe, from_bytes
+from jagcodec.errors import ArgumentError
 
 
-def gather(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+class Kernel(Protocol):
+    """The loops over rows. `jagcodec.rowcopy.plain` is one, the compiled module another.
+
+    Buffers are bytes and apart from each other; starts, lengths, leads and width count cells of
+    `cell_bytes` (1 or more) bytes.
+    """
+
+    def copy(
+        self,
+        dst: ByteArray,
+        src: ByteArray,
+        dst_starts: IntArray | None,
+        src_starts: IntArray | None,
+        lengths: IntArray,
+        cell_bytes: int,
+        threads: int,
+        /,
+    ) -> None:
+        """Copy each row from its source to its target start; None: rows lie end to end."""
+
+    def pad(
+        self,
+        dst: ByteArray,
+        src: ByteArray,
+        starts: IntArray,
+        lengths: IntArray,
+        leads: IntArray | None,
+        width: int,
+        cell_bytes: int,
+        pattern: bytes,
+        threads: int,
+        /,
+    ) -> None:
+        """Write every row of a rectangle: leads[i] (None: 0) pads, its cells, pads to `width`."""
+
+
+def gather(
+    kernel: Kernel,
+    cells: torch.Tensor,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
     """See `rowcopy.gather`."""
     size = _cell_bytes(cells)
-    source = as_bytes(cells).data
-    begins = (starts * size).tolist()
-    ends = ((starts + lengths) * size).tolist()
-    # join allocates once and copies once; a bytearray, because tensors must be writable.
-    rows = bytearray().join([source[a:b] for a, b in zip(begins, ends, strict=True)])
-    data = np.frombuffer(rows, dtype=np.uint8)
-    return from_bytes(data, cells.dtype, (int(lengths.sum()), *cells.shape[1:]))
+    total = int(lengths.sum())
+    if out is None:
+        # numpy asks for huge pages where the result is large.
+        data = np.empty(total * size, dtype=np.uint8)
+        out = from_bytes(data, cells.dtype, (total, *cells.shape[1:]))
+    else:
+        data = _writable(out, total * size)
+    if data.nbytes:
+        kernel.copy(data, as_bytes(cells), None, starts, lengths, size, torch.get_num_threads())
+    return out
 
 
 def scatter(
-    values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
+    kernel: Kernel, values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
 ) -> torch.Tensor:
-    """See `rowcopy.scatter`; `out` must be contiguous."""
-    size = _cell_bytes(values)
-    source, target = as_bytes(values).data, as_bytes(out).data
-    ends = np.cumsum(lengths) * size
-    sizes = lengths * size
-    begins = (ends - sizes).tolist()
-    to = (starts * size).tolist()
-    for a, b, at, n in zip(begins, ends.tolist(), to, sizes.tolist(), strict=True):
-        target[at : at + n] = source[a:b]
+    """See `rowcopy.scatter`."""
+    if values.numel():
+        data = _writable(out, out.nbytes)
+        size, threads = _cell_bytes(values), torch.get_num_threads()
+        kernel.copy(data, as_bytes(values), starts, None, lengths, size, threads)
+    return out
+
+
+def pad(
+    kernel: Kernel,
+    cells: torch.Tensor,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor,
+    leads: IntArray | None,
+    pattern: bytes,
+    fresh: bool,
+) -> torch.Tensor:
+    """See `rowcopy.pad`."""
+    size, width = _cell_bytes(cells), out.shape[1]
+    data = _writable(out, len(lengths) * width * size)
+    if not data.nbytes:
+        return out
+    source, threads = as_bytes(cells), torch.get_num_threads()
+    if fresh:
+        firsts = np.arange(len(lengths), dtype=np.int64) * width
+        to = firsts if leads is None else firsts + leads
+        kernel.copy(data, source, to, starts, lengths, size, threads)
+    else:
+        kernel.pad(data, source, starts, lengths, leads, width, size, pattern, threads)
     return out
 
 
 def _cell_bytes(cells: torch.Tensor) -> int:
     return cells.shape[1:].numel() * cells.itemsize
+
+
+def _writable(out: torch.Tensor, size: int) -> ByteArray:
+    """The memory of `out` itself; never a copy, in which the rows would be lost."""
+    if (
+        out.device.type != "cpu"
+        or not out.is_contiguous()
+        or out.is_conj()
+        or out.is_neg()
+        or out.nbytes != size
+    ):
+        raise ArgumentError(
+            "bad_shape",
+            "rowcopy(out)",
+            f"expected contiguous CPU memory of {size} bytes, found {describe(out)}, "
+            f"strides {out.stride()}, of {out.nbytes} bytes",
+        )
+    return as_bytes(out)

@@ -1,0 +1,583 @@
+"""Every backend of the row copies against rows of plain bytes; then what only the compiled has."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jagcodec import ArgumentError, rowcopy
+from jagcodec.rowcopy import plain
+
+try:
+    from jagcodec.rowcopy import _compiled as compiled
+except ImportError:
+    compiled = None
+needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
+BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy", "torch"]
+KERNELS = [
+    pytest.param(compiled, marks=needs_compiled, id="compiled"),
+    pytest.param(plain, id="plain"),
+]
+
+# (dtype, trailing shape): cells of 1, 2, 4, 8 and 16 bytes, and odd ones.
+CELLS = [
+    (torch.uint8, ()),
+    (torch.bfloat16, ()),
+    (torch.int32, ()),
+    (torch.int64, ()),
+    (torch.complex128, ()),
+    (torch.float8_e4m3fn, (3,)),
+    (torch.uint16, (5,)),
+    (torch.float64, (3,)),
+    (torch.int64, (2, 0)),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    former = rowcopy.use_backend(request.param)
+    yield request.param
+    rowcopy.use_backend(former)
+
+
+def using(name, function, *args, **options):
+    """Hypothesis reruns a test's body, not its fixtures; so each call chooses for itself."""
+    former = rowcopy.use_backend(name)
+    try:
+        return function(*args, **options)
+    finally:
+        rowcopy.use_backend(former)
+
+
+def ints(numbers):
+    return np.array(numbers, dtype=np.int64)
+
+
+def tensor(data, dtype, shape):
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(shape)
+
+
+def raw(tensor):
+    if not tensor.numel():
+        return b""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def sources(draw):
+    """(bytes of M cells, M, dtype, trailing shape, bytes per cell)."""
+    dtype, trailing = draw(st.sampled_from(CELLS))
+    size = dtype.itemsize * math.prod(trailing)
+    count = draw(st.integers(0, 12))
+    return (
+        draw(st.binary(min_size=count * size, max_size=count * size)),
+        count,
+        dtype,
+        trailing,
+        size,
+    )
+
+
+@st.composite
+def runs(draw, count, width=None):
+    """[(start, length)] within `count` cells: in any order, overlapping, repeated, empty."""
+    longest = count if width is None else min(count, width)
+    rows = []
+    for _ in range(draw(st.integers(0, 6))):
+        length = draw(st.integers(0, longest))
+        rows.append((draw(st.integers(0, count - length)), length))
+    return rows
+
+
+def split(rows):
+    return ints([a for a, _ in rows]), ints([n for _, n in rows])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@given(st.data())
+def test_gather_puts_rows_end_to_end(name, data):
+    memory, count, dtype, trailing, size = data.draw(sources())
+    rows = data.draw(runs(count))
+    expected = b"".join(memory[a * size : (a + n) * size] for a, n in rows)
+    cells = tensor(memory, dtype, (count, *trailing))
+    starts, lengths = split(rows)
+    shape = (sum(n for _, n in rows), *trailing)
+
+    result = using(name, rowcopy.gather, cells, starts, lengths)
+    assert (raw(result), result.dtype, tuple(result.shape)) == (expected, dtype, shape)
+    assert result.is_contiguous()
+
+    out = tensor(b"\x5a" * len(expected), dtype, shape)
+    assert using(name, rowcopy.gather, cells, starts, lengths, out) is out
+    assert raw(out) == expected
+    memory_out = torch.empty(len(expected), dtype=torch.uint8)
+    assert using(name, rowcopy.gather, cells, starts, lengths, memory_out) is memory_out
+    assert raw(memory_out) == expected
+    assert raw(cells) == memory
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@given(st.data())
+def test_pad_writes_every_byte_of_the_rectangle(name, data):
+    memory, count, dtype, trailing, size = data.draw(sources())
+    width = data.draw(st.integers(0, 8))
+    rows = data.draw(runs(count, width))
+    leads = (
+        [data.draw(st.integers(0, width - n)) for _, n in rows]
+        if data.draw(st.booleans())
+        else None
+    )
+    kind = st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)
+    pattern = data.draw(st.just(bytes(dtype.itemsize)) | kind)
+    pad = pattern * (size // dtype.itemsize)
+    expected = b"".join(
+        pad * lead + memory[a * size : (a + n) * size] + pad * (width - lead - n)
+        for (a, n), lead in zip(rows, leads or [0] * len(rows), strict=True)
+    )
+    cells = tensor(memory, dtype, (count, *trailing))
+    starts, lengths = split(rows)
+    places = None if leads is None else ints(leads)
+    for fresh in (False, True):
+        before = pattern * (len(expected) // dtype.itemsize) if fresh else b"\x5a" * len(expected)
+        out = tensor(before, dtype, (len(rows), width, *trailing))
+        args = (cells, starts, lengths, out, places, pattern)
+        result = using(name, rowcopy.pad, *args, fresh=fresh)
+        assert result.data_ptr() == out.data_ptr()
+        assert (raw(result), result.shape) == (expected, out.shape)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@given(st.data())
+def test_scatter_leaves_what_lies_between_rows(name, data):
+    memory, count, dtype, trailing, size = data.draw(sources())
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=5)))
+    lengths = [b - a for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
+    gaps = [data.draw(st.integers(0, 3)) for _ in lengths]
+    order = data.draw(st.permutations(range(len(lengths))))
+    starts, at = [0] * len(lengths), 0
+    for row in order:  # rows lie in `out` in another order than in the values
+        starts[row] = at + gaps[row]
+        at = starts[row] + lengths[row]
+    expected, here = bytearray(b"\x5a" * (at * size)), 0
+    for start, length in zip(starts, lengths, strict=True):
+        expected[start * size : (start + length) * size] = memory[here : here + length * size]
+        here += length * size
+    values = tensor(memory, dtype, (count, *trailing))
+    out = tensor(b"\x5a" * (at * size), dtype, (at, *trailing))
+    result = using(name, rowcopy.scatter, values, ints(lengths), out, ints(starts))
+    assert raw(result) == bytes(expected)
+    assert result.data_ptr() == out.data_ptr()
+
+
+def test_cells_of_any_strides_and_lazy_signs_are_read(backend):
+    wide = torch.arange(24, dtype=torch.int64).view(6, 4)
+    assert rowcopy.gather(wide[:, 1:3], ints([4, 0]), ints([1, 2])).tolist() == [
+        [17, 18],
+        [1, 2],
+        [5, 6],
+    ]
+    lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert rowcopy.gather(lazy, ints([1, 0]), ints([1, 1])).tolist() == [3 + 4j, 1 - 2j]
+
+
+def test_gradients_flow_through_every_backend(backend):
+    cells = torch.arange(5.0, requires_grad=True)
+    starts, lengths = ints([3, 0, 0]), ints([2, 1, 2])
+    rowcopy.gather(cells, starts, lengths).sum().backward()
+    assert cells.grad.tolist() == [2, 1, 0, 1, 1]
+
+    cells.grad = None
+    out = torch.empty(3, 4)
+    pattern = np.float32(7).tobytes()
+    padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pattern)
+    assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
+    padded.sum().backward()
+    assert cells.grad.tolist() == [2, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", BACKENDS[:2])
+def test_out_must_be_the_memory_that_is_written(name):
+    cells = torch.arange(6)
+    for out in (torch.empty(5, dtype=torch.int64), torch.empty(8, dtype=torch.int64)[::2]):
+        with pytest.raises(ArgumentError, match="expected contiguous CPU memory of 32 bytes"):
+            using(name, rowcopy.gather, cells, ints([0]), ints([4]), out)
+
+
+# --- large batches -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Rows of very different lengths over 4 MB, the longest of which is most of them."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 900, 500)
+    lengths[[0, 17, 250, 499]] = 0, 300_000, 1, 120_000
+    starts = rng.integers(0, 400_000, 500)
+    return rng.integers(0, 256, (700_001, 8), dtype=np.uint8), starts, lengths
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 200])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, large):
+    memory, starts, lengths = large
+    expected = np.concatenate([memory[a : a + n] for a, n in zip(starts, lengths, strict=True)])
+    gathered = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
+    kernel.copy(gathered, memory.reshape(-1), None, starts, lengths, 8, threads)
+    assert gathered.tobytes() == expected.tobytes()
+
+    # Back, spread out: two cells between rows.
+    spread = np.cumsum(lengths) - lengths + 2 * np.arange(len(lengths))
+    out = np.full((spread[-1] + lengths[-1], 8), 0x5A, dtype=np.uint8)
+    kernel.copy(out.reshape(-1), gathered, spread, None, lengths, 8, threads)
+    at = 0
+    for start, length in zip(spread, lengths, strict=True):
+        assert np.array_equal(out[start : start + length], expected[at : at + length])
+        at += length
+    between = np.ones(len(out), dtype=bool)
+    for start, length in zip(spread, lengths, strict=True):
+        between[start : start + length] = False
+    assert (out[between] == 0x5A).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("pattern", [bytes(8), bytes(range(8)), b"abc", bytes(range(16))], ids=len)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pattern, threads, large):
+    memory, _, _ = large
+    rng = np.random.default_rng(1)
+    cell, width, rows = 48, 1009, 150
+    lengths = rng.integers(0, width + 1, rows)
+    lengths[:3] = 0, width, 1
+    starts = rng.integers(0, memory.size // cell - width, rows)
+    leads = rng.integers(0, width - lengths + 1)
+    source = memory.reshape(-1)[: memory.size // cell * cell]
+    pad = np.frombuffer(pattern * (cell // len(pattern)), dtype=np.uint8)
+    for places in (None, leads):
+        expected = np.tile(pad, (rows, width, 1))
+        for row in range(rows):
+            cells = source.reshape(-1, cell)[starts[row] : starts[row] + lengths[row]]
+            first = 0 if places is None else places[row]
+            expected[row, first : first + lengths[row]] = cells
+        out = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
+        kernel.pad(out, source, starts, lengths, places, width, cell, pattern, threads)
+        assert out.tobytes() == expected.tobytes()
+
+
+# --- what the compiled kernel refuses ----------------------------------------------------------
+
+HUGE = 2**62
+
+
+def copy_args(**changes):
+    """Arguments of a good copy of two rows of 2 and 1 cells of 4 bytes, some of them changed."""
+    args = {
+        "dst": bytearray(12),
+        "src": bytes(20),
+        "dst_starts": None,
+        "src_starts": ints([0, 4]),
+        "lengths": ints([2, 1]),
+        "cell": 4,
+        "threads": 1,
+    }
+    return list((args | changes).values())
+
+
+def pad_args(**changes):
+    """Arguments of a good pad of two rows to width 3, some of them changed."""
+    args = {
+        "dst": bytearray(24),
+        "src": bytes(20),
+        "starts": ints([0, 4]),
+        "lengths": ints([2, 1]),
+        "leads": ints([1, 2]),
+        "width": 3,
+        "cell": 4,
+        "pattern": b"ab",
+        "threads": 1,
+    }
+    return list((args | changes).values())
+
+
+@needs_compiled
+def test_good_arguments_are_good():
+    for threads in (-1, 0, 1, 2**40):
+        assert compiled.copy(*copy_args(threads=threads)) is None
+        assert compiled.pad(*pad_args(threads=threads)) is None
+
+
+SHARED = bytearray(40)
+UNALIGNED = np.frombuffer(bytearray(17), dtype=np.uint8)[1:].view(np.int64)
+
+BAD_COPIES = {
+    "short dst": {"dst": bytearray(8)},
+    "long dst": {"dst": bytearray(16)},
+    "ragged dst": {"dst": bytearray(13)},
+    "ragged src": {"src": bytes(19)},
+    "short src": {"src": bytes(16)},
+    "no src": {"src": b""},
+    "negative start": {"src_starts": ints([-1, 4])},
+    "start past the end": {"src_starts": ints([0, 5])},
+    "huge start": {"src_starts": ints([0, HUGE])},
+    "least start": {"src_starts": ints([0, -(2**63)])},
+    "greatest start": {"src_starts": ints([2**63 - 1, 0])},
+    "negative length": {"lengths": ints([-1, 4])},
+    "huge length": {"lengths": ints([HUGE, 1])},
+    "lengths that add up to nothing": {"lengths": ints([HUGE] * 4), "src_starts": ints([0] * 4)},
+    "fewer starts": {"src_starts": ints([0])},
+    "more starts": {"src_starts": ints([0, 4, 4])},
+    "src end to end": {"src_starts": None},
+    "dst out of bounds": {"dst_starts": ints([0, 3])},
+    "dst before": {"dst_starts": ints([-1, 0])},
+    "int32": {"lengths": np.array([2, 1], dtype=np.int32)},
+    "uint64": {"lengths": np.array([2, 1], dtype=np.uint64)},
+    "float64": {"lengths": np.array([2.0, 1.0])},
+    "big-endian": {"lengths": np.array([2, 1], dtype=">i8")},
+    "bytes": {"lengths": bytes(16)},
+    "matrix": {"lengths": ints([[2, 1]])},
+    "unaligned": {"src_starts": UNALIGNED},
+    "strided starts": {"src_starts": ints([0, 9, 4, 9])[::2]},
+    "no cell": {"cell": 0},
+    "negative cell": {"cell": -4},
+    "huge cell": {"cell": HUGE},
+    "read-only dst": {"dst": bytes(12)},
+    "read-only array": {"dst": memoryview(np.zeros(12, np.uint8)).toreadonly()},
+    "strided dst": {"dst": np.zeros(24, np.uint8)[::2]},
+    "strided src": {"src": np.zeros(40, np.uint8)[::2]},
+    "overlap": {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]},
+    "no buffer": {"src": 5},
+    "lists": {"lengths": [2, 1]},
+}
+
+BAD_PADS = {
+    "short dst": {"dst": bytearray(20)},
+    "long dst": {"dst": bytearray(28)},
+    "ragged dst": {"dst": bytearray(25)},
+    "wide": {"width": 4},
+    "negative width": {"width": -3},
+    "huge width": {"width": HUGE},
+    "width and rows that overflow": {"width": 2**63 - 1, "dst": bytearray(0)},
+    "width 0": {"width": 0},
+    "too long": {"lengths": ints([4, 1]), "leads": None},
+    "lead too long": {"leads": ints([2, 2])},
+    "negative lead": {"leads": ints([-1, 2])},
+    "huge lead": {"leads": ints([HUGE, 2])},
+    "negative length": {"lengths": ints([-1, 1])},
+    "negative start": {"starts": ints([0, -1])},
+    "start past the end": {"starts": ints([0, 5])},
+    "greatest start": {"starts": ints([0, 2**63 - 1])},
+    "fewer leads": {"leads": ints([1])},
+    "fewer starts": {"starts": ints([0])},
+    "no starts": {"starts": None},
+    "no pattern": {"pattern": b""},
+    "pattern of 3 in a cell of 4": {"pattern": b"abc"},
+    "pattern above 16": {"pattern": bytes(20), "cell": 20, "width": 0, "dst": bytearray(0)},
+    "strided leads": {"leads": ints([1, 9, 2, 9])[::2]},
+    "read-only dst": {"dst": bytes(24)},
+    "strided dst": {"dst": np.zeros(48, np.uint8)[::2]},
+    "overlap": {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]},
+    "no cell": {"cell": 0},
+}
+
+
+def refuses(function, args):
+    before = bytes(args[0])
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        function(*args)
+    assert bytes(args[0]) == before
+
+
+@needs_compiled
+@pytest.mark.parametrize("changes", BAD_COPIES.values(), ids=BAD_COPIES)
+def test_bad_copies_are_refused_before_a_byte_is_written(changes):
+    refuses(compiled.copy, copy_args(**changes))
+
+
+@needs_compiled
+@pytest.mark.parametrize("changes", BAD_PADS.values(), ids=BAD_PADS)
+def test_bad_pads_are_refused_before_a_byte_is_written(changes):
+    refuses(compiled.pad, pad_args(**changes))
+
+
+@needs_compiled
+def test_a_refusal_names_the_row():
+    with pytest.raises(ValueError, match=r"src, row 1: expected cells within 5, found 1 from 5 on"):
+        compiled.copy(*copy_args(src_starts=ints([0, 5])))
+    with pytest.raises(ValueError, match=r"dst, row 0: expected cells within a width of 3"):
+        compiled.pad(*pad_args(leads=ints([2, 2])))
+
+
+@needs_compiled
+def test_buffers_are_let_go_whether_the_copy_fails_or_not():
+    dst = bytearray(12)
+    compiled.copy(*copy_args(dst=dst))
+    with pytest.raises(ValueError, match="row 1"):
+        compiled.copy(*copy_args(dst=dst, src_starts=ints([0, 5])))
+    with pytest.raises(ValueError, match="starts"):
+        compiled.pad(*pad_args(dst=dst, starts=ints([0])))
+    dst.append(0)  # a BufferError while anything holds it
+
+
+# --- threads and processes ---------------------------------------------------------------------
+
+
+def run(code):
+    """What code prints that has `kernel` and numpy, in a process of its own."""
+    load = (
+        "import importlib.util, sys, threading\n"
+        "import numpy as np\n"
+        f"spec = importlib.util.spec_from_file_location('_compiled', {compiled.__file__!r})\n"
+        "kernel = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(kernel)\n"
+    )
+    arguments = [sys.executable, "-c", load + code]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+
+@needs_compiled
+def test_other_threads_run_during_a_large_copy():
+    """With a switch interval of an hour, another thread runs only where the GIL is let go."""
+    code = """
+sys.setswitchinterval(3600)
+ran = threading.Event()
+go = threading.Lock()
+go.acquire()
+def other():
+    with go:
+        ran.set()
+thread = threading.Thread(target=other)
+thread.start()
+memory = np.ones(1 << 26, dtype=np.uint8)
+lengths = np.array([1 << 26]); starts = np.array([0])
+out = np.empty_like(memory)
+assert not ran.is_set()
+go.release()
+for _ in range(1000):
+    kernel.copy(out, memory, None, starts, lengths, 1, 2)
+    if ran.is_set():
+        break
+print(ran.is_set())
+"""
+    assert run(code).split() == ["True"]
+
+
+@needs_compiled
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_copies_with_threads_of_its_own():
+    code = """
+import os, warnings
+warnings.simplefilter("ignore")
+memory = np.arange(1 << 23, dtype=np.uint8)
+starts, lengths = np.array([5, 0]), np.array([1 << 22, 1 << 21])
+expected = memory[5 : 5 + (1 << 22)].tobytes() + memory[: 1 << 21].tobytes()
+def right():
+    out = np.zeros(len(expected), dtype=np.uint8)
+    kernel.copy(out, memory, None, starts, lengths, 1, 4)
+    return out.tobytes() == expected
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        right()
+thread = threading.Thread(target=busy)
+thread.start()
+codes = []
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if right() else 1)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop.set()
+thread.join()
+print(codes == [0] * 5, right())
+"""
+    assert run(code).split() == ["True", "True"]
+
+
+def test_many_threads_copy_at_once(backend):
+    cells = torch.arange(400_000)
+    starts, lengths = ints([100_000, 0, 7]), ints([300_000, 250_000, 1])
+    expected = torch.cat([cells[100_000:], cells[:250_000], cells[7:8]])
+    results = [None] * 4
+
+    def work(i):
+        results[i] = rowcopy.gather(cells, starts, lengths)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+# --- the choice --------------------------------------------------------------------------------
+
+
+def freshly_imported():
+    """The package's own module run once more, as in a new process, beside the one in use."""
+    spec = importlib.util.spec_from_file_location("fresh_rowcopy", rowcopy.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def without_compiled(monkeypatch):
+    monkeypatch.delattr(rowcopy, "_compiled", raising=False)
+    monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._compiled", None)
+
+
+def test_a_backend_is_chosen_and_put_back():
+    former = rowcopy.backend().name
+    assert rowcopy.use_backend("numpy") == former
+    assert rowcopy.backend().name == "numpy"
+    assert rowcopy.use_backend(former) == "numpy"
+    assert rowcopy.backend().name == former
+
+
+def test_an_unknown_backend_is_refused(monkeypatch):
+    former = rowcopy.backend()
+    with pytest.raises(ArgumentError, match=r"use_backend\(name\): .* found 'fortran'"):
+        rowcopy.use_backend("fortran")
+    assert rowcopy.backend() == former
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "fortran")
+    with pytest.raises(ArgumentError, match=r"JAGCODEC_ROWCOPY: expected one of .* 'fortran'"):
+        freshly_imported()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_environment_chooses(name, monkeypatch):
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", name)
+    assert freshly_imported().backend() == (name, rowcopy.backend().missing)
+
+
+@needs_compiled
+@pytest.mark.parametrize("unset", [True, False])
+def test_the_compiled_backend_is_the_default(unset, monkeypatch):
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
+    if unset:
+        monkeypatch.delenv("JAGCODEC_ROWCOPY")
+    assert freshly_imported().backend() == ("compiled", None)
+
+
+@pytest.mark.usefixtures("without_compiled")
+def test_without_the_compiled_backend_numpy_serves_and_says_why(monkeypatch):
+    monkeypatch.delenv("JAGCODEC_ROWCOPY", raising=False)
+    fresh = freshly_imported()
+    assert fresh.backend().name == "numpy"
+    assert "_compiled" in fresh.backend().missing
+    assert fresh.gather(torch.arange(5), ints([3, 0]), ints([2, 1])).tolist() == [3, 4, 0]
+    with pytest.raises(ArgumentError, match="install a C compiler"):
+        fresh.use_backend("compiled")
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
+    with pytest.raises(ArgumentError, match="expected one of 'numpy', 'torch', found 'compiled'"):
+        freshly_imported()
