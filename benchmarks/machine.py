@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from jagcodec import rowcopy
+
 PACKAGES = (
     "jagcodec",
     "torch",
@@ -22,7 +24,7 @@ PACKAGES = (
 )
 
 
-def machine() -> dict[str, str | int]:
+def machine() -> dict[str, str | int | float]:
     return {
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1,
@@ -30,6 +32,8 @@ def machine() -> dict[str, str | int]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "transparent_huge_pages": _huge_pages(),
+        "row_kernel": _row_kernel(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -50,6 +54,12 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _row_kernel() -> str:
+    """Which backend copies rows, where there is a choice."""
+    backend = getattr(rowcopy, "backend", None)
+    return "numpy" if backend is None else str(backend().name)
 
 
 def _huge_pages() -> str:

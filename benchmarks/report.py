@@ -66,7 +66,8 @@ def _machine(report: Mapping[str, Any]) -> str:
     return (
         f"Measured {report['made'][:10]} on {machine['cpus']} cores of {machine['cpu']}, "
         f"torch threads {machine['torch_threads']}, transparent huge pages "
-        f"{machine['transparent_huge_pages']}, {machine['system']}, Python {machine['python']}; "
+        f"{machine['transparent_huge_pages']}, row kernel {machine['row_kernel']}, load at the "
+        f"start {machine['load']}; {machine['system']}, Python {machine['python']}; "
         f"{packages}."
     )
 
@@ -74,7 +75,7 @@ def _machine(report: Mapping[str, Any]) -> str:
 def _short(trips: Sequence[Mapping[str, Any]]) -> str:
     head = [
         *("rows x width", "full", "jagcodec", "buffers reused", "step by step", "per-row loop"),
-        *("jagcodec is", "padded pickle 5", "padded safetensors", "frames"),
+        *("jagcodec against it", "padded pickle 5", "padded safetensors", "frames"),
     ]
     rows = [
         [

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import peers, sides
-from benchmarks.shapes import Batch, Case, make_batch
+from benchmarks.shapes import TOKEN_BYTES, Batch, Case, make_batch
 from benchmarks.sides import Floor, Side, receive
 
 MAKERS: dict[str, Callable[[Batch], Side]] = {
@@ -193,7 +193,7 @@ def measure(
 
 def too_large(case: Case, cells: int) -> str:
     """Why a case is left out; empty where it is not."""
-    padded = 28 * cells
+    padded = TOKEN_BYTES * cells
     if COPIES * padded > SIDE_MEMORY:
         return (
             f"{padded / 2**30:.1f} GiB padded: a side may need {COPIES} times that, "
