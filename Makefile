@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix lint types sanitize bench fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix lint types sanitize bench record guard fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -36,8 +36,20 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# ARGS="--quick --only fused,rows --shapes 512x1536,gsm8k:512": see benchmarks/bench.py.
 bench: $(VENV)-bench/.bench
-	$(VENV)-bench/bin/python benchmarks/trip.py
+	$(VENV)-bench/bin/python -m benchmarks.bench \
+		--json benchmarks/results/bench.json --charts benchmarks/results $(ARGS)
+
+# The same into docs/measured/, and from there into the tables of README.md and docs/.
+record: $(VENV)-bench/.bench
+	$(VENV)-bench/bin/python -m benchmarks.bench \
+		--json docs/measured/bench.json --charts docs/measured $(ARGS)
+	$(VENV)-bench/bin/python -m benchmarks.report
+
+# Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
+guard: $(VENV)-bench/.bench
+	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
 # The compiled row copies under AddressSanitizer and UBSan, in a copy of the package (Linux).
 SANITIZED = build/sanitized

@@ -1,0 +1,46 @@
+"""What a trip of a rollout batch costs, beside other ways to send it: `make bench`.
+
+A *trip* takes six padded per-token columns at the write site to the same six padded columns at
+the fetch site, in these steps, each timed by itself:
+
+    send       padded columns and lengths -> frames, in the steps of the side (pack, encode)
+    copy       each frame -> a receive buffer, once: what a transport does at the least
+    receive    the receive buffers -> padded columns, in the steps of the side (decode, materialize)
+    touch      one byte of each page of the columns is read, so that zero pages which the kernel
+               has only promised are paid for inside the clock
+
+A *side* is one way to do it: `sides` has those of jagcodec and the floor, `peers` the others. The
+floor is no codec but what no codec can beat in memory that it reuses: three copies of the valid
+bytes (pack, copy, materialize) and one fill of the rectangles with the pad.
+
+How trips are measured. Each side is a process of its own, new for every batch, because in one
+process each would live in the heap that another leaves behind, and whether memory is fresh decides
+more than anything else. Sides take turns, in an order that rotates, so that a slow moment of the
+machine hits all of them. All read the same input, mapped from one place. The receive buffers of
+every side are allocated once and written again by each trip. Garbage is collected before a trip,
+never in it; what a trip made lives until the clock stopped and is freed after. Every column of
+every trip, warm-up included, is compared bit by bit with the input; a difference ends the
+benchmark with exit status 1. Times are medians, with quartiles. Ratios are medians of the ratios
+within each round, because the clock of a shared machine drifts. The number of threads is left as
+each library chose it.
+
+Where the comparison is biased: jagcodec's authors wrote it, and chose the batches. One process
+plays producer and consumer, so nothing here measures a network, a store, or a scheduler. Every
+column is per-token and none is a Python object: TransferQueue 0.1.11 loses non-tensor columns, so
+it could not bring them back. A frame per row is what the per-row encoder makes of jagged columns;
+batches of few long rows suit it best, of many short rows worst. Lengths are long-tailed: with
+every row equally long there is no padding to strip, and padded formats win; the sweep over fill
+shows where.
+
+    bench      the command: runs, prints, writes JSON and charts
+    shapes     batches and the grid of their sizes
+    sides      jagcodec and the floor
+    peers      the other ways
+    trips      processes, rounds, verification
+    stages     single steps of jagcodec beside the copies they stand for
+    memory     peak memory of a trip
+    bars       what the project asks of itself, and whether it is met
+    charts     PNG
+    report     tables of README.md and docs/ from the JSON
+    guard      a quick run beside stored figures
+"""

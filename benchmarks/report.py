@@ -1,0 +1,217 @@
+"""The tables of README.md and docs/performance.md, written from the JSON of a run.
+
+``python -m benchmarks.report [JSON]``: whatever stands between ``<!-- measured: NAME -->`` and
+``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORD = ROOT / "docs" / "measured" / "bench.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+
+_SHOWN = ("64x512", "gsm8k:512", "512x1536", "1024x8192", "16384x512")  # in the README
+_MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def tables(report: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a table to its Markdown."""
+    trips = [trip for trip in report["trips"] if "skipped" not in trip]
+    shown = [trip for trip in trips if trip["case"] in _SHOWN]
+    made = {
+        "machine": _machine(report),
+        "short": _short(shown),
+        "trips": _trips(trips),
+        "steps": _steps([trip for trip in trips if trip["case"] == "512x1536"]),
+        "skipped": _skipped(report["trips"]),
+        "wire": _wire(trips),
+        "break-even": _break_even(trips),
+        "stages": _stages(report["stages"]),
+        "memory": _memory(report["memory"]),
+        "bars": _bars(report["bars"]),
+    }
+    return {name: text or "Not measured in this run." for name, text in made.items()}
+
+
+def rewritten(page: str, made: Mapping[str, str]) -> str:
+    """A page with its marked tables replaced.
+
+    Raises:
+        KeyError: A marker names no table.
+    """
+    return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
+
+
+def main(arguments: Sequence[str]) -> int:
+    made = tables(json.loads(Path(arguments[0] if arguments else RECORD).read_text()))
+    for path in PAGES:
+        path.write_text(rewritten(path.read_text(), made))
+        print(f"written: {path}")
+    return 0
+
+
+# --- the tables --------------------------------------------------------------------------------
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    machine, versions = report["machine"], report["versions"]
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"Measured {report['made'][:10]} on {machine['cpus']} cores of {machine['cpu']}, "
+        f"torch threads {machine['torch_threads']}, transparent huge pages "
+        f"{machine['transparent_huge_pages']}, row kernel {machine['row_kernel']}, load at the "
+        f"start {machine['load']}; {machine['system']}, Python {machine['python']}; "
+        f"{packages}."
+    )
+
+
+def _short(trips: Sequence[Mapping[str, Any]]) -> str:
+    head = [
+        *("rows x width", "full", "jagcodec", "buffers reused", "step by step", "per-row loop"),
+        *("jagcodec against it", "padded pickle 5", "padded safetensors", "frames"),
+    ]
+    rows = [
+        [
+            _shape(trip),
+            f"{trip['fill']:.1%}",
+            *(_side(trip, name) for name in ("fused", "reused", "composed", "rows")),
+            _times(trip, "rows/fused"),
+            *(_side(trip, name) for name in ("pickle", "safetensors")),
+            _frames(trip),
+        ]
+        for trip in trips
+    ]
+    return _table(head, rows)
+
+
+def _trips(trips: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+    rows = [
+        [_shape(trip), f"{trip['fill']:.1%}", f"{trip['tokens']:,}"]
+        + [_side(trip, name) for name in names]
+        for trip in trips
+    ]
+    return _table(("rows x width", "full", "tokens", *(f"`{name}`" for name in names)), rows)
+
+
+def _steps(trips: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [f"`{name}`", _ms(side["ms"]), f"{_ms(side['q1'])} to {_ms(side['q3'])}"]
+        + [", ".join(f"{step} {_ms(ms)}" for step, ms in side["steps"].items())]
+        for trip in trips
+        for name, side in trip["sides"].items()
+    ]
+    return _table(("side", "median", "quartiles", "steps, medians in ms"), rows)
+
+
+def _skipped(trips: Sequence[Mapping[str, Any]]) -> str:
+    rows = [[trip["case"], trip["skipped"]] for trip in trips if "skipped" in trip]
+    return _table(("left out", "why"), rows)
+
+
+def _wire(trips: Sequence[Mapping[str, Any]]) -> str:
+    names = [n for n in ("fused", "rows", "arrow", "pickle") if all(n in t["sides"] for t in trips)]
+    rows = [
+        [_shape(trip), f"{trip['fill']:.1%}", f"{trip['valid_bytes'] / 1e6:.2f}"]
+        + [
+            f"{side['wire_bytes'] / 1e6:.2f} in {side['frames']:,}"
+            for side in (trip["sides"][name] for name in names)
+        ]
+        for trip in trips
+    ]
+    head = ("rows x width", "full", "valid MB", *(f"`{name}`, MB in frames" for name in names))
+    return _table(head, rows)
+
+
+def _break_even(trips: Sequence[Mapping[str, Any]]) -> str:
+    """The transport at which ours and padded out-of-band pickle take equally long."""
+    rows = []
+    for trip in trips:
+        sides = trip["sides"]
+        if not {"fused", "reused", "pickle_oob"} <= set(sides):
+            continue
+        peer = sides["pickle_oob"]
+        cells = [_shape(trip), f"{trip['fill']:.1%}"]
+        for name in ("fused", "reused"):
+            saved = peer["wire_bytes"] - sides[name]["wire_bytes"]
+            slower = sides[name]["ms"] - peer["ms"]
+            if saved <= 0:
+                cells.append("never" if slower >= 0 else "always")
+            else:
+                cells.append("always" if slower <= 0 else f"below {saved / slower / 1e6:.1f} GB/s")
+        rows.append(cells)
+    return _table(("rows x width", "full", "`fused` ahead", "`reused` ahead"), rows)
+
+
+def _stages(found: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for each in found for name in each["stages"]))
+    rows = []
+    for name in names:
+        cells = [name]
+        for each in found:
+            stage = each["stages"].get(name)
+            cells.append("" if stage is None else f"{_ms(stage['ms'])} ({stage['share']:.0%})")
+        rows.append(cells)
+    return _table(("stage", *(each["case"] for each in found)), rows)
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    rows = [
+        [f"`{name}`"]
+        + [f"{side[key] / 1e6:.0f}" for key in ("input", "needed", "grown")]
+        + [f"{side['grown'] / side['needed']:.2f}"]
+        for name, side in found.get("sides", {}).items()
+    ]
+    head = (f"side, {found.get('case')}", "input MB", "message + receive buffers + output MB")
+    return _table((*head, "peak grew by MB", "ratio"), rows)
+
+
+def _bars(found: Sequence[Mapping[str, Any]]) -> str:
+    words = {True: "met", False: "not met", None: "not measured"}
+    rows = [
+        [bar["bar"], bar["asked"]]
+        + ["" if bar["measured"] is None else f"{bar['measured']:.2f}", bar["where"]]
+        + [words[bar["met"]]]
+        for bar in found
+    ]
+    return _table(("bar", "asked", "measured", "where", ""), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _shape(trip: Mapping[str, Any]) -> str:
+    source = ", GSM8K" if trip["source"] == "gsm8k" else ""
+    return f"{trip['rows']} x {trip['width']}{source}"
+
+
+def _side(trip: Mapping[str, Any], name: str) -> str:
+    return f"{_ms(trip['sides'][name]['ms'])} ms" if name in trip["sides"] else ""
+
+
+def _times(trip: Mapping[str, Any], name: str) -> str:
+    return f"{trip['ratios'][name]:.1f}x as fast" if name in trip["ratios"] else ""
+
+
+def _frames(trip: Mapping[str, Any]) -> str:
+    if not {"fused", "rows"} <= set(trip["sides"]):
+        return ""
+    return f"{trip['sides']['fused']['frames']}, not {trip['sides']['rows']['frames']:,}"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.2g}" if ms < 1 else f"{ms:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

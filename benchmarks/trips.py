@@ -1,0 +1,323 @@
+"""Trips: every side in a process of its own, all of them in turns, every result verified."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import mmap
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks import peers, sides
+from benchmarks.shapes import TOKEN_BYTES, Batch, Case, make_batch
+from benchmarks.sides import Floor, Side, receive
+
+MAKERS: dict[str, Callable[[Batch], Side]] = {
+    "fused": sides.fused,
+    "reused": sides.reused,
+    "composed": sides.composed,
+    "rows": peers.rows,
+    "pickle": peers.pickle5,
+    "pickle_oob": peers.pickle5_out_of_band,
+    "torch_save": peers.torch_save,
+    "safetensors": peers.safetensors,
+    "tensordict": peers.consolidated,
+    "arrow": peers.arrow,
+}
+SIDES = (*MAKERS, "floor")
+BASES = ("fused", "reused", "composed", "floor")  # what ratios are told against
+
+WARMUPS = 3
+ROUNDS = (5, 51)  # at least, at most
+SIDE_MEMORY = 6 * 2**30  # what no side may need
+COPIES = 6  # of the padded bytes: input, message, receive buffer, output, and what libraries add
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One trip of one side."""
+
+    ms: dict[str, float]  # by step
+    page_faults: int = 0
+    frames: int = 0
+    wire_bytes: int = 0
+
+    @property
+    def total(self) -> float:
+        return sum(self.ms.values())
+
+
+class Runner:
+    """A side with its receive buffers."""
+
+    def __init__(self, side: Side, batch: Batch) -> None:
+        self._side = side
+        self.batch = batch
+        self._buffers: list[bytearray | bytes] = []
+
+    def run(self) -> tuple[Trip, Mapping[str, torch.Tensor]]:
+        """One trip and its rectangles. All that it makes lives on until the last step is timed."""
+        names, ticks, alive = [], [time.perf_counter()], []
+
+        def step(name: str, function: Callable[[Any], Any], value: Any) -> Any:
+            made = function(value)
+            names.append(name)
+            ticks.append(time.perf_counter())
+            alive.append(made)
+            return made
+
+        faults = _page_faults()
+        value: Any = self.batch
+        for name, function in self._side.send:
+            value = step(name, function, value)
+        frames = value
+        value = step("copy", self._transport, frames)
+        for name, function in self._side.receive:
+            value = step(name, function, value)
+        step("touch", _touch, value)
+        faults = _page_faults() - faults
+        ms = [1e3 * (end - start) for start, end in itertools.pairwise(ticks)]
+        wire_bytes = sum(map(len, self._buffers))
+        trip = Trip(dict(zip(names, ms, strict=True)), faults, len(frames), wire_bytes)
+        return trip, value
+
+    def _transport(self, frames: Sequence[Any]) -> list[bytearray | bytes]:
+        sizes = [memoryview(frame).nbytes for frame in frames]
+        if sizes != list(map(len, self._buffers)):  # the first time
+            self._buffers = [self._side.buffer(size) for size in sizes]
+        for frame, buffer in zip(frames, self._buffers, strict=True):
+            receive(frame, buffer)
+        return self._buffers
+
+
+def _touch(rectangles: Mapping[str, torch.Tensor]) -> None:
+    for rectangle in rectangles.values():
+        rectangle.view(torch.uint8).numpy().reshape(-1)[:: mmap.PAGESIZE].max()
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def difference(batch: Batch, rectangles: Mapping[str, torch.Tensor]) -> str:
+    """The first column that is not the batch's, bit for bit; empty if all are."""
+    if list(rectangles) != list(batch.columns):
+        return f"columns {list(rectangles)}"
+    for name, expected in batch.columns.items():
+        found = rectangles[name]
+        if found.dtype != expected.dtype or found.shape != expected.shape:
+            return f"column {name!r}, a {found.dtype} tensor of shape {tuple(found.shape)}"
+        pieces = zip(_pieces(found), _pieces(expected), strict=True)
+        if not all(np.array_equal(a, b) for a, b in pieces):
+            return f"column {name!r}"
+    return ""
+
+
+def _pieces(tensor: torch.Tensor) -> list[npt.NDArray[Any]]:
+    # Small ones and no torch, so that looking leaves neither a changed heap nor busy threads.
+    flat = tensor.contiguous().view(torch.int32).numpy().reshape(-1)
+    return np.array_split(flat, max(1, flat.nbytes // 2**18))
+
+
+# --- rounds ------------------------------------------------------------------------------------
+
+
+def measure(
+    case: Case, names: Sequence[str], seconds: float, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Sides in turns over one batch, for about so many seconds.
+
+    Returns:
+        What goes into the JSON for this case; ``{"case", "skipped"}`` where it is too large.
+
+    Raises:
+        SystemExit: A side did not give back what was sent.
+    """
+    lengths = case.lengths()
+    reason = too_large(case, len(lengths) * int(lengths.max()))
+    if reason:
+        return {"case": str(case), **asdict(case), "skipped": reason}
+    with ExitStack() as stack:
+        directory = stack.enter_context(_shared_directory())
+        batch = make_batch(lengths)
+        batch.save(directory)
+        rows, width = batch.shape
+        found: dict[str, Any] = {"case": str(case), **asdict(case), "rows": rows, "width": width}
+        found |= {"tokens": batch.tokens, "fill": batch.tokens / (rows * width)}
+        found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
+        del batch
+        players = {name: stack.enter_context(_process(name, directory)) for name in names}
+        trips: dict[str, list[Trip]] = {name: [] for name in names}
+        rounds, done = WARMUPS + ROUNDS[0], 0
+        progress(done, rounds)
+        while done < rounds:
+            start = time.perf_counter()
+            first = done % len(names)
+            for name in (*names[first:], *names[:first]):
+                trip = _ask(players[name], f"{name}, {case}")
+                if done >= WARMUPS:
+                    trips[name].append(trip)
+            done += 1
+            if done == WARMUPS:
+                fitting = int(seconds / (time.perf_counter() - start))
+                rounds = WARMUPS + max(ROUNDS[0], min(fitting, ROUNDS[1]))
+            progress(done, rounds)
+    found["rounds"] = rounds - WARMUPS
+    found["sides"] = {name: _summary(trips[name]) for name in names}
+    found["ratios"] = {
+        f"{name}/{base}": statistics.median(
+            a.total / b.total for a, b in zip(trips[name], trips[base], strict=True)
+        )
+        for base in BASES
+        for name in names
+        if base in names and name != base
+    }
+    return found
+
+
+def too_large(case: Case, cells: int) -> str:
+    """Why a case is left out; empty where it is not."""
+    padded = TOKEN_BYTES * cells
+    if COPIES * padded > SIDE_MEMORY:
+        return (
+            f"{padded / 2**30:.1f} GiB padded: a side may need {COPIES} times that, "
+            f"more than {SIDE_MEMORY / 2**30:.0f} GiB"
+        )
+    available = available_memory()
+    if available is not None and 2 * COPIES * padded > available:
+        return (
+            f"{padded / 2**30:.1f} GiB padded: all sides together may need {2 * COPIES} times "
+            f"that, and {available / 2**30:.1f} GiB are free"
+        )
+    return ""
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":") for line in lines)
+    return int(sizes["MemAvailable"].split()[0]) * 1024
+
+
+def _summary(trips: Sequence[Trip]) -> dict[str, Any]:
+    return {
+        **spread([trip.total for trip in trips]),
+        "steps": {name: statistics.median(trip.ms[name] for trip in trips) for name in trips[0].ms},
+        "page_faults": statistics.median(trip.page_faults for trip in trips),
+        "frames": trips[0].frames,
+        "wire_bytes": trips[0].wire_bytes,
+    }
+
+
+def spread(ms: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and minimum."""
+    quarters = statistics.quantiles(ms, n=4, method="inclusive")
+    return {"ms": statistics.median(ms), "q1": quarters[0], "q3": quarters[2], "min": min(ms)}
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _shared_directory() -> Iterator[Path]:
+    """A place for the batch that all sides map: in memory where there is one."""
+    memory = Path("/dev/shm")
+    free = shutil.disk_usage(memory).free if os.access(memory, os.W_OK) else 0
+    with tempfile.TemporaryDirectory(dir=memory if free > SIDE_MEMORY else None) as name:
+        yield Path(name)
+
+
+def processes() -> Any:
+    """Where new processes come from: one that has imported what all need and done nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.sides"])
+    return context
+
+
+@contextmanager
+def _process(name: str, directory: Path) -> Iterator[Connection]:
+    context = processes()
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, name, directory), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join(timeout=30)
+
+
+def _ask(connection: Connection, what: str) -> Trip:
+    try:
+        connection.send("run")
+        answer = connection.recv()
+    except EOFError as error:
+        raise SystemExit(f"\n{what}: the process died; its error is above") from error
+    if isinstance(answer, str):
+        raise SystemExit(f"\nVERIFICATION FAILED: {what}: {answer}")
+    trip: Trip = answer
+    return trip
+
+
+def _serve(connection: Connection, name: str, directory: Path) -> None:
+    """A side's process: one trip for each message, until the other end closes."""
+    quieted()
+    batch = Batch.mapped(directory)
+    trip = floor_trip(batch) if name == "floor" else _verified(Runner(MAKERS[name](batch), batch))
+    # What lives now lives on; walking all of it before each trip would empty the caches.
+    gc.collect()
+    gc.freeze()
+    try:
+        while connection.recv():
+            connection.send(trip())
+    except EOFError:
+        return
+
+
+def quieted() -> None:
+    """Each process is told once by torch that nested tensors are a prototype."""
+    warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
+
+
+def _verified(runner: Runner) -> Callable[[], Trip | str]:
+    def trip() -> Trip | str:
+        gc.collect()
+        gc.disable()
+        made, rectangles = runner.run()
+        gc.enable()
+        return difference(runner.batch, rectangles) or made
+
+    return trip
+
+
+def floor_trip(batch: Batch) -> Callable[[], Trip]:
+    floor = Floor(batch)
+
+    def trip() -> Trip:
+        faults = _page_faults()
+        start = time.perf_counter()
+        floor.run()
+        ms = 1e3 * (time.perf_counter() - start)
+        return Trip({"floor": ms}, _page_faults() - faults, wire_bytes=batch.valid_bytes)
+
+    return trip
