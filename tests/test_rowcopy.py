@@ -218,12 +218,12 @@ def test_out_must_be_the_memory_that_is_written(name):
 
 @pytest.fixture(scope="module")
 def large():
-    """Rows of very different lengths over 4 MB, the longest of which is most of them."""
+    """Rows of very different lengths over 20 MB, work for four threads; two are most of it."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 900, 500)
     lengths[[0, 17, 250, 499]] = 0, 300_000, 1, 120_000
     starts = rng.integers(0, 400_000, 500)
-    return rng.integers(0, 256, (700_001, 8), dtype=np.uint8), starts, lengths
+    return rng.integers(0, 256, (700_001, 32), dtype=np.uint8), starts, lengths
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 200])
@@ -232,13 +232,13 @@ def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, lar
     memory, starts, lengths = large
     expected = np.concatenate([memory[a : a + n] for a, n in zip(starts, lengths, strict=True)])
     gathered = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-    kernel.copy(gathered, memory.reshape(-1), None, starts, lengths, 8, threads)
+    kernel.copy(gathered, memory.reshape(-1), None, starts, lengths, 32, threads)
     assert gathered.tobytes() == expected.tobytes()
 
     # Back, spread out: two cells between rows.
     spread = np.cumsum(lengths) - lengths + 2 * np.arange(len(lengths))
-    out = np.full((spread[-1] + lengths[-1], 8), 0x5A, dtype=np.uint8)
-    kernel.copy(out.reshape(-1), gathered, spread, None, lengths, 8, threads)
+    out = np.full((spread[-1] + lengths[-1], 32), 0x5A, dtype=np.uint8)
+    kernel.copy(out.reshape(-1), gathered, spread, None, lengths, 32, threads)
     at = 0
     for start, length in zip(spread, lengths, strict=True):
         assert np.array_equal(out[start : start + length], expected[at : at + length])
@@ -255,7 +255,7 @@ def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, lar
 def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pattern, threads, large):
     memory, _, _ = large
     rng = np.random.default_rng(1)
-    cell, width, rows = 48, 1009, 150
+    cell, width, rows = 48, 1009, 400
     lengths = rng.integers(0, width + 1, rows)
     lengths[:3] = 0, width, 1
     starts = rng.integers(0, memory.size // cell - width, rows)
@@ -476,9 +476,9 @@ def test_a_forked_child_copies_with_threads_of_its_own():
     code = """
 import os, warnings
 warnings.simplefilter("ignore")
-memory = np.arange(1 << 23, dtype=np.uint8)
-starts, lengths = np.array([5, 0]), np.array([1 << 22, 1 << 21])
-expected = memory[5 : 5 + (1 << 22)].tobytes() + memory[: 1 << 21].tobytes()
+memory = np.arange(1 << 24, dtype=np.uint8)
+starts, lengths = np.array([5, 0]), np.array([9 << 20, 5 << 20])
+expected = memory[5 : 5 + (9 << 20)].tobytes() + memory[: 5 << 20].tobytes()
 def right():
     out = np.zeros(len(expected), dtype=np.uint8)
     kernel.copy(out, memory, None, starts, lengths, 1, 4)
@@ -503,9 +503,9 @@ print(codes == [0] * 5, right())
 
 
 def test_many_threads_copy_at_once(backend):
-    cells = torch.arange(400_000)
-    starts, lengths = ints([100_000, 0, 7]), ints([300_000, 250_000, 1])
-    expected = torch.cat([cells[100_000:], cells[:250_000], cells[7:8]])
+    cells = torch.arange(1_000_000)
+    starts, lengths = ints([200_000, 0, 7]), ints([800_000, 400_000, 1])
+    expected = torch.cat([cells[200_000:], cells[:400_000], cells[7:8]])
     results = [None] * 4
 
     def work(i):
