@@ -12,10 +12,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from jagcodec.buffers import IntArray, contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.layout import compact_values, parts_or_rectangle, raggedness_of, read_lengths
+from jagcodec.layout import Strip, compact_values, raggedness_of, read_lengths, strip_or_rectangle
 from jagcodec.payloads import is_non_tensor, leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, is_jagged, take_apart
-from jagcodec.wire.encoder import Frame, message
+from jagcodec.wire.encoder import Frame, message, written
 from jagcodec.wire.framing import writable_bytes, write_blob
 
 
@@ -301,12 +301,12 @@ def encode_fields(
         allow_pickle=allow_pickle,
     )
     if out is None:
-        return frames
+        return written(frames)
     return write_blob(frames, writable_bytes(out, "encode_fields(out)"))
 
 
 class _Plan(NamedTuple):
-    """Checked columns: tensors, jagged ones as `Parts`, or lists of N objects."""
+    """Checked columns: tensors, jagged ones as `Parts` or `Strip`, or lists of N objects."""
 
     rows: int
     columns: list[tuple[str, Any]]
@@ -338,5 +338,7 @@ def _plan(
         elif splits is None or (named is not None and name not in named):
             columns.append((name, contiguous_bits(column)))
         else:
-            columns.append((name, parts_or_rectangle(column, splits, path, named is None)))
+            kept = strip_or_rectangle(column, splits, path, named is None)
+            elsewhere = isinstance(kept, Strip) and not kept.cells.is_cpu
+            columns.append((name, kept.parts() if elsewhere else kept))  # type: ignore[union-attr]
     return _Plan(rows or 0, columns)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import check_rectangle, compact_values
+from jagcodec.layout import Strip, check_rectangle, compact_values
 from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged
 
@@ -92,11 +92,13 @@ def _rows(column: Any, path: str) -> int:
 
 
 def leaves_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Checked columns to leaves: lists of N objects, jagged ones as `Parts`, other tensors."""
+    """Checked columns to leaves: lists of N objects, jagged `Parts` or `Strip`s, other tensors."""
     # Equal rows are one raggedness, whether a column was packed here or came in jagged.
     groups = RaggedGroups()
     leaves: dict[str, Any] = {}
     for name, column in columns:
+        if isinstance(column, Strip):
+            column = column.parts()
         if isinstance(column, list):
             leaves[name] = leaf_of_rows(column)
         elif isinstance(column, Parts):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray, contiguous_bits, describe, resolved
+from jagcodec.buffers import ByteArray, IntArray, Unwritten, contiguous_bits, describe, resolved
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import (
     Parts,
@@ -366,7 +367,7 @@ def raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
     """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
     splits = splits_of_lengths(parts.lengths)
     if parts.compact and parts.offsets.device == device:
-        splits = RowSplits(parts.offsets, splits.host, splits.min, splits.max)
+        splits = replace(splits, offsets=parts.offsets)
     return Raggedness(splits)
 
 
@@ -487,11 +488,50 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
 
 def pack(padded: torch.Tensor, raggedness: Raggedness, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
-    return raggedness.jagged(packed_values(padded, raggedness.splits, path))
+    return raggedness.jagged(strip(padded, raggedness.splits, path).parts().values)
 
 
-def packed_values(padded: torch.Tensor, splits: RowSplits, path: str) -> torch.Tensor:
-    """The valid cells of a rectangle (N, S, ...), rows end to end: (total, ...)."""
+@dataclass(eq=False, slots=True)
+class Strip(Unwritten):
+    """The valid cells of a rectangle, where they lie: a column that is still to be packed.
+
+    Attributes:
+        cells: (M, ...), contiguous.
+        starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
+        splits: The rows.
+    """
+
+    cells: torch.Tensor
+    starts: IntArray
+    splits: RowSplits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the packed values: (total, ...)."""
+        return (self.splits.total, *self.cells.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Of the packed values."""
+        return self.splits.total * self.cells.shape[1:].numel() * self.cells.itemsize
+
+    def parts(self) -> Parts:
+        """The packed column, copied."""
+        splits = self.splits
+        values = rowcopy.gather(self.cells, self.starts, splits.lengths)
+        return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+
+    def write(self, out: ByteArray) -> None:
+        """Copy the packed values into `nbytes` bytes of CPU memory."""
+        rowcopy.gather_bytes(self.cells, self.starts, self.splits.lengths, out)
+
+
+def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
+    """The valid cells of a rectangle (N, S, ...).
+
+    Raises:
+        ArgumentError: A row is longer than the rectangle is wide.
+    """
     width = padded.shape[1]
     if splits.max > width:
         row = int(np.argmax(splits.lengths > width))
@@ -501,9 +541,9 @@ def packed_values(padded: torch.Tensor, splits: RowSplits, path: str) -> torch.T
             f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
         )
     if splits.total == 0 or padded.numel() == 0:
-        return padded.new_empty((splits.total, *padded.shape[2:]))
+        return Strip(padded.new_empty((splits.total, *padded.shape[2:])), splits.starts, splits)
     cells, stride = rows_in_place(padded)
-    return rowcopy.gather(cells, np.arange(splits.rows) * stride, splits.lengths)
+    return Strip(cells, np.arange(splits.rows) * stride, splits)
 
 
 def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:
@@ -512,19 +552,18 @@ def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bo
         detached: torch.Tensor = val.detach()
         return detached
     check_rectangle(val, path)
-    column = parts_or_rectangle(val, raggedness.splits, path, exact_width)
-    return raggedness.jagged(column.values) if isinstance(column, Parts) else column
+    column = strip_or_rectangle(val, raggedness.splits, path, exact_width)
+    return raggedness.jagged(column.parts().values) if isinstance(column, Strip) else column
 
 
-def parts_or_rectangle(
+def strip_or_rectangle(
     val: torch.Tensor, splits: RowSplits, path: str, exact_width: bool
-) -> Parts | torch.Tensor:
-    """A rectangle packed, if its shape is that of a per-token field, or else as it is; detached."""
+) -> Strip | torch.Tensor:
+    """What to pack of a rectangle shaped as a per-token field; any other as it is; detached."""
     if val.dim() >= 2 and val.shape[0] == splits.rows:
         width = val.shape[1]
         if width == splits.max or (width > splits.max and not exact_width):
-            values = packed_values(val.detach(), splits, path)
-            return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+            return strip(val.detach() if val.requires_grad else val, splits, path)
     return contiguous_bits(val)
 
 
@@ -534,6 +573,8 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
     """
     padded = resolved(padded)
+    if padded.is_contiguous():
+        return padded.flatten(0, 1), padded.shape[1]
     inner = padded.shape[2:].numel()
     if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
         padded = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)

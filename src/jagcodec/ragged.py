@@ -7,7 +7,7 @@ offsets object is made once per batch, here, and handed to every column that has
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ class RowSplits:
     Attributes:
         offsets: (N + 1,) int64 on the CPU, starting at 0; its identity is the raggedness.
         host: The same numbers as a numpy array (shared memory).
+        lengths: (N,) int64, the differences.
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
     """
 
     offsets: torch.Tensor
     host: IntArray
+    lengths: IntArray
     min: int
     max: int
 
@@ -43,10 +45,6 @@ class RowSplits:
         return int(self.host[-1])
 
     @property
-    def lengths(self) -> IntArray:
-        return cast(IntArray, np.diff(self.host))
-
-    @property
     def starts(self) -> IntArray:
         return self.host[:-1]
 
@@ -55,14 +53,17 @@ def splits_of_lengths(lengths: IntArray) -> RowSplits:
     """Row splits from (N,) lengths, none of them negative."""
     host = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=host[1:])
-    return splits_of_offsets(host)
+    return _splits(host, lengths)
 
 
 def splits_of_offsets(host: IntArray) -> RowSplits:
     """Row splits over (N + 1,) offsets that start at 0 and never fall; aliases `host`."""
-    lengths = np.diff(host)
+    return _splits(host, host[1:] - host[:-1])
+
+
+def _splits(host: IntArray, lengths: IntArray) -> RowSplits:
     low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-    return RowSplits(torch.from_numpy(host), host, low, high)
+    return RowSplits(torch.from_numpy(host), host, lengths, low, high)
 
 
 def is_jagged(value: object) -> bool:
@@ -80,10 +81,7 @@ class Raggedness:
     def __init__(self, splits: RowSplits) -> None:
         self.splits = splits
         self._offsets = {splits.offsets.device: splits.offsets}
-        self._bounds = {
-            "min_seqlen": _store_val_in_tensor(splits.min),
-            "max_seqlen": _store_val_in_tensor(splits.max),
-        }
+        self._bounds: dict[str, Any] | None = None
 
     def jagged(self, values: torch.Tensor, ragged_dim: int = 1) -> torch.Tensor:
         """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a jagged tensor."""
@@ -101,6 +99,11 @@ class Raggedness:
                 min_seqlen=self.splits.min,
                 max_seqlen=self.splits.max,
             )
+        if self._bounds is None:
+            self._bounds = {
+                "min_seqlen": _store_val_in_tensor(self.splits.min),
+                "max_seqlen": _store_val_in_tensor(self.splits.max),
+            }
         # What that call comes down to where no gradient has to pass; three times as fast, and
         # without the warning about fx tracing that torch 2.13 logs in every process.
         return NestedTensor(
@@ -113,12 +116,18 @@ class RaggedGroups:
 
     def __init__(self) -> None:
         self._by_rows: dict[bytes, Raggedness] = {}
+        # By identity too, which is asked first; the array is kept, so that its id stays its own.
+        self._by_array: dict[int, tuple[IntArray, Raggedness]] = {}
 
     def of_lengths(self, lengths: IntArray) -> Raggedness:
         """The one raggedness of rows as long as these."""
+        seen = self._by_array.get(id(lengths))
+        if seen is not None:
+            return seen[1]
         rows = lengths.tobytes()
         if rows not in self._by_rows:
             self._by_rows[rows] = Raggedness(splits_of_lengths(lengths))
+        self._by_array[id(lengths)] = (lengths, self._by_rows[rows])
         return self._by_rows[rows]
 
 

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 
-from jagcodec.buffers import IntArray
+from jagcodec.buffers import ByteArray, IntArray
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 
@@ -114,6 +114,15 @@ def gather(
     if kernel is None:
         return indexed.gather(cells, starts, lengths, out)
     return memory.gather(kernel, cells, starts, lengths, out)
+
+
+def gather_bytes(cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: ByteArray) -> None:
+    """`gather` from CPU memory into exactly as many bytes of it, apart from that of `cells`."""
+    kernel = _kernel(cells)
+    if kernel is None:
+        indexed.gather(cells, starts, lengths, torch.from_numpy(out))
+    else:
+        memory.gather_bytes(kernel, cells, starts, lengths, out)
 
 
 def scatter(

@@ -68,6 +68,15 @@ def gather(
     return out
 
 
+def gather_bytes(
+    kernel: Kernel, cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: ByteArray
+) -> None:
+    """See `rowcopy.gather_bytes`."""
+    if out.nbytes:
+        size, threads = _cell_bytes(cells), torch.get_num_threads()
+        kernel.copy(out, as_bytes(cells), None, starts, lengths, size, threads)
+
+
 def scatter(
     kernel: Kernel, values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
 ) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,11 +25,11 @@ from tensordict import (
 from tensordict._td import _SubTensorDict
 from tensordict.utils import LinkedList
 
-from jagcodec.buffers import ByteArray, as_bytes, from_bytes
+from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
-from jagcodec.layout import compact_values
+from jagcodec.layout import Strip, compact_values
 from jagcodec.payloads import leaf_of_rows, payloads_of_stack
-from jagcodec.ragged import Parts, is_jagged, note_memory, splits_of_lengths, take_apart
+from jagcodec.ragged import Parts, RowSplits, is_jagged, note_memory, splits_of_lengths, take_apart
 from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct
@@ -35,7 +37,6 @@ from jagcodec.wire.header import HeaderWriter, child_path
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
-    ALIGNMENT,
     INLINE_BYTES,
     INTEGER_DTYPES,
     MAX_DEPTH,
@@ -95,19 +96,21 @@ def encode(
         >>> decode(frames)
         {'step': 3, 'ids': tensor([0, 1, 2, 3])}
     """
-    return message(
+    frames = message(
         lambda encoding: encoding.value(obj),
         narrow=narrow,
         checksum=checksum,
         allow_pickle=allow_pickle,
     )
+    return written(frames)
 
 
 def message(
     walk: Callable[[Encoding], Any], *, narrow: bool, checksum: bool, allow_pickle: bool
-) -> list[Frame]:
+) -> list[Frame | Unwritten]:
     """The frames of the tree that `walk` makes with an `Encoding` of these options.
 
+    Columns of `Encoding.batch` that are still to be packed stay that, until they are `written`.
     Tensors on CUDA devices are noted in a first walk, copied to the host together, and encoded
     in a second: the device is waited for once, not at every tensor.
     """
@@ -119,6 +122,20 @@ def message(
     first.staging.fetch()
     second = walking(fetched=first.staging)
     return second.frames(walk(second))
+
+
+def written(frames: Iterable[Frame | Unwritten]) -> list[Frame]:
+    """Frames of which nothing is left to be written: new ones in one allocation, with gaps."""
+    parts = list(frames)
+    new = [part for part in parts if isinstance(part, Unwritten)]
+    sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in new]
+    block = np.empty(sum(sizes), dtype=np.uint8)
+    starts = itertools.accumulate(sizes, initial=0)
+    rooms = [block[a : a + part.nbytes] for a, part in zip(starts, new, strict=False)]
+    for part, room in zip(new, rooms, strict=True):
+        part.write(room)
+    filled = iter(rooms)
+    return [next(filled).data if isinstance(part, Unwritten) else part for part in parts]
 
 
 class MsgpackEncoder:
@@ -173,20 +190,22 @@ class Encoding:
         self._path: list[Any] = []
         self._stacks = 0
         self._small = bytearray()
-        self._large: list[ByteArray] = []
+        self._large: list[memoryview | Unwritten] = []
         self._groups: list[records.Group] = []
         self._group_of: dict[bytes, int] = {}
         self._group_of_offsets: dict[int, int] = {}
         self._seen_offsets: list[torch.Tensor] = []
         self._unbacked_rows: list[tuple[str, int]] = []
 
-    def frames(self, tree: Any) -> list[Frame]:
-        """The frames of a tree that this encoding made."""
+    def frames(self, tree: Any) -> list[Frame | Unwritten]:
+        """The frames of a tree that this encoding made; see `written`."""
         sizes: list[int] = []
-        frames: list[Frame] = []
+        frames: list[Any] = []
         if self._small or self._large:
-            sizes = [len(self._small), *(array.nbytes for array in self._large)]
-            frames = [memoryview(self._small), *(array.data for array in self._large)]
+            frames = [memoryview(self._small), *self._large]
+            sizes = [part.nbytes for part in frames]
+        if self._checksum:
+            frames = written(frames)
         for path, rows in self._unbacked_rows:
             if rows > sum(sizes):
                 raise UnsupportedTypeError(
@@ -196,9 +215,10 @@ class Encoding:
                 )
         checksums = [zlib.crc32(frame) for frame in frames] if self._checksum else None
         try:
-            return [self._writer.header(tree, sizes, self._groups, checksums), *frames]
+            header = self._writer.header(tree, sizes, self._groups, checksums)
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
+        return [header, *frames]
 
     # The walk
 
@@ -270,7 +290,7 @@ class Encoding:
         if size == 0:
             return (0, 0)
         if size >= SMALL_BUFFER:
-            self._large.append(data)
+            self._large.append(data.data)
             return (len(self._large), 0)
         self._small.extend(bytes(-len(self._small) % ALIGNMENT))
         offset = len(self._small)
@@ -282,15 +302,22 @@ class Encoding:
         if known is not None:
             return known
         splits = splits_of_lengths(parts.lengths)
+        if parts.compact:
+            splits = replace(splits, offsets=parts.offsets)
+        return self._group_of_splits(splits)
+
+    def _group_of_splits(self, splits: RowSplits) -> int:
+        known = self._group_of_offsets.get(id(splits.offsets))
+        if known is not None:
+            return known
         key = splits.host.tobytes()
         if key not in self._group_of:
             self._group_of[key] = len(self._groups)
             place = self._place(splits.host.view(np.uint8))
             self._groups.append(records.Group(*place, splits.rows, splits.min, splits.max))
-        if parts.compact:
-            # Kept alive, so that the id stays this object's.
-            self._seen_offsets.append(parts.offsets)
-            self._group_of_offsets[id(parts.offsets)] = self._group_of[key]
+        # Kept alive, so that the id stays this object's.
+        self._seen_offsets.append(splits.offsets)
+        self._group_of_offsets[id(splits.offsets)] = self._group_of[key]
         return self._group_of[key]
 
     # Python
@@ -497,6 +524,17 @@ class Encoding:
         shape = list(values.shape)
         return self._record(records.Jagged(dtype, shape, *place, group, parts.ragged_dim))
 
+    def _strip(self, strip: Strip) -> Any:
+        """A jagged column in CPU memory that is packed where it is to lie in the message."""
+        name = self._torch_dtype(strip.cells)
+        small = strip.nbytes < SMALL_BUFFER
+        if small or (self._narrow and name in INTEGER_DTYPES):
+            return self._parts(strip.parts())
+        self._large.append(strip)
+        group = self._group_of_splits(strip.splits)
+        shape = list(strip.shape)
+        return self._record(records.Jagged(name, shape, len(self._large), 0, group, 1))
+
     def _strided_nested(self, tensor: torch.Tensor) -> Any:
         self._torch_dtype(tensor)
         tensor = tensor.detach()
@@ -550,7 +588,9 @@ class Encoding:
         items: list[Any] = []
         for name, column in columns:
             self._path.append(name)
-            if isinstance(column, Parts):
+            if isinstance(column, Strip):
+                items += (name, self._strip(column))
+            elif isinstance(column, Parts):
                 items += (name, self._parts(column))
             elif isinstance(column, list):
                 items += (name, self._object_rows(column))

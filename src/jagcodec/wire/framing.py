@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray
+from jagcodec.buffers import ByteArray, Unwritten
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 
@@ -134,12 +134,14 @@ def _whole(blob: ByteArray, size: int, path: str) -> None:
 
 def blob_size(frames: Sequence[Any]) -> int:
     """Bytes of the blob that these frames make."""
-    header, *payload = map(_nbytes, frames)
+    header, *payload = [part.nbytes for part in map(_part, frames)]
     return starts_of(header, payload)[-1]
 
 
 def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
     """Write frames as a blob to the start of `target`; every byte up to the end is written.
+
+    Frames that are `Unwritten` are written to their place there, and nowhere before.
 
     Returns:
         Bytes written.
@@ -147,7 +149,8 @@ def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
     Raises:
         ArgumentError: `target` is too small; nothing was written.
     """
-    size = blob_size(frames)
+    header, *payload = parts = list(map(_part, frames))
+    *starts, size = starts_of(header.nbytes, [part.nbytes for part in payload])
     if len(target) < size:
         raise ArgumentError(
             "too_large",
@@ -155,14 +158,15 @@ def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
             f"expected a buffer of at least {size} bytes, found {len(target)}; "
             "encoded_size tells the size beforehand",
         )
-    header, *payload = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
-    *starts, _ = starts_of(len(header), [len(part) for part in payload])
-    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(header))
-    parts = [np.frombuffer(preamble, dtype=np.uint8), header, *payload]
+    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, header.nbytes)
+    parts.insert(0, np.frombuffer(preamble, dtype=np.uint8))
     begins = [0, PREAMBLE.size, *starts]
-    ends = [begin + len(part) for begin, part in zip(begins, parts, strict=True)]
+    ends = [begin + part.nbytes for begin, part in zip(begins, parts, strict=True)]
     for begin, end, part in zip(begins, ends, parts, strict=True):
-        target[begin:end] = part
+        if isinstance(part, Unwritten):
+            part.write(target[begin:end])
+        else:
+            target[begin:end] = part
     for end, begin in zip(ends, itertools.islice(begins, 1, None), strict=False):
         target[end:begin] = 0
     return size
@@ -185,8 +189,8 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
     return array
 
 
-def _nbytes(frame: Any) -> int:
-    return len(buffer_bytes(frame, "frame"))
+def _part(frame: Any) -> ByteArray | Unwritten:
+    return frame if isinstance(frame, Unwritten) else buffer_bytes(frame, "frame")
 
 
 # --- files -------------------------------------------------------------------------------------
