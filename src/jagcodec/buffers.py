@@ -102,10 +102,21 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-_NUMPY_DTYPES = frozenset(
-    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    + (torch.float16, torch.float32, torch.float64)
-)
+# Those that numpy has under every supported torch: what most columns are.
+_NUMPY_DTYPES = {
+    getattr(torch, name.removesuffix("_")): np.dtype(name)
+    for name in (
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    )
+}
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
@@ -135,6 +146,9 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
         return torch.empty(shape, dtype=dtype)
     # from_numpy makes a storage that begins and ends with the slice, so pickling one column
     # does not drag its neighbours along.
+    known = _NUMPY_DTYPES.get(dtype)
+    if known is not None:
+        return torch.from_numpy(data.view(known).reshape(shape))
     return torch.from_numpy(data).view(dtype).view(shape)
 
 

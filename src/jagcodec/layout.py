@@ -416,6 +416,8 @@ def pad_into(
     """
     cells, outer, total = _as_cells(parts.values, parts.ragged_dim)
     starts, lengths = parts.starts, parts.lengths
+    if parts.ragged_dim == 1:
+        return rowcopy.pad(cells, starts, lengths, out, leads, pattern, fresh=fresh)
     if outer != 1:
         # Row i of the rectangle has `outer` runs; run a of it lies among those of all rows.
         starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
@@ -587,6 +589,8 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
 def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
     """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
     values = values.contiguous() if values.requires_grad else contiguous_bits(values)
+    if ragged_dim == 1:
+        return values, 1, values.shape[0]
     outer = math.prod(values.shape[: ragged_dim - 1])
     total = values.shape[ragged_dim - 1]
     return values.view(outer * total, *values.shape[ragged_dim:]), outer, total

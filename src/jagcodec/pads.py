@@ -19,6 +19,8 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     Raises:
         ArgumentError: `dtype` cannot hold `value`; `path` says whose pad it is.
     """
+    if type(value) is int and value == 0:
+        return bytes(dtype.itemsize)
     scalar = value
     if isinstance(value, (torch.Tensor, np.generic, np.ndarray)) and np.size(value) == 1:
         scalar = value.item()

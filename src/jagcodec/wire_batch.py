@@ -30,7 +30,6 @@ from jagcodec.wire.header import (
     read_extension,
     read_header,
     read_record,
-    read_tree,
 )
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.payload import Fetch, RangePayload
@@ -191,23 +190,18 @@ class WireBatch:
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        extension = self._leaf(name, "row_lengths")
-        if extension.code != Kind.JAGGED:
+        leaf = self._leaf(name, "row_lengths")
+        if not isinstance(leaf, records.Jagged):
             return None
-        record = read_record(self._message.header, extension)
-        return self._raggedness(record.group).splits.lengths
+        return self._raggedness(leaf.group).splits.lengths
 
     def column(self, name: str) -> Any:
         """As `leaf`, but a jagged column in its `Parts`: no nested tensor is made."""
-        extension = self._leaf(name, "column")
+        leaf = self._leaf(name, "column")
         try:
-            return self._read(extension)
+            return self._read(leaf)
         except WireFormatError as error:
-            inside = (
-                error.path.removeprefix("$") if error.path.startswith("$") else f" ({error.path})"
-            )
-            path = f"{child_path('$', name)}{inside}"
-            raise WireFormatError(error.reason, path, error.detail) from error
+            raise _of_column(name, error) from error
 
     # Reading
 
@@ -215,7 +209,7 @@ class WireBatch:
     def _device(self) -> torch.device | None:
         return self._message.device
 
-    def _leaf(self, name: str, where: str) -> msgpack.ExtType:
+    def _leaf(self, name: str, where: str) -> Any:
         leaf = self._leaves.get(name)
         if leaf is None:
             raise ArgumentKeyError(
@@ -226,8 +220,9 @@ class WireBatch:
         return leaf
 
     def _schema(self, name: str) -> FieldSchema:
-        extension = self._leaf(name, "schema")
-        record = read_record(self._message.header, extension)
+        record = leaf = self._leaf(name, "schema")
+        if isinstance(leaf, msgpack.ExtType):
+            record = read_record(self._message.header, leaf)
         if isinstance(record, records.Jagged):
             shape: list[int | None] = [len(self), *record.shape]
             shape[record.ragged_dim] = None
@@ -239,17 +234,17 @@ class WireBatch:
             record, (records.NonTensorData, records.NonTensorRows, records.NonTensorStack)
         ):
             return FieldSchema("object", None, None)
-        return FieldSchema(Kind(extension.code).name.lower(), None, None)
+        return FieldSchema(Kind(leaf.code).name.lower(), None, None)
 
-    def _read(self, extension: msgpack.ExtType) -> Any:
+    def _read(self, sent: Any) -> Any:
         message = self._message
-        if extension.code == Kind.TENSORDICT:
-            return _batch(message, extension, self._sent[0], self._chosen)
-        if extension.code == Kind.TENSOR:
-            return self._tensor(read_record(message.header, extension))
-        if extension.code == Kind.JAGGED:
-            return self._jagged(read_record(message.header, extension))
-        leaf = read_extension(message.header, extension, message.decoding().build)
+        if isinstance(sent, records.Tensor):
+            return self._tensor(sent)
+        if isinstance(sent, records.Jagged):
+            return self._jagged(sent)
+        if sent.code == Kind.TENSORDICT:
+            return _batch(message, sent, self._sent[0], self._chosen)
+        leaf = read_extension(message.header, sent, message.decoding().build)
         if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
         # A strided nested tensor has no shape to ask for.
@@ -263,6 +258,8 @@ class WireBatch:
     def _tensor(self, record: records.Tensor) -> torch.Tensor:
         if record.shape[: len(self._sent)] != self._sent:
             raise _rows_differ(self._sent, record.shape)
+        if self._chosen is None:
+            return self._moved(self._whole(record))
         per_row = math.prod(record.shape[1:])
         ranges = [(a * per_row, b * per_row) for a, b in self._row_ranges()]
         shape = (len(self), *record.shape[1:])
@@ -275,6 +272,10 @@ class WireBatch:
             raise WireFormatError(
                 "bad_offsets", "$", f"expected offsets that end at {total}, found {sent.total}"
             )
+        dim = record.ragged_dim
+        if self._chosen is None:
+            values = self._moved(self._whole(record))
+            return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, dim, True)
         outer = math.prod(record.shape[: record.ragged_dim - 1])
         inner = math.prod(record.shape[record.ragged_dim :])
         offsets = sent.host
@@ -340,6 +341,15 @@ class WireBatch:
             data = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
         return from_bytes(data, dtype, shape)
 
+    def _whole(self, record: records.Tensor | records.Jagged) -> torch.Tensor:
+        """All of a record's cells."""
+        shape, dtype = tuple(record.shape), torch_dtype(record.dtype)
+        cells = math.prod(shape)
+        if isinstance(record.dtype, str):
+            place = (record.buffer, record.offset, cells * dtype.itemsize)
+            return from_bytes(self._message.payload.bytes_at(*place, dtype.itemsize), dtype, shape)
+        return from_bytes(self._range(record, 0, cells), dtype, shape)
+
     def _range(self, record: records.Tensor | records.Jagged, a: int, b: int) -> ByteArray:
         """The bytes of cells a to b, at their full width."""
         payload, dtype = self._message.payload, record.dtype
@@ -377,10 +387,12 @@ class _Message:
         self.device = device
         self._allow_pickle = allow_pickle
         self._splits: dict[int, RowSplits] = {}
-        self._check_overlaps()
 
-    def _check_overlaps(self) -> None:
-        """Columns are copied one by one: they must not all lie over the same bytes."""
+    def check_overlaps(self, leaves: Mapping[str, Any]) -> None:
+        """Check every leaf; and that they do not all lie over the same bytes.
+
+        They are copied one by one, however often a message may name a place.
+        """
         total = 0
 
         def measure(record: Any) -> Any:
@@ -393,7 +405,14 @@ class _Message:
                 total += math.prod(record.shape) * numpy_itemsize(record.dtype)
             return record
 
-        read_tree(self.header, measure)
+        for name, leaf in leaves.items():
+            if not isinstance(leaf, msgpack.ExtType):
+                measure(leaf)
+                continue
+            try:
+                read_extension(self.header, leaf, measure)
+            except WireFormatError as error:
+                raise _of_column(name, error) from error
         if total > sum(self.header.buffers):
             raise WireFormatError(
                 "out_of_bounds",
@@ -454,7 +473,9 @@ def open_wire(
         raise WireFormatError(
             "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
         )
-    return _batch(message, root, None, None)
+    batch = _batch(message, root, None, None)
+    message.check_overlaps(batch._leaves)
+    return batch
 
 
 def _received(source: Any) -> tuple[records.Header, Fetch]:
@@ -492,7 +513,19 @@ def _batch(
     for name, leaf in leaves.items():
         if type(leaf) is not msgpack.ExtType:
             raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {brief(leaf)}")
+        if leaf.code in (Kind.TENSOR, Kind.JAGGED):
+            # Most leaves, read here once; any other stays an extension until it is asked for.
+            try:
+                leaves[name] = read_record(message.header, leaf)
+            except WireFormatError as error:
+                raise _of_column(name, error) from error
     return WireBatch(message, leaves, record.batch_size, record.names, chosen)
+
+
+def _of_column(name: str, error: WireFormatError) -> WireFormatError:
+    """An error in a column, with the way there."""
+    inside = error.path.removeprefix("$") if error.path.startswith("$") else f" ({error.path})"
+    return WireFormatError(error.reason, f"{child_path('$', name)}{inside}", error.detail)
 
 
 def _rows_differ(expected: Any, found: Any) -> WireFormatError:

@@ -200,8 +200,8 @@ def read_record(header: Header, extension: msgpack.ExtType) -> Any:
 
 
 def read_extension(header: Header, extension: msgpack.ExtType, build: Callable[[Any], Any]) -> Any:
-    """The value of one extension, as `read_tree` would make it."""
-    return _TreeReader(header, build).value(extension.code, extension.data, 0)
+    """The value of one leaf of the outermost record, as `read_tree` would make it."""
+    return _TreeReader(header, build).value(extension.code, extension.data, 1)
 
 
 def _known(code: int) -> Any:
@@ -291,8 +291,12 @@ def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
             f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
             path=path,
         ) from error
-    if any(mark in bytes(data) for mark in _TIMESTAMP_MARKS) and any(
-        type(item) is msgpack.Timestamp for _, item in _walk(value)
+    # The marks are looked for only where their last byte is.
+    content = bytes(data)
+    if (
+        b"\xff" in content
+        and any(mark in content for mark in _TIMESTAMP_MARKS)
+        and any(type(item) is msgpack.Timestamp for _, item in _walk(value))
     ):
         raise fail("unknown_kind", "expected a known extension code, found -1", path=path)
     return value
