@@ -153,14 +153,13 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
 
 
 class Unwritten:
-    """Bytes of CPU memory that are still to be put together, straight where they are wanted."""
+    """Bytes of CPU memory that are still to be put together, straight where they are wanted.
 
-    __slots__ = ()
+    Attributes:
+        nbytes: How many.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """How many."""
-        raise NotImplementedError
+    nbytes: int
 
     def write(self, out: ByteArray) -> None:
         """Write all of them to `out`, which is just as large."""

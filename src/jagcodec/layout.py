@@ -447,6 +447,9 @@ _LENGTH_DTYPES = frozenset(
 )
 
 
+_LONGEST = np.iinfo(np.int64).max
+
+
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """Check (N,) lengths and sum them to row splits; the one place where they are read."""
     if not isinstance(lengths, torch.Tensor):
@@ -470,18 +473,16 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )
     sent = lengths.detach().cpu().numpy()
-    largest = np.iinfo(np.int64).max
     # uint64 alone may hold more than int64: it reads as the largest length, and is too much.
-    host: IntArray = (np.minimum(sent, largest) if sent.dtype == np.uint64 else sent).astype(
+    host: IntArray = (np.minimum(sent, _LONGEST) if sent.dtype == np.uint64 else sent).astype(
         np.int64
     )
-    negative = np.flatnonzero(host < 0)
-    if len(negative):
-        row = int(negative[0])
+    if len(host) and host.min() < 0:
+        row = int(np.argmax(host < 0))
         raise ArgumentError(
             "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
         )
-    if len(host) and int(host.max()) * len(host) > np.iinfo(np.int64).max:
+    if len(host) and int(host.max()) * len(host) > _LONGEST:
         raise ArgumentError(
             "bad_length", path, f"expected lengths that add up below 2**63, found {int(host.max())}"
         )
@@ -493,7 +494,7 @@ def pack(padded: torch.Tensor, raggedness: Raggedness, path: str) -> torch.Tenso
     return raggedness.jagged(strip(padded, raggedness.splits, path).parts().values)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Strip(Unwritten):
     """The valid cells of a rectangle, where they lie: a column that is still to be packed.
 
@@ -501,21 +502,15 @@ class Strip(Unwritten):
         cells: (M, ...), contiguous.
         starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
         splits: The rows.
+        shape: Of the packed values: (total, ...).
+        nbytes: Of the packed values.
     """
 
     cells: torch.Tensor
     starts: IntArray
     splits: RowSplits
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the packed values: (total, ...)."""
-        return (self.splits.total, *self.cells.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        """Of the packed values."""
-        return self.splits.total * self.cells.shape[1:].numel() * self.cells.itemsize
+    shape: tuple[int, ...]
+    nbytes: int
 
     def parts(self) -> Parts:
         """The packed column, copied."""
@@ -542,10 +537,12 @@ def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
             f"{path}, row {row}",
             f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
         )
-    if splits.total == 0 or padded.numel() == 0:
-        return Strip(padded.new_empty((splits.total, *padded.shape[2:])), splits.starts, splits)
+    shape = (splits.total, *padded.shape[2:])
+    nbytes = math.prod(shape) * padded.itemsize
+    if nbytes == 0:
+        return Strip(padded.new_empty(shape), splits.starts, splits, shape, 0)
     cells, stride = rows_in_place(padded)
-    return Strip(cells, np.arange(splits.rows) * stride, splits)
+    return Strip(cells, np.arange(splits.rows) * stride, splits, shape, nbytes)
 
 
 def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:

@@ -397,7 +397,7 @@ class _Message:
 
         def measure(record: Any) -> Any:
             nonlocal total
-            if isinstance(record, records.Tensor | records.Jagged | records.TensorViews):
+            if isinstance(record, (records.Tensor, records.Jagged, records.TensorViews)):
                 total += torch_size(record.dtype, math.prod(record.shape))
             elif isinstance(record, records.Bytes):
                 total += record.size

@@ -405,8 +405,11 @@ rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
     for (Py_ssize_t i = 0; i < pattern; i++) {
         job.uniform = job.uniform && element[i] == element[0];
     }
-    for (size_t i = 0; i < job.block_size; i++) {
-        job.block[i] = element[i % (size_t)pattern];
+    memcpy(job.block, element, (size_t)pattern);
+    for (size_t filled = (size_t)pattern; !job.uniform && filled < job.block_size;) {
+        size_t size = filled < job.block_size - filled ? filled : job.block_size - filled;
+        memcpy(job.block + filled, job.block, size);
+        filled += size;
     }
     run_without_gil(&job, threads);
     done = Py_NewRef(Py_None);
