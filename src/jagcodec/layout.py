@@ -585,9 +585,9 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
     """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
-    values = values.contiguous() if values.requires_grad else contiguous_bits(values)
     if ragged_dim == 1:
         return values, 1, values.shape[0]
+    values = values.contiguous() if values.requires_grad else contiguous_bits(values)
     outer = math.prod(values.shape[: ragged_dim - 1])
     total = values.shape[ragged_dim - 1]
     return values.view(outer * total, *values.shape[ragged_dim:]), outer, total

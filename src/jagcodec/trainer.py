@@ -350,12 +350,15 @@ class _Materializing:
         columns: dict[str, Any] = {}
         for name, leaf in self._leaves(td, above):
             key = (*above, name)
-            if is_non_tensor(leaf):
+            # The commonest first: what a TensorDict is takes long to ask.
+            if isinstance(leaf, Parts) or is_jagged(leaf):
+                columns[name] = self._jagged(leaf, key)
+            elif type(leaf) is torch.Tensor:
+                columns[name] = self._rectangular(leaf, key)
+            elif is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
             elif isinstance(leaf, (TensorDictBase, WireBatch)):
                 columns[name] = self._plan(leaf, key)
-            elif isinstance(leaf, Parts) or is_jagged(leaf):
-                columns[name] = self._jagged(leaf, key)
             else:
                 columns[name] = self._rectangular(leaf, key)
         return columns

@@ -172,4 +172,4 @@ def pad(
 
 def _kernel(cells: torch.Tensor) -> memory.Kernel | None:
     """The kernel for this memory; None where torch must do it."""
-    return None if cells.requires_grad or cells.device.type != "cpu" else _KERNELS[_name]
+    return None if cells.requires_grad or not cells.is_cpu else _KERNELS[_name]

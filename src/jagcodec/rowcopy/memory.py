@@ -120,7 +120,7 @@ def _cell_bytes(cells: torch.Tensor) -> int:
 def _writable(out: torch.Tensor, size: int) -> ByteArray:
     """The memory of `out` itself; never a copy, in which the rows would be lost."""
     if (
-        out.device.type != "cpu"
+        not out.is_cpu
         or not out.is_contiguous()
         or out.is_conj()
         or out.is_neg()
