@@ -339,6 +339,6 @@ def _plan(
             columns.append((name, contiguous_bits(column)))
         else:
             kept = strip_or_rectangle(column, splits, path, named is None)
-            elsewhere = isinstance(kept, Strip) and not kept.cells.is_cpu
+            elsewhere = isinstance(kept, Strip) and not kept.source.is_cpu
             columns.append((name, kept.parts() if elsewhere else kept))  # type: ignore[union-attr]
     return _Plan(rows or 0, columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -387,10 +387,10 @@ def compact_values(parts: Parts) -> torch.Tensor:
 # --- jagged -> padded --------------------------------------------------------------------------
 
 
-def padded_shape(parts: Parts, width: int) -> tuple[int, ...]:
-    """The shape of a jagged tensor's rectangle: (N, ..., width, ...)."""
-    shape = (len(parts.lengths), *parts.values.shape)
-    return (*shape[: parts.ragged_dim], width, *shape[parts.ragged_dim + 1 :])
+def padded_shape(parts: Parts | WireCells, width: int) -> tuple[int, ...]:
+    """The shape of a jagged column's rectangle: (N, ..., width, ...)."""
+    dim, shape = parts.ragged_dim, parts.shape
+    return (len(parts.lengths), *shape[: dim - 1], width, *shape[dim:])
 
 
 def parts_of_rectangle(padded: torch.Tensor) -> Parts:
@@ -414,17 +414,67 @@ def pad_into(
     Row i begins at cell ``leads[i]`` of its rectangle, or at 0. `pattern` is the bits of one pad
     element; `fresh` says that `out` holds nothing else yet.
     """
-    cells, outer, total = _as_cells(parts.values, parts.ragged_dim)
-    starts, lengths = parts.starts, parts.lengths
-    if parts.ragged_dim == 1:
-        return rowcopy.pad(cells, starts, lengths, out, leads, pattern, fresh=fresh)
-    if outer != 1:
-        # Row i of the rectangle has `outer` runs; run a of it lies among those of all rows.
-        starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
-        lengths = np.repeat(lengths, outer)
-        leads = None if leads is None else np.repeat(leads, outer)
-    flat = out.view(len(starts), out.shape[parts.ragged_dim], *cells.shape[1:])
+    values, dim = parts.values, parts.ragged_dim
+    if dim == 1:
+        return rowcopy.pad(values, parts.starts, parts.lengths, out, leads, pattern, fresh=fresh)
+    cells, outer, total = _as_cells(values, dim)
+    starts, lengths, leads = _runs(parts.starts, parts.lengths, leads, outer, total)
+    flat = out.view(len(starts), out.shape[dim], *cells.shape[1:])
     return rowcopy.pad(cells, starts, lengths, flat, leads, pattern, fresh=fresh).view(out.shape)
+
+
+class WireCells(NamedTuple):
+    """A jagged column as its values lie in a message: bytes to read, not to write to.
+
+    Attributes:
+        data: The bytes of the values, at any address.
+        dtype: Of the values.
+        shape: Of the values.
+        ragged_dim: Of the column: the rows lie end to end in dim ``ragged_dim - 1``.
+        splits: The rows.
+    """
+
+    data: ByteArray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    ragged_dim: int
+    splits: RowSplits
+
+    @property
+    def lengths(self) -> IntArray:
+        """(N,) lengths of the rows."""
+        return self.splits.lengths
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes are."""
+        return _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def pad_cells_into(
+    out: torch.Tensor, cells: WireCells, leads: IntArray | None, pattern: bytes, *, fresh: bool
+) -> torch.Tensor:
+    """`pad_into` from the bytes of a message to CPU memory, without a tensor in between."""
+    dim, splits = cells.ragged_dim, cells.splits
+    starts, lengths = splits.starts, splits.lengths
+    if dim > 1:
+        outer = math.prod(cells.shape[: dim - 1])
+        starts, lengths, leads = _runs(starts, lengths, leads, outer, splits.total)
+    width = out.shape[dim]
+    size = math.prod(cells.shape[dim:]) * len(pattern)
+    rowcopy.pad_bytes(cells.data, starts, lengths, out, leads, width, size, pattern, fresh=fresh)
+    return out
+
+
+def _runs(
+    starts: IntArray, lengths: IntArray, leads: IntArray | None, outer: int, total: int
+) -> tuple[IntArray, IntArray, IntArray | None]:
+    """Row i of a rectangle has `outer` runs; run a of it lies among those of all rows."""
+    starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
+    return starts, np.repeat(lengths, outer), None if leads is None else np.repeat(leads, outer)
 
 
 # --- shared by the rooms above -----------------------------------------------------------------
@@ -499,14 +549,14 @@ class Strip(Unwritten):
     """The valid cells of a rectangle, where they lie: a column that is still to be packed.
 
     Attributes:
-        cells: (M, ...), contiguous.
+        source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
         starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
         splits: The rows.
         shape: Of the packed values: (total, ...).
         nbytes: Of the packed values.
     """
 
-    cells: torch.Tensor
+    source: torch.Tensor
     starts: IntArray
     splits: RowSplits
     shape: tuple[int, ...]
@@ -515,12 +565,16 @@ class Strip(Unwritten):
     def parts(self) -> Parts:
         """The packed column, copied."""
         splits = self.splits
-        values = rowcopy.gather(self.cells, self.starts, splits.lengths)
+        cells = self.source
+        if cells.dim() > len(self.shape):
+            cells = cells.flatten(0, 1)
+        values = rowcopy.gather(cells, self.starts, splits.lengths)
         return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
 
     def write(self, out: ByteArray) -> None:
         """Copy the packed values into `nbytes` bytes of CPU memory."""
-        rowcopy.gather_bytes(self.cells, self.starts, self.splits.lengths, out)
+        cell = self.nbytes // self.shape[0]
+        rowcopy.gather_bytes(self.source, cell, self.starts, self.splits.lengths, out)
 
 
 def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
@@ -541,8 +595,10 @@ def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
     nbytes = math.prod(shape) * padded.itemsize
     if nbytes == 0:
         return Strip(padded.new_empty(shape), splits.starts, splits, shape, 0)
-    cells, stride = rows_in_place(padded)
-    return Strip(cells, np.arange(splits.rows) * stride, splits, shape, nbytes)
+    source, stride = padded, width
+    if not padded.is_contiguous() or padded.is_conj() or padded.is_neg():
+        source, stride = rows_in_place(padded)
+    return Strip(source, splits.row_numbers * stride, splits, shape, nbytes)
 
 
 def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:
@@ -572,8 +628,6 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
     """
     padded = resolved(padded)
-    if padded.is_contiguous():
-        return padded.flatten(0, 1), padded.shape[1]
     inner = padded.shape[2:].numel()
     if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
         padded = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
@@ -585,8 +639,6 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
     """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
-    if ragged_dim == 1:
-        return values, 1, values.shape[0]
     values = values.contiguous() if values.requires_grad else contiguous_bits(values)
     outer = math.prod(values.shape[: ragged_dim - 1])
     total = values.shape[ragged_dim - 1]

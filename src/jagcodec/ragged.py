@@ -7,6 +7,7 @@ offsets object is made once per batch, here, and handed to every column that has
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,11 @@ class RowSplits:
     @property
     def total(self) -> int:
         return int(self.host[-1])
+
+    @cached_property
+    def row_numbers(self) -> IntArray:
+        """(N,) int64: 0 to N - 1."""
+        return np.arange(len(self.lengths))
 
     @property
     def starts(self) -> IntArray:
@@ -144,6 +150,21 @@ class Parts(NamedTuple):
     lengths: IntArray
     ragged_dim: int
     compact: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the values."""
+        return self.values.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return tuple(self.values.shape)
 
 
 def note_rows(jagged: torch.Tensor, staging: Staging) -> bool:

@@ -14,7 +14,15 @@ from jagcodec.batched import BatchedDataDict
 from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import field_names
-from jagcodec.layout import compact_values, pad_into, padded_shape, parts_of_rectangle, read_lengths
+from jagcodec.layout import (
+    WireCells,
+    compact_values,
+    pad_cells_into,
+    pad_into,
+    padded_shape,
+    parts_of_rectangle,
+    read_lengths,
+)
 from jagcodec.leaves import Sharing, move_leaf
 from jagcodec.pads import pad_bits
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
@@ -235,13 +243,15 @@ class _Rectangle(NamedTuple):
     """A padded column before there is memory for it."""
 
     key: tuple[str, ...]
-    parts: Parts
+    parts: Parts | WireCells
     leads: IntArray | None
     blank: Blank
     pattern: bytes
 
     def fill(self, room: Room) -> torch.Tensor:
         fresh = room.zeroed and not any(self.pattern)
+        if isinstance(self.parts, WireCells):
+            return pad_cells_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
         return pad_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
 
 
@@ -281,8 +291,10 @@ class _Materializing:
     def _memory(self) -> list[Room]:
         """Room for each rectangle: new, or reused."""
         blanks = [rectangle.blank for rectangle in self._rectangles]
-        if self._out is not None and not isinstance(self._out, Mapping):
+        if not isinstance(self._out, Mapping | None):
             return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
+        if self._out is None:
+            return self._allocated(blanks, None)
         given = [self._given(rectangle) for rectangle in self._rectangles]
         fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
         rest = iter(fresh)
@@ -351,7 +363,9 @@ class _Materializing:
         for name, leaf in self._leaves(td, above):
             key = (*above, name)
             # The commonest first: what a TensorDict is takes long to ask.
-            if isinstance(leaf, Parts) or is_jagged(leaf):
+            if isinstance(leaf, WireCells):
+                columns[name] = self._received(leaf, key)
+            elif isinstance(leaf, Parts) or is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             elif type(leaf) is torch.Tensor:
                 columns[name] = self._rectangular(leaf, key)
@@ -369,10 +383,27 @@ class _Materializing:
         if not isinstance(td, WireBatch):
             yield from td.items()
             return
+        options = self._options
+        in_place = options.layout == "padded" and options.device is None
         for name in td.fields:
-            stays = _name((*above, name)) in self._options.keep_jagged
-            whole = stays or self._options.layout == "jagged"
-            yield name, td.leaf(name) if whole else td.column(name)
+            if options.layout == "jagged" or _name((*above, name)) in options.keep_jagged:
+                yield name, td.leaf(name)
+                continue
+            cells = td.cells(name) if in_place else None
+            yield name, td.column(name) if cells is None else cells
+
+    def _received(self, cells: WireCells, key: tuple[str, ...]) -> Any:
+        """A column that goes from its message straight to its rectangle."""
+        path = f"materialize({'.'.join(key)!r})"
+        self._check_width(cells.splits, path)
+        leads, width = self._placed(cells.splits, key, path)
+        return self._rectangle(cells, leads, width, key, path)
+
+    def _check_width(self, splits: RowSplits, path: str) -> None:
+        width = self._options.width
+        if width and splits.max > width:
+            row = int(np.argmax(splits.lengths > width))
+            raise _too_long(path, row, width, splits.lengths[row])
 
     def _jagged(self, leaf: torch.Tensor | Parts, key: tuple[str, ...]) -> Any:
         options = self._options
@@ -381,9 +412,7 @@ class _Materializing:
             return self._moved(leaf)
         parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path)
         splits = self._sharing.groups.of_lengths(parts.lengths).splits
-        if options.width and splits.max > options.width:
-            row = int(np.argmax(splits.lengths > options.width))
-            raise _too_long(path, row, options.width, splits.lengths[row])
+        self._check_width(splits, path)
         if options.layout == "jagged":
             return self._moved(leaf)
         if options.device is not None and parts.values.device != options.device:
@@ -424,11 +453,15 @@ class _Materializing:
         return self._rectangle(parts, leads, width, key, path)
 
     def _rectangle(
-        self, parts: Parts, leads: IntArray | None, width: int, key: tuple[str, ...], path: str
+        self,
+        parts: Parts | WireCells,
+        leads: IntArray | None,
+        width: int,
+        key: tuple[str, ...],
+        path: str,
     ) -> _Rectangle:
-        values = parts.values
-        pattern = pad_bits(self._options.pads.get(_name(key), 0), values.dtype, path)
-        blank = Blank(padded_shape(parts, width), values.dtype, values.device)
+        pattern = pad_bits(self._options.pads.get(_name(key), 0), parts.dtype, path)
+        blank = Blank(padded_shape(parts, width), parts.dtype, parts.device)
         rectangle = _Rectangle(key, parts, leads, blank, pattern)
         self._rectangles.append(rectangle)
         return rectangle
@@ -447,9 +480,8 @@ class _Materializing:
                 f"materialize(attention_mask_of={name!r})",
                 "expected no column 'attention_mask' in the batch, found one; select the others",
             )
-        lengths, device = column.parts.lengths, column.parts.values.device
-        splits = self._sharing.groups.of_lengths(lengths).splits
-        ones = torch.ones(splits.total, dtype=torch.bool, device=device)
+        splits = self._sharing.groups.of_lengths(column.parts.lengths).splits
+        ones = torch.ones(splits.total, dtype=torch.bool, device=column.parts.device)
         parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
         width = column.blank.shape[column.parts.ragged_dim]
         key = ("attention_mask",)

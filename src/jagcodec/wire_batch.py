@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.buffers import ByteArray, IntArray, from_bytes
 from jagcodec.errors import ArgumentKeyError, WireFormatError
-from jagcodec.layout import compact_values
+from jagcodec.layout import WireCells, compact_values
 from jagcodec.leaves import Sharing, select_leaf
 from jagcodec.payloads import is_non_tensor
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
@@ -203,6 +203,29 @@ class WireBatch:
         except WireFormatError as error:
             raise _of_column(name, error) from error
 
+    def cells(self, name: str) -> WireCells | None:
+        """A jagged column as it lies in the message; None where it has to be put together first.
+
+        That is a column stored narrow, one whose rows were chosen and do not lie end to end, one
+        for another device, and one that is not jagged.
+
+        Raises:
+            ArgumentKeyError: There is no such column.
+            WireFormatError: It is malformed.
+        """
+        record = self._leaf(name, "cells")
+        plain = type(record) is records.Jagged and type(record.dtype) is str
+        if not plain or self._chosen is not None or self._device is not None:
+            return None
+        try:
+            splits = self._splits_of(record)
+            dtype = torch_dtype(record.dtype)
+            size = math.prod(record.shape) * dtype.itemsize
+            data = self._message.payload.read(record.buffer, record.offset, size)
+        except WireFormatError as error:
+            raise _of_column(name, error) from error
+        return WireCells(data, dtype, tuple(record.shape), record.ragged_dim, splits)
+
     # Reading
 
     @property
@@ -266,12 +289,8 @@ class WireBatch:
         return self._moved(self._cells(record, ranges, shape))
 
     def _jagged(self, record: records.Jagged) -> Parts:
-        chosen, sent = self._raggedness(record.group).splits, self._message.splits(record.group)
-        total = record.shape[record.ragged_dim - 1]
-        if sent.total != total:
-            raise WireFormatError(
-                "bad_offsets", "$", f"expected offsets that end at {total}, found {sent.total}"
-            )
+        chosen, sent = self._splits_of(record), self._message.splits(record.group)
+        total = sent.total
         dim = record.ragged_dim
         if self._chosen is None:
             values = self._moved(self._whole(record))
@@ -303,6 +322,17 @@ class WireBatch:
                 splits = splits_of_lengths(splits.lengths[_indices(self._chosen)])
             self._ragged[group] = Raggedness(splits)
         return self._ragged[group]
+
+    def _splits_of(self, record: records.Jagged) -> RowSplits:
+        """The chosen rows of a column, if its values are as long as all of them."""
+        splits = self._raggedness(record.group).splits
+        sent = splits if self._chosen is None else self._message.splits(record.group)
+        total = record.shape[record.ragged_dim - 1]
+        if sent.total != total:
+            raise WireFormatError(
+                "bad_offsets", "$", f"expected offsets that end at {total}, found {sent.total}"
+            )
+        return splits
 
     def _picked(self, record: records.Jagged, sent: RowSplits, chosen: RowSplits) -> Parts:
         """The chosen rows of a column that is read whole."""

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 
-from jagcodec.buffers import ByteArray, IntArray
+from jagcodec.buffers import ByteArray, IntArray, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 
@@ -116,13 +116,20 @@ def gather(
     return memory.gather(kernel, cells, starts, lengths, out)
 
 
-def gather_bytes(cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: ByteArray) -> None:
-    """`gather` from CPU memory into exactly as many bytes of it, apart from that of `cells`."""
-    kernel = _kernel(cells)
+def gather_bytes(
+    source: torch.Tensor, cell_bytes: int, starts: IntArray, lengths: IntArray, out: ByteArray
+) -> None:
+    """`gather` of cells of so many bytes out of contiguous CPU memory, into `out`.
+
+    `out` is just as large as the rows, and apart from `source`.
+    """
+    kernel = _kernel(source)
     if kernel is None:
+        cells = torch.from_numpy(as_bytes(source)).view(-1, cell_bytes)
         indexed.gather(cells, starts, lengths, torch.from_numpy(out))
-    else:
-        memory.gather_bytes(kernel, cells, starts, lengths, out)
+    elif out.nbytes:
+        threads = torch.get_num_threads()
+        kernel.copy(out, as_bytes(source), None, starts, lengths, cell_bytes, threads)
 
 
 def scatter(
@@ -168,6 +175,33 @@ def pad(
     if kernel is None:
         return indexed.pad(cells, starts, lengths, out, leads, pattern, fresh)
     return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
+
+
+def pad_bytes(
+    data: ByteArray,
+    starts: IntArray,
+    lengths: IntArray,
+    out: torch.Tensor,
+    leads: IntArray | None,
+    width: int,
+    cell_bytes: int,
+    pattern: bytes,
+    *,
+    fresh: bool,
+) -> None:
+    """`pad` of cells of so many bytes, at any address, to a contiguous rectangle on the CPU."""
+    kernel = _KERNELS[_name]
+    if not out.nbytes:
+        return
+    if kernel is None:
+        # A copy, because torch has no read-only tensors.
+        cells = from_bytes(data.copy(), out.dtype, (-1, cell_bytes // len(pattern)))
+        flat = out.view(len(lengths), width, cells.shape[1])
+        indexed.pad(cells, starts, lengths, flat, leads, pattern, fresh)
+    else:
+        memory.pad_bytes(
+            kernel, data, starts, lengths, as_bytes(out), leads, width, cell_bytes, pattern, fresh
+        )
 
 
 def _kernel(cells: torch.Tensor) -> memory.Kernel | None:

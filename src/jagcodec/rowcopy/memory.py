@@ -68,15 +68,6 @@ def gather(
     return out
 
 
-def gather_bytes(
-    kernel: Kernel, cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: ByteArray
-) -> None:
-    """See `rowcopy.gather_bytes`."""
-    if out.nbytes:
-        size, threads = _cell_bytes(cells), torch.get_num_threads()
-        kernel.copy(out, as_bytes(cells), None, starts, lengths, size, threads)
-
-
 def scatter(
     kernel: Kernel, values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
 ) -> torch.Tensor:
@@ -101,16 +92,32 @@ def pad(
     """See `rowcopy.pad`."""
     size, width = _cell_bytes(cells), out.shape[1]
     data = _writable(out, len(lengths) * width * size)
-    if not data.nbytes:
-        return out
-    source, threads = as_bytes(cells), torch.get_num_threads()
+    if data.nbytes:
+        source = as_bytes(cells)
+        pad_bytes(kernel, source, starts, lengths, data, leads, width, size, pattern, fresh)
+    return out
+
+
+def pad_bytes(
+    kernel: Kernel,
+    source: ByteArray,
+    starts: IntArray,
+    lengths: IntArray,
+    out: ByteArray,
+    leads: IntArray | None,
+    width: int,
+    cell_bytes: int,
+    pattern: bytes,
+    fresh: bool,
+) -> None:
+    """See `rowcopy.pad_bytes`."""
+    threads = torch.get_num_threads()
     if fresh:
         firsts = np.arange(len(lengths), dtype=np.int64) * width
         to = firsts if leads is None else firsts + leads
-        kernel.copy(data, source, to, starts, lengths, size, threads)
+        kernel.copy(out, source, to, starts, lengths, cell_bytes, threads)
     else:
-        kernel.pad(data, source, starts, lengths, leads, width, size, pattern, threads)
-    return out
+        kernel.pad(out, source, starts, lengths, leads, width, cell_bytes, pattern, threads)
 
 
 def _cell_bytes(cells: torch.Tensor) -> int:
