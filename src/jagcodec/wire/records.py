@@ -22,7 +22,7 @@ from jagcodec.wire.checks import (
     within,
 )
 from jagcodec.wire.dtypes import has_object, numpy_itemsize, torch_size
-from jagcodec.wire.spec import COMPRESSED_LAYOUTS, MAX_UNBACKED_ROWS, Kind
+from jagcodec.wire.spec import COMPRESSED_LAYOUTS, MAX_NDIM, MAX_UNBACKED_ROWS, TORCH_DTYPES, Kind
 
 
 class Group(NamedTuple):
@@ -265,8 +265,24 @@ def _batch(batch_size: Any, header: Header) -> None:
 
 
 def _check_tensor(record: Any, header: Header) -> Any:
-    _at(record, torch_size(record.dtype, cells_of(record.shape)), header)
+    if not _is_plain(record, header):
+        _at(record, torch_size(record.dtype, cells_of(record.shape)), header)
     return record
+
+
+def _is_plain(record: Any, header: Header) -> bool:
+    """Whether a record is sound at first sight, as most are; the checks one by one take longer."""
+    dtype, shape, buffer, offset = record.dtype, record.shape, record.buffer, record.offset
+    size = TORCH_DTYPES.get(dtype, 0) if type(dtype) is str else 0
+    if not (size and type(shape) is list and len(shape) <= MAX_NDIM):
+        return False
+    for dim in shape:
+        if type(dim) is not int or dim <= 0:
+            return False
+        size *= dim
+    # Within a buffer, whose size was checked, it is below 2^63 too.
+    is_place = type(buffer) is type(offset) is int and buffer >= 0 and offset >= 0
+    return is_place and buffer < len(header.buffers) and offset + size <= header.buffers[buffer]
 
 
 def _at(record: Any, size: int, header: Header) -> None:
