@@ -168,7 +168,12 @@ class Unwritten:
 
 def same_width_ints(dtype: torch.dtype) -> torch.dtype:
     """A dtype of the same width that has every copy kernel."""
-    return _WIDTHS.get(dtype.itemsize, torch.complex128)
+    return int_of_size(dtype.itemsize)
+
+
+def int_of_size(size: int) -> torch.dtype:
+    """The dtype that moves elements of so many bytes."""
+    return _WIDTHS.get(size, torch.complex128)
 
 
 _WORDS = {1: "u1", 2: "i2", 4: "i4", 8: "i8", 16: "i8"}
@@ -192,9 +197,16 @@ class Blank(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Memory for a tensor; unless `zeroed`, it may hold anything."""
+    """Memory for a tensor; unless `zeroed`, it may hold anything.
+
+    Attributes:
+        tensor: Contiguous, over that memory.
+        data: The same memory as bytes, where it is on the CPU.
+        zeroed: Whether every byte is zero.
+    """
 
     tensor: torch.Tensor
+    data: ByteArray | None
     zeroed: bool
 
 
@@ -225,12 +237,12 @@ def allocate(
     for blank, start, size in zip(blanks, starts, sizes, strict=False):
         if blank.device.type == "cpu":
             cells = block[start : start + size]
-            rooms.append(Room(from_bytes(cells, blank.dtype, blank.shape), zeroed))
+            rooms.append(Room(from_bytes(cells, blank.dtype, blank.shape), cells, zeroed))
         else:
             words = torch.empty(
                 blank.shape, dtype=same_width_ints(blank.dtype), device=blank.device
             )
-            rooms.append(Room(words.view(blank.dtype), False))
+            rooms.append(Room(words.view(blank.dtype), None, False))
     return rooms
 
 

@@ -69,6 +69,9 @@ _REMEDY = (
 
 
 def _rows(column: Any, path: str) -> int:
+    plain = type(column) is torch.Tensor and column.layout is torch.strided
+    if plain and column.dim() and not (column.is_nested or column.is_quantized):
+        return int(column.shape[0])  # as most are
     if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
     if isinstance(column, torch.Tensor) and (

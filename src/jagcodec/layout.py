@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import ByteArray, IntArray, Unwritten, contiguous_bits, describe, resolved
+from jagcodec.buffers import (
+    ByteArray,
+    IntArray,
+    Room,
+    Unwritten,
+    contiguous_bits,
+    describe,
+    resolved,
+)
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import (
     Parts,
@@ -455,9 +463,10 @@ _CPU = torch.device("cpu")
 
 
 def pad_cells_into(
-    out: torch.Tensor, cells: WireCells, leads: IntArray | None, pattern: bytes, *, fresh: bool
+    room: Room, cells: WireCells, leads: IntArray | None, pattern: bytes, *, fresh: bool
 ) -> torch.Tensor:
     """`pad_into` from the bytes of a message to CPU memory, without a tensor in between."""
+    out = room.tensor
     dim, splits = cells.ragged_dim, cells.splits
     starts, lengths = splits.starts, splits.lengths
     if dim > 1:
@@ -465,7 +474,10 @@ def pad_cells_into(
         starts, lengths, leads = _runs(starts, lengths, leads, outer, splits.total)
     width = out.shape[dim]
     size = math.prod(cells.shape[dim:]) * len(pattern)
-    rowcopy.pad_bytes(cells.data, starts, lengths, out, leads, width, size, pattern, fresh=fresh)
+    if room.data is not None:
+        rowcopy.pad_bytes(
+            cells.data, starts, lengths, room.data, leads, width, size, pattern, fresh=fresh
+        )
     return out
 
 
@@ -598,7 +610,7 @@ def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
     source, stride = padded, width
     if not padded.is_contiguous() or padded.is_conj() or padded.is_neg():
         source, stride = rows_in_place(padded)
-    return Strip(source, splits.row_numbers * stride, splits, shape, nbytes)
+    return Strip(source, splits.row_starts(stride), splits, shape, nbytes)
 
 
 def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.batched import BatchedDataDict
-from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, describe
+from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, as_bytes, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import field_names
 from jagcodec.layout import (
@@ -251,7 +251,7 @@ class _Rectangle(NamedTuple):
     def fill(self, room: Room) -> torch.Tensor:
         fresh = room.zeroed and not any(self.pattern)
         if isinstance(self.parts, WireCells):
-            return pad_cells_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
+            return pad_cells_into(room, self.parts, self.leads, self.pattern, fresh=fresh)
         return pad_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
 
 
@@ -298,7 +298,7 @@ class _Materializing:
         given = [self._given(rectangle) for rectangle in self._rectangles]
         fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
         rest = iter(fresh)
-        return [next(rest) if tensor is None else Room(tensor, False) for tensor in given]
+        return [next(rest) if room is None else room for room in given]
 
     def _allocated(self, blanks: list[Blank], out: ByteArray | None) -> list[Room]:
         try:
@@ -315,7 +315,7 @@ class _Materializing:
                 f"{error!s:.200}",
             ) from error
 
-    def _given(self, rectangle: _Rectangle) -> torch.Tensor | None:
+    def _given(self, rectangle: _Rectangle) -> Room | None:
         """The tensor of `out` for a rectangle, if there is one."""
         found: Any = self._out
         for name in rectangle.key:
@@ -340,7 +340,7 @@ class _Materializing:
                 f"needs no gradient, found {shown}{describe(found)}; leave the column out, or "
                 "pass one buffer for all",
             )
-        return found  # type: ignore[no-any-return]
+        return Room(found, as_bytes(found) if found.is_cpu else None, False)
 
     # Columns
 

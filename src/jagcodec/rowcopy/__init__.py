@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 
-from jagcodec.buffers import ByteArray, IntArray, as_bytes, from_bytes
+from jagcodec.buffers import ByteArray, IntArray, as_bytes, from_bytes, int_of_size
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 
@@ -181,7 +181,7 @@ def pad_bytes(
     data: ByteArray,
     starts: IntArray,
     lengths: IntArray,
-    out: torch.Tensor,
+    out: ByteArray,
     leads: IntArray | None,
     width: int,
     cell_bytes: int,
@@ -189,18 +189,19 @@ def pad_bytes(
     *,
     fresh: bool,
 ) -> None:
-    """`pad` of cells of so many bytes, at any address, to a contiguous rectangle on the CPU."""
+    """`pad` of cells of so many bytes, at any address, to the bytes of a rectangle on the CPU."""
     kernel = _KERNELS[_name]
     if not out.nbytes:
         return
     if kernel is None:
         # A copy, because torch has no read-only tensors.
-        cells = from_bytes(data.copy(), out.dtype, (-1, cell_bytes // len(pattern)))
-        flat = out.view(len(lengths), width, cells.shape[1])
+        words = int_of_size(len(pattern))
+        cells = from_bytes(data.copy(), words, (-1, cell_bytes // len(pattern)))
+        flat = from_bytes(out, words, (len(lengths), width, cells.shape[1]))
         indexed.pad(cells, starts, lengths, flat, leads, pattern, fresh)
     else:
         memory.pad_bytes(
-            kernel, data, starts, lengths, as_bytes(out), leads, width, cell_bytes, pattern, fresh
+            kernel, data, starts, lengths, out, leads, width, cell_bytes, pattern, fresh
         )
 
 
