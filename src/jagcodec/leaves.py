@@ -42,11 +42,19 @@ T = TypeVar("T")
 
 
 class Sharing:
-    """What the columns of one result share: offsets, and what packed columns add to them."""
+    """What the columns of one result share: offsets, and what packed columns add to them.
+
+    Attributes:
+        groups: The raggedness of the result.
+        packing: What packed columns of the result share.
+        read: Offsets of the source that were read, by id: for `take_apart`, so that a device is
+            waited for once per raggedness. The source must live as long as this.
+    """
 
     def __init__(self) -> None:
         self.groups = RaggedGroups()
         self.packing = Packing()
+        self.read: dict[int, IntArray] = {}
 
 
 def row_count(column: Any, path: str) -> int | None:
@@ -149,7 +157,7 @@ def select_leaf(leaf: Any, chosen: Chosen, sharing: Sharing, path: str) -> Any:
 
 def _select_tensor(leaf: torch.Tensor, chosen: Chosen, sharing: Sharing, path: str) -> torch.Tensor:
     if is_jagged(leaf):
-        parts = take_apart(leaf, path, detach=False)
+        parts = take_apart(leaf, path, detach=False, seen=sharing.read)
         values, lengths = _select_parts(parts, chosen)
         return sharing.groups.of_lengths(lengths).jagged(values, parts.ragged_dim)
     if leaf.is_nested:
@@ -289,7 +297,7 @@ def _concat_tensors(leaves: Sequence[torch.Tensor], sharing: Sharing, path: str)
     _check_equal([leaf.device for leaf in leaves], "device", path)
     first = leaves[0]
     if is_jagged(first):
-        parts = [take_apart(leaf, path, detach=False) for leaf in leaves]
+        parts = [take_apart(leaf, path, detach=False, seen=sharing.read) for leaf in leaves]
         values, lengths = _concat_parts(parts, path)
         return sharing.groups.of_lengths(lengths).jagged(values, parts[0].ragged_dim)
     if first.is_nested:
@@ -440,7 +448,7 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, sharing: Shar
         moved = {k: move_leaf(v, device, non_blocking, sharing) for k, v in leaf.items()}
         return _dict(moved, leaf)
     if is_jagged(leaf) and leaf.device != device:
-        parts = take_apart(leaf, "to", detach=False)
+        parts = take_apart(leaf, "to", detach=False, seen=sharing.read)
         values = compact_values(parts).to(device, non_blocking=non_blocking)
         return sharing.groups.of_lengths(parts.lengths).jagged(values, parts.ragged_dim)
     if isinstance(leaf, torch.Tensor):

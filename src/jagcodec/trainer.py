@@ -410,7 +410,7 @@ class _Materializing:
         path = f"materialize({'.'.join(key)!r})"
         if _name(key) in options.keep_jagged:
             return self._moved(leaf)
-        parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path)
+        parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path, seen=self._sharing.read)
         splits = self._sharing.groups.of_lengths(parts.lengths).splits
         self._check_width(splits, path)
         if options.layout == "jagged":

@@ -284,7 +284,8 @@ class WireBatch:
         if self._chosen is None:
             return self._moved(self._whole(record))
         per_row = math.prod(record.shape[1:])
-        ranges = [(a * per_row, b * per_row) for a, b in self._row_ranges()]
+        firsts, ends = self._row_ranges()
+        ranges = list(zip((firsts * per_row).tolist(), (ends * per_row).tolist(), strict=True))
         shape = (len(self), *record.shape[1:])
         return self._moved(self._cells(record, ranges, shape))
 
@@ -297,13 +298,13 @@ class WireBatch:
             return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, dim, True)
         outer = math.prod(record.shape[: record.ragged_dim - 1])
         inner = math.prod(record.shape[record.ragged_dim :])
-        offsets = sent.host
-        rows = [(int(offsets[a]), int(offsets[b])) for a, b in self._row_ranges()]
+        firsts, ends = self._row_ranges()
         shape = list(record.shape)
         shape[record.ragged_dim - 1] = chosen.total
         if not math.prod(record.shape):
             ranges = []
-        elif outer * len(rows) <= _RANGES:
+        elif outer * len(firsts) <= _RANGES:
+            rows = list(zip(sent.host[firsts].tolist(), sent.host[ends].tolist(), strict=True))
             starts = range(0, outer * total, total)
             ranges = [((k + a) * inner, (k + b) * inner) for k in starts for a, b in rows]
         else:
@@ -343,18 +344,16 @@ class WireBatch:
         values = self._moved(compact_values(loose))
         return Parts(values, chosen.offsets, chosen.starts, chosen.lengths, record.ragged_dim, True)
 
-    def _row_ranges(self) -> Ranges:
-        """The chosen rows of the message as ranges, neighbours joined."""
-        if self._chosen is None:
-            return [(0, self._sent[0])]
-        if isinstance(self._chosen, range):
-            return [(self._chosen.start, self._chosen.stop)]
+    def _row_ranges(self) -> tuple[IntArray, IntArray]:
+        """The chosen rows of the message as ranges, neighbours joined: firsts and ends."""
         rows = self._chosen
+        if rows is None or isinstance(rows, range):
+            start, stop = (0, self._sent[0]) if rows is None else (rows.start, rows.stop)
+            return np.array([start]), np.array([stop])
         if not len(rows):
-            return []
+            return rows, rows
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-        firsts, lasts = rows[np.append(0, breaks)], rows[np.append(breaks, len(rows)) - 1]
-        return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+        return rows[np.append(0, breaks)], rows[np.append(breaks, len(rows)) - 1] + 1
 
     def _cells(
         self, record: records.Tensor | records.Jagged, ranges: Ranges, shape: tuple[int, ...]
