@@ -357,9 +357,7 @@ def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
     """The envelope ends where a message begins."""
     # A ROUTER's first frame is an identity, which the peer itself may have chosen.
     routed = int(socket.type == zmq.ROUTER)
-    begin = next(
-        (i for i in range(routed, len(parts)) if _begins_message(parts[i].buffer)), None
-    )
+    begin = next((i for i in range(routed, len(parts)) if _begins_message(parts[i].buffer)), None)
     if begin is None:  # a foreign one: decode will say so
         begin = routed
         if len(parts) > begin + 1 and not len(parts[begin]):
