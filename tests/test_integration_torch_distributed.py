@@ -43,6 +43,7 @@ from jagcodec.integrations.torch_distributed import (
     send,
 )
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
+from jagcodec.wire.resident import decode_resident, encode_resident
 
 ROOT = Path(__file__).parent.parent
 LONG = 120  # seconds, for what must come
@@ -556,6 +557,21 @@ def test_without_a_process_group():
 
 # --- tensors that stay on their device ---------------------------------------------------------
 # The path of NCCL, with the CPU in the part of the device.
+
+
+def test_cells_stay_where_they_lie_and_offsets_do_not():
+    batch = batch_of(3, 0, 5)
+    header, *frames = encode_resident(batch, torch.device("cpu"))
+    kept = [isinstance(frame, torch.Tensor) for frame in frames]
+    places = {frame.data_ptr() for frame in frames if isinstance(frame, torch.Tensor)}
+    tensors = [batch["ids"].values(), batch["logprobs"].values(), batch["reward"]]
+    assert places == {tensor.data_ptr() for tensor in tensors}
+    assert kept == [False, True, True, True]
+    buffers = [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in frames[:1]] + frames[1:]
+    back = decode_resident(header, buffers, kept)
+    assert_same(back, batch)
+    assert back["ids"].values().data_ptr() == tensors[0].data_ptr()
+    assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
 
 
 @contextmanager
