@@ -177,7 +177,7 @@ class Line:
         self.sent.append([bytes(frame) for frame in frames])
 
     def recv_multipart(self, copy: bool) -> Frames:
-        return self._receive()
+        return [zmq.Frame(frame) for frame in self._receive()]
 
 
 def same(frames: Frames) -> Frames:
