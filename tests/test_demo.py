@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zmq
 
 from jagcodec import JagcodecError, WireFormatError, cli, decode, demo, encode
 from jagcodec.demo import batch as batch_module
@@ -160,6 +161,8 @@ def test_a_process_that_hangs_runs_into_the_time_out() -> None:
 class Line:
     """One end of a socket: hands out the messages it is given, keeps those sent."""
 
+    type = zmq.PAIR
+
     def __init__(self, receive: Callable[[], Frames]) -> None:
         self._receive = receive
         self.sent: list[Frames] = []
@@ -174,7 +177,7 @@ class Line:
         self.sent.append([bytes(frame) for frame in frames])
 
     def recv_multipart(self, copy: bool) -> Frames:
-        return self._receive()
+        return [zmq.Frame(frame) for frame in self._receive()]
 
 
 def same(frames: Frames) -> Frames:

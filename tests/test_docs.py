@@ -34,7 +34,7 @@ def test_links_and_files_exist(path):
     text = path.read_text()
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (path.parent / target).exists(), target
-    for target in re.findall(r"`((?:src|docs|tests|benchmarks)/[\w./-]+)`", text):
+    for target in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", text):
         assert (ROOT / target).exists(), target
 
 

@@ -25,10 +25,11 @@ FLOORS = (
     ),
     ("fields", "wire.encoder", "wire.decoder"),
     ("leaves",),
-    ("columns", "masked", "wire.blobs", "wire_batch"),
+    ("columns", "masked", "wire.blobs", "wire.resident", "wire_batch"),
     ("rows",),
     ("batched",),
     ("trainer", "tax", "testing"),
+    ("integrations",),
     ("demo",),
     ("cli",),
     ("__main__",),
@@ -93,6 +94,8 @@ def test_front_door_is_exactly_this():
         "MsgpackEncoder",
         "PackedColumn",
         "PaddingSide",
+        "TransportError",
+        "TransportTimeoutError",
         "UnsupportedTypeError",
         "WireBatch",
         "WireFormatError",
@@ -139,7 +142,9 @@ def loaded_by(statement, *names):
 
 
 def test_extras_load_only_when_asked():
-    assert loaded_by("import jagcodec", "zmq", "ray", "hypothesis", "jagcodec.cli") == []
+    extras = ("zmq", "ray", "hypothesis", "jagcodec.cli", "jagcodec.integrations")
+    assert loaded_by("import jagcodec", *extras) == []
+    assert loaded_by("import jagcodec.integrations", "zmq", "ray") == []
 
 
 def test_the_header_layer_needs_no_torch():

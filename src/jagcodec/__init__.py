@@ -12,6 +12,8 @@ from jagcodec.errors import (
     ArgumentKeyError,
     ArgumentTypeError,
     JagcodecError,
+    TransportError,
+    TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
 )
@@ -56,6 +58,8 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "TransportError",
+    "TransportTimeoutError",
     "UnsupportedTypeError",
     "WireBatch",
     "WireFormatError",

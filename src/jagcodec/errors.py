@@ -43,6 +43,10 @@ Reason = Literal[
     "bad_checksum",
     "unknown_type",
     "pickle_refused",
+    # a message that did not get across
+    "timed_out",
+    "no_peer",
+    "peer_failed",
 ]
 """The closed set of reason codes. Programs branch on these; people read the text."""
 
@@ -99,3 +103,19 @@ class UnsupportedTypeError(JagcodecError, TypeError):
 
 class WireFormatError(JagcodecError, ValueError):
     """A message cannot be read: cut, foreign, newer, or inconsistent; also a `ValueError`."""
+
+
+class TransportError(JagcodecError):
+    """A message did not get across, though nothing is wrong with it: its peer is not there, or
+    failed. Raised by `jagcodec.integrations` alone.
+    """
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """A message did not get across in time: to try again is reasonable; also a `TimeoutError`."""
+
+    def __init__(self, reason: Reason, path: str, detail: str) -> None:
+        super().__init__(reason, path, detail)
+        # A TimeoutError is an OSError, which takes three arguments for an errno and its like.
+        self.args = (reason, path, detail)
+        self.errno = self.strerror = self.filename = None

@@ -22,7 +22,6 @@ from jagcodec.demo.batch import (
 from jagcodec.demo.check import check_rows
 from jagcodec.demo.report import Produced
 from jagcodec.tax import padding_tax
-from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ def produce(socket: zmq.Socket[bytes], directory: Path, rows: int, batches: int)
         One report per batch.
 
     Raises:
+        TransportTimeoutError: Nothing was written back in time.
         MismatchError: What was written back is not what was padded.
         WireFormatError: What was written back cannot be read.
     """
@@ -54,6 +54,9 @@ def produce(socket: zmq.Socket[bytes], directory: Path, rows: int, batches: int)
 
 
 def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
+    # Here, because the lengths of `jagcodec.demo` serve commands that need no pyzmq.
+    from jagcodec.integrations.zmq import recv, send_frames
+
     fields = {
         name: column if column.dtype == object else torch.from_numpy(column)
         for name, column in batch.columns.items()
@@ -64,9 +67,9 @@ def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
     marks["packed"] = perf_counter()
     frames = encode(td)
     marks["encoded"] = perf_counter()
-    socket.send_multipart(frames, copy=False)
+    send_frames(socket, frames)
 
-    advantages = decode(socket.recv_multipart(copy=False))
+    advantages = recv(socket)
     marks["written back"] = perf_counter()
     expected = [
         row[start : start + count]

@@ -17,7 +17,7 @@ from jagcodec.demo.batch import rollout_table
 from jagcodec.demo.producer import produce
 from jagcodec.demo.report import DemoResult, settle
 from jagcodec.demo.trainer import consume
-from jagcodec.errors import JagcodecError
+from jagcodec.errors import JagcodecError, TransportTimeoutError
 
 ROWS = 512
 BATCHES = 2
@@ -205,7 +205,7 @@ def _main(
         try:
             plug(socket, pipe, timeout)
             report = work(socket, *arguments)
-        except zmq.Again:
+        except (zmq.Again, TransportTimeoutError):
             report = JagcodecError(
                 "no_message",
                 f"{role} process",

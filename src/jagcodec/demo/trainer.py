@@ -21,7 +21,6 @@ from jagcodec.demo.report import Consumed
 from jagcodec.layout import response_from_nested, to_nested_by_length
 from jagcodec.trainer import materialize
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
 
 if TYPE_CHECKING:
     import zmq
@@ -39,6 +38,7 @@ def consume(socket: zmq.Socket[bytes], directory: Path, batches: int) -> list[Co
         One report per batch.
 
     Raises:
+        TransportTimeoutError: No batch came in time.
         MismatchError: A column, or a response slice, is not what was padded.
         WireFormatError: A message cannot be read.
     """
@@ -48,7 +48,9 @@ def consume(socket: zmq.Socket[bytes], directory: Path, batches: int) -> list[Co
 
 
 def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: int) -> Consumed:
-    frames = socket.recv_multipart(copy=False)
+    from jagcodec.integrations.zmq import recv_frames, send
+
+    frames = recv_frames(socket).frames
     marks = {"received": perf_counter()}
     td = decode(frames)
     marks["decoded"] = perf_counter()
@@ -89,5 +91,5 @@ def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: i
     marks["slices checked"] = perf_counter()
     advantages = torch.from_numpy(group_advantages(batch["rewards"].numpy(), group_size))
     per_token = advantages[:, None].expand(batch["token_mask"].shape)
-    socket.send_multipart(encode(to_nested_by_length(per_token, responses)), copy=False)
+    send(socket, to_nested_by_length(per_token, responses))
     return Consumed(marks, compared, tuple(len(frame) for frame in frames))

@@ -505,13 +505,17 @@ class Encoding:
         return self._record(records.TensorViews(*ranges, name, list(merged.base.shape), *place))
 
     def _jagged(self, tensor: torch.Tensor) -> Any:
-        if not self._fetched and note_memory(tensor, self.staging):
+        if not self._fetched and self._note_jagged(tensor):
             return None
         try:
             parts = take_apart(tensor, "jagged tensor", staging=self.staging)
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
         return self._parts(parts)
+
+    def _note_jagged(self, tensor: torch.Tensor) -> bool:
+        """Ask for what of a jagged tensor has to come to the host; says whether any has."""
+        return note_memory(tensor, self.staging)
 
     def _parts(self, parts: Parts) -> Any:
         name = self._torch_dtype(parts.values)

@@ -1,0 +1,69 @@
+"""Rollout workers push batches to a trainer over ZeroMQ: processes of their own, one PULL socket.
+
+Run it with ``python examples/zmq_pipeline.py``; it needs ``pip install 'jagcodec[zmq]'``.
+"""
+
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+import zmq
+
+from jagcodec import concat_rows, materialize, pack_jagged_fields
+from jagcodec.integrations.zmq import recv, send
+
+WORKERS, BATCHES, ROWS, WIDTH = 2, 3, 64, 256
+TIMEOUT = 60  # seconds: a peer that died is an error, not a silence
+
+
+def rollouts(seed: int):
+    """A batch as an inference engine hands it out: padded rectangles and Python objects."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, WIDTH + 1, (ROWS,), generator=generator)
+    past = torch.arange(WIDTH) >= lengths[:, None]
+    ids = torch.randint(0, 1000, (ROWS, WIDTH), generator=generator).masked_fill(past, 0)
+    messages = np.empty(ROWS, dtype=object)
+    messages[:] = [{"role": "assistant", "seed": seed, "row": row} for row in range(ROWS)]
+    return {
+        "input_ids": ids,
+        "logprobs": torch.randn(ROWS, WIDTH, generator=generator).masked_fill(past, 0.0),
+        "lengths": lengths,
+        "message": messages,
+    }
+
+
+def work(port: int, worker: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.setsockopt(zmq.SNDHWM, 2)  # a slow trainer slows its workers down
+        socket.connect(f"tcp://127.0.0.1:{port}")
+        for number in range(BATCHES):
+            fields = rollouts(worker * BATCHES + number)
+            td = pack_jagged_fields(
+                fields, lengths=fields["lengths"], token_aligned_fields=["input_ids", "logprobs"]
+            )
+            send(socket, td, timeout=TIMEOUT)
+
+
+def main() -> None:
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        spawn = get_context("spawn")
+        workers = [spawn.Process(target=work, args=(port, i), daemon=True) for i in range(WORKERS)]
+        for process in workers:
+            process.start()
+        batches = [recv(socket, timeout=TIMEOUT) for _ in range(WORKERS * BATCHES)]
+        for process in workers:
+            process.join()
+
+    batch = materialize(concat_rows(batches), pad_to_seqlen=WIDTH)
+    for begin in range(0, len(batch), ROWS):
+        part = slice(begin, begin + ROWS)
+        sent = rollouts(batch["message"][begin]["seed"])
+        for name in ("input_ids", "logprobs", "lengths"):
+            assert torch.equal(batch[name][part], sent[name]), name
+        assert batch["message"][part].tolist() == sent["message"].tolist()
+    print(f"{len(batch)} rows from {WORKERS} workers, every cell as it was padded")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,605 @@
+"""Batches between the ranks of a `torch.distributed` job: jagged, object columns included.
+
+What every collective here does: all ranks exchange a row of integers (who calls what, who failed,
+how large the headers are); the headers follow, and then the buffers of each message as they lie,
+one large column in one transfer, without padding and without a pickle.
+
+On a backend that carries CPU tensors (gloo, mpi) the buffers travel from and to host memory. Where
+the backend is NCCL, dense and jagged tensors of the current CUDA device are sent from it and
+received on the receiver's, and do not touch the host; headers, offsets, objects and CPU tensors
+go there by way of the device.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from jagcodec.errors import (
+    ArgumentError,
+    TransportError,
+    TransportTimeoutError,
+)
+from jagcodec.rows import Batch, concat_rows, split_rows
+from jagcodec.wire.decoder import decode, usable_device
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.framing import buffer_bytes
+from jagcodec.wire.header import read_header
+from jagcodec.wire.payload import writable
+from jagcodec.wire.resident import decode_resident, encode_resident
+from jagcodec.wire_batch import WireBatch
+
+if not dist.is_available():
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.torch_distributed needs a torch built with torch.distributed: "
+        "pip install torch",
+        name="torch.distributed",
+    )
+
+__all__ = ["all_gather_rows", "broadcast", "recv", "scatter_rows", "send"]
+
+T = TypeVar("T")
+
+
+def broadcast(
+    batch: Any,
+    src: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """One rank's batch on every rank: the leader fetches it, its tensor-parallel peers get it.
+
+    Args:
+        batch: On rank `src` anything that `encode` takes, or a `WireBatch` (which is read whole);
+            None on the others.
+        src: The global rank that has the batch, as for `torch.distributed.broadcast`.
+        group: The ranks that take part, by default all. Every one of them makes this call.
+        device: Where tensors go, on this rank. None: the CPU; with NCCL, what lay on the sender's
+            CUDA device goes to this rank's current one.
+        allow_pickle: As for `encode` and `decode`, on every rank.
+
+    Returns:
+        The batch. On rank `src` the very object that was passed, or, if `device` is given, a
+        value that may alias it; elsewhere a value with memory of its own.
+
+    Raises:
+        TransportError: Rank `src`, or another one, failed before anything was sent; says how. Or
+            the connection to a rank is lost.
+        TransportTimeoutError: The group's time-out passed; its ranks do not agree any more.
+        ArgumentError: Ranks called different functions, or with a different `src` (every rank
+            raises); a batch was given on another rank than `src`; `src` or this process is not
+            in the group; or there is no process group.
+        UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
+        WireFormatError: As `decode`, on the rank where it is raised alone.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from jagcodec.integrations.torch_distributed import broadcast
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> broadcast({"step": 3}, src=0)
+        {'step': 3}
+        >>> dist.destroy_process_group()
+    """
+    line = _line(group, "broadcast")
+    target: torch.device | None = None
+    message: _Message | None = None
+
+    def prepare() -> None:
+        nonlocal target, message
+        target = usable_device(device, "broadcast(device)")
+        if line.is_source(src, batch, "batch"):
+            message = line.message(_readable(batch), allow_pickle)
+
+    sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
+    come = line.broadcast(line.ranks.index(src), sizes[line.ranks.index(src)][0], message)
+    if message is not None and target is None:
+        return batch
+    return come.value(target, allow_pickle)
+
+
+def scatter_rows(
+    batch: Batch | None,
+    src: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """One rank's rows, shared out: each rank gets the next contiguous part.
+
+    Args:
+        batch: On rank `src` a TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns;
+            None on the others.
+        src: The global rank that has the batch.
+        group: As for `broadcast`.
+        device: As for `broadcast`.
+        allow_pickle: As for `broadcast`.
+
+    Returns:
+        This rank's part of ``split_rows(batch, world_size)``, in the order of the group's ranks:
+        parts as equal as can be, longer ones first. On rank `src` it may alias `batch`.
+
+    Raises:
+        ArgumentTypeError: On rank `src`, `batch` has no rows; the others raise TransportError.
+        JagcodecError: What `broadcast` raises.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from jagcodec import BatchedDataDict
+        >>> from jagcodec.integrations.torch_distributed import scatter_rows
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> scatter_rows(BatchedDataDict(x=torch.arange(3)), src=0)["x"].tolist()
+        [0, 1, 2]
+        >>> dist.destroy_process_group()
+    """
+    line = _line(group, "scatter_rows")
+    target: torch.device | None = None
+    mine: Any = None
+    messages: list[_Message] = []
+
+    def prepare() -> None:
+        nonlocal target, mine
+        target = usable_device(device, "scatter_rows(device)")
+        if line.is_source(src, batch, "batch"):
+            parts = split_rows(_readable(batch), line.world)
+            mine = parts[line.place]
+            messages.extend(line.message(part, allow_pickle) for part in parts)
+
+    sizes = line.agree(
+        src, prepare, lambda: [message.size for message in messages] or [0] * line.world
+    )
+    if messages:
+        line.send({rank: messages[i] for i, rank in enumerate(line.ranks) if i != line.place})
+        return mine if target is None else messages[line.place].value(target, allow_pickle)
+    come = line.receive(src, sizes[line.ranks.index(src)][line.place])
+    return come.value(target, allow_pickle)
+
+
+def all_gather_rows(
+    batch: Batch,
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """The rows of every rank's batch, on every rank, in the order of the group's ranks.
+
+    Args:
+        batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, of any number
+            of rows; of one kind and with the same columns on all ranks.
+        group: As for `broadcast`.
+        device: As for `broadcast`.
+        allow_pickle: As for `broadcast`.
+
+    Returns:
+        ``concat_rows`` of all batches: new memory.
+
+    Raises:
+        ArgumentError: As `broadcast`; or batches differ in their columns, as for `concat_rows`,
+            where every rank raises.
+        JagcodecError: What `broadcast` raises; a rank whose batch cannot ride raises what
+            `encode` raises, the others raise TransportError.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from jagcodec import BatchedDataDict
+        >>> from jagcodec.integrations.torch_distributed import all_gather_rows
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> all_gather_rows(BatchedDataDict(x=torch.arange(3)))["x"].tolist()
+        [0, 1, 2]
+        >>> dist.destroy_process_group()
+    """
+    line = _line(group, "all_gather_rows")
+    target: torch.device | None = None
+    message: _Message | None = None
+
+    def prepare() -> None:
+        nonlocal target, message
+        target = usable_device(device, "all_gather_rows(device)")
+        whole = _readable(batch)
+        # Asks whether there are rows, before the others wait for them.
+        split_rows(whole, 1)
+        message = line.message(whole, allow_pickle)
+
+    sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
+    come = [
+        line.broadcast(i, sizes[i][line.place], message if i == line.place else None)
+        for i in range(line.world)
+    ]
+    return concat_rows([one.value(target, allow_pickle) for one in come])
+
+
+def send(
+    batch: Any,
+    dst: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> None:
+    """Send a batch to one rank, which calls `recv`.
+
+    Args:
+        batch: Anything that `encode` takes, or a `WireBatch`.
+        dst: The global rank that it goes to.
+        group: As for `broadcast`, but only the two ranks call.
+        allow_pickle: As for `encode`.
+
+    Returns:
+        When the batch may be written to again.
+
+    Raises:
+        UnsupportedTypeError: As `encode`; rank `dst` raises TransportError.
+        TransportError: The connection to rank `dst` is lost.
+        TransportTimeoutError: The group's time-out passed.
+        ArgumentError: `dst` is this rank or not in the group; or there is no process group.
+
+    Example:
+        See `docs/torch-distributed.md`.
+    """
+    line = _line(group, "send")
+    line.check_peer(dst, "dst")
+    try:
+        message = line.message(_readable(batch), allow_pickle)
+    except Exception as error:
+        text = _words(error)
+        line.send_tensors(dst, [_numbers([_FAILED, len(text)]), _tensor(text)])
+        raise
+    line.send_tensors(dst, [_numbers([_FINE, message.size])])
+    line.send({dst: message})
+
+
+def recv(
+    src: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """Receive the batch that a rank sends to this one.
+
+    Args:
+        src: The global rank that it comes from.
+        group: As for `send`.
+        device: As for `broadcast`.
+        allow_pickle: As for `decode`.
+
+    Returns:
+        The value, with memory of its own.
+
+    Raises:
+        TransportError: Rank `src` failed to encode, and says how; or the connection is lost.
+        TransportTimeoutError: The group's time-out passed.
+        WireFormatError: As `decode`.
+        ArgumentError: `src` is this rank or not in the group; there is no process group; or
+            `device` is none.
+
+    Example:
+        See `docs/torch-distributed.md`.
+    """
+    line = _line(group, "recv")
+    line.check_peer(src, "src")
+    target = usable_device(device, "recv(device)")
+    status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
+    if status == _FAILED:
+        raise line.peer_failed(src, line.receive_tensor(src, size))
+    return line.receive(src, size).value(target, allow_pickle)
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+class _Message(NamedTuple):
+    """A message as tensors of bytes.
+
+    Attributes:
+        meta: On the CPU: the size of the header, the header, and for each buffer whether it
+            stays on its device.
+        buffers: The frames after the header.
+    """
+
+    meta: torch.Tensor
+    buffers: list[torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        return self.meta.numel()
+
+    def header(self) -> tuple[memoryview, list[bool]]:
+        """The header, and which buffers stay on their device."""
+        data = self.meta.numpy().data
+        (size,) = _HEADER_SIZE.unpack(data[: _HEADER_SIZE.size])
+        end = _HEADER_SIZE.size + size
+        return data[_HEADER_SIZE.size : end], [bool(flag) for flag in data[end:]]
+
+    def value(self, device: torch.device | None, allow_pickle: bool) -> Any:
+        header, kept = self.header()
+        if any(kept):
+            return decode_resident(
+                header, self.buffers, kept, device=device, allow_pickle=allow_pickle
+            )
+        return decode([header, *self.buffers], device=device, allow_pickle=allow_pickle)
+
+
+_HEADER_SIZE = struct.Struct("<Q")
+_FINE, _FAILED = 0, 1
+_NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
+
+
+def _numbers(numbers: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+
+
+def _tensor(data: Any) -> torch.Tensor:
+    """A buffer as a tensor of bytes that aliases it; it is only read."""
+    return torch.from_numpy(writable(buffer_bytes(data, "frame"), copy=False))
+
+
+def _wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _words(error: BaseException) -> bytes:
+    return f"{type(error).__name__}: {error}".encode(errors="replace")[:4096]
+
+
+def _readable(batch: Any) -> Any:
+    return batch.to_tensordict() if isinstance(batch, WireBatch) else batch
+
+
+# --- a group -----------------------------------------------------------------------------------
+
+
+def _line(group: dist.ProcessGroup | None, where: str) -> _Line:
+    """A group as this rank sees it.
+
+    Raises:
+        ArgumentError: There is none, or this process is not in it.
+    """
+    if not dist.is_initialized():
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(group)",
+            "expected a process group, found none; call torch.distributed.init_process_group",
+        )
+    place = dist.get_rank(group)
+    if place < 0:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(group)",
+            f"expected a group that this process is in, found one without rank {dist.get_rank()}",
+        )
+    ranks = dist.get_process_group_ranks(group)
+    backends = _backends(group)
+    cuda = None
+    if backends.get("cuda") == "nccl":
+        cuda = torch.device("cuda", torch.cuda.current_device())
+    if "cpu" not in backends and cuda is None:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(group)",
+            f"expected a backend for CPU tensors, or NCCL, found {backends}",
+        )
+    host = torch.device("cpu") if "cpu" in backends or cuda is None else cuda
+    return _Line(group, where, place, ranks, host, cuda)
+
+
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """Device type to backend, out of ``"cpu:gloo,cuda:nccl"``."""
+    pairs = dist.get_backend_config(group).split(",")
+    return dict(pair.split(":", 1) for pair in pairs)
+
+
+class _Line(NamedTuple):
+    """A group, and how bytes travel in it.
+
+    Attributes:
+        where: The public function that is running, for errors.
+        place: This rank's number in the group.
+        ranks: Global ranks, in the order of the group.
+        host: Where bytes of the host have to lie to travel.
+        resident: The device whose tensors travel from it and stay on it; None where all go by
+            way of the host.
+    """
+
+    group: dist.ProcessGroup | None
+    where: str
+    place: int
+    ranks: list[int]
+    host: torch.device
+    resident: torch.device | None
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
+
+    # What a rank is asked to do
+
+    def is_source(self, src: Any, batch: Any, name: str) -> bool:
+        """Whether this rank is the one that has something to send."""
+        if isinstance(src, bool) or not isinstance(src, int) or src not in self.ranks:
+            raise ArgumentError(
+                "bad_option",
+                f"{self.where}(src)",
+                f"expected a global rank of the group, one of {self.ranks}, found {src!r:.80}",
+            )
+        if src == self.ranks[self.place]:
+            return True
+        if batch is not None:
+            raise ArgumentError(
+                "conflict",
+                f"{self.where}({name})",
+                f"expected None on every rank but src={src}, found {type(batch).__name__} on "
+                f"rank {self.ranks[self.place]}",
+            )
+        return False
+
+    def check_peer(self, peer: Any, name: str) -> None:
+        others = [rank for rank in self.ranks if rank != self.ranks[self.place]]
+        if isinstance(peer, bool) or peer not in others:
+            raise ArgumentError(
+                "bad_option",
+                f"{self.where}({name})",
+                f"expected the global rank of another member, one of {others}, found {peer!r:.80}",
+            )
+
+    def agree(
+        self, src: Any, prepare: Callable[[], None], sizes: Callable[[], list[int]]
+    ) -> list[list[int]]:
+        """Prepare, and tell all ranks how that went: nobody waits for one that failed.
+
+        Returns:
+            For each rank, the sizes of the headers that it has for each rank.
+
+        Raises:
+            JagcodecError: Some rank failed, or ranks do not make the same call.
+        """
+        failure: Exception | None = None
+        text = b""
+        try:
+            prepare()
+        except Exception as error:
+            failure, text = error, _words(error)
+        call = [_NAMES.index(self.where), src if isinstance(src, int) else -1]
+        mine = [0] * self.world if failure else sizes()
+        table = self._exchanged([*call, len(text), *mine])
+        failed = [i for i, row in enumerate(table) if row[2]]
+        if failed:
+            first = failed[0]
+            words = self._broadcast_tensor(first, table[first][2], text if failure else None)
+            raise failure or self.peer_failed(self.ranks[first], words)
+        if any(row[:2] != table[0][:2] for row in table):
+            calls = ", ".join(
+                f"{_NAMES[row[0]]}(src={row[1]}) on rank {rank}"
+                for row, rank in zip(table, self.ranks, strict=True)
+            )
+            raise ArgumentError(
+                "conflict", self.where, f"expected the same call on every rank, found {calls}"
+            )
+        return [row[3:] for row in table]
+
+    def _exchanged(self, row: list[int]) -> list[list[int]]:
+        mine = torch.tensor(row, dtype=torch.int64, device=self.host)
+        rows = [torch.empty_like(mine) for _ in self.ranks]
+        with self.reported():
+            dist.all_gather(rows, mine, group=self.group)
+        return [row.tolist() for row in rows]
+
+    def peer_failed(self, rank: int, words: torch.Tensor) -> TransportError:
+        text = bytes(words.numpy()).decode(errors="replace")
+        return TransportError(
+            "peer_failed",
+            f"{self.where}, rank {rank}",
+            f"expected it to have a message ready, found that it failed: {text}",
+        )
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """What backends raise for lost peers and time-outs as errors of this library."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            late = any(word in str(error).lower() for word in ("timed out", "timeout"))
+            kind = TransportTimeoutError if late else TransportError
+            raise kind(
+                "timed_out" if late else "no_peer",
+                self.where,
+                "expected every rank of the group to take part, found that one did not: "
+                f"{error!s:.400}. Messages may be lost: make the group anew",
+            ) from error
+
+    # Bytes
+
+    def message(self, obj: Any, allow_pickle: bool) -> _Message:
+        """A value, ready to travel."""
+        frames: Sequence[Any]
+        if self.resident is None:
+            frames = encode(obj, allow_pickle=allow_pickle)
+        else:
+            frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle)
+        header, *rest = frames
+        kept = bytes(isinstance(frame, torch.Tensor) for frame in rest)
+        meta = bytearray(_HEADER_SIZE.pack(len(header)) + bytes(header) + kept)
+        buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in rest]
+        return _Message(_tensor(meta), buffers)
+
+    def _room(self, meta: torch.Tensor) -> tuple[_Message, list[torch.Tensor]]:
+        """A message that is to come, and the memory that it travels through."""
+        header, kept = _Message(meta, []).header()
+        places = [self.resident if stays else self.host for stays in kept]
+        sizes = read_header(header).buffers
+        room = [
+            torch.empty(size, dtype=torch.uint8, device=place)
+            for size, place in zip(sizes, places, strict=True)
+        ]
+        return _Message(meta, room), [buffer for buffer in room if buffer.numel()]
+
+    def _arrived(self, message: _Message) -> _Message:
+        """The message with what belongs on the host there."""
+        _, kept = message.header()
+        buffers = [
+            buffer if stays else buffer.cpu()
+            for buffer, stays in zip(message.buffers, kept, strict=True)
+        ]
+        return _Message(message.meta, buffers)
+
+    def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
+
+    def _broadcast_tensor(self, place: int, size: int, data: Any) -> torch.Tensor:
+        tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
+        if place == self.place:
+            tensor = self._outgoing(data if isinstance(data, torch.Tensor) else _tensor(data))
+        with self.reported():
+            dist.broadcast(tensor, self.ranks[place], group=self.group)
+        return tensor.cpu()
+
+    def broadcast(self, place: int, size: int, message: _Message | None) -> _Message:
+        """The message of the rank at `place`, whose header and so on has `size` bytes."""
+        meta = self._broadcast_tensor(place, size, None if message is None else message.meta)
+        if message is None:
+            message, moving = self._room(meta)
+        else:
+            moving = [self._outgoing(b) for b in message.buffers if b.numel()]
+        with self.reported():
+            source = self.ranks[place]
+            _wait([dist.broadcast(b, source, group=self.group, async_op=True) for b in moving])
+        return self._arrived(message)
+
+    def send_tensors(self, dst: int, tensors: Sequence[torch.Tensor]) -> None:
+        with self.reported():
+            for tensor in tensors:
+                dist.send(self._outgoing(tensor), dst, group=self.group)
+
+    def send(self, messages: dict[int, _Message]) -> None:
+        """Messages to ranks; the transfers run side by side."""
+        pairs = [
+            (rank, self._outgoing(tensor))
+            for rank, message in messages.items()
+            for tensor in (message.meta, *message.buffers)
+            if tensor.numel()
+        ]
+        with self.reported():
+            _wait([dist.isend(tensor, rank, group=self.group) for rank, tensor in pairs])
+
+    def receive_tensor(self, src: int, size: int) -> torch.Tensor:
+        tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
+        with self.reported():
+            dist.recv(tensor, src, group=self.group)
+        return tensor.cpu()
+
+    def receive(self, src: int, size: int) -> _Message:
+        """The message that `send` sends, whose header and so on has `size` bytes."""
+        message, moving = self._room(self.receive_tensor(src, size))
+        with self.reported():
+            _wait([dist.irecv(tensor, src, group=self.group) for tensor in moving])
+        return self._arrived(message)

@@ -1,0 +1,460 @@
+"""Values over ZeroMQ: one multipart message each, without a copy of large tensors.
+
+`send` and `recv` are for sockets of `zmq.Context`, `async_send` and `async_recv` for those of
+`zmq.asyncio.Context`. The `…_frames` functions stop at the frames: for sockets whose messages come
+with an envelope (a ROUTER's identities, a topic), and for `open_wire`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    TransportError,
+    TransportTimeoutError,
+)
+from jagcodec.wire.decoder import decode
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
+
+try:
+    import zmq
+    import zmq.asyncio
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.split(".")[0] != "zmq":
+        raise
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=error.name
+    ) from error
+
+Envelope: TypeAlias = "bytes | Sequence[bytes]"
+"""The frames before a message: identities of peers, an empty delimiter, a topic."""
+
+__all__ = [
+    "Received",
+    "async_recv",
+    "async_recv_frames",
+    "async_send",
+    "async_send_frames",
+    "recv",
+    "recv_frames",
+    "send",
+    "send_frames",
+]
+
+
+class Received(NamedTuple):
+    """A message as it came, not yet read.
+
+    Attributes:
+        envelope: What stood before the message: for a ROUTER socket the identity of the peer that
+            it came from (and the empty delimiter of a REQ), for a SUB socket the topic if there
+            was one, else nothing. Answer with ``send(socket, obj, envelope=envelope)``.
+        frames: The message, for `jagcodec.decode` or `jagcodec.open_wire`.
+    """
+
+    envelope: list[bytes]
+    frames: list[zmq.Frame]
+
+
+# --- sync sockets ------------------------------------------------------------------------------
+
+
+def send(
+    socket: zmq.Socket[Any],
+    obj: Any,
+    *,
+    envelope: Envelope = (),
+    timeout: float | None = None,
+    **options: bool,
+) -> zmq.MessageTracker:
+    """Encode a value and send it, whole or not at all.
+
+    Args:
+        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
+            (``ROUTER_MANDATORY``), because it would otherwise drop what it cannot route.
+        obj: Anything that `encode` takes.
+        envelope: Frames to go before the message: what `recv_frames` gave, a peer's identity, or
+            the topic of a PUB socket.
+        timeout: Seconds to wait for room when the high-water mark is reached, or no peer is
+            connected; 0 does not wait. None: the socket's own ``SNDTIMEO``, by default no limit.
+            PUB and XPUB never wait: libzmq drops what a slow subscriber has no room for.
+        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+
+    Returns:
+        A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
+        write to them only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
+        ``inproc://`` nothing is copied at all: the receiver gets that very memory.
+
+    Raises:
+        TransportTimeoutError: There was no room in time; nothing was sent.
+        TransportError: A ROUTER has no peer of this identity; nothing was sent.
+        UnsupportedTypeError: As `encode`; nothing was sent.
+        ArgumentError: `timeout` is none, or the socket carries no multipart messages.
+        ArgumentTypeError: This is an asyncio socket, or `envelope` holds no bytes.
+        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
+
+    Example:
+        >>> import zmq
+        >>> from jagcodec.integrations.zmq import recv, send
+        >>> with zmq.Context() as context:
+        ...     with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+        ...         port = push.bind_to_random_port("tcp://127.0.0.1")
+        ...         _ = pull.connect(f"tcp://127.0.0.1:{port}")
+        ...         _ = send(push, {"step": 3}, timeout=10)
+        ...         recv(pull, timeout=10)
+        {'step': 3}
+    """
+    _check(socket, "send", asyncio=False)
+    return _send(socket, encode(obj, **options), envelope, timeout, "send")
+
+
+def recv(
+    socket: zmq.Socket[Any],
+    *,
+    timeout: float | None = None,
+    copy: bool | None = None,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """Receive a message and decode it.
+
+    Args:
+        socket: A socket whose messages come without an envelope. For a ROUTER, and where topics
+            or delimiters stand before messages, use `recv_frames`.
+        timeout: Seconds to wait for a message; 0 does not wait. None: the socket's own
+            ``RCVTIMEO``, by default no limit.
+        copy: As for `decode`. Tensors alias the received memory, which is this process's own,
+            except over ``inproc://``, where it is the sender's: there, pass True to write to them.
+        device: As for `decode`.
+        allow_pickle: As for `decode`.
+
+    Returns:
+        The value. Its tensors keep the frames alive that they alias.
+
+    Raises:
+        TransportTimeoutError: No message came in time.
+        WireFormatError: What came is no message of jagcodec's, or is damaged. It was received;
+            the socket is ready for the next.
+        ArgumentError: The socket is a ROUTER, or `timeout` or `device` is none.
+        ArgumentTypeError: This is an asyncio socket.
+        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
+
+    Example:
+        See `send`.
+    """
+    _check_plain(socket, "recv")
+    _check(socket, "recv", asyncio=False)
+    parts = _recv(socket, timeout, "recv")
+    return decode(parts, copy=copy, device=device, allow_pickle=allow_pickle)
+
+
+def send_frames(
+    socket: zmq.Socket[Any],
+    frames: Sequence[Any],
+    *,
+    envelope: Envelope = (),
+    timeout: float | None = None,
+) -> zmq.MessageTracker:
+    """Send what `encode` or `encode_fields` returned; all else as for `send`.
+
+    Example:
+        See `recv_frames`.
+    """
+    _check(socket, "send_frames", asyncio=False)
+    return _send(socket, frames, envelope, timeout, "send_frames")
+
+
+def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Received:
+    """Receive a message without reading it: its envelope and its frames.
+
+    Args:
+        socket: A socket of any type that receives multipart messages.
+        timeout: As for `recv`.
+
+    Returns:
+        Envelope and frames, which hold the received memory. Whether they are a message of
+        jagcodec's, `decode` and `open_wire` say; a server then still knows whom to tell.
+
+    Raises:
+        TransportTimeoutError: No message came in time.
+        ArgumentError: The socket carries no multipart messages, or `timeout` is none.
+        ArgumentTypeError: This is an asyncio socket.
+        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
+
+    Example:
+        >>> import zmq
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.integrations.zmq import recv, recv_frames, send, send_frames
+        >>> with zmq.Context() as context:
+        ...     with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
+        ...         port = server.bind_to_random_port("tcp://127.0.0.1")
+        ...         _ = client.connect(f"tcp://127.0.0.1:{port}")
+        ...         _ = send_frames(client, encode([1, 2]), timeout=10)
+        ...         envelope, frames = recv_frames(server, timeout=10)
+        ...         _ = send(server, sum(decode(frames)), envelope=envelope, timeout=10)
+        ...         recv(client, timeout=10)
+        3
+    """
+    _check(socket, "recv_frames", asyncio=False)
+    return _opened(socket, _recv(socket, timeout, "recv_frames"))
+
+
+# --- asyncio sockets ---------------------------------------------------------------------------
+
+
+async def async_send(
+    socket: zmq.asyncio.Socket,
+    obj: Any,
+    *,
+    envelope: Envelope = (),
+    timeout: float | None = None,
+    **options: bool,
+) -> zmq.MessageTracker:
+    """`send` on a `zmq.asyncio` socket. Encoding itself runs in the event loop.
+
+    If it is cancelled while it waits for room, nothing was sent.
+
+    Example:
+        >>> import asyncio, zmq, zmq.asyncio
+        >>> from jagcodec.integrations.zmq import async_recv, async_send
+        >>> async def main():
+        ...     with zmq.asyncio.Context() as context:
+        ...         with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+        ...             port = push.bind_to_random_port("tcp://127.0.0.1")
+        ...             _ = pull.connect(f"tcp://127.0.0.1:{port}")
+        ...             await async_send(push, {"step": 3}, timeout=10)
+        ...             return await async_recv(pull, timeout=10)
+        >>> asyncio.run(main())
+        {'step': 3}
+    """
+    _check(socket, "async_send", asyncio=True)
+    return await _async_send(socket, encode(obj, **options), envelope, timeout, "async_send")
+
+
+async def async_recv(
+    socket: zmq.asyncio.Socket,
+    *,
+    timeout: float | None = None,
+    copy: bool | None = None,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """`recv` on a `zmq.asyncio` socket. Decoding itself runs in the event loop.
+
+    If it is cancelled while it waits, the next message goes to the next call.
+
+    Example:
+        See `async_send`.
+    """
+    _check_plain(socket, "async_recv")
+    _check(socket, "async_recv", asyncio=True)
+    parts = await _async_recv(socket, timeout, "async_recv")
+    return decode(parts, copy=copy, device=device, allow_pickle=allow_pickle)
+
+
+async def async_send_frames(
+    socket: zmq.asyncio.Socket,
+    frames: Sequence[Any],
+    *,
+    envelope: Envelope = (),
+    timeout: float | None = None,
+) -> zmq.MessageTracker:
+    """`send_frames` on a `zmq.asyncio` socket.
+
+    Example:
+        See `async_send`.
+    """
+    _check(socket, "async_send_frames", asyncio=True)
+    return await _async_send(socket, frames, envelope, timeout, "async_send_frames")
+
+
+async def async_recv_frames(
+    socket: zmq.asyncio.Socket, *, timeout: float | None = None
+) -> Received:
+    """`recv_frames` on a `zmq.asyncio` socket.
+
+    Example:
+        See `async_send`.
+    """
+    _check(socket, "async_recv_frames", asyncio=True)
+    return _opened(socket, await _async_recv(socket, timeout, "async_recv_frames"))
+
+
+# --- both --------------------------------------------------------------------------------------
+
+
+def _send(
+    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
+) -> zmq.MessageTracker:
+    parts, tracker = _message(socket, frames, envelope, where)
+    with _reported(where, _SENDING, timeout), _waiting(socket, zmq.SNDTIMEO, timeout, where):
+        socket.send_multipart(parts, copy=False)
+    return tracker
+
+
+async def _async_send(
+    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
+) -> zmq.MessageTracker:
+    parts, tracker = _message(socket, frames, envelope, where)
+    with _reported(where, _SENDING, timeout):
+        # pyzmq reads the time-out when the call is made, and starts a timer of its own.
+        with _waiting(socket, zmq.SNDTIMEO, timeout, where):
+            sending = socket.send_multipart(parts, copy=False)
+        await sending
+    return tracker
+
+
+def _recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
+    with _reported(where, _RECEIVING, timeout), _waiting(socket, zmq.RCVTIMEO, timeout, where):
+        parts: list[zmq.Frame] = socket.recv_multipart(copy=False)
+    return parts
+
+
+async def _async_recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
+    with _reported(where, _RECEIVING, timeout):
+        with _waiting(socket, zmq.RCVTIMEO, timeout, where):
+            receiving = socket.recv_multipart(copy=False)
+        parts: list[zmq.Frame] = await receiving
+    return parts
+
+
+def _message(
+    socket: Any, frames: Sequence[Any], envelope: Envelope, where: str
+) -> tuple[list[Any], zmq.MessageTracker]:
+    """All parts to send, and what tells when the last of them is done with."""
+    leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
+    for part in leading:
+        if not isinstance(part, bytes):
+            raise ArgumentTypeError(
+                "bad_type",
+                f"{where}(envelope)",
+                f"expected bytes, or a list of them, found {type(part).__name__}",
+            )
+    if socket.type == zmq.ROUTER:
+        if not leading:
+            raise ArgumentError(
+                "bad_option",
+                f"{where}(envelope)",
+                "expected the identity of the peer that a ROUTER socket is to send to, found "
+                "none; pass the envelope that recv_frames gave",
+            )
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    # Made here, because send_multipart returns the tracker of the last frame alone. Without a
+    # word on `copy`, frames below pyzmq's threshold are copied: to track one costs more.
+    parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
+    return [*leading, *parts], zmq.MessageTracker(*parts)
+
+
+def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
+    """The envelope ends where a message begins."""
+    # A ROUTER's first frame is an identity, which the peer itself may have chosen.
+    routed = int(socket.type == zmq.ROUTER)
+    begin = next((i for i in range(routed, len(parts)) if _begins_message(parts[i].buffer)), None)
+    if begin is None:  # a foreign one: decode will say so
+        begin = routed
+        if len(parts) > begin + 1 and not len(parts[begin]):
+            begin += 1
+    return Received([part.bytes for part in parts[:begin]], parts[begin:])
+
+
+# A header is a msgpack map (one byte) whose first key is the magic; a blob is one buffer.
+_FIRST_KEY = bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
+
+
+def _begins_message(frame: memoryview) -> bool:
+    return frame[1 : 1 + len(_FIRST_KEY)] == _FIRST_KEY or frame[: len(BLOB_MAGIC)] == BLOB_MAGIC
+
+
+_SENDING = (
+    "expected room for a message {}, found the high-water mark reached, or no peer connected; "
+    "nothing was sent: try again, raise timeout, or see whether the peer receives"
+)
+_RECEIVING = "expected a message {}, found none; raise timeout, or see whether the peer sends"
+
+
+@contextmanager
+def _reported(where: str, text: str, timeout: float | None) -> Iterator[None]:
+    """Errors of pyzmq about the peer as ours; those about the socket as they are."""
+    try:
+        yield
+    except zmq.Again as error:
+        limit = "within the socket's own time-out" if timeout is None else f"within {timeout:g} s"
+        raise TransportTimeoutError("timed_out", f"{where}(socket)", text.format(limit)) from error
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        raise TransportError(
+            "no_peer",
+            f"{where}(envelope)",
+            "expected the identity of a connected peer, found none of this name; it left, or "
+            "never said who it is. Nothing was sent",
+        ) from error
+
+
+@contextmanager
+def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Iterator[None]:
+    """The time-out of a socket set for one call."""
+    if timeout is None:
+        yield
+        return
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not number or not 0 <= timeout <= _LONGEST:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(timeout)",
+            f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}",
+        )
+    before = socket.getsockopt(option)
+    socket.setsockopt(option, math.ceil(1000 * timeout))
+    try:
+        yield
+    finally:
+        if not socket.closed:
+            socket.setsockopt(option, before)
+
+
+_LONGEST = (2**31 - 1) // 1000
+"""libzmq counts milliseconds in an int."""
+
+_MULTIPART = frozenset(
+    getattr(zmq, name)
+    for name in (
+        *("PAIR", "PUB", "SUB", "XPUB", "XSUB", "PUSH", "PULL"),
+        *("REQ", "REP", "DEALER", "ROUTER"),
+    )
+)
+
+
+def _check(socket: Any, where: str, *, asyncio: bool) -> None:
+    if isinstance(socket, zmq.asyncio.Socket) != asyncio:
+        other = where.removeprefix("async_") if where.startswith("async_") else f"async_{where}"
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(socket)",
+            f"expected a socket of {'zmq.asyncio.Context' if asyncio else 'zmq.Context'}, found "
+            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for that one",
+        )
+    if socket.type not in _MULTIPART:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(socket)",
+            f"expected a socket type that carries multipart messages, found {socket.type!r}",
+        )
+
+
+def _check_plain(socket: Any, where: str) -> None:
+    if socket.type == zmq.ROUTER:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(socket)",
+            f"expected a socket without envelopes, found a ROUTER; use {where}_frames, which says "
+            "whom a message is from",
+        )
