@@ -12,9 +12,13 @@ from jagcodec import (
     ArgumentKeyError,
     decode,
     encode,
+    encode_fields,
+    materialize,
     merge_columns,
+    open_wire,
     pack_jagged_fields,
     stack_or_nest,
+    to_blob,
 )
 from jagcodec.testing import assert_same, jagged_batches, lengths_in, rows_of, tensors
 
@@ -317,3 +321,20 @@ def test_columns_that_cannot_be_merged(batch, columns, options, reason, text):
         merge_columns(batch, columns, **options)
     assert caught.value.reason == reason
     assert isinstance(caught.value, ArgumentKeyError) == (reason == "no_such_field")
+
+
+@pytest.mark.parametrize("rows", [3, 2047, 2048, 5000])
+def test_fused_is_composed_however_large_the_offsets_are(rows):
+    """Offsets of 2,047 rows and more are a buffer of their own, between those of columns."""
+    lengths = torch.arange(rows) % 7
+    fields = {name: torch.arange(rows * 7).view(rows, 7) + i for i, name in enumerate("abc")}
+    named = {"lengths": lengths, "token_aligned_fields": fields}
+    fused = encode_fields(fields, **named)
+    composed = encode(pack_jagged_fields(fields, **named))
+    assert [bytes(frame) for frame in fused] == [bytes(frame) for frame in composed]
+    out = bytearray(sum(map(len, map(bytes, fused))) + 1000)
+    assert bytes(out[: encode_fields(fields, **named, out=out)]) == bytes(to_blob(composed))
+    columns = materialize(open_wire(fused))
+    for name, column in fields.items():
+        kept = torch.arange(7) < lengths[:, None]
+        assert torch.equal(columns[name], (column * kept)[:, :6])

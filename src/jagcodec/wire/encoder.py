@@ -535,9 +535,9 @@ class Encoding:
         if small or (self._narrow and name in INTEGER_DTYPES):
             return self._parts(strip.parts())
         self._large.append(strip)
-        group = self._group_of_splits(strip.splits)
-        shape = list(strip.shape)
-        return self._record(records.Jagged(name, shape, len(self._large), 0, group, 1))
+        place = (len(self._large), 0)
+        group = self._group_of_splits(strip.splits)  # whose offsets may be a large buffer too
+        return self._record(records.Jagged(name, list(strip.shape), *place, group, 1))
 
     def _strided_nested(self, tensor: torch.Tensor) -> Any:
         self._torch_dtype(tensor)
