@@ -29,6 +29,7 @@ FLOORS = (
     ("rows",),
     ("batched",),
     ("trainer", "tax", "testing"),
+    ("integrations",),
     ("demo",),
     ("cli",),
     ("__main__",),

@@ -1,0 +1,1 @@
+"""Integrations: thin modules, each imported only by who asks for it."""
