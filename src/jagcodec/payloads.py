@@ -127,6 +127,17 @@ def _member(like: NonTensorData, payload: Any) -> NonTensorData:
     return member
 
 
+def dim_names(td: TensorDictBase) -> list[str | None]:
+    """`td.names`, without asking every member of a flat stack for its own, of which it has none.
+
+    Raises:
+        ValueError: The members of a lazy stack have different ones.
+    """
+    if type(td) is NonTensorStack and payloads_of_stack(td) is not None:
+        return [td._td_dim_name]
+    return list(td.names)
+
+
 def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
     """The payloads of a flat stack of `NonTensorData`, or None if it is not that."""
     members = stack.tensordicts

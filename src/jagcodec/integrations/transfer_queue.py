@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
 from jagcodec.wire.registry import register_type
 
 try:
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
     from transfer_queue import metadata
     from transfer_queue.metadata import BatchMeta
+    from transfer_queue.storage.managers.base import StorageManager
     from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
     from transfer_queue.utils import serial_utils, zmq_utils
 except ModuleNotFoundError as error:
@@ -42,9 +44,13 @@ _STOCK = {
 }
 
 # Where SimpleStorage takes columns apart before they are sent, and puts them together.
-_STOCK_METHODS = {
-    name: AsyncSimpleStorageManager.__dict__[name]
-    for name in ("_select_by_positions", "get_data")
+_STOCK_METHODS: dict[tuple[type, str], Any] = {
+    (cls, name): vars(cls)[name]
+    for cls, name in (
+        (AsyncSimpleStorageManager, "_select_by_positions"),
+        (AsyncSimpleStorageManager, "get_data"),
+        (StorageManager, "_do_handshake_with_controller"),
+    )
 }
 
 
@@ -88,24 +94,24 @@ def install(*, allow_pickle: bool = False) -> None:
     """
     _options.allow_pickle = allow_pickle
     _replace(_STOCK, _OURS)
-    for name, method in _OUR_METHODS.items():
-        setattr(AsyncSimpleStorageManager, name, method)
+    for (cls, name), method in zip(_STOCK_METHODS, _OUR_METHODS, strict=True):
+        setattr(cls, name, method)
 
 
 def uninstall() -> None:
     """Put TransferQueue's own encoder and decoder back, in this process."""
     _replace(_OURS, _STOCK)
-    for name, method in _STOCK_METHODS.items():
-        setattr(AsyncSimpleStorageManager, name, method)
+    for (cls, name), method in _STOCK_METHODS.items():
+        setattr(cls, name, method)
 
 
 def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
     """In every module, under whatever name it imported them."""
     by_id = {id(value): new[name] for name, value in old.items()}
     for module in list(sys.modules.values()):
-        if module is sys.modules[__name__]:
+        if module is sys.modules[__name__] or not isinstance(module, ModuleType):
             continue
-        names = getattr(module, "__dict__", {})
+        names = vars(module)
         for name, value in list(names.items()):
             if id(value) in by_id:
                 names[name] = by_id[id(value)]
@@ -122,7 +128,7 @@ class _WithCode:
     data_parser: bytes
 
 
-def encode(obj: Any) -> list[Any]:
+def _encode(obj: Any) -> list[Any]:
     """In the place of TransferQueue's: a message, or any value, to frames."""
     try:
         return _encoded(_with_code_apart(_columnar(obj)))
@@ -135,7 +141,7 @@ def encode(obj: Any) -> list[Any]:
         return _encoded({**obj, "request_type": refusal, "body": body})
 
 
-def decode(frames: Any) -> Any:
+def _decode(frames: Any) -> Any:
     """In the place of TransferQueue's: what `encode` was given."""
     value = _decoded(frames)
     if type(value) is not _WithCode:
@@ -158,14 +164,18 @@ def _decoded(frames: Any) -> Any:
         raise WireFormatError(
             error.reason,
             error.path,
-            f"{error.detail}. If the sender is TransferQueue's own encoder, call "
-            "jagcodec.integrations.transfer_queue.install() in its process too: name it as "
-            "worker_process_setup_hook in ray.init(runtime_env=...)",
+            f"{error.detail}. If TransferQueue's own encoder wrote it: {_REMEDY}",
         ) from error
 
 
+_REMEDY = (
+    "call jagcodec.integrations.transfer_queue.install() in every process, the controller and the "
+    "storage units among them: name it as worker_process_setup_hook in ray.init(runtime_env=...)"
+)
+
+
 def _with_code_apart(obj: Any) -> Any:
-    body = obj.get("body") if type(obj) is dict else None
+    body: Any = obj.get("body") if type(obj) is dict else None
     parser = body.get("data_parser") if type(body) is dict else None
     if not callable(parser):
         return obj
@@ -182,14 +192,14 @@ class _Encoder:
     """In the place of TransferQueue's `MsgpackEncoder`."""
 
     def encode(self, obj: Any) -> list[Any]:
-        return encode(obj)
+        return _encode(obj)
 
 
 class _Decoder:
     """In the place of TransferQueue's `MsgpackDecoder`."""
 
     def decode(self, bufs: Any) -> Any:
-        return decode(bufs)
+        return _decode(bufs)
 
 
 # --- metadata ----------------------------------------------------------------------------------
@@ -215,13 +225,22 @@ def _columnar_schema(schema: Any) -> Any:
     columnar = {}
     for name, field in schema.items():
         shapes = field.get("per_sample_shapes") if type(field) is dict else None
-        values = list(shapes.values()) if type(shapes) is dict else shapes
-        if type(values) is list and values and all(type(shape) is tuple for shape in values):
-            if len(set(map(len, values))) == 1:
-                rows = list(shapes) if type(shapes) is dict else None
-                field = {**field, "per_sample_shapes": _Shapes(rows, values)}
+        values: Any = list(shapes.values()) if type(shapes) is dict else shapes
+        if _are_alike(values):
+            rows = list(shapes) if type(shapes) is dict else None
+            field = {**field, "per_sample_shapes": _Shapes(rows, list(values))}
         columnar[name] = field
     return columnar
+
+
+def _are_alike(shapes: Any) -> bool:
+    """Whether these are shapes of one number of dims."""
+    return (
+        type(shapes) is list
+        and {tuple} == set(map(type, shapes))
+        and len(set(map(len, shapes))) == 1
+        and {int} == {type(dim) for shape in shapes for dim in shape}
+    )
 
 
 def _columnar(obj: Any) -> Any:
@@ -248,17 +267,18 @@ def _metadata(state: Any) -> BatchMeta:
     return meta
 
 
-def extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
+def _extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
     """In the place of TransferQueue's, which makes N tensors of each jagged column three times."""
     stock = _STOCK["extract_field_schema"]
-    jagged = {name: leaf for name, leaf in data.items() if is_jagged(leaf)}
+    names: list[Any] = list(data.keys())
+    jagged: dict[str, Any] = {name: leaf for name, leaf in data.items() if is_jagged(leaf)}
     if not jagged or not data.batch_size[0]:
         schema: dict[str, dict[str, Any]] = stock(data)
         return schema
     others = stock(data.exclude(*jagged))
     return {
         name: _jagged_schema(jagged[name], name) if name in jagged else others[name]
-        for name in data.keys()
+        for name in names
     }
 
 
@@ -289,11 +309,11 @@ class _Rows:
         return self.jagged.size(0)
 
 
-def _row_list(jagged: Any) -> list[torch.Tensor]:
+def _row_list(jagged: Any) -> Any:
     if not is_jagged(jagged):
         raise ValueError(f"expected a jagged tensor, found {type(jagged).__name__}")
     parts = take_apart(jagged, "rows")
-    return list(parts.values.split(parts.lengths.tolist(), dim=parts.ragged_dim - 1))
+    return list(torch.split(parts.values, parts.lengths.tolist(), dim=parts.ragged_dim - 1))
 
 
 def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
@@ -302,16 +322,17 @@ def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
         chosen = np.array(positions, dtype=np.int64)
         return _Rows(select_leaf(field_data, chosen, Sharing(), "put_data"))
     if isinstance(field_data, (torch.Tensor, TensorDictBase, list, np.ndarray)):
-        return _STOCK_METHODS["_select_by_positions"].__func__(field_data, positions)
+        return _stock_select(field_data, positions)
     # The payload of a NonTensorData: it belongs to every row, and has none to select.
     return [field_data] * len(positions)
 
 
 async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
     """SimpleStorage's own, and then one raggedness for columns with equal rows."""
-    td: TensorDict = await _STOCK_METHODS["get_data"](self, batch)
+    td: TensorDict = await _stock_get_data(self, batch)
     groups = RaggedGroups()
-    for name, leaf in td.items():
+    columns: dict[str, Any] = dict(td.items())
+    for name, leaf in columns.items():
         if is_jagged(leaf):
             parts = take_apart(leaf, f"get_data({name!r})")
             if parts.compact:
@@ -320,7 +341,20 @@ async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> Tensor
     return td
 
 
-_OUR_METHODS = {"_select_by_positions": staticmethod(_select_by_positions), "get_data": _get_data}
+def _do_handshake_with_controller(self: StorageManager) -> None:
+    """TransferQueue's own, which waits for an answer that a stock controller does not give."""
+    try:
+        _stock_handshake(self)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{error} If the controller runs TransferQueue's own encoder, it cannot read this "
+            f"process: {_REMEDY}"
+        ) from error
+
+
+_stock_select, _stock_get_data, _stock_handshake = _STOCK_METHODS.values()
+_stock_select = _stock_select.__func__
+_OUR_METHODS = (staticmethod(_select_by_positions), _get_data, _do_handshake_with_controller)
 
 register_type(
     _Shapes,
@@ -328,19 +362,15 @@ register_type(
     to_state=lambda shapes: shapes.state,
     from_state=_shapes,
 )
-register_type(
-    BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata
-)
-register_type(
-    _Rows, "transfer_queue.rows", to_state=lambda rows: rows.jagged, from_state=_row_list
-)
+register_type(BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata)
+register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.jagged, from_state=_row_list)
 register_type(_WithCode, "transfer_queue.message_with_code")
 
 
 # --- values for key-value stores ---------------------------------------------------------------
 
 
-def batch_encode_into(
+def _batch_encode_into(
     objs: Sequence[Any], alloc_buff_func: Callable[[list[int]], list[Any]], *, num_workers: int = 1
 ) -> tuple[list[Any], list[int]]:
     """In the place of TransferQueue's: every object as a blob in a buffer of its own.
@@ -356,19 +386,19 @@ def batch_encode_into(
     return buffers, sizes
 
 
-def batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
+def _batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
     """In the place of TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
     return [_decoded(buffer) for buffer in source_buffers]
 
 
 _OURS: dict[str, Any] = {
-    "encode": encode,
-    "decode": decode,
+    "encode": _encode,
+    "decode": _decode,
     "MsgpackEncoder": _Encoder,
     "MsgpackDecoder": _Decoder,
     "_encoder": _Encoder(),
     "_decoder": _Decoder(),
-    "batch_encode_into": batch_encode_into,
-    "batch_decode_from": batch_decode_from,
-    "extract_field_schema": extract_field_schema,
+    "batch_encode_into": _batch_encode_into,
+    "batch_decode_from": _batch_decode_from,
+    "extract_field_schema": _extract_field_schema,
 }
