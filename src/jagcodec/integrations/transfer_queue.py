@@ -21,7 +21,7 @@ from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
 from jagcodec.wire.registry import register_type
 
 try:
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
     from transfer_queue import metadata
     from transfer_queue.metadata import BatchMeta
     from transfer_queue.storage.managers.base import StorageManager
