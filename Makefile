@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix lint types sanitize bench record guard fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record guard fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -28,6 +28,10 @@ test-matrix:
 	for version in $(OLDEST) 0.12.2 $(NEWEST); do \
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
+
+# With Ray and TransferQueue, which start clusters: in an environment of its own, and one process.
+test-integrations: $(VENV)-integrations/.integrations
+	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -97,6 +101,11 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 		--target $(VENV)/tensordict-$* tensordict==$*
 	touch $@
 
+$(VENV)-integrations/.integrations: $(BUILD)
+	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue]'
+	touch $@
+
 $(VENV)/.fuzz: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[fuzz]'
@@ -108,4 +117,4 @@ $(VENV)-bench/.bench: $(BUILD)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/rowcopy/*.so
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/rowcopy/*.so

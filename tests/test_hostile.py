@@ -432,6 +432,20 @@ def test_records_that_are_no_records(tree):
 @pytest.mark.parametrize("form", [b"\xc7\x04\xff\0\0\0\5", b"\xc8\0\x08\xff" + bytes(8)])
 def test_no_form_of_a_timestamp_is_a_value(form):
     assert refused(message(form)).reason == "unknown_kind"
+    # Wherever it stands, and however many bytes of 255 there are before it.
+    for before in (b"", b"\xcc\xff" * 500, msgpack.packb("text" * 500) + b"\xcc\xff"):
+        items = len(list(_items(before)))
+        assert refused(message(_array(items + 1) + before + form)).reason == "unknown_kind"
+
+
+def _items(data):
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    return unpacker
+
+
+def _array(items):
+    return b"\xdc" + items.to_bytes(2, "big")
 
 
 def test_a_header_names_every_key_once():

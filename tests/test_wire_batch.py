@@ -404,3 +404,44 @@ def test_a_column_of_very_many_runs_is_read_whole():
     td = TensorDict({"x": stack_or_nest(rows)}, [3])
     part = open_wire(encode(td)).rows([2, 0]).to_tensordict()
     assert [bits(row) for row in part["x"].unbind()] == [bits(rows[2]), bits(rows[0])]
+
+
+@pytest.mark.parametrize("form", ["frames", "blob", "blob with more behind it", "callable"])
+@given(fields=jagged_batches(), data=st.data())
+def test_what_is_chosen_goes_on_as_a_message(form, fields, data):
+    frames = encode_fields(
+        fields.fields, lengths=fields.lengths, token_aligned_fields=fields.token_aligned_fields
+    )
+    batch = decode(frames)
+    blob = to_blob(frames)
+    source = {
+        "frames": frames,
+        "blob": blob,
+        "blob with more behind it": blob + b"secret",
+        "callable": lambda offset, size: blob[offset : offset + size],
+    }[form]
+    opened = open_wire(source)
+    assert_same(decode(opened.to_frames()), batch)
+    index, _ = data.draw(choices(len(opened)))
+    chosen = opened.rows(index)
+    assert_same(open_wire(chosen.to_frames()).to_tensordict(), chosen.to_tensordict())
+    assert not any(b"secret" in bytes(frame) for frame in opened.to_frames())
+
+
+def test_a_whole_batch_goes_on_without_a_copy_and_read_only():
+    frames = packed()
+    batch = open_wire(frames)
+    sent = batch.to_frames()
+    for found, expected in zip(sent, frames, strict=True):
+        assert np.shares_memory(np.frombuffer(found, "u1"), np.frombuffer(expected, "u1"))
+    assert all(memoryview(frame).readonly for frame in sent)
+    assert len(batch.select(["c0"]).to_frames()) < len(frames)
+
+
+def test_pickled_columns_go_on_only_where_they_may_be_read():
+    td = TensorDict({"path": NonTensorData(pickle.PickleError, batch_size=[2])}, batch_size=[2])
+    frames = encode(td, allow_pickle=True)
+    with pytest.raises(WireFormatError, match="pickle"):
+        open_wire(frames).rows([0]).to_frames()
+    again = open_wire(frames, allow_pickle=True).rows([0]).to_frames()
+    assert decode(again, allow_pickle=True)["path"] is pickle.PickleError

@@ -105,7 +105,37 @@ def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
     """A flat `NonTensorStack`; the payloads themselves are kept, TensorDicts among them."""
     if any(isinstance(payload, TensorDictBase) for payload in payloads):
         return NonTensorStack(*[NonTensorData(payload) for payload in payloads])
-    return NonTensorStack(*payloads)
+    # As members: one by one, tensordict makes them of payloads at 10 microseconds each.
+    like = NonTensorData(None)
+    return NonTensorStack(
+        *[_member(like, p) if type(p) in _PLAIN else NonTensorData(p) for p in payloads]
+    )
+
+
+# Payloads that a NonTensorData holds as they are: its constructor looks for nothing in them.
+_PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None)))
+
+
+def _member(like: NonTensorData, payload: Any) -> NonTensorData:
+    """``NonTensorData(payload)``, a tenth of the time of its constructor."""
+    member = object.__new__(NonTensorData)
+    vars(member).update(
+        vars(like),
+        _tensordict=TensorDict._new_unsafe({}, batch_size=torch.Size([])),
+        _non_tensordict={**vars(like)["_non_tensordict"], "data": payload},
+    )
+    return member
+
+
+def dim_names(td: TensorDictBase) -> list[str | None]:
+    """`td.names`, without asking every member of a flat stack for its own, of which it has none.
+
+    Raises:
+        ValueError: The members of a lazy stack have different ones.
+    """
+    if type(td) is NonTensorStack and payloads_of_stack(td) is not None:
+        return [td._td_dim_name]
+    return list(td.names)
 
 
 def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
@@ -113,4 +143,5 @@ def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
     members = stack.tensordicts
     if stack.batch_dims != 1 or any(type(member) is not NonTensorData for member in members):
         return None
-    return [member.data for member in members]
+    # From its dict: the attribute is looked up by tensordict, at 5 microseconds.
+    return [vars(member)["_non_tensordict"]["data"] for member in members]

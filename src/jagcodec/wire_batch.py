@@ -21,8 +21,16 @@ from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
 from jagcodec.row_index import choose_rows
 from jagcodec.wire import records
 from jagcodec.wire.checks import brief
-from jagcodec.wire.decoder import Decoding, read_splits, receive, torch_dtype, usable_device
+from jagcodec.wire.decoder import (
+    Decoding,
+    flat_frames,
+    read_splits,
+    receive,
+    torch_dtype,
+    usable_device,
+)
 from jagcodec.wire.dtypes import numpy_itemsize, torch_size
+from jagcodec.wire.encoder import Frame, encode
 from jagcodec.wire.framing import PREAMBLE, buffer_bytes, read_preamble, starts_of
 from jagcodec.wire.header import (
     child_path,
@@ -86,6 +94,7 @@ class WireBatch:
         batch_size: list[int],
         names: list[str | None] | None,
         chosen: range | IntArray | None,
+        frames: list[ByteArray] | None = None,
     ) -> None:
         """Use `open_wire`."""
         self._message = message
@@ -93,6 +102,7 @@ class WireBatch:
         self._sent = batch_size
         self._names = names
         self._chosen = chosen
+        self._frames = frames
         self._ragged: dict[int, Raggedness] = {}
 
     @property
@@ -167,6 +177,32 @@ class WireBatch:
             raise WireFormatError(
                 "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
             ) from error
+
+    def to_frames(self) -> list[Frame]:
+        """The chosen columns and rows as a message, to send on.
+
+        Returns:
+            All columns and rows of a batch opened from frames or a blob: the frames of that
+            message. Any choice of them, or a batch over a callable: new frames, as `encode` makes
+            them. Both are only to be read: they alias the message wherever that needs no copy.
+
+        Raises:
+            WireFormatError: A field is malformed.
+            UnsupportedTypeError: As `encode`.
+
+        Example:
+            >>> import torch
+            >>> from jagcodec import decode, encode_fields, open_wire
+            >>> columns = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
+            >>> batch = open_wire(encode_fields(columns, lengths=torch.tensor([2, 4, 3])))
+            >>> decode(batch.rows([2]).select(["ids"]).to_frames())["ids"].values()
+            tensor([ 8,  9, 10])
+        """
+        if self._frames is not None:
+            return [array.data.toreadonly() for array in self._frames]
+        message = self._message.to_read()
+        batch = WireBatch(message, self._leaves, self._sent, self._names, self._chosen)
+        return encode(batch.to_tensordict(), allow_pickle=message.allow_pickle)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -413,8 +449,9 @@ class _Message:
     ) -> None:
         self.header = header
         self.payload = RangePayload(fetch, copy)
+        self._fetch = fetch
         self.device = device
-        self._allow_pickle = allow_pickle
+        self.allow_pickle = allow_pickle
         self._splits: dict[int, RowSplits] = {}
 
     def check_overlaps(self, leaves: Mapping[str, Any]) -> None:
@@ -452,7 +489,11 @@ class _Message:
 
     def decoding(self) -> Decoding:
         """A decoder for one leaf that is read whole."""
-        return Decoding(self.header, self.payload, self.device, self._allow_pickle)
+        return Decoding(self.header, self.payload, self.device, self.allow_pickle)
+
+    def to_read(self) -> _Message:
+        """The same message for who never writes to its values: no copies, on the CPU."""
+        return _Message(self.header, self._fetch, False, None, self.allow_pickle)
 
     def splits(self, group: int) -> RowSplits:
         """The row splits of a ragged group, read once."""
@@ -495,20 +536,21 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     target = usable_device(device, "open_wire(device)")
-    header, fetch = _fetched(source) if callable(source) else _received(source)
+    frames = None if callable(source) else flat_frames(source)
+    header, fetch = _fetched(source) if frames is None else _received(frames)
     message = _Message(header, fetch, copy, target, allow_pickle)
     root = outline(header)
     if type(root) is not msgpack.ExtType or root.code != Kind.TENSORDICT:
         raise WireFormatError(
             "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
         )
-    batch = _batch(message, root, None, None)
+    batch = _batch(message, root, None, None, frames)
     message.check_overlaps(batch._leaves)
     return batch
 
 
-def _received(source: Any) -> tuple[records.Header, Fetch]:
-    header, payload = receive(source)
+def _received(frames: list[ByteArray]) -> tuple[records.Header, Fetch]:
+    header, payload = receive(frames)
     return header, lambda buffer, offset, size: payload[buffer][offset : offset + size]
 
 
@@ -534,6 +576,7 @@ def _batch(
     extension: msgpack.ExtType,
     rows: int | None,
     chosen: range | IntArray | None,
+    frames: list[ByteArray] | None = None,
 ) -> WireBatch:
     record = read_record(message.header, extension)
     if not record.batch_size or rows not in (None, record.batch_size[0]):
@@ -548,7 +591,7 @@ def _batch(
                 leaves[name] = read_record(message.header, leaf)
             except WireFormatError as error:
                 raise _of_column(name, error) from error
-    return WireBatch(message, leaves, record.batch_size, record.names, chosen)
+    return WireBatch(message, leaves, record.batch_size, record.names, chosen, frames)
 
 
 def _of_column(name: str, error: WireFormatError) -> WireFormatError:

@@ -89,7 +89,7 @@ def decode(
         >>> back["ids"].tolist(), back["tag"]
         ([[0, 1, 2], [3, 4, 5]], 'gsm8k')
     """
-    header, payload = receive(frames)
+    header, payload = receive(flat_frames(frames))
     if header.checksums is not None:
         for i, array in enumerate(payload):
             check_crc(array, header.checksums[i + 1], f"frame {i + 1}")
@@ -145,11 +145,11 @@ class MsgpackDecoder:
 # --- frames ------------------------------------------------------------------------------------
 
 
-def receive(frames: Any) -> tuple[records.Header, list[ByteArray]]:
-    """The checked header and the payload of a message in frames or in one blob, aliased.
+def flat_frames(frames: Any) -> list[ByteArray]:
+    """The frames of a message in frames or in one blob, header first, aliased.
 
     Raises:
-        WireFormatError: There is no message, it is cut, or its frames are not the header's.
+        WireFormatError: There is no message, or a blob is cut.
     """
     one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
     if one or not isinstance(frames, Sequence):
@@ -159,6 +159,15 @@ def receive(frames: Any) -> tuple[records.Header, list[ByteArray]]:
     arrays = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
     if len(arrays) == 1 and is_blob(arrays[0]):
         arrays = split_blob(arrays[0], lambda header: read_header(header).buffers)
+    return arrays
+
+
+def receive(arrays: list[ByteArray]) -> tuple[records.Header, list[ByteArray]]:
+    """The checked header and the payload of `flat_frames`, aliased.
+
+    Raises:
+        WireFormatError: The message is cut, or its frames are not the header's.
+    """
     header = read_header(arrays[0].data)
     sizes = [len(array) for array in arrays[1:]]
     if len(sizes) != len(header.buffers):

@@ -28,7 +28,7 @@ from tensordict.utils import LinkedList
 from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.layout import Strip, compact_values
-from jagcodec.payloads import leaf_of_rows, payloads_of_stack
+from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import Parts, RowSplits, is_jagged, note_memory, splits_of_lengths, take_apart
 from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
@@ -247,7 +247,13 @@ class Encoding:
         return self._record(records.Pickle(data))
 
     def _child(self, key: Any, value: Any) -> Any:
-        if type(value) in _NATIVE:
+        if type(value) in _NATIVE or (
+            # The messages of a batch: a dict of plain values is its own tree.
+            type(value) is dict
+            and len(self._path) < MAX_DEPTH
+            and _STRING.issuperset(map(type, value))
+            and _NATIVE.issuperset(map(type, value.values()))
+        ):
             return value
         self._path.append(key)
         if len(self._path) > MAX_DEPTH:
@@ -572,7 +578,7 @@ class Encoding:
         """No TensorDict can be built around a nested one of other rows or other dim names."""
         dims = td.batch_dims
         try:
-            inner: Any = list(leaf.names)
+            inner: Any = dim_names(leaf)
         except ValueError as error:  # the members of a lazy stack have different ones
             inner = error
         else:

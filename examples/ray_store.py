@@ -1,0 +1,56 @@
+"""A batch through Ray's object store: written once, read in place, in part, by a worker.
+
+pip install 'jagcodec[ray]'; python examples/ray_store.py
+"""
+
+import numpy as np
+import ray
+import torch
+
+from jagcodec import encode_fields, materialize, open_wire, pack_jagged_fields
+from jagcodec.integrations.ray import register
+
+
+@ray.remote
+def reward(batch):
+    """A worker that needs one column of two rows, and reads no more of the store than that."""
+    ids = batch.select(["input_ids"]).rows(slice(0, 2)).to_tensordict()["input_ids"]
+    return [len(row) for row in ids.unbind()]
+
+
+@ray.remote
+def double(td):
+    td["logprobs"].values().mul_(2)  # its own copy
+    return td
+
+
+def main():
+    register()
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"worker_process_setup_hook": "jagcodec.integrations.ray.register"},
+    )
+    messages = np.empty(4, dtype=object)
+    messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
+    columns = {
+        "input_ids": torch.randint(0, 152_000, (4, 900)),
+        "logprobs": torch.randn(4, 900),
+        "message": messages,
+    }
+    lengths = torch.tensor([250, 900, 13, 600])
+    per_token = ["input_ids", "logprobs"]
+
+    wire = open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=per_token))
+    print("lengths read in place:", ray.get(reward.remote(wire), timeout=60))
+
+    td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=per_token)
+    batch = materialize(ray.get(double.remote(td), timeout=60))
+    assert torch.equal(batch["logprobs"][2, :13], columns["logprobs"][2, :13] * 2)
+    print(f"{len(batch)} rows back, {batch['message'][3]['content']!r} among them")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

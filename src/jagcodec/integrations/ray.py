@@ -1,0 +1,130 @@
+"""Batches through Ray's object store by this wire: `register`, in every process that writes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from tensordict import LazyStackedTensorDict, TensorDict
+from torch.nested._internal.nested_tensor import NestedTensor
+
+from jagcodec.batched import BatchedDataDict
+from jagcodec.wire.decoder import decode
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.spec import ALIGNMENT
+from jagcodec.wire_batch import WireBatch, open_wire
+
+try:
+    from ray import cloudpickle
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=error.name
+    ) from error
+
+_VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NestedTensor, BatchedDataDict)
+
+# What Ray did with these types before: None where it had no reducer of its own.
+_before: dict[type, Callable[[Any], Any] | None] = {}
+
+
+def register(*, allow_pickle: bool = False) -> None:
+    """Let Ray carry batches by this wire, from now on and out of this process.
+
+    `ray.put`, results and task arguments that are, or hold at any depth, a TensorDict, a jagged
+    tensor, a `BatchedDataDict` or a `WireBatch` are written to the object store as the frames of
+    `encode`. Call it in the driver, and name it as ``worker_process_setup_hook`` for workers. Who
+    only reads needs jagcodec installed and nothing else. To call it twice is harmless.
+
+    Args:
+        allow_pickle: Pickle objects inside batches that cannot ride, instead of refusing them.
+
+    A TensorDict, a jagged tensor and a BatchedDataDict are copied as they are read and may be
+    written to, as `decode` documents them: on the CPU, without gradients. A `WireBatch` reads the
+    store in place: its header at once, a column when it is asked for; what it hands out is a
+    copy. It keeps its object in the store. Of a `WireBatch` the chosen rows and columns are
+    written.
+
+    Exactly these classes are meant, not their subclasses. While one is written, Ray sees no
+    ObjectRef in it (they are refused) and no tensor to send by a `tensor_transport`.
+
+    Raises:
+        UnsupportedTypeError: Not here, but where Ray writes a batch that holds an object which
+            cannot ride.
+
+    Example:
+        .. code-block:: python
+
+            import ray
+            from jagcodec.integrations.ray import register
+
+            register()
+            ray.init(runtime_env={
+                "worker_process_setup_hook": "jagcodec.integrations.ray.register"
+            })
+            td = ray.get(ray.put(td))
+    """
+    reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
+        _VALUES, partial(_reduced, allow_pickle=allow_pickle)
+    )
+    reducers[WireBatch] = _reduced_batch
+    for cls, reducer in reducers.items():
+        _before.setdefault(cls, cloudpickle.CloudPickler.dispatch.get(cls))
+        cloudpickle.CloudPickler.dispatch[cls] = reducer
+
+
+def unregister() -> None:
+    """Let Ray write batches as it did before `register`; what is in its store stays readable."""
+    for cls, reducer in _before.items():
+        if reducer is None:
+            cloudpickle.CloudPickler.dispatch.pop(cls, None)
+        else:
+            cloudpickle.CloudPickler.dispatch[cls] = reducer
+    _before.clear()
+
+
+def _reduced(value: Any, *, allow_pickle: bool) -> Any:
+    frames = [pickle.PickleBuffer(frame) for frame in encode(value, allow_pickle=allow_pickle)]
+    return (_with_pickles if allow_pickle else _value), (frames,)
+
+
+def _reduced_batch(batch: WireBatch) -> Any:
+    return _batch, ([pickle.PickleBuffer(frame) for frame in batch.to_frames()],)
+
+
+# What objects in the store name: these stay where they are.
+
+
+def _value(frames: list[Any]) -> Any:
+    return decode(_owned(frames))
+
+
+def _with_pickles(frames: list[Any]) -> Any:
+    return decode(_owned(frames), allow_pickle=True)
+
+
+def _batch(frames: list[Any]) -> WireBatch:
+    # As read-only memory, so that whatever is read is copied: small objects do not lie in the
+    # store, and every reader of a process is given the same memory.
+    return open_wire([memoryview(frame).toreadonly() for frame in frames])
+
+
+def _owned(frames: list[Any]) -> list[Any]:
+    """Frames copied out of the store: it is read-only, and a write there kills the process.
+
+    Into one block: of many blocks the system takes each back at once, and zeroes it anew for the
+    next batch, which costs more than the copy.
+    """
+    views = [memoryview(frame) for frame in frames]
+    ends = list(accumulate(-(-view.nbytes // ALIGNMENT) * ALIGNMENT for view in views))
+    block = np.empty(ends[-1] + ALIGNMENT, dtype=np.uint8)
+    block = block[-block.ctypes.data % ALIGNMENT :]
+    owned = []
+    for view, start in zip(views, [0, *ends], strict=False):
+        cells = block[start : start + view.nbytes]
+        cells[:] = np.frombuffer(view, dtype=np.uint8)
+        owned.append(cells)
+    return owned

@@ -1,0 +1,404 @@
+"""TransferQueue over this wire: `install`, in every process that takes part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from jagcodec.errors import UnsupportedTypeError, WireFormatError
+from jagcodec.leaves import Sharing, select_leaf
+from jagcodec.ragged import RaggedGroups, is_jagged, take_apart
+from jagcodec.wire import decoder, encoder
+from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
+from jagcodec.wire.registry import register_type
+
+try:
+    import cloudpickle
+    from transfer_queue import metadata
+    from transfer_queue.metadata import BatchMeta
+    from transfer_queue.storage.managers.base import StorageManager
+    from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+    from transfer_queue.utils import serial_utils, zmq_utils
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.transfer_queue needs TransferQueue: "
+        "pip install 'jagcodec[transfer_queue]'",
+        name=error.name,
+    ) from error
+
+_NAMES = (
+    *("encode", "decode", "MsgpackEncoder", "MsgpackDecoder", "_encoder", "_decoder"),
+    *("batch_encode_into", "batch_decode_from"),
+)
+_STOCK = {
+    **{name: getattr(serial_utils, name) for name in _NAMES},
+    "extract_field_schema": metadata.extract_field_schema,
+}
+
+# Where SimpleStorage takes columns apart before they are sent, and puts them together.
+_STOCK_METHODS: dict[tuple[type, str], Any] = {
+    (cls, name): vars(cls)[name]
+    for cls, name in (
+        (AsyncSimpleStorageManager, "_select_by_positions"),
+        (AsyncSimpleStorageManager, "get_data"),
+        (StorageManager, "_do_handshake_with_controller"),
+    )
+}
+
+
+@dataclass
+class _Options:
+    allow_pickle: bool = False
+
+
+_options = _Options()
+
+
+def install(*, allow_pickle: bool = False) -> None:
+    """Put this wire in the place of TransferQueue's, in this process.
+
+    Every process of a TransferQueue must: call it before `transfer_queue.init`, and name it as
+    ``worker_process_setup_hook`` of `ray.init`, which calls it in the controller, in the storage
+    units and in every other worker. To call it twice is harmless.
+
+    Args:
+        allow_pickle: Pickle objects in columns and tags that cannot ride, and unpickle them.
+
+    All that TransferQueue sends goes by `encode` and `decode`: its messages, whatever they hold,
+    and the values that `batch_encode_into` writes for key-value stores. Its own metadata rides
+    as data. A `data_parser` is code, and goes by cloudpickle as it did; nothing else does.
+
+    Raises:
+        UnsupportedTypeError: Not here, but inside TransferQueue's error where an object cannot
+            ride.
+
+    Example:
+        .. code-block:: python
+
+            import ray, transfer_queue
+            from jagcodec.integrations.transfer_queue import install
+
+            install()
+            ray.init(runtime_env={
+                "worker_process_setup_hook": "jagcodec.integrations.transfer_queue.install"
+            })
+            transfer_queue.init()
+    """
+    _options.allow_pickle = allow_pickle
+    _replace(_STOCK, _OURS)
+    for (cls, name), method in zip(_STOCK_METHODS, _OUR_METHODS, strict=True):
+        setattr(cls, name, method)
+
+
+def uninstall() -> None:
+    """Put TransferQueue's own encoder and decoder back, in this process."""
+    _replace(_OURS, _STOCK)
+    for (cls, name), method in _STOCK_METHODS.items():
+        setattr(cls, name, method)
+
+
+def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """In every module, under whatever name it imported them."""
+    by_id = {id(value): new[name] for name, value in old.items()}
+    for module in list(sys.modules.values()):
+        if module is sys.modules[__name__] or not isinstance(module, ModuleType):
+            continue
+        names = vars(module)
+        for name, value in list(names.items()):
+            if id(value) in by_id:
+                names[name] = by_id[id(value)]
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _WithCode:
+    """A put with a `data_parser`, which is code and so can only be pickled."""
+
+    message: Any
+    data_parser: bytes
+
+
+def _encode(obj: Any) -> list[Any]:
+    """In the place of TransferQueue's: a message, or any value, to frames."""
+    try:
+        return _encoded(_with_code_apart(_columnar(obj)))
+    except UnsupportedTypeError as error:
+        if not _is_reply(obj):
+            raise
+        # Raised here, it would end the thread that serves everyone.
+        body = {"success": False, "message": f"{type(error).__name__}: {error}"}
+        refusal = zmq_utils.ZMQRequestType.REQUEST_ERROR.value
+        return _encoded({**obj, "request_type": refusal, "body": body})
+
+
+def _decode(frames: Any) -> Any:
+    """In the place of TransferQueue's: what `encode` was given."""
+    value = _decoded(frames)
+    if type(value) is not _WithCode:
+        return value
+    # Whoever may put to a storage unit may run code there: TransferQueue's own contract.
+    value.message["body"]["data_parser"] = cloudpickle.loads(value.data_parser)
+    return value.message
+
+
+def _encoded(obj: Any) -> list[Any]:
+    return encoder.encode(obj, allow_pickle=_options.allow_pickle)
+
+
+def _decoded(frames: Any) -> Any:
+    try:
+        return decoder.decode(frames, allow_pickle=_options.allow_pickle)
+    except WireFormatError as error:
+        if error.reason not in ("foreign", "bad_header", "unknown_kind"):
+            raise
+        raise WireFormatError(
+            error.reason,
+            error.path,
+            f"{error.detail}. If TransferQueue's own encoder wrote it: {_REMEDY}",
+        ) from error
+
+
+_REMEDY = (
+    "call jagcodec.integrations.transfer_queue.install() in every process, the controller and the "
+    "storage units among them: name it as worker_process_setup_hook in ray.init(runtime_env=...)"
+)
+
+
+def _with_code_apart(obj: Any) -> Any:
+    body: Any = obj.get("body") if type(obj) is dict else None
+    parser = body.get("data_parser") if type(body) is dict else None
+    if not callable(parser):
+        return obj
+    message = {**obj, "body": {**body, "data_parser": None}}
+    return _WithCode(message, cloudpickle.dumps(parser))
+
+
+def _is_reply(obj: Any) -> bool:
+    kind = obj.get("request_type") if type(obj) is dict else None
+    return type(kind) is str and kind.endswith("_RESPONSE")
+
+
+class _Encoder:
+    """In the place of TransferQueue's `MsgpackEncoder`."""
+
+    def encode(self, obj: Any) -> list[Any]:
+        return _encode(obj)
+
+
+class _Decoder:
+    """In the place of TransferQueue's `MsgpackDecoder`."""
+
+    def decode(self, bufs: Any) -> Any:
+        return _decode(bufs)
+
+
+# --- metadata ----------------------------------------------------------------------------------
+
+
+class _Shapes:
+    """The shapes of all rows of a column as one array: 512 tuples are 512 records on the wire."""
+
+    def __init__(self, rows: list[int] | None, shapes: list[tuple[int, ...]]) -> None:
+        self.state = (rows, np.array(shapes, dtype=np.int64))
+
+
+def _shapes(state: Any) -> Any:
+    rows, shapes = state
+    tuples = [tuple(shape) for shape in shapes.tolist()]
+    return tuples if rows is None else dict(zip(rows, tuples, strict=True))
+
+
+def _columnar_schema(schema: Any) -> Any:
+    """A field schema whose shapes of rows are `_Shapes`, if they are alike enough."""
+    if type(schema) is not dict:
+        return schema
+    columnar = {}
+    for name, field in schema.items():
+        shapes = field.get("per_sample_shapes") if type(field) is dict else None
+        values: Any = list(shapes.values()) if type(shapes) is dict else shapes
+        if _are_alike(values):
+            rows = list(shapes) if type(shapes) is dict else None
+            field = {**field, "per_sample_shapes": _Shapes(rows, list(values))}
+        columnar[name] = field
+    return columnar
+
+
+def _are_alike(shapes: Any) -> bool:
+    """Whether these are shapes of one number of dims."""
+    return (
+        type(shapes) is list
+        and {tuple} == set(map(type, shapes))
+        and len(set(map(len, shapes))) == 1
+        and {int} == {type(dim) for shape in shapes for dim in shape}
+    )
+
+
+def _columnar(obj: Any) -> Any:
+    body = obj.get("body") if type(obj) is dict else None
+    if type(body) is not dict or "field_schema" not in body:
+        return obj
+    return {**obj, "body": {**body, "field_schema": _columnar_schema(body["field_schema"])}}
+
+
+_SCHEMA = BatchMeta.__slots__.index("field_schema")
+
+
+def _metadata_state(meta: BatchMeta) -> tuple[Any, ...]:
+    state = list(meta.__getstate__())
+    state[_SCHEMA] = _columnar_schema(state[_SCHEMA])
+    return tuple(state)
+
+
+def _metadata(state: Any) -> BatchMeta:
+    if type(state) is not tuple or len(state) != len(BatchMeta.__slots__):
+        raise ValueError(f"expected the {len(BatchMeta.__slots__)} attributes of a BatchMeta")
+    meta = BatchMeta.__new__(BatchMeta)
+    meta.__setstate__(state)
+    return meta
+
+
+def _extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
+    """In the place of TransferQueue's, which makes N tensors of each jagged column three times."""
+    stock = _STOCK["extract_field_schema"]
+    names: list[Any] = list(data.keys())
+    jagged: dict[str, Any] = {name: leaf for name, leaf in data.items() if is_jagged(leaf)}
+    if not jagged or not data.batch_size[0]:
+        schema: dict[str, dict[str, Any]] = stock(data)
+        return schema
+    others = stock(data.exclude(*jagged))
+    return {
+        name: _jagged_schema(jagged[name], name) if name in jagged else others[name]
+        for name in names
+    }
+
+
+def _jagged_schema(leaf: torch.Tensor, name: str) -> dict[str, Any]:
+    parts = take_apart(leaf, f"extract_field_schema({name!r})")
+    before = tuple(parts.values.shape[: parts.ragged_dim - 1])
+    after = tuple(parts.values.shape[parts.ragged_dim :])
+    shapes = [(*before, length, *after) for length in parts.lengths.tolist()]
+    return {
+        "dtype": leaf.dtype,
+        "shape": torch.Size(shapes[0]),
+        "is_nested": True,
+        "is_non_tensor": False,
+        "per_sample_shapes": shapes,
+    }
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Rows:
+    """Rows of a jagged column: sent as one, a list of tensors where they arrive."""
+
+    jagged: torch.Tensor
+
+    def __len__(self) -> int:
+        return self.jagged.size(0)
+
+
+def _row_list(jagged: Any) -> Any:
+    if not is_jagged(jagged):
+        raise ValueError(f"expected a jagged tensor, found {type(jagged).__name__}")
+    parts = take_apart(jagged, "rows")
+    return list(torch.split(parts.values, parts.lengths.tolist(), dim=parts.ragged_dim - 1))
+
+
+def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
+    """In the place of SimpleStorage's: the rows that one storage unit gets."""
+    if is_jagged(field_data) and positions:
+        chosen = np.array(positions, dtype=np.int64)
+        return _Rows(select_leaf(field_data, chosen, Sharing(), "put_data"))
+    if isinstance(field_data, (torch.Tensor, TensorDictBase, list, np.ndarray)):
+        return _stock_select(field_data, positions)
+    # The payload of a NonTensorData: it belongs to every row, and has none to select.
+    return [field_data] * len(positions)
+
+
+async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
+    """SimpleStorage's own, and then one raggedness for columns with equal rows."""
+    td: TensorDict = await _stock_get_data(self, batch)
+    groups = RaggedGroups()
+    columns: dict[str, Any] = dict(td.items())
+    for name, leaf in columns.items():
+        if is_jagged(leaf):
+            parts = take_apart(leaf, f"get_data({name!r})")
+            if parts.compact:
+                jagged = groups.of_lengths(parts.lengths).jagged(parts.values, parts.ragged_dim)
+                td.set(name, jagged, inplace=False)
+    return td
+
+
+def _do_handshake_with_controller(self: StorageManager) -> None:
+    """TransferQueue's own, which waits for an answer that a stock controller does not give."""
+    try:
+        _stock_handshake(self)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"{error} If the controller runs TransferQueue's own encoder, it cannot read this "
+            f"process: {_REMEDY}"
+        ) from error
+
+
+_stock_select, _stock_get_data, _stock_handshake = _STOCK_METHODS.values()
+_stock_select = _stock_select.__func__
+_OUR_METHODS = (staticmethod(_select_by_positions), _get_data, _do_handshake_with_controller)
+
+register_type(
+    _Shapes,
+    "transfer_queue.shapes",
+    to_state=lambda shapes: shapes.state,
+    from_state=_shapes,
+)
+register_type(BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata)
+register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.jagged, from_state=_row_list)
+register_type(_WithCode, "transfer_queue.message_with_code")
+
+
+# --- values for key-value stores ---------------------------------------------------------------
+
+
+def _batch_encode_into(
+    objs: Sequence[Any], alloc_buff_func: Callable[[list[int]], list[Any]], *, num_workers: int = 1
+) -> tuple[list[Any], list[int]]:
+    """In the place of TransferQueue's: every object as a blob in a buffer of its own.
+
+    Nothing is written if an object cannot ride or a buffer is too small for its blob.
+    """
+    messages = [_encoded(obj) for obj in objs]
+    sizes = [blob_size(frames) for frames in messages]
+    buffers = alloc_buff_func(sizes)
+    targets = [writable_bytes(buffer, "batch_encode_into(alloc_buff_func)") for buffer in buffers]
+    with ThreadPoolExecutor(max(1, num_workers)) as pool:
+        list(pool.map(write_blob, messages, targets))
+    return buffers, sizes
+
+
+def _batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
+    """In the place of TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
+    return [_decoded(buffer) for buffer in source_buffers]
+
+
+_OURS: dict[str, Any] = {
+    "encode": _encode,
+    "decode": _decode,
+    "MsgpackEncoder": _Encoder,
+    "MsgpackDecoder": _Decoder,
+    "_encoder": _Encoder(),
+    "_decoder": _Decoder(),
+    "batch_encode_into": _batch_encode_into,
+    "batch_decode_from": _batch_decode_from,
+    "extract_field_schema": _extract_field_schema,
+}
