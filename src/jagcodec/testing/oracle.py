@@ -209,8 +209,13 @@ def _same_arrays(actual: Any, expected: Any, path: str) -> None:
 
 
 def _order(value: Any) -> tuple[str, str]:
-    # A frozenset's own text follows its own order, so its members are put in order first.
-    members = sorted(map(_order, value)) if isinstance(value, frozenset) else value
+    # A frozenset's own text follows its own order, so its members are put in order first; it may
+    # lie inside a tuple.
+    members: Any = value
+    if isinstance(value, frozenset):
+        members = sorted(map(_order, value))
+    elif isinstance(value, tuple):
+        members = list(map(_order, value))
     return (_name(value), repr(members))
 
 
