@@ -278,7 +278,8 @@ def encode_fields(
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
-        are aliased by their frames, packed ones own their memory.
+        are aliased by their frames; packed ones are gathered into one allocation, which is freed
+        with the last of their frames, or straight into `out`.
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small.
