@@ -18,7 +18,7 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
-from jagcodec.testing import assert_same, bits, jagged_batches, pad_rows, rows_of
+from jagcodec.testing import assert_same, bits, jagged_batches, pad_rows, rows_of, tensordicts
 
 
 def blank(column, cells):
@@ -498,3 +498,22 @@ def test_to_another_device(layout):
         tensors = [columns["row"], columns["ids"].values, columns["ids"].cu_seqlens]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert columns["text"].tolist() == ["a", "b"]
+
+
+@given(tensordicts(), st.sampled_from(["right", "left"]), st.booleans())
+def test_straight_from_a_message_is_the_same(td, side, narrow):
+    """The way from bytes to rectangles, which makes no tensors, beside the one that does."""
+    frames = encode(td, narrow=narrow)
+    try:
+        expected = materialize(decode(frames), padding_side=side)
+    except TypeError:  # a lazy stack, on either way
+        with pytest.raises(TypeError):
+            materialize(open_wire(frames), padding_side=side)
+        return
+    for source in (frames, [bytes(f) for f in frames], [bytearray(f) for f in frames]):
+        assert_same(dict(materialize(open_wire(source), padding_side=side)), dict(expected))
+        for layout in ("jagged", "packed"):
+            assert_same(
+                dict(materialize(open_wire(source), layout)),
+                dict(materialize(decode(frames), layout)),
+            )
