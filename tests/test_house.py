@@ -18,7 +18,7 @@ FLOORS = (
     ("staging",),
     ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
     ("wire.records",),
-    ("wire.header",),
+    ("rectangles", "wire.header"),
     (
         *("layout", "packed", "payloads"),
         *("wire.numpy_types", "wire.narrow", "wire.views", "wire.registry"),

@@ -12,9 +12,15 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from jagcodec.buffers import IntArray, contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.layout import Strip, compact_values, raggedness_of, read_lengths, strip_or_rectangle
 from jagcodec.payloads import is_non_tensor, leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, is_jagged, take_apart
+from jagcodec.rectangles import (
+    Strip,
+    compact_values,
+    raggedness_of,
+    read_lengths,
+    strip_or_rectangle,
+)
 from jagcodec.wire.encoder import Frame, message, written
 from jagcodec.wire.framing import writable_bytes, write_blob
 

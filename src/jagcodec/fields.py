@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import Strip, check_rectangle, compact_values
 from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged
+from jagcodec.rectangles import Strip, check_rectangle, compact_values
 
 
 def check_fields(fields: Any, path: str) -> None:

@@ -22,7 +22,6 @@ from tensordict import (
 
 from jagcodec.buffers import IntArray, as_bytes, cat_bits, from_bytes, take_rows
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
-from jagcodec.layout import compact_values
 from jagcodec.packed import PackedColumn, Packing, parts_of_packed
 from jagcodec.payloads import (
     holds_rows,
@@ -33,6 +32,7 @@ from jagcodec.payloads import (
     rows_of_leaf,
 )
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged, splits_of_lengths, take_apart
+from jagcodec.rectangles import compact_values
 from jagcodec.wire.encoder import encode
 
 Chosen: TypeAlias = "range | IntArray"

@@ -30,9 +30,9 @@ from jagcodec.buffers import (
 )
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.layout import compact_values, rows_in_place
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
 from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
+from jagcodec.rectangles import compact_values, rows_in_place
 
 PADDING_FIELD = "padding"
 

@@ -18,10 +18,10 @@ from tensordict import TensorDictBase
 
 from jagcodec.buffers import IntArray
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import read_lengths
 from jagcodec.leaves import Sharing, concat_leaves, row_counts, same_values, select_leaf
 from jagcodec.packed import PackedColumn, parts_of_packed
 from jagcodec.ragged import is_jagged, take_apart
+from jagcodec.rectangles import read_lengths
 from jagcodec.row_index import choose_rows
 from jagcodec.wire_batch import WireBatch
 

@@ -12,9 +12,9 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.columns import pack_jagged_fields
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.layout import read_lengths
 from jagcodec.payloads import is_non_tensor
 from jagcodec.ragged import is_jagged, take_apart
+from jagcodec.rectangles import read_lengths
 from jagcodec.wire.encoder import encode
 
 

@@ -14,7 +14,11 @@ from jagcodec.batched import BatchedDataDict
 from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, as_bytes, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import field_names
-from jagcodec.layout import (
+from jagcodec.leaves import Sharing, move_leaf
+from jagcodec.pads import pad_bits
+from jagcodec.payloads import is_non_tensor, rows_of_leaf
+from jagcodec.ragged import Parts, RowSplits, is_jagged, take_apart
+from jagcodec.rectangles import (
     WireCells,
     compact_values,
     pad_cells_into,
@@ -23,10 +27,6 @@ from jagcodec.layout import (
     parts_of_rectangle,
     read_lengths,
 )
-from jagcodec.leaves import Sharing, move_leaf
-from jagcodec.pads import pad_bits
-from jagcodec.payloads import is_non_tensor, rows_of_leaf
-from jagcodec.ragged import Parts, RowSplits, is_jagged, take_apart
 from jagcodec.wire.decoder import usable_device
 from jagcodec.wire.framing import writable_bytes
 from jagcodec.wire_batch import WireBatch

@@ -14,10 +14,10 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.buffers import ByteArray, IntArray, from_bytes
 from jagcodec.errors import ArgumentKeyError, WireFormatError
-from jagcodec.layout import WireCells, compact_values
 from jagcodec.leaves import Sharing, select_leaf
 from jagcodec.payloads import is_non_tensor
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.rectangles import WireCells, compact_values
 from jagcodec.row_index import choose_rows
 from jagcodec.wire import records
 from jagcodec.wire.checks import brief

@@ -27,9 +27,9 @@ from tensordict.utils import LinkedList
 
 from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
-from jagcodec.layout import Strip, compact_values
 from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import Parts, RowSplits, is_jagged, note_memory, splits_of_lengths, take_apart
+from jagcodec.rectangles import Strip, compact_values
 from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from jagcodec.buffers import flat_bytes
-from jagcodec.layout import compact_values
 from jagcodec.ragged import Parts, note_rows
+from jagcodec.rectangles import compact_values
 from jagcodec.wire import records
 from jagcodec.wire.decoder import Decoding, torch_dtype
 from jagcodec.wire.encoder import Encoding, Frame, written

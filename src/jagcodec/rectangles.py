@@ -1,0 +1,302 @@
+"""Rectangles and the rows in them, where they lie: what every room that packs or pads is built on.
+
+Nothing here is public, and little is checked: `layout` and the rooms above do that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from jagcodec import rowcopy
+from jagcodec.buffers import (
+    ByteArray,
+    IntArray,
+    Room,
+    Unwritten,
+    contiguous_bits,
+    describe,
+    resolved,
+)
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+
+# --- jagged -> jagged --------------------------------------------------------------------------
+
+
+def raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
+    """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
+    splits = splits_of_lengths(parts.lengths)
+    if parts.compact and parts.offsets.device == device:
+        splits = replace(splits, offsets=parts.offsets)
+    return Raggedness(splits)
+
+
+def compact_values(parts: Parts) -> torch.Tensor:
+    """The values of a jagged tensor, contiguous and without holes; aliased where they are."""
+    values = parts.values
+    if parts.compact:
+        return values if values.requires_grad else contiguous_bits(values)
+    cells, outer, total = _as_cells(values, parts.ragged_dim)
+    starts = (np.arange(outer)[:, None] * total + parts.starts).reshape(-1)
+    packed = rowcopy.gather(cells, starts, np.tile(parts.lengths, outer))
+    shape = list(values.shape)
+    shape[parts.ragged_dim - 1] = int(parts.lengths.sum())
+    return packed.view(shape)
+
+
+# --- jagged -> padded --------------------------------------------------------------------------
+
+
+def padded_shape(parts: Parts | WireCells, width: int) -> tuple[int, ...]:
+    """The shape of a jagged column's rectangle: (N, ..., width, ...)."""
+    dim, shape = parts.ragged_dim, parts.shape
+    return (len(parts.lengths), *shape[: dim - 1], width, *shape[dim:])
+
+
+def parts_of_rectangle(padded: torch.Tensor) -> Parts:
+    """A rectangle (N, S, ...) as N rows of S cells each."""
+    rows, width = padded.shape[:2]
+    splits = splits_of_lengths(np.full(rows, width, dtype=np.int64))
+    values = contiguous_bits(padded).view(rows * width, *padded.shape[2:])
+    return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+
+
+def pad_into(
+    out: torch.Tensor,
+    parts: Parts,
+    leads: IntArray | None,
+    pattern: bytes,
+    *,
+    fresh: bool = False,
+) -> torch.Tensor:
+    """Write the rows of a jagged tensor and their pads into its rectangle, contiguous as it is.
+
+    Row i begins at cell ``leads[i]`` of its rectangle, or at 0. `pattern` is the bits of one pad
+    element; `fresh` says that `out` holds nothing else yet.
+    """
+    values, dim = parts.values, parts.ragged_dim
+    if dim == 1:
+        return rowcopy.pad(values, parts.starts, parts.lengths, out, leads, pattern, fresh=fresh)
+    cells, outer, total = _as_cells(values, dim)
+    starts, lengths, leads = _runs(parts.starts, parts.lengths, leads, outer, total)
+    flat = out.view(len(starts), out.shape[dim], *cells.shape[1:])
+    return rowcopy.pad(cells, starts, lengths, flat, leads, pattern, fresh=fresh).view(out.shape)
+
+
+class WireCells(NamedTuple):
+    """A jagged column as its values lie in a message: bytes to read, not to write to.
+
+    Attributes:
+        data: The bytes of the values, at any address.
+        dtype: Of the values.
+        shape: Of the values.
+        ragged_dim: Of the column: the rows lie end to end in dim ``ragged_dim - 1``.
+        splits: The rows.
+    """
+
+    data: ByteArray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    ragged_dim: int
+    splits: RowSplits
+
+    @property
+    def lengths(self) -> IntArray:
+        """(N,) lengths of the rows."""
+        return self.splits.lengths
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes are."""
+        return _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def pad_cells_into(
+    room: Room, cells: WireCells, leads: IntArray | None, pattern: bytes, *, fresh: bool
+) -> torch.Tensor:
+    """`pad_into` from the bytes of a message to CPU memory, without a tensor in between."""
+    out = room.tensor
+    dim, splits = cells.ragged_dim, cells.splits
+    starts, lengths = splits.starts, splits.lengths
+    if dim > 1:
+        outer = math.prod(cells.shape[: dim - 1])
+        starts, lengths, leads = _runs(starts, lengths, leads, outer, splits.total)
+    width = out.shape[dim]
+    size = math.prod(cells.shape[dim:]) * len(pattern)
+    if room.data is not None:
+        rowcopy.pad_bytes(
+            cells.data, starts, lengths, room.data, leads, width, size, pattern, fresh=fresh
+        )
+    return out
+
+
+def _runs(
+    starts: IntArray, lengths: IntArray, leads: IntArray | None, outer: int, total: int
+) -> tuple[IntArray, IntArray, IntArray | None]:
+    """Row i of a rectangle has `outer` runs; run a of it lies among those of all rows."""
+    starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
+    return starts, np.repeat(lengths, outer), None if leads is None else np.repeat(leads, outer)
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def check_rectangle(value: Any, path: str) -> None:
+    """Refuse what is no strided, non-nested tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected a padded (strided) tensor, found {describe(value)}"
+        )
+    if value.is_quantized:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        )
+
+
+_LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+
+
+_LONGEST = np.iinfo(np.int64).max
+
+
+def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
+    """Check (N,) lengths and sum them to row splits; the one place where they are read."""
+    if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
+        )
+    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
+        )
+    shape = tuple(lengths.shape)
+    if len(shape) != 1 or (rows is not None and shape != (rows,)):
+        expected = "(N,)" if rows is None else f"({rows},)"
+        raise ArgumentError(
+            "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
+        )
+    if lengths.dtype not in _LENGTH_DTYPES:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
+        )
+    sent = lengths.detach().cpu().numpy()
+    # uint64 alone may hold more than int64: it reads as the largest length, and is too much.
+    host: IntArray = (np.minimum(sent, _LONGEST) if sent.dtype == np.uint64 else sent).astype(
+        np.int64
+    )
+    if len(host) and host.min() < 0:
+        row = int(np.argmax(host < 0))
+        raise ArgumentError(
+            "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
+        )
+    if len(host) and int(host.max()) * len(host) > _LONGEST:
+        raise ArgumentError(
+            "bad_length", path, f"expected lengths that add up below 2**63, found {int(host.max())}"
+        )
+    return splits_of_lengths(host)
+
+
+# --- padded -> jagged --------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Strip(Unwritten):
+    """The valid cells of a rectangle, where they lie: a column that is still to be packed.
+
+    Attributes:
+        source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
+        starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
+        splits: The rows.
+        shape: Of the packed values: (total, ...).
+        nbytes: Of the packed values.
+    """
+
+    source: torch.Tensor
+    starts: IntArray
+    splits: RowSplits
+    shape: tuple[int, ...]
+    nbytes: int
+
+    def parts(self) -> Parts:
+        """The packed column, copied."""
+        splits = self.splits
+        cells = self.source
+        if cells.dim() > len(self.shape):
+            cells = cells.flatten(0, 1)
+        values = rowcopy.gather(cells, self.starts, splits.lengths)
+        return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+
+    def write(self, out: ByteArray) -> None:
+        """Copy the packed values into `nbytes` bytes of CPU memory."""
+        cell = self.nbytes // self.shape[0]
+        rowcopy.gather_bytes(self.source, cell, self.starts, self.splits.lengths, out)
+
+
+def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
+    """The valid cells of a rectangle (N, S, ...).
+
+    Raises:
+        ArgumentError: A row is longer than the rectangle is wide.
+    """
+    width = padded.shape[1]
+    if splits.max > width:
+        row = int(np.argmax(splits.lengths > width))
+        raise ArgumentError(
+            "bad_length",
+            f"{path}, row {row}",
+            f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
+        )
+    shape = (splits.total, *padded.shape[2:])
+    nbytes = math.prod(shape) * padded.itemsize
+    if nbytes == 0:
+        return Strip(padded.new_empty(shape), splits.starts, splits, shape, 0)
+    source, stride = padded, width
+    if not padded.is_contiguous() or padded.is_conj() or padded.is_neg():
+        source, stride = rows_in_place(padded)
+    return Strip(source, splits.row_starts(stride), splits, shape, nbytes)
+
+
+def strip_or_rectangle(
+    val: torch.Tensor, splits: RowSplits, path: str, exact_width: bool
+) -> Strip | torch.Tensor:
+    """What to pack of a rectangle shaped as a per-token field; any other as it is; detached."""
+    if val.dim() >= 2 and val.shape[0] == splits.rows:
+        width = val.shape[1]
+        if width == splits.max or (width > splits.max and not exact_width):
+            return strip(val.detach() if val.requires_grad else val, splits, path)
+    return contiguous_bits(val)
+
+
+def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A rectangle as (M, ...) cells in which row i begins at ``i * stride``.
+
+    Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
+    """
+    padded = resolved(padded)
+    inner = padded.shape[2:].numel()
+    if not (padded[0].is_contiguous() and padded.stride(0) % inner == 0):
+        padded = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
+    stride = padded.stride(0) // inner
+    cells = (padded.shape[0] - 1) * stride + padded.shape[1]
+    flat = padded.as_strided((cells * inner,), (1,))
+    return flat.view(cells, *padded.shape[2:]), stride
+
+
+def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
+    """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
+    values = values.contiguous() if values.requires_grad else contiguous_bits(values)
+    outer = math.prod(values.shape[: ragged_dim - 1])
+    total = values.shape[ragged_dim - 1]
+    return values.view(outer * total, *values.shape[ragged_dim:]), outer, total
