@@ -43,10 +43,10 @@ def main():
     per_token = ["input_ids", "logprobs"]
 
     wire = open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=per_token))
-    print("lengths read in place:", ray.get(reward.remote(wire), timeout=60))
+    print("lengths read in place:", ray.get(reward.remote(wire), timeout=150))
 
     td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=per_token)
-    batch = materialize(ray.get(double.remote(td), timeout=60))
+    batch = materialize(ray.get(double.remote(td), timeout=150))
     assert torch.equal(batch["logprobs"][2, :13], columns["logprobs"][2, :13] * 2)
     print(f"{len(batch)} rows back, {batch['message'][3]['content']!r} among them")
     ray.shutdown()

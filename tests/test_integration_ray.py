@@ -319,7 +319,7 @@ def test_the_example_runs():
         [sys.executable, str(ROOT / "examples/ray_store.py")],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
     )
     assert run.returncode == 0, run.stderr
     assert "4 rows" in run.stdout
