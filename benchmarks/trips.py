@@ -7,6 +7,7 @@ import itertools
 import mmap
 import multiprocessing
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -164,12 +165,13 @@ def measure(
         del batch
         players = {name: stack.enter_context(_process(name, directory)) for name in names}
         trips: dict[str, list[Trip]] = {name: [] for name in names}
-        rounds, done = WARMUPS + ROUNDS[0], 0
+        rounds, done, order = WARMUPS + ROUNDS[0], 0, random.Random(0)
         progress(done, rounds)
         while done < rounds:
             start = time.perf_counter()
-            first = done % len(names)
-            for name in (*names[first:], *names[:first]):
+            # Not in rotation: each would always come after the same one, and in the memory, whole
+            # or in pieces, that this one gave back to the system.
+            for name in order.sample(list(names), len(names)):
                 trip = _ask(players[name], f"{name}, {case}")
                 if done >= WARMUPS:
                     trips[name].append(trip)
