@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import WireFormatError, decode, encode, pack_jagged_fields
+from jagcodec import (
+    UnsupportedTypeError,
+    WireFormatError,
+    decode,
+    encode,
+    open_wire,
+    pack_jagged_fields,
+)
 from jagcodec.errors import REASONS
 from jagcodec.wire.spec import Kind
 
@@ -259,6 +266,23 @@ def test_forged_offsets(offsets):
     payload = np.array(offsets, dtype="<i8").tobytes() + bytes(40)
     tree = ext(Kind.JAGGED, "uint8", [5], 0, 24, 0, 1)
     assert refused(message(tree, payload, GROUP)).reason == "bad_offsets"
+
+
+def test_offsets_whose_differences_wrap_around():
+    """Each of these lengths is 1 or more as int64 reckons, and they end where they should."""
+    offsets = np.array([0, 2**63 - 1, -(2**63), -1, 5])
+    group = [[0, 0, 4, int(np.diff(offsets).min()), int(np.diff(offsets).max())]]
+    payload = offsets.astype("<i8").tobytes() + bytes(5)
+    jagged = ext(Kind.JAGGED, "uint8", [5], 0, 40, 0, 1)
+    tree = ext(Kind.TENSORDICT, [4], None, ["x", jagged])
+    assert refused(message(tree, payload, group)).reason == "bad_offsets"
+    with pytest.raises(WireFormatError, match="bad_offsets|never fall"):
+        open_wire(message(tree, payload, group)).select(["x"]).to_tensordict()
+    forged = torch.nested.nested_tensor_from_jagged(
+        torch.zeros(5), torch.from_numpy(offsets), min_seqlen=1, max_seqlen=5
+    )
+    with pytest.raises(UnsupportedTypeError, match="within the 5 cells"):
+        encode(forged)
 
 
 @pytest.mark.parametrize("bounds", [(2, 4), (1, 3), (0, 0)])

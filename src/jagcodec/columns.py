@@ -12,8 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from jagcodec.buffers import IntArray, contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.payloads import is_non_tensor, leaf_of_rows
-from jagcodec.ragged import Parts, Raggedness, is_jagged, take_apart
+from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows
+from jagcodec.ragged import Parts, Raggedness, Seen, is_jagged, take_apart
 from jagcodec.rectangles import (
     Strip,
     compact_values,
@@ -65,7 +65,7 @@ def pack_jagged_fields(
         ([5, 6, 7, 8, 9], [0.0, 1.0])
     """
     plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
-    return TensorDict(leaves_of(plan.columns), batch_size=[plan.rows])
+    return batch_of(leaves_of(plan.columns), plan.rows)
 
 
 def merge_columns(
@@ -129,7 +129,7 @@ def merge_columns(
         )
     check_fields(columns, f"{where}(columns)")
     rows = batch.batch_size[0]
-    seen: dict[int, IntArray] = {}
+    seen: Seen = {}
     peers = _peers(batch, like, seen, where)
     checked = dict(peers)
     leaves: dict[str, Any] = dict(batch.items())
@@ -178,7 +178,7 @@ class _Peer(NamedTuple):
 def _peers(
     batch: TensorDictBase,
     like: str | tuple[str, ...] | None,
-    seen: dict[int, IntArray],
+    seen: Seen,
     where: str,
 ) -> dict[bytes, _Peer]:
     """The jagged columns that written-back ones may be like, by their row lengths."""

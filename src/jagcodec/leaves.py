@@ -31,7 +31,7 @@ from jagcodec.payloads import (
     payloads_of_stack,
     rows_of_leaf,
 )
-from jagcodec.ragged import Parts, RaggedGroups, is_jagged, splits_of_lengths, take_apart
+from jagcodec.ragged import Parts, RaggedGroups, Seen, is_jagged, splits_of_lengths, take_apart
 from jagcodec.rectangles import compact_values
 from jagcodec.wire.encoder import encode
 
@@ -47,14 +47,14 @@ class Sharing:
     Attributes:
         groups: The raggedness of the result.
         packing: What packed columns of the result share.
-        read: Offsets of the source that were read, by id: for `take_apart`, so that a device is
-            waited for once per raggedness. The source must live as long as this.
+        read: Offsets of the source that were read: for `take_apart`, so that a device is waited
+            for once per raggedness.
     """
 
     def __init__(self) -> None:
         self.groups = RaggedGroups()
         self.packing = Packing()
-        self.read: dict[int, IntArray] = {}
+        self.read: Seen = {}
 
 
 def row_count(column: Any, path: str) -> int | None:

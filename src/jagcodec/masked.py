@@ -31,7 +31,7 @@ from jagcodec.buffers import (
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.payloads import is_non_tensor, rows_of_leaf
-from jagcodec.ragged import Parts, RowSplits, is_jagged, splits_of_lengths, take_apart
+from jagcodec.ragged import Parts, RowSplits, Seen, is_jagged, splits_of_lengths, take_apart
 from jagcodec.rectangles import compact_values, rows_in_place
 
 PADDING_FIELD = "padding"
@@ -355,7 +355,7 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
         )
     path = f"{where}({padding_field!r})"
     padding = _read_padding(leaves.pop(padding_field), td.batch_size[0], path)
-    seen: dict[int, IntArray] = {}
+    seen: Seen = {}
     named = {
         name: _jagged(leaves[name], padding.runs, f"{where}({name!r})", seen)
         for name in leaves
@@ -475,7 +475,7 @@ def _check_runs(
         )
 
 
-def _jagged(leaf: Any, runs: _Runs, path: str, seen: dict[int, IntArray]) -> Parts:
+def _jagged(leaf: Any, runs: _Runs, path: str, seen: Seen) -> Parts:
     """A column that was packed, if it still has the rows of its runs."""
     if not is_jagged(leaf):
         raise ArgumentTypeError(

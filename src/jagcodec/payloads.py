@@ -1,4 +1,4 @@
-"""Non-tensor values: the one room that knows how tensordict stores them.
+"""Non-tensor values: the one room that knows how tensordict stores them, and what it holds.
 
 Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
 `NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
@@ -125,6 +125,15 @@ def _member(like: NonTensorData, payload: Any) -> NonTensorData:
         _non_tensordict={**vars(like)["_non_tensordict"], "data": payload},
     )
     return member
+
+
+def batch_of(leaves: dict[str, Any], rows: int) -> TensorDict:
+    """A TensorDict of batch size (N,), without device and names, of leaves known to have N rows.
+
+    What its constructor makes of them. That one asks every leaf for its shape, which takes as
+    long as to make a jagged one.
+    """
+    return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 
 
 def dim_names(td: TensorDictBase) -> list[str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -61,11 +61,14 @@ class RowSplits:
         return self.host[:-1]
 
 
-def splits_of_lengths(lengths: IntArray) -> RowSplits:
-    """Row splits from (N,) lengths, none of them negative."""
-    host = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=host[1:])
-    return _splits(host, lengths)
+def splits_of_lengths(
+    lengths: IntArray, low: int | None = None, high: int | None = None
+) -> RowSplits:
+    """Row splits from (N,) lengths, none of them negative; of known extremes, or not."""
+    host = np.empty(len(lengths) + 1, dtype=np.int64)
+    host[0] = 0
+    lengths.cumsum(out=host[1:])
+    return _splits(host, lengths, low, high)
 
 
 def splits_of_offsets(host: IntArray) -> RowSplits:
@@ -73,8 +76,11 @@ def splits_of_offsets(host: IntArray) -> RowSplits:
     return _splits(host, host[1:] - host[:-1])
 
 
-def _splits(host: IntArray, lengths: IntArray) -> RowSplits:
-    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+def _splits(
+    host: IntArray, lengths: IntArray, low: int | None = None, high: int | None = None
+) -> RowSplits:
+    if low is None or high is None:
+        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
     return RowSplits(torch.from_numpy(host), host, lengths, low, high)
 
 
@@ -82,6 +88,15 @@ def is_jagged(value: object) -> bool:
     """Whether `value` is a `torch.jagged` nested tensor."""
     # Not by its layout: every attribute of a nested tensor is dispatched, at 20 microseconds.
     return isinstance(value, NestedTensor)
+
+
+def rows_of(leaf: object) -> int | None:
+    """Rows of a dense or a jagged tensor; None of anything else."""
+    if isinstance(leaf, NestedTensor):
+        return int(leaf._offsets.shape[0]) - 1
+    if type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested:
+        return leaf.shape[0] if leaf.dim() else None
+    return None
 
 
 class Raggedness:
@@ -98,9 +113,9 @@ class Raggedness:
     def jagged(self, values: torch.Tensor, ragged_dim: int = 1) -> torch.Tensor:
         """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a jagged tensor."""
         device = values.device
-        if device not in self._offsets:
-            self._offsets[device] = sent(torch.from_numpy(self.splits.host), device)
-        offsets = self._offsets[device]
+        offsets = self._offsets.get(device)
+        if offsets is None:
+            offsets = self._offsets[device] = sent(torch.from_numpy(self.splits.host), device)
         # The bounds are passed always: without them padding goes to the sum of all lengths
         # (pytorch/pytorch#159380).
         if values.requires_grad:
@@ -111,16 +126,21 @@ class Raggedness:
                 min_seqlen=self.splits.min,
                 max_seqlen=self.splits.max,
             )
+        # What that call comes down to where no gradient has to pass; three times as fast, and
+        # without the warning about fx tracing that torch 2.13 logs in every process.
         if self._bounds is None:
             self._bounds = {
                 "min_seqlen": _store_val_in_tensor(self.splits.min),
                 "max_seqlen": _store_val_in_tensor(self.splits.max),
             }
-        # What that call comes down to where no gradient has to pass; three times as fast, and
-        # without the warning about fx tracing that torch 2.13 logs in every process.
-        return NestedTensor(
-            values, offsets, _metadata_cache=dict(self._bounds), _ragged_idx=ragged_dim
-        )
+            # This marks the bounds as dynamic for torch.compile. Columns share them, so the next
+            # ones are given theirs afterwards: marked once more, each would cost a quarter more.
+            return NestedTensor(
+                values, offsets, _metadata_cache=dict(self._bounds), _ragged_idx=ragged_dim
+            )
+        jagged: Any = NestedTensor(values, offsets, _ragged_idx=ragged_dim)
+        jagged._metadata_cache = dict(self._bounds)
+        return jagged  # type: ignore[no-any-return]
 
 
 class RaggedGroups:
@@ -173,6 +193,20 @@ class Parts(NamedTuple):
         return tuple(self.values.shape)
 
 
+class ReadOffsets(NamedTuple):
+    """Offsets that were read: they, on the host, the lengths, and whether they never fall below 0
+    or the one before."""
+
+    offsets: torch.Tensor  # kept, so that its id stays its own
+    host: IntArray
+    lengths: IntArray
+    rising: bool
+
+
+Seen: TypeAlias = dict[int, ReadOffsets]
+"""Offsets that were read, by their id: those that columns share are read and checked once."""
+
+
 def note_rows(jagged: torch.Tensor, staging: Staging) -> bool:
     """Ask for what `take_apart` reads of a jagged tensor; says whether it is to be brought."""
     inner: Any = jagged
@@ -193,13 +227,13 @@ def take_apart(
     path: str,
     *,
     detach: bool = True,
-    seen: dict[int, IntArray] | None = None,
+    seen: Seen | None = None,
     staging: Staging | None = None,
 ) -> Parts:
     """The memory of a jagged tensor. One device sync, none for a CPU tensor.
 
     `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
-    `seen`, empty at first, makes offsets that several tensors of one batch share be read once.
+    Offsets in `seen` are not read again, and others are added to it; it is empty at first.
     What `staging` has fetched is taken from there, without a sync; the offsets object stays.
 
     Raises:
@@ -211,30 +245,48 @@ def take_apart(
     offsets: torch.Tensor = inner._offsets
     holes: torch.Tensor | None = inner._lengths
     ragged_dim: int = inner._ragged_idx
-    numbers = offsets
     if staging is not None:
-        values, numbers = staging.on_host(values), staging.on_host(offsets)
-        holes = None if holes is None else staging.on_host(holes)
+        values = staging.on_host(values)
     total = values.shape[ragged_dim - 1]
     if holes is None:
-        host = None if seen is None else seen.get(id(offsets))
-        if host is None:
-            host = _host(numbers)
-        if seen is not None:
-            seen[id(offsets)] = host
-        starts, lengths = host[:-1], np.diff(host)
+        read = None if seen is None else seen.get(id(offsets))
+        if read is None:
+            read = _read(offsets, staging)
+            if seen is not None:
+                seen[id(offsets)] = read
+        host, lengths = read.host, read.lengths
+        starts, end = host[:-1], int(host[-1])
+        compact, sound = host[0] == 0 and end == total, read.rising and end <= total
     else:
-        host = _host(torch.cat([numbers[:-1].to(torch.int64), holes.to(torch.int64)]))
+        numbers = torch.cat(
+            [
+                _on_host(offsets, staging)[:-1].to(torch.int64),
+                _on_host(holes, staging).to(torch.int64),
+            ]
+        )
+        host = _host(numbers)
         starts, lengths = host[: len(holes)], host[len(holes) :]
-    compact = holes is None and host[0] == 0 and host[-1] == total
-    if len(lengths) and (lengths.min() < 0 or starts.min() < 0 or (starts + lengths).max() > total):
+        compact, sound = False, bool((host >= 0).all() and (lengths <= total - starts).all())
+    if len(lengths) and not sound:
         raise ArgumentError(
             "bad_length",
             path,
             f"expected rows within the {total} cells of the values, "
-            f"found offsets {numbers.tolist()!r:.80}",
+            f"found offsets {_on_host(offsets, staging).tolist()!r:.80}",
         )
     return Parts(values, offsets, starts, lengths, ragged_dim, bool(compact))
+
+
+def _read(offsets: torch.Tensor, staging: Staging | None) -> ReadOffsets:
+    host = _host(_on_host(offsets, staging))
+    # Compared, because differences of any numbers may wrap around.
+    rising = host[0] >= 0 and bool((host[1:] >= host[:-1]).all())
+    return ReadOffsets(offsets, host, host[1:] - host[:-1], bool(rising))
+
+
+def _on_host(tensor: torch.Tensor, staging: Staging | None) -> torch.Tensor:
+    """What `staging` has fetched of a tensor; the tensor itself where it was not asked to."""
+    return tensor if staging is None else staging.on_host(tensor)
 
 
 def _host(numbers: torch.Tensor) -> IntArray:

@@ -196,16 +196,17 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
     host: IntArray = (np.minimum(sent, _LONGEST) if sent.dtype == np.uint64 else sent).astype(
         np.int64
     )
-    if len(host) and host.min() < 0:
+    low, high = (int(host.min()), int(host.max())) if len(host) else (0, 0)
+    if low < 0:
         row = int(np.argmax(host < 0))
         raise ArgumentError(
             "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
         )
-    if len(host) and int(host.max()) * len(host) > _LONGEST:
+    if high * len(host) > _LONGEST:
         raise ArgumentError(
-            "bad_length", path, f"expected lengths that add up below 2**63, found {int(host.max())}"
+            "bad_length", path, f"expected lengths that add up below 2**63, found {high}"
         )
-    return splits_of_lengths(host)
+    return splits_of_lengths(host, low, high)
 
 
 # --- padded -> jagged --------------------------------------------------------------------------

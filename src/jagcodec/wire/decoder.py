@@ -20,8 +20,8 @@ from tensordict import (
 
 from jagcodec.buffers import ByteArray, from_bytes
 from jagcodec.errors import ArgumentError, WireFormatError
-from jagcodec.payloads import is_non_tensor, stack_of_payloads
-from jagcodec.ragged import Raggedness, RowSplits, splits_of_offsets
+from jagcodec.payloads import batch_of, is_non_tensor, stack_of_payloads
+from jagcodec.ragged import Raggedness, RowSplits, rows_of, splits_of_offsets
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import brief, check_distinct
 from jagcodec.wire.dtypes import torch_size
@@ -446,6 +446,10 @@ class Decoding:
         for key, leaf in leaves.items():
             if not (isinstance(leaf, (torch.Tensor, TensorDictBase)) or is_non_tensor(leaf)):
                 raise _bad(f"a leaf at {key!r}", type(leaf).__name__)
+        size = record.batch_size
+        plain = len(size) == 1 and record.names is None and self._device is None
+        if plain and all(rows_of(leaf) == size[0] for leaf in leaves.values()):
+            return batch_of(leaves, size[0])
         td = TensorDict(
             leaves,
             batch_size=torch.Size(record.batch_size),
@@ -523,8 +527,9 @@ def read_splits(header: records.Header, payload: Payload, index: int) -> RowSpli
     group = header.groups[index]
     data = payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
     # A copy: offsets that were checked must not change with the message's memory.
-    offsets = np.frombuffer(data.tobytes(), dtype="<i8").copy()
-    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+    offsets = np.frombuffer(bytearray(data), dtype="<i8")
+    # Compared, because differences of any numbers may wrap around.
+    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
         raise WireFormatError(
             "bad_offsets",
             f"$ (ragged group {index})",

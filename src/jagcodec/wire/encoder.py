@@ -28,7 +28,15 @@ from tensordict.utils import LinkedList
 from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
-from jagcodec.ragged import Parts, RowSplits, is_jagged, note_memory, splits_of_lengths, take_apart
+from jagcodec.ragged import (
+    Parts,
+    RowSplits,
+    Seen,
+    is_jagged,
+    note_memory,
+    splits_of_lengths,
+    take_apart,
+)
 from jagcodec.rectangles import Strip, compact_values
 from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
@@ -194,6 +202,7 @@ class Encoding:
         self._groups: list[records.Group] = []
         self._group_of: dict[bytes, int] = {}
         self._group_of_offsets: dict[int, int] = {}
+        self._seen: Seen = {}
         self._seen_offsets: list[torch.Tensor] = []
         self._unbacked_rows: list[tuple[str, int]] = []
 
@@ -514,7 +523,7 @@ class Encoding:
         if not self._fetched and self._note_jagged(tensor):
             return None
         try:
-            parts = take_apart(tensor, "jagged tensor", staging=self.staging)
+            parts = take_apart(tensor, "jagged tensor", seen=self._seen, staging=self.staging)
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
         return self._parts(parts)

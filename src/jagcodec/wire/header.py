@@ -33,6 +33,9 @@ _SEARCHED = 1 << 20
 # --- writing -----------------------------------------------------------------------------------
 
 
+_SETS = frozenset((Kind.SET, Kind.FROZENSET))
+
+
 class HeaderWriter:
     """Packs records and, at the end, the header. One per message: it is not for sharing."""
 
@@ -44,7 +47,7 @@ class HeaderWriter:
     def extension(self, record: Any) -> msgpack.ExtType:
         """One record as the extension that stands for it in the tree."""
         kind = KINDS[type(record)]
-        if kind in (Kind.SET, Kind.FROZENSET):
+        if kind in _SETS:
             # Sorted by encoded bytes: a set's own order follows the process's hash seed.
             members = sorted(self._packer.pack(item) for item in record.items)
             length = msgpack.Packer().pack_array_header(len(members))
