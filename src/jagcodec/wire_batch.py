@@ -436,6 +436,17 @@ class WireBatch:
         return tensor if self._device is None else tensor.to(self._device)
 
 
+def _payload_size(record: Any) -> int:
+    """Bytes of the payload that a record itself stands for."""
+    if isinstance(record, (records.Tensor, records.Jagged, records.TensorViews)):
+        return torch_size(record.dtype, math.prod(record.shape))
+    if isinstance(record, records.Bytes):
+        return record.size
+    if isinstance(record, records.Array):
+        return math.prod(record.shape) * numpy_itemsize(record.dtype)
+    return 0
+
+
 class _Message:
     """An open message: its header, and a way to its buffers."""
 
@@ -463,17 +474,12 @@ class _Message:
 
         def measure(record: Any) -> Any:
             nonlocal total
-            if isinstance(record, (records.Tensor, records.Jagged, records.TensorViews)):
-                total += torch_size(record.dtype, math.prod(record.shape))
-            elif isinstance(record, records.Bytes):
-                total += record.size
-            elif isinstance(record, records.Array):
-                total += math.prod(record.shape) * numpy_itemsize(record.dtype)
+            total += _payload_size(record)
             return record
 
         for name, leaf in leaves.items():
-            if not isinstance(leaf, msgpack.ExtType):
-                measure(leaf)
+            if type(leaf) is not msgpack.ExtType:
+                total += _payload_size(leaf)
                 continue
             try:
                 read_extension(self.header, leaf, measure)

@@ -107,7 +107,7 @@ def read_header(data: Any) -> Header:
             "frames of the transport stand before it",
             path="header",
         )
-    fields = _unpack(data, msgpack.ExtType, "header")
+    fields = _unpack(bytes(data), msgpack.ExtType, "header")
     expect(type(fields) is dict, "foreign", "a map", fields, "header")
     count_byte = 0x80 | len(fields)
     expect(start[0] == count_byte, "bad_header", "every key once", fields, "header")
@@ -269,13 +269,12 @@ def _record(record: Any, fields: Any) -> Any:
     return record(*fields)
 
 
-def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
-    size = memoryview(data).nbytes
+def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
     try:
-        if size > _TRUSTED_SIZE:
+        if len(data) > _TRUSTED_SIZE:
             # msgpack allocates a list as soon as it reads its count. Walking the bytes first,
             # without building anything, leaves only counts that the message has bytes for.
-            scanner = msgpack.Unpacker(max_buffer_size=size)
+            scanner = msgpack.Unpacker(max_buffer_size=len(data))
             scanner.feed(data)
             scanner.skip()
             del scanner
@@ -294,8 +293,10 @@ def _unpack(data: Any, ext_hook: Callable[[int, bytes], Any], path: str) -> Any:
             f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
             path=path,
         ) from error
-    if _may_hold_timestamps(bytes(data)) and any(
-        type(item) is msgpack.Timestamp for _, item in _walk(value)
+    if (
+        b"\xff" in data
+        and _may_hold_timestamps(data)
+        and any(type(item) is msgpack.Timestamp for _, item in _walk(value))
     ):
         raise fail("unknown_kind", "expected a known extension code, found -1", path=path)
     return value

@@ -294,9 +294,11 @@ def _at(record: Any, size: int, header: Header) -> None:
 def _check_jagged(record: Jagged, header: Header) -> Jagged:
     _check_tensor(record, header)
     group = count(record.group, "a ragged group")
-    expect(group < len(header.groups), "bad_record", f"a group below {len(header.groups)}", group)
+    if group >= len(header.groups):
+        raise fail("bad_record", f"expected a group below {len(header.groups)}, found {group}")
     dim = count(record.ragged_dim, "a ragged dim")
-    expect(1 <= dim <= len(record.shape), "bad_record", f"1 to {len(record.shape)}", dim)
+    if not 1 <= dim <= len(record.shape):
+        raise fail("bad_record", f"expected a ragged dim of 1 to {len(record.shape)}, found {dim}")
     return record
 
 
