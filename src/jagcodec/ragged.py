@@ -61,6 +61,14 @@ class RowSplits:
         return self.host[:-1]
 
 
+def extremes(numbers: IntArray) -> tuple[int, int]:
+    """The least and the greatest; 0 where there are none."""
+    if not len(numbers):
+        return 0, 0
+    # Not `.min()`, which takes twice as long over few rows.
+    return int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
+
+
 def splits_of_lengths(
     lengths: IntArray, low: int | None = None, high: int | None = None
 ) -> RowSplits:
@@ -80,7 +88,7 @@ def _splits(
     host: IntArray, lengths: IntArray, low: int | None = None, high: int | None = None
 ) -> RowSplits:
     if low is None or high is None:
-        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        low, high = extremes(lengths)
     return RowSplits(torch.from_numpy(host), host, lengths, low, high)
 
 

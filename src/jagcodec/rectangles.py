@@ -23,7 +23,7 @@ from jagcodec.buffers import (
     resolved,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.ragged import Parts, Raggedness, RowSplits, extremes, splits_of_lengths
 
 # --- jagged -> jagged --------------------------------------------------------------------------
 
@@ -192,11 +192,11 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )
     sent = lengths.detach().cpu().numpy()
-    # uint64 alone may hold more than int64: it reads as the largest length, and is too much.
-    host: IntArray = (np.minimum(sent, _LONGEST) if sent.dtype == np.uint64 else sent).astype(
-        np.int64
-    )
-    low, high = (int(host.min()), int(host.max())) if len(host) else (0, 0)
+    if sent.dtype == np.uint64:
+        # It alone may hold more than int64: what does reads as the largest length, and is too much.
+        sent = np.minimum(sent, _LONGEST)
+    host: IntArray = sent.astype(np.int64)
+    low, high = extremes(host)
     if low < 0:
         row = int(np.argmax(host < 0))
         raise ArgumentError(

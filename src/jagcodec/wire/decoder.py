@@ -518,6 +518,9 @@ class Decoding:
             raise _bad("data that unpickles", f"{type(error).__name__}: {error}") from error
 
 
+_OFFSETS = np.dtype("<i8")
+
+
 def read_splits(header: records.Header, payload: Payload, index: int) -> RowSplits:
     """The row splits of a ragged group.
 
@@ -527,15 +530,15 @@ def read_splits(header: records.Header, payload: Payload, index: int) -> RowSpli
     group = header.groups[index]
     data = payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
     # A copy: offsets that were checked must not change with the message's memory.
-    offsets = np.frombuffer(bytearray(data), dtype="<i8")
-    # Compared, because differences of any numbers may wrap around.
-    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+    offsets = np.frombuffer(bytearray(data), dtype=_OFFSETS)
+    splits = splits_of_offsets(offsets)
+    # Differences of numbers below zero may wrap around, and then rise where the offsets fall.
+    if offsets[0] != 0 or splits.min < 0 or np.minimum.reduce(offsets) < 0:
         raise WireFormatError(
             "bad_offsets",
             f"$ (ragged group {index})",
             f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}",
         )
-    splits = splits_of_offsets(offsets)
     if (splits.min, splits.max) != (group.min, group.max):
         raise WireFormatError(
             "bad_offsets",
