@@ -448,7 +448,7 @@ class Decoding:
                 raise _bad(f"a leaf at {key!r}", type(leaf).__name__)
         size = record.batch_size
         plain = len(size) == 1 and record.names is None and self._device is None
-        if plain and all(rows_of(leaf) == size[0] for leaf in leaves.values()):
+        if plain and all(_rows(leaf) == size[0] for leaf in leaves.values()):
             return batch_of(leaves, size[0])
         td = TensorDict(
             leaves,
@@ -516,6 +516,13 @@ class Decoding:
             return pickle.loads(record.data)  # noqa: S301
         except Exception as error:  # whatever unpickling may raise
             raise _bad("data that unpickles", f"{type(error).__name__}: {error}") from error
+
+
+def _rows(leaf: Any) -> int | None:
+    """Rows of a leaf that a TensorDict takes as it is; None of any other."""
+    if type(leaf) is NonTensorStack:
+        return len(leaf.tensordicts) if leaf.batch_dims == 1 else None
+    return rows_of(leaf)
 
 
 _OFFSETS = np.dtype("<i8")
