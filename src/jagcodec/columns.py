@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import IntArray, contiguous_bits, describe
+from jagcodec.buffers import contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows

@@ -202,8 +202,10 @@ class Parts(NamedTuple):
 
 
 class ReadOffsets(NamedTuple):
-    """Offsets that were read: they, on the host, the lengths, and whether they never fall below 0
-    or the one before."""
+    """Offsets that were read: they, on the host, and the lengths between them.
+
+    `rising` says that none is below 0 or below the one before.
+    """
 
     offsets: torch.Tensor  # kept, so that its id stays its own
     host: IntArray
