@@ -50,6 +50,7 @@ record: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.bench \
 		--json docs/measured/bench.json --charts docs/measured $(ARGS)
 	$(VENV)-bench/bin/python -m benchmarks.report
+	$(VENV)-bench/bin/python -m benchmarks.scaling --page
 
 # Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
 guard: $(VENV)-bench/.bench
