@@ -1,7 +1,8 @@
 """What one core pays per byte, for the model of `jagcodec.scaling`.
 
 ``python -m benchmarks.scaling`` prints what it measured; with ``--write``, it stores that in
-`src/jagcodec/data/costs.json`, where the model reads it, and writes the tables of `docs/scaling.md`. ``--page`` writes the tables alone.
+`src/jagcodec/data/costs.json`, where the model reads it, and writes the tables of
+`docs/scaling.md`. ``--page`` writes the tables alone.
 
 Everything is CPU time of processes that compute in one thread, so that other load on the machine
 stretches it less than it would stretch the clock; medians of runs in memory that was written
