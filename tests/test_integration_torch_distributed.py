@@ -44,6 +44,7 @@ from jagcodec.integrations.torch_distributed import (
 )
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
+from jagcodec.wire.spec import MAGIC, VERSION
 
 ROOT = Path(__file__).parent.parent
 LONG = 120  # seconds, for what must come
@@ -555,6 +556,44 @@ def test_without_a_process_group():
             call()
 
 
+def newer(frames):
+    """A message as a later version of this library would write it."""
+    header, *rest = frames
+    header = bytearray(header)
+    header[header.index(MAGIC.encode()) + len(MAGIC)] = VERSION + 1
+    return [bytes(header), *rest]
+
+
+def do_send_newer(rank, work, cells):
+    """Rank 0 is ahead of the others, and what it sends does not fit into socket buffers."""
+    original = td_module.encode
+    value = {"x": torch.arange(cells)}
+    if rank == 0:
+        td_module.encode = lambda *arguments, **options: newer(original(*arguments, **options))
+    try:
+        if work == "broadcast":
+            return broadcast(value if rank == 0 else None, 0) is value
+        if work == "scatter_rows":
+            return len(scatter_rows(value if rank == 0 else None, 0)["x"])
+        return send(value, 1) if rank == 0 else recv(0) if rank == 1 else None
+    finally:
+        td_module.encode = original
+
+
+@pytest.mark.parametrize("cells", [10, 2_000_000])
+@pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "send"])
+def test_a_version_that_a_receiver_does_not_know_leaves_the_group_usable(world, work, cells):
+    first, *others = world.outcomes(do_send_newer, work, cells)
+    assert first == {"broadcast": True, "scatter_rows": -(-cells // RANKS), "send": None}[work]
+    for error in others[:1] if work == "send" else others:
+        assert isinstance(error, WireFormatError), error
+        assert error.reason == "unknown_version"
+        assert f"expected format version {VERSION}, found {VERSION + 1}" in error.detail
+    is_well(world)
+    if work == "send":  # what was sent is not found by the next call
+        assert world(do_send, packed("next"))[1:] == [packed("next")] * 2
+
+
 # --- tensors that stay on their device ---------------------------------------------------------
 # The path of NCCL, with the CPU in the part of the device.
 
@@ -572,6 +611,8 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
     assert_same(back, batch)
     assert back["ids"].values().data_ptr() == tensors[0].data_ptr()
     assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
+    with pytest.raises(WireFormatError, match="expected buffers of"):
+        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
 
 
 @contextmanager
