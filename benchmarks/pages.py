@@ -27,6 +27,12 @@ def rewrite(page: Path, made: Mapping[str, str]) -> None:
     print(f"written: {page}")
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A record."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
 def record(path: Path, found: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")

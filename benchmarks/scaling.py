@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
@@ -228,7 +227,7 @@ def _costs(costs: scaling.Costs) -> str:
         )
         for name, words in text.items()
     ]
-    machine_of = json.loads(RECORD.read_text())
+    machine_of = pages.read(RECORD)
     cpu, made = machine_of["machine"]["cpu"], machine_of["made"][:10]
     return (
         pages.table(("cost", "what", "one core takes", "that is"), rows)
@@ -339,7 +338,7 @@ def _memory(costs: scaling.Costs) -> str:
 def _held(costs: scaling.Costs) -> str:
     """The model beside stages that `make bench` timed, two threads and all."""
     rows = []
-    for found in json.loads(BENCH.read_text())["stages"]:
+    for found in pages.read(BENCH)["stages"]:
         batch = Case.parse(found["case"])
         tokens = float(batch.lengths().sum()) * TOKEN_BYTES
         padding = batch.rows * batch.width * TOKEN_BYTES - tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,12 +80,14 @@ class World:
     """Ranks in processes of their own."""
 
     def __init__(self, directory, ranks, backend="gloo"):
-        spawn = get_context("spawn")
+        # New processes come from one that has imported torch and done nothing with it.
+        server = get_context("forkserver")
+        server.set_forkserver_preload(["jagcodec.integrations.torch_distributed"])
         self._pipes, self._processes = [], []
         for rank in range(ranks):
-            pipe, far_end = spawn.Pipe()
+            pipe, far_end = server.Pipe()
             arguments = (far_end, rank, ranks, directory / "store", backend)
-            process = spawn.Process(target=serve, args=arguments, daemon=True)
+            process = server.Process(target=serve, args=arguments, daemon=True)
             process.start()
             far_end.close()
             self._pipes.append(pipe)
@@ -542,6 +546,62 @@ def test_a_rank_that_dies_is_an_error(tmp_path):
         assert died is None
         assert isinstance(error, TransportError)
         assert error.path == "broadcast"
+
+
+def do_die_in_mid_message(rank, work, victim):
+    """The victim is killed when the header of a message is through, and its buffers are not."""
+    group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=5))
+    value = {"x": torch.arange(4_000_000)}  # more than socket buffers hold
+    original = td_module._Line._broadcast_tensor, td_module._Line.receive_tensor
+
+    def broadcast_tensor(line, place, size, data):
+        came = original[0](line, place, size, data)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return came
+
+    def receive_tensor(line, src, size):
+        came = original[1](line, src, size)
+        if size > 16:  # the header, not what says how large it is
+            os.kill(os.getpid(), signal.SIGKILL)
+        return came
+
+    def isend(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == victim:
+        td_module._Line._broadcast_tensor = broadcast_tensor
+        td_module._Line.receive_tensor = receive_tensor
+        if work == "send":
+            td_module.dist = SimpleNamespace(**{**vars(dist), "isend": isend})
+    if work == "broadcast":
+        return broadcast(value if rank == 0 else None, 0, group)
+    if work == "scatter_rows":
+        return scatter_rows(value if rank == 0 else None, 0, group)
+    return send(value, 1, group) if rank == 0 else recv(0, group) if rank == 1 else None
+
+
+@pytest.mark.parametrize(
+    ("work", "victim", "waiting"),
+    [
+        ("broadcast", 0, [1, 2]),
+        ("broadcast", 1, [0]),
+        ("scatter_rows", 1, [0]),
+        ("send", 0, [1]),
+        ("send", 1, [0]),
+    ],
+)
+def test_a_rank_killed_in_mid_message_is_an_error_where_it_is_awaited(
+    tmp_path, work, victim, waiting
+):
+    with started(tmp_path, RANKS) as world:
+        outcomes = world.outcomes(do_die_in_mid_message, work, victim)
+    assert outcomes[victim] is None
+    for rank in waiting:
+        error = outcomes[rank]
+        assert isinstance(error, TransportError), error
+        assert error.reason in ("no_peer", "timed_out")
+        assert error.path == {0: work, 1: "recv" if work == "send" else work}.get(rank, work)
+        assert "make the group anew" in error.detail
 
 
 def test_without_a_process_group():
