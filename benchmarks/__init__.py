@@ -38,6 +38,7 @@ shows where.
     peers      the other ways
     trips      processes, rounds, verification
     scaling    seconds of one core, for the model of `jagcodec.scaling`, and its page
+    reliability  many producers for minutes: every batch accounted for, and its page
     pages      tables of pages that have a record of their own
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -433,6 +435,13 @@ def test_no_figure_of_the_page_is_copied_by_hand():
     assert rewritten(page, made) == page
     for name in made:
         assert f"<!-- measured: {name} -->" in page
+
+
+def test_the_tests_that_the_page_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", reliability.PAGE.read_text()))
+    sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert named
+    assert named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
 
 
 def test_the_recorded_run_lost_nothing():
