@@ -38,7 +38,8 @@ shows where.
     peers      the other ways
     trips      processes, rounds, verification
     scaling    seconds of one core, for the model of `jagcodec.scaling`, and its page
-    reliability  many producers for minutes: every batch accounted for, and its page
+    soaks      many producers and an account of every batch
+    reliability  the command that runs them for minutes, and its page
     pages      tables of pages that have a record of their own
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip

@@ -23,7 +23,7 @@ import pytest
 import torch
 import zmq
 
-from benchmarks import reliability
+from benchmarks import reliability, soaks
 from benchmarks.report import rewritten
 from jagcodec import (
     TransportTimeoutError,
@@ -381,28 +381,38 @@ def test_a_slow_consumer_makes_its_producer_wait_and_loses_nothing(context):
 
 
 def test_every_batch_of_many_producers_is_accounted_for():
-    plan = reliability.Plan(
+    plan = soaks.Plan(
         producers=8, seconds=3, high_water=1, rows=16, width=1024, pause=0.5, pause_every=1
     )
-    report = reliability.soak(plan)
+    report = soaks.soak(plan)
     assert report["exit_codes"] == {"0": 8}
-    assert reliability.faults(report) == 0
+    assert soaks.faults(report) == 0
     assert report["finished"] == 8
     assert report["batches"] == report["sent"] >= 8
     assert report["tokens"] == report["tokens_sent"] > 0
     assert report["batches_of_one_producer"][0] >= 1
 
 
+def test_every_batch_is_accounted_for_though_producers_are_killed():
+    plan = soaks.Plan(producers=6, seconds=4, high_water=1, kill_every=0.2)
+    report = soaks.kills(plan)
+    assert report["kills"] > 0
+    assert report["exit_codes"] == {"-9": report["kills"], "0": 6}
+    assert soaks.faults(report) == 0
+    assert report["finished"] == 6
+    assert report["batches"] == report["sent"] >= 6
+
+
 def ledger_of(*messages):
-    ledger = reliability.Ledger()
+    ledger = soaks.Ledger()
     for message in messages:
         ledger.note(message)
-    return ledger.report(reliability.Plan(producers=1))
+    return ledger.report(soaks.Plan(producers=1))
 
 
 def numbered(*sequences):
-    plan = reliability.Plan(rows=3, width=5)
-    messages = [reliability.make_message(plan, 0, sequence)[0] for sequence in sequences]
+    plan = soaks.Plan(rows=3, width=5)
+    messages = [soaks.make_message(plan, 0, sequence)[0] for sequence in sequences]
     return [decode(encode(message)) for message in messages]
 
 
@@ -410,7 +420,7 @@ END = {"producer": 0, "sent": 3, "tokens": 0, "timeouts": 0, "memory": []}
 
 
 def test_the_account_finds_what_is_wrong():
-    assert reliability.faults(ledger_of(*numbered(0, 1, 2), END)) == 0
+    assert soaks.faults(ledger_of(*numbered(0, 1, 2), END)) == 0
     for sequences, name in (
         ((0, 2), "lost"),
         ((0, 1), "lost"),
@@ -422,7 +432,7 @@ def test_the_account_finds_what_is_wrong():
     with_rows = next(one for one in damaged if one["batch"]["ids"].values().numel())
     with_rows["batch"]["ids"].values()[0] += 1
     assert ledger_of(*damaged, END)["damaged"] == 1
-    assert reliability.faults(ledger_of(*numbered(0, 1, 2))) == 1  # it never finished
+    assert soaks.faults(ledger_of(*numbered(0, 1, 2))) == 1  # it never finished
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -444,5 +454,9 @@ def test_the_tests_that_the_page_names_exist():
     assert named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
 
 
-def test_the_recorded_run_lost_nothing():
-    assert reliability.faults(reliability.pages.read(reliability.RECORD)) == 0
+@pytest.mark.parametrize("run", ["soak", "kills"])
+def test_the_recorded_run_lost_nothing(run):
+    found = reliability.pages.read(reliability.RECORD)[run]
+    assert soaks.faults(found) == 0
+    assert found["finished"] == found["plan"]["producers"]
+    assert found["batches"] == found["sent"]
