@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record guard fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record soak guard fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -50,6 +50,14 @@ record: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.bench \
 		--json docs/measured/bench.json --charts docs/measured $(ARGS)
 	$(VENV)-bench/bin/python -m benchmarks.report
+	$(VENV)-bench/bin/python -m benchmarks.scaling --page
+
+# Many producers, one consumer: every batch accounted for, memory flat. ARGS=--write records it.
+SECONDS   ?= 150
+PRODUCERS ?= 64
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.reliability --seconds $(SECONDS) --producers $(PRODUCERS) $(ARGS)
 
 # Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
 guard: $(VENV)-bench/.bench

@@ -28,7 +28,7 @@ FLOORS = (
     ("columns", "masked", "wire.blobs", "wire.resident", "wire_batch"),
     ("rows",),
     ("batched",),
-    ("trainer", "tax", "testing"),
+    ("trainer", "tax", "scaling", "testing"),
     ("integrations",),
     ("demo",),
     ("cli",),
