@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mooncake.store import MooncakeDistributedStore
@@ -24,9 +25,11 @@ class Master(NamedTuple):
     address: str
     metadata: str
 
-    def client(self, *, segment: int, buffer: int = 1 << 24) -> Any:
+    def client(
+        self, *, segment: int, buffer: int = 1 << 24, kind: type = MooncakeDistributedStore
+    ) -> Any:
         """A client that gives the store `segment` bytes of its memory, by TCP."""
-        client = MooncakeDistributedStore()
+        client = kind()
         code = client.setup(HOST, self.metadata, segment, buffer, "tcp", "", self.address)
         if code:
             raise ConnectionError(f"no Mooncake master at {self.address}: setup returned {code}")
@@ -85,15 +88,18 @@ def node(running: Master, segment: int) -> Iterator[subprocess.Popen[str]]:
         f"client = Master(None, {running.address!r}, {running.metadata!r})"
         f".client(segment={segment}); print('up', flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        # It prints a line of its own, or ends, which is an empty line.
-        lines = iter(process.stdout.readline, "") if process.stdout else iter(())
-        if not any(line.strip() == "up" for line in lines):
-            raise RuntimeError("a node did not start")
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            # It prints a line of its own, or ends, and with it the lines.
+            lines = iter(process.stdout.readline, "") if process.stdout else iter(())
+            if not any(line.strip() == "up" for line in lines):
+                raise RuntimeError("a node did not start")
+            yield process
+        finally:
+            process.kill()

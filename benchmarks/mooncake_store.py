@@ -21,6 +21,8 @@ and the sides are
                 `to_padded_tensor`
     raw         the bytes of the rectangles, of registered memory to registered memory: no codec
 
+Beside them, as ``parts``, what `Store.open` takes for one column of the batch, and for rows of it.
+
 Every side is a process of its own, with a client of its own, for in one process each would live in
 the heap that another leaves behind. TCP; values lie in the segment of the side's own process, which
 Mooncake copies without a socket, or with ``--remote`` in that of another process on this machine.
@@ -66,11 +68,15 @@ Rows: TypeAlias = dict[str, list[torch.Tensor]]
 
 
 class Side(NamedTuple):
-    """One way: a put that returns what its get needs, a get of rectangles, and a removal."""
+    """One way: a put that returns what its get needs, a get of rectangles, and a removal.
+
+    `expected` are the rectangles, if not those of the batch.
+    """
 
     put: Callable[[], Any]
     get: Callable[[Any], Any]
     remove: Callable[[Any], Any]
+    expected: dict[str, torch.Tensor] | None = None
 
 
 def ours(client: Any, config: Any, batch: Batch, rows: Rows, *, reuse: bool) -> dict[str, Side]:
@@ -102,6 +108,19 @@ def ours(client: Any, config: Any, batch: Batch, rows: Rows, *, reuse: bool) -> 
         store.remove(key, force=True)
 
     return {"padded": Side(put_padded, get, remove), "rows": Side(put_rows, get, remove)}
+
+
+def parts(client: Any, config: Any, batch: Batch, rows: Rows, *, index: Any) -> dict[str, Side]:
+    """One column of some rows through `Store.open`."""
+    side = ours(client, config, batch, rows, reuse=False)["padded"]
+    store = Store(client)
+    name = "advantages"
+    width = int(batch.lengths[index].max())
+
+    def get(key: str) -> Any:
+        return materialize(store.open(key).select([name]).rows(index))
+
+    return {"parts": side._replace(get=get, expected={name: batch.columns[name][index, :width]})}
 
 
 def theirs(client: Any, config: Any, batch: Batch, rows: Rows) -> dict[str, Side]:
@@ -195,10 +214,17 @@ SIDES: dict[str, Callable[..., dict[str, Side]]] = {
     "theirs": theirs,
     "theirs, jagged": theirs_jagged,
     "raw padded bytes": raw,
+    "a column": partial(parts, index=slice(None)),
+    "64 rows of it": partial(parts, index=slice(64, 128)),
+    "1 row of it": partial(parts, index=slice(64, 65)),
+    "20 scattered rows": partial(parts, index=list(range(3, 512, 26))),
 }
-RUNS = [("padded", name) for name in SIDES] + [
-    ("rows", name) for name in SIDES if name[:3] != "raw"
-]
+STATES = {
+    "padded": ["jagcodec", "jagcodec, reused", "theirs", "theirs, jagged", "raw padded bytes"],
+    "rows": ["jagcodec", "jagcodec, reused", "theirs", "theirs, jagged"],
+    "parts": ["a column", "64 rows of it", "1 row of it", "20 scattered rows"],
+}
+RUNS = [(state, name) for state, names in STATES.items() for name in names]
 
 
 def _keys() -> Iterator[str]:
@@ -219,7 +245,7 @@ def trip(side: Side, batch: Batch) -> tuple[float, float]:
     columns = side.get(reference)
     touched(columns)
     end = time.perf_counter()
-    for name, column in batch.columns.items():
+    for name, column in (side.expected or batch.columns).items():
         if not torch.equal(columns[name], column):
             raise SystemExit(f"{name} did not come back as it was put")
     side.remove(reference)
@@ -286,12 +312,15 @@ def main() -> None:
     print(f"{arguments.shape}, {arguments.rounds} rounds, values in a segment of {where}")
     print(f"{batch.padded_bytes / 1e6:.1f} MB padded, {batch.valid_bytes / 1e6:.1f} MB of tokens")
     print({**machine(), **versions(), **wheel()})
-    for state in ("padded", "rows"):
-        print(f"from {state}:")
-        totals = {run: [put + get for put, get in times[run]] for run in RUNS if run[0] == state}
-        for run, total in totals.items():
+    for state, names in STATES.items():
+        print(f"{state}:")
+        base = [
+            put + get for put, get in times["padded" if state == "parts" else state, "jagcodec"]
+        ]
+        for run in ((state, name) for name in names):
+            total = [put + get for put, get in times[run]]
             put, get = (statistics.median(part) for part in zip(*times[run], strict=True))
-            factors = [a / b for a, b in zip(total, totals[state, "jagcodec"], strict=True)]
+            factors = [a / b for a, b in zip(total, base, strict=True)]
             print(
                 f"  {run[1]:18} put {put:6.1f} ms  get {get:6.1f} ms  both "
                 f"{statistics.median(total):6.1f} ms  {statistics.median(factors):5.2f}x jagcodec"

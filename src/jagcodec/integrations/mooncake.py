@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ except ImportError as error:
     ) from error
 
 __all__ = ["Store"]
+
+Allocate: TypeAlias = Callable[[int], ByteArray]
+"""Takes a size, returns memory of it to write to."""
 
 
 class Store:
@@ -130,8 +133,9 @@ class Store:
         """
         where = f"Store.put({key!r})"
 
-        def write(allocate: Callable[[int], ByteArray]) -> None:
-            encode_batch_into([obj], allocate, **options)
+        def write(allocate: Allocate) -> int:
+            (blob,) = encode_batch_into([obj], allocate, **options)
+            return blob.nbytes
 
         return self._put(key, write, replace, config, where)
 
@@ -168,8 +172,8 @@ class Store:
         """
         where = f"Store.put_fields({key!r})"
 
-        def write(allocate: Callable[[int], ByteArray]) -> None:
-            encode_fields(
+        def write(allocate: Allocate) -> int:
+            return encode_fields(
                 fields,
                 lengths=lengths,
                 token_aligned_fields=token_aligned_fields,
@@ -306,7 +310,7 @@ class Store:
     def _put(
         self,
         key: str,
-        write: Callable[[Callable[[int], ByteArray]], None],
+        write: Callable[[Allocate], int],
         replace: bool,
         config: ReplicateConfig | None,
         where: str,
@@ -323,12 +327,11 @@ class Store:
             lent.append(self._memory.lend(size, where))
             return lent[0]
 
-        write(allocate)
-        (blob,) = lent
+        size = write(allocate)
         send = self._client.upsert_from if replace else self._client.put_from
         config = ReplicateConfig() if config is None else config
-        self._done(send(key, _address(blob), len(blob), config), blob, where)
-        return len(blob)
+        self._done(send(key, _address(lent[0]), size, config), lent[0], where)
+        return size
 
     def _size(self, key: str, where: str) -> int:
         self._check(where)
