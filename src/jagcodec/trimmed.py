@@ -9,6 +9,7 @@ no mask is needed and nothing is guessed: whatever lies between the two runs is 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import Blank, IntArray, allocate, as_words, contiguous_bits, from_words
+from jagcodec.buffers import Blank, IntArray, Room, allocate, as_words, contiguous_bits, from_words
 from jagcodec.rectangles import rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
@@ -72,9 +73,12 @@ def trim(column: torch.Tensor) -> Trimmed:
     cells, stride = rows_in_place(words)
     grid = words.flatten(2).numpy()
     starts, lengths = _between(grid)
-    kept = rowcopy.gather(cells, np.arange(len(grid)) * stride + starts, lengths)
-    one_each = _one_each(kept.flatten(1).numpy(), lengths)
-    if one_each is not None:
+    firsts = np.arange(len(grid)) * stride
+    one_each = _one_each(cells, firsts + starts, lengths)
+    if one_each is None:
+        starts, lengths = _without_single_pads(starts, lengths, width)
+        kept = rowcopy.gather(cells, firsts + starts, lengths)
+    else:
         kept = torch.from_numpy(one_each)
     parts = (
         torch.from_numpy(_pads(grid[:, 0], starts > 0)),
@@ -111,9 +115,6 @@ def _between(grid: Words) -> tuple[IntArray, IntArray]:
     starts = first // count + 1
     ends = width - 1 - changes[:, ::-1].argmax(axis=1) // count
     varied = changes[np.arange(rows), first]
-    # A run of one cell is no pad: as a cell it costs less than a pad for every row.
-    starts[starts == 1] = 0
-    ends[ends == width - 1] = width
     # A row of one value is all pad after.
     return np.where(varied, starts, 0), np.where(varied, ends - starts, 0)
 
@@ -132,14 +133,17 @@ def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
     return np.ascontiguousarray(wanted[:1] if alike else pads)
 
 
-def _one_each(cells: Words, lengths: IntArray) -> Words | None:
+def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
     """One cell for each row, if those within each row are all the same."""
-    if not len(cells):
+    if not lengths.any():
         return None
-    one_each: Words = cells[np.minimum(np.cumsum(lengths) - lengths, len(cells) - 1)]
     for rows in (_FEW_ROWS, len(lengths)):  # most columns are told by their first rows
-        expected = np.repeat(one_each[:rows], lengths[:rows], axis=0)
-        if not (cells[: len(expected)] == expected).all():
+        counts = lengths[:rows]
+        kept = rowcopy.gather(cells, starts[:rows], counts).flatten(1).numpy()
+        if not len(kept):
+            continue
+        one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
+        if not (kept == np.repeat(one_each, counts, axis=0)).all():
             return None
     return one_each
 
@@ -147,85 +151,103 @@ def _one_each(cells: Words, lengths: IntArray) -> Words | None:
 _FEW_ROWS = 8
 
 
-def restore(trimmed: Trimmed) -> torch.Tensor:
-    """The rectangle that was trimmed, bit for bit.
+def _without_single_pads(
+    starts: IntArray, lengths: IntArray, width: int
+) -> tuple[IntArray, IntArray]:
+    """Pads of one cell among the cells, where they cost less than a pad for every row."""
+    ends = starts + lengths
+    ends[(ends == width - 1) & (lengths > 0)] = width
+    starts = np.where((starts == 1) & (lengths > 0), 0, starts)
+    return starts, ends - starts
+
+
+def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
+    """The rectangles that were trimmed, bit for bit.
 
     Returns:
-        Contiguous memory of its own, on the device of the cells.
+        Contiguous columns, in one allocation that is freed with the last of them; those whose
+        cells are on another device are moved there.
 
     Raises:
-        ValueError: The parts contradict each other: they are not from `trim`.
-        MemoryError: The rectangle does not fit in memory.
+        ValueError: The parts of a column contradict each other: they are not from `trim`.
+        MemoryError: The rectangles do not fit in memory.
     """
-    _check(trimmed)
-    shape, dim, cells = trimmed.shape, trimmed.dim, trimmed.cells
-    rows, width = math.prod(shape[:dim]), shape[dim]
+    for name, trimmed in columns.items():
+        _check(trimmed, name)
+    cpu = torch.device("cpu")
+    rooms = allocate([Blank(column.shape, column.cells.dtype, cpu) for column in columns.values()])
+    for trimmed, room in zip(columns.values(), rooms, strict=True):
+        _fill(room, trimmed)
+    return {
+        name: room.tensor.to(columns[name].cells.device)
+        for name, room in zip(columns, rooms, strict=True)
+    }
+
+
+def _fill(room: Room, trimmed: Trimmed) -> None:
+    if not room.tensor.numel():
+        return
+    dim, cells = trimmed.dim, trimmed.cells.cpu()
+    rows, width = math.prod(trimmed.shape[:dim]), trimmed.shape[dim]
     starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
-    kept = as_words(cells.cpu())
-    before, after = (as_words(pad.cpu()).numpy() for pad in (trimmed.before, trimmed.after))
-    pattern = None if trimmed.constant else _one_pattern(before, after)
-    if pattern is not None:
-        [room] = allocate([Blank((rows, width, *kept.shape[1:-1]), cells.dtype, _CPU)])
-        firsts = np.cumsum(lengths) - lengths
-        source = from_words(kept, cells.dtype)
-        out = rowcopy.pad(
-            source,
-            firsts,
-            lengths,
-            room.tensor,
-            starts,
-            pattern,
-            fresh=room.zeroed and not any(pattern),
-        )
-        return out.view(shape).to(cells.device)
-    rest = width - starts - lengths
+    before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
+    out = room.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
     if trimmed.constant:
-        runs = [(before, starts), (kept.numpy(), lengths), (after, rest)]
-    else:  # the cells are written over what is repeated too often
-        runs = [(before, starts), (after, width - starts)]
-    words = torch.from_numpy(_repeated(runs, rows))
-    if not trimmed.constant:
-        rowcopy.scatter(kept, lengths, words, np.arange(rows) * width + starts)
-    return from_words(words, cells.dtype).view(shape).to(cells.device)
+        cells = from_words(_repeated(as_words(cells), lengths), cells.dtype)
+    pattern = _one_pattern(before, after)
+    if pattern is not None:
+        firsts = np.cumsum(lengths) - lengths
+        fresh = room.zeroed and not any(pattern)
+        rowcopy.pad(cells, firsts, lengths, out, starts, pattern, fresh=fresh)
+        return
+    words = as_words(out)
+    if len(after):
+        # numpy's, which repeats a cell in half the time of torch's.
+        np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
+    flat = words.flatten(0, 1)
+    row_starts = np.arange(rows) * width
+    if len(before):
+        rowcopy.scatter(_repeated(before, starts), starts, flat, row_starts)
+    rowcopy.scatter(as_words(cells), lengths, flat, row_starts + starts)
 
 
-_CPU = torch.device("cpu")
+def _column(pads: torch.Tensor) -> Words:
+    """(R, ...) cells as (R, 1) words, or (R, 1, c), to be repeated along a row."""
+    words = pads.flatten(1).numpy()
+    return words if words.shape[1] == 1 else words[:, None]
 
 
-def _one_pattern(before: Words, after: Words) -> bytes | None:
+def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
     """The bits of the one element that all pads are made of; None if there are several."""
-    elements = np.concatenate([pad.reshape(-1, pad.shape[-1]) for pad in (before, after)])
+    elements = torch.cat([pad.flatten(0, -2) for pad in (before, after)]).numpy()
     if not len(elements):
         return bytes(elements.itemsize * elements.shape[1])
     return elements[0].tobytes() if (elements == elements[0]).all() else None
 
 
-def _repeated(runs: list[tuple[Words, IntArray]], rows: int) -> Words:
-    """Row after row, the cell of each run as often as it says."""
-    each = [np.broadcast_to(cell if len(cell) else 0, (rows, *cell.shape[1:])) for cell, _ in runs]
-    counts = np.stack([count for _, count in runs], axis=1)
-    cells = np.stack(each, axis=1)
-    return np.repeat(cells.reshape(-1, *cells.shape[2:]), counts.reshape(-1), axis=0)
+def _repeated(cells: torch.Tensor, counts: IntArray) -> torch.Tensor:
+    """The cell of each row, or the one of all, as often as its row says; end to end."""
+    each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
+    return torch.from_numpy(np.repeat(each, counts, axis=0))
 
 
-def _check(trimmed: Trimmed) -> None:
+def _check(trimmed: Trimmed, name: str) -> None:
     shape, dim, starts, lengths = trimmed.shape, trimmed.dim, trimmed.starts, trimmed.lengths
     if not all(type(size) is int and size >= 0 for size in shape) or not 0 < dim < len(shape):
-        raise ValueError(f"expected a shape and one of its dims, found {shape} and {dim}")
+        raise ValueError(f"{name}: expected a shape and one of its dims, found {shape} and {dim}")
     rows, width, inner = math.prod(shape[:dim]), shape[dim], shape[dim + 1 :]
     for numbers in (starts, lengths):
         if numbers.dtype.kind != "i" or numbers.shape != (rows,) or (numbers < 0).any():
-            raise ValueError(f"expected {rows} starts and lengths from 0 on")
+            raise ValueError(f"{name}: expected {rows} starts and lengths from 0 on")
     # No sum of a start and a length, which could overflow.
     if (starts > width).any() or (lengths > width - starts).any():
-        raise ValueError(f"expected cells within the width {width}")
+        raise ValueError(f"{name}: expected cells within the width {width}")
     total = rows if trimmed.constant else int(lengths.sum(dtype=np.int64))
-    if trimmed.cells.shape != (total, *inner):
-        raise ValueError(f"expected cells {(total, *inner)}, found {tuple(trimmed.cells.shape)}")
-    padded = {"before": (starts > 0).any(), "after": (starts + lengths < width).any()}
-    for name, needed in padded.items():
-        pad = getattr(trimmed, name)
-        if pad.dtype != trimmed.cells.dtype or pad.shape[1:] != inner:
-            raise ValueError(f"expected pads like the cells {name} them")
-        if len(pad) not in ({1, rows} if needed else {0, 1, rows}):
-            raise ValueError(f"expected a pad {name} the cells of all rows, or of each")
+    before, after, cells = trimmed.before, trimmed.after, trimmed.cells
+    if tuple(cells.shape) != (total, *inner):
+        raise ValueError(f"{name}: expected cells {(total, *inner)}, found {tuple(cells.shape)}")
+    for pad, needed in ((before, starts > 0), (after, lengths < width - starts)):
+        if pad.dtype != cells.dtype or tuple(pad.shape[1:]) != inner:
+            raise ValueError(f"{name}: expected pads {inner} of {cells.dtype} like its cells")
+        if len(pad) not in ({1, rows} if needed.any() else {0, 1, rows}):
+            raise ValueError(f"{name}: expected a pad for all rows or for each, found {len(pad)}")

@@ -204,7 +204,7 @@ def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
 def _dataproto(state: Any) -> DataProto:
     batch = state["batch"]
     if state["trimmed"]:
-        columns = {name: restore(Trimmed(*parts)) for name, parts in state["trimmed"].items()}
+        columns = restore({name: Trimmed(*parts) for name, parts in state["trimmed"].items()})
         leaves = {
             name: columns[name] if name in columns else batch.get(name) for name in state["order"]
         }
