@@ -77,17 +77,15 @@ def trim(column: torch.Tensor) -> Trimmed:
     one_each = _one_each(cells, firsts + starts, lengths)
     if one_each is None:
         starts, lengths = _without_single_pads(starts, lengths, width)
-        kept = rowcopy.gather(cells, firsts + starts, lengths)
+        kept = rowcopy.gather(cells, firsts + starts, lengths).flatten(1).numpy()
     else:
-        kept = torch.from_numpy(one_each)
+        kept = one_each
     parts = (
-        torch.from_numpy(_pads(grid[:, 0], starts > 0)),
-        torch.from_numpy(_pads(grid[:, -1], starts + lengths < width)),
+        _pads(grid[:, 0], starts > 0),
+        _pads(grid[:, -1], starts + lengths < width),
         kept,
     )
-    before, after, kept = (
-        from_words(part.view(len(part), *words.shape[2:]), column.dtype) for part in parts
-    )
+    before, after, values = (_cells(part, words.shape[2:], column.dtype) for part in parts)
     integer = np.int32 if width < 2**31 else np.int64
     return Trimmed(
         tuple(column.shape),
@@ -96,7 +94,7 @@ def trim(column: torch.Tensor) -> Trimmed:
         lengths.astype(integer),
         before,
         after,
-        kept,
+        values,
         one_each is not None,
     )
 
@@ -161,6 +159,13 @@ def _without_single_pads(
     return starts, ends - starts
 
 
+def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Cells of this shape in words, as a tensor over their memory."""
+    if not words.size:  # numpy gives it strides that torch does not view
+        return torch.empty((len(words), *shape[:-1]), dtype=dtype)
+    return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
+
+
 def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """The rectangles that were trimmed, bit for bit.
 
@@ -193,7 +198,8 @@ def _fill(room: Room, trimmed: Trimmed) -> None:
     before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
     out = room.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
     if trimmed.constant:
-        cells = from_words(_repeated(as_words(cells), lengths), cells.dtype)
+        words = as_words(cells)
+        cells = _cells(_repeated(words, lengths), words.shape[1:], cells.dtype)
     pattern = _one_pattern(before, after)
     if pattern is not None:
         firsts = np.cumsum(lengths) - lengths
@@ -207,7 +213,7 @@ def _fill(room: Room, trimmed: Trimmed) -> None:
     flat = words.flatten(0, 1)
     row_starts = np.arange(rows) * width
     if len(before):
-        rowcopy.scatter(_repeated(before, starts), starts, flat, row_starts)
+        rowcopy.scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
     rowcopy.scatter(as_words(cells), lengths, flat, row_starts + starts)
 
 
@@ -225,10 +231,10 @@ def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
     return elements[0].tobytes() if (elements == elements[0]).all() else None
 
 
-def _repeated(cells: torch.Tensor, counts: IntArray) -> torch.Tensor:
+def _repeated(cells: torch.Tensor, counts: IntArray) -> Words:
     """The cell of each row, or the one of all, as often as its row says; end to end."""
     each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
-    return torch.from_numpy(np.repeat(each, counts, axis=0))
+    return np.repeat(each, counts, axis=0)
 
 
 def _check(trimmed: Trimmed, name: str) -> None:
