@@ -25,7 +25,7 @@ DTYPES = [
 def bits(tensor):
     """The bytes of a tensor, told by numpy alone."""
     flat = tensor.contiguous().view(-1)
-    return (flat if flat.numel() == 0 else flat.view(torch.uint8)).numpy().tobytes()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def assert_same(found, sent):

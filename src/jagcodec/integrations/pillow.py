@@ -75,8 +75,9 @@ def _image(state: Any) -> Image.Image:
     if width and height:
         image.frombytes(pixels.tobytes())
     if state["palette"] is not None:
-        palette_mode, data = state["palette"]
-        image.putpalette(data, palette_mode)
+        palette_mode, colours = state["palette"]
+        image.putpalette(bytes(memoryview(colours)), palette_mode)
+        image.load()  # puts it to use
     image.info = dict(state["info"])
     return image
 

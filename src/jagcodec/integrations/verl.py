@@ -205,9 +205,10 @@ def _dataproto(state: Any) -> DataProto:
     batch = state["batch"]
     if state["trimmed"]:
         columns = restore({name: Trimmed(*parts) for name, parts in state["trimmed"].items()})
-        leaves = {
-            name: columns[name] if name in columns else batch.get(name) for name in state["order"]
-        }
+        order = state["order"]
+        if sorted(order) != sorted([*columns, *batch.keys()]):
+            raise ValueError(f"expected every column once in the order, found {order}")
+        leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
         names = batch.names if any(batch.names) else None
         batch = TensorDict(leaves, batch_size=batch.batch_size, names=names)
     # Not by its constructor, which would refuse what verl itself sends without a look.
