@@ -22,7 +22,7 @@ from jagcodec.wire.registry import register_type
 
 try:
     from verl.protocol import DataProto
-    from verl.utils.metric import AggregationType, Metric
+    from verl.utils import metric as metrics
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.verl needs verl: pip install verl, or, to leave the other packages "
@@ -219,23 +219,25 @@ def _dataproto(state: Any) -> DataProto:
     return data
 
 
-def _metric(state: Any) -> Metric:
-    metric: Metric = object.__new__(Metric)
+register_type(DataProto, "verl.DataProto", to_state=_state, from_state=_dataproto)
+
+
+def _metric(state: Any) -> Any:
+    metric = object.__new__(metrics.Metric)
     metric.aggregation, metric.values = state
     return metric
 
 
-register_type(DataProto, "verl.DataProto", to_state=_state, from_state=_dataproto)
-# What the losses put into the metrics of a batch.
-register_type(
-    AggregationType,
-    "verl.AggregationType",
-    to_state=lambda aggregation: aggregation.value,
-    from_state=AggregationType,
-)
-register_type(
-    Metric,
-    "verl.Metric",
-    to_state=lambda metric: (metric.aggregation, metric.values),
-    from_state=_metric,
-)
+if hasattr(metrics, "Metric"):  # from 0.7 on: what the losses put into the metrics of a batch
+    register_type(
+        metrics.AggregationType,
+        "verl.AggregationType",
+        to_state=lambda aggregation: aggregation.value,
+        from_state=metrics.AggregationType,
+    )
+    register_type(
+        metrics.Metric,
+        "verl.Metric",
+        to_state=lambda metric: (metric.aggregation, metric.values),
+        from_state=_metric,
+    )
