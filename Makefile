@@ -29,7 +29,7 @@ test-matrix:
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
 
-# With Ray and TransferQueue, which start clusters: in an environment of its own, and one process.
+# With Ray, TransferQueue and verl, which start clusters: in an environment of its own, one process.
 test-integrations: $(VENV)-integrations/.integrations
 	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py
 
@@ -111,7 +111,8 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 
 $(VENV)-integrations/.integrations: $(BUILD)
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue,verl]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps verl
 	# Where there is a wheel; where not, or without .ci/system-libraries, its tests skip.
 	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda --editable '.[mooncake]'
 	touch $@

@@ -25,7 +25,7 @@ FLOORS = (
     ),
     ("fields", "wire.encoder", "wire.decoder"),
     ("leaves",),
-    ("columns", "masked", "wire.blobs", "wire.resident", "wire_batch"),
+    ("columns", "masked", "trimmed", "wire.blobs", "wire.resident", "wire_batch"),
     ("rows",),
     ("batched",),
     ("trainer", "tax", "scaling", "testing"),
