@@ -72,6 +72,7 @@ def _account(found: Mapping[str, Any]) -> str:
         "sent": "batches, as the producers count",
         "batches": "batches received",
         "rows": "rows received",
+        "tokens_sent": "tokens, as the producers count",
         "tokens": "tokens received",
         "timeouts": "sends without room, or without an answer, in time: tried again",
         "again": "batches that came again, and were told apart",

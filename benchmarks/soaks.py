@@ -36,6 +36,7 @@ ANSWER = 10.0  # seconds that it waits for an acknowledgement before it sends ag
 SILENCE = 60.0  # seconds without any message after which producers are taken for dead
 SAMPLE = 0.5  # seconds between two looks at memory
 HOST = "tcp://127.0.0.1"
+_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ def kills(plan: Plan) -> dict[str, Any]:
         one did not live to see the answer, and `unanswered` ones, because it was not there.
     """
     with _bound(plan, zmq.ROUTER) as (socket, port), _Producers() as producers:
-        deadline = time.monotonic() + plan.seconds
-        starts = {n: (n, _offer, plan, n, port, deadline) for n in range(plan.producers)}
+        starts = {n: (n, _offer, plan, n, port) for n in range(plan.producers)}
         for arguments in starts.values():
             producers.start(*arguments)
         ledger, counts = Ledger(), dict.fromkeys(("kills", "again", "unanswered"), 0)
         turns = random.Random(0)
+        heard: set[int] = set()  # the clock runs once all of them are there
         start = killed = time.monotonic()
         while len(ledger.ends) < plan.producers:
             try:
@@ -104,12 +105,17 @@ def kills(plan: Plan) -> dict[str, Any]:
                 ledger.note(message)
             elif "sequence" in message:
                 counts["again"] += 1  # else it asks which one is next
+            heard.add(message["producer"])
+            now = time.monotonic()
+            if len(heard) < plan.producers:
+                start = killed = now
+            over = now > start + plan.seconds
             try:
-                send(socket, {"next": ledger.next_of(message)}, envelope=envelope, timeout=WAIT)
+                answer = {"next": ledger.next_of(message), "over": over}
+                send(socket, answer, envelope=envelope, timeout=WAIT)
             except TransportError:
                 counts["unanswered"] += 1
-            now = time.monotonic()
-            if killed + plan.kill_every < now < deadline:
+            if killed + plan.kill_every < now and not over:
                 victim = turns.randrange(plan.producers)
                 producers.kill(victim)
                 producers.start(*starts[victim])
@@ -118,7 +124,9 @@ def kills(plan: Plan) -> dict[str, Any]:
             ledger.memory.look()
         ledger.seconds = time.monotonic() - start
         codes = producers.ended()
-    return {**ledger.report(plan), **counts, "exit_codes": codes}
+    report = {**ledger.report(plan), **counts, "exit_codes": codes}
+    del report["tokens_sent"]  # nobody counted those of the dead
+    return report
 
 
 def faults(report: Mapping[str, Any]) -> int:
@@ -252,36 +260,40 @@ def _sent(socket: zmq.Socket[Any], message: Any) -> int:
             return timeouts
 
 
-def _offer(plan: Plan, number: int, port: int, deadline: float) -> None:
+def _offer(plan: Plan, number: int, port: int) -> None:
     _prepare()
     me = {"producer": number}
-    timeouts = tokens = 0
+    tokens = 0
     memory = Memory()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.SNDHWM, plan.high_water)
         socket.connect(f"{HOST}:{port}")
-        sequence, late = _answered(socket, me, at_least=0)
-        while time.monotonic() < deadline:
+        sequence, over, timeouts = _answered(socket, me, at_least=0)
+        while not over:
             message, size = make_message(plan, number, sequence)
-            sequence, late = _answered(socket, message, at_least=sequence + 1)
+            sequence, over, late = _answered(socket, message, at_least=sequence + 1)
             timeouts, tokens = timeouts + late, tokens + size
             memory.look()
         last = {"sent": sequence, "tokens": tokens, "timeouts": timeouts}
         _answered(socket, {**me, **last, "memory": memory.samples}, at_least=0)
 
 
-def _answered(socket: zmq.Socket[Any], message: Any, at_least: int) -> tuple[int, int]:
-    """Send it until it is answered: which batch is next, and how often no answer came in time."""
+def _answered(socket: zmq.Socket[Any], message: Any, at_least: int) -> tuple[int, bool, int]:
+    """Send it until it is answered.
+
+    Returns:
+        Which batch is next, whether the run is over, and how often no answer came in time.
+    """
     timeouts = 0
     while True:
         try:
             send(socket, message, timeout=ANSWER)
-            while (following := recv(socket, timeout=ANSWER)["next"]) < at_least:
-                pass  # the answer to an earlier try
+            while (answer := recv(socket, timeout=ANSWER))["next"] < at_least:
+                pass  # it is to an earlier try
         except TransportTimeoutError:
             timeouts += 1
         else:
-            return following, timeouts
+            return answer["next"], answer["over"], timeouts
 
 
 # --- the consumer ------------------------------------------------------------------------------
@@ -294,6 +306,8 @@ class Memory:
     samples: list[tuple[float, int]] = field(default_factory=list)
 
     def look(self) -> None:
+        if not _STATM.exists():
+            return  # nothing is known of memory where there is no /proc
         now = time.monotonic()
         if not self.samples or now - self.samples[-1][0] >= SAMPLE:
             self.samples.append((now, _resident()))
@@ -398,6 +412,6 @@ def _trend(processes: Iterable[Sequence[tuple[float, int]]]) -> dict[str, float]
 
 
 def _resident() -> int:
-    """Resident bytes of this process, as Linux tells."""
-    pages_of = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages_of * os.sysconf("SC_PAGE_SIZE")
+    """Resident bytes of this process."""
+    pages = int(_STATM.read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

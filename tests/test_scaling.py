@@ -141,6 +141,7 @@ def test_the_table_is_for_people():
         assert line.split()[0] == gbit
         assert float(line.split()[1]) > 0
     assert len(lines) == 6
+    assert all(line == line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -328,8 +328,7 @@ def table(workload: Workload, cluster: Cluster, gbits: Sequence[float]) -> str:
             f"{step_cost(workload, cluster, gbits[0], form).moved / GIGA:,.2f} GB {form}"
             for form in FORMS
         ),
-        f"{'Gb/s':>6}  {'padded s':>9}  {'waits for':<{widths}}  "
-        f"{'packed s':>9}  {'waits for':<{widths}}",
+        f"{'Gb/s':>6}  {'padded s':>9}  {'waits for':<{widths}}  {'packed s':>9}  waits for",
     ]
     for gbit in gbits:
         cells = [f"{gbit:>6g}"]
