@@ -21,7 +21,8 @@ and the sides are
                 `to_padded_tensor`
     raw         the bytes of the rectangles, of registered memory to registered memory: no codec
 
-Beside them, as ``parts``, what `Store.open` takes for one column of the batch, and for rows of it.
+Beside them, as ``parts``, what `Store.open` takes for one column of the batch, and for rows of it;
+their ratio is that of the gets.
 
 Every side is a process of its own, with a client of its own, for in one process each would live in
 the heap that another leaves behind. TCP; values lie in the segment of the side's own process, which
@@ -314,16 +315,17 @@ def main() -> None:
     print({**machine(), **versions(), **wheel()})
     for state, names in STATES.items():
         print(f"{state}:")
-        base = [
-            put + get for put, get in times["padded" if state == "parts" else state, "jagcodec"]
-        ]
-        for run in ((state, name) for name in names):
-            total = [put + get for put, get in times[run]]
-            put, get = (statistics.median(part) for part in zip(*times[run], strict=True))
-            factors = [a / b for a, b in zip(total, base, strict=True)]
+        # Of parts, only the get is one.
+        first = 1 if state == "parts" else 0
+        base = [sum(t[first:]) for t in times["rows" if state == "rows" else "padded", "jagcodec"]]
+        for name in names:
+            put, get = (statistics.median(part) for part in zip(*times[state, name], strict=True))
+            own = [sum(t[first:]) for t in times[state, name]]
+            factors = [a / b for a, b in zip(own, base, strict=True)]
             print(
-                f"  {run[1]:18} put {put:6.1f} ms  get {get:6.1f} ms  both "
-                f"{statistics.median(total):6.1f} ms  {statistics.median(factors):5.2f}x jagcodec"
+                f"  {name:18} put {put:6.1f} ms  get {get:6.1f} ms  both "
+                f"{statistics.median(map(sum, times[state, name])):6.1f} ms  "
+                f"{statistics.median(factors):5.2f}x jagcodec"
             )
 
 

@@ -162,8 +162,14 @@ class TestValues:
     def test_a_wire_batch_of_a_store_goes_into_a_store(self, store):
         batch = make_batch()
         store.put("a", batch)
-        store.put("b", store.open("a").rows([4, 2]).select(["ids", "message"]).to_tensordict())
+        store.put("whole", open_wire(store.read("a")))
+        assert bytes(store.read("whole")) == bytes(store.read("a"))
+        part = store.open("a").rows([4, 2]).select(["ids", "message"])
+        with pytest.raises(ArgumentError, match=r"found narrow; put its to_tensordict"):
+            store.put("b", part, narrow=True)
+        store.put("b", part)
         found = store.get("b")
+        assert found.batch_size == (2,)
         expected = rows_of(batch["ids"])
         assert rows_of(found["ids"]) == [expected[4], expected[2]]
         assert found.get("message").tolist() == [PAYLOADS[4], PAYLOADS[2]]

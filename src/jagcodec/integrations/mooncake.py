@@ -28,6 +28,7 @@ from jagcodec.errors import (
 )
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
+from jagcodec.wire.framing import blob_size, write_blob
 from jagcodec.wire.spec import ALIGNMENT
 from jagcodec.wire_batch import WireBatch, open_wire
 
@@ -56,7 +57,7 @@ class Store:
 
     What it returns is the caller's own memory; only `read` lends registered memory, for as long
     as anything refers to it. No call waits without end: Mooncake gives up on a master or a node
-    that does not answer after 30 seconds (its MC_RPC_TIMEOUT_MS and MC_TCP_PROGRESS_TIMEOUT_SEC).
+    that does not answer after 30 seconds (its MC_RPC_TIMEOUT_MS and MC_TCP_STATUS_TIMEOUT_SEC).
     Threads may share a store.
 
     Args:
@@ -113,13 +114,14 @@ class Store:
 
         Args:
             key: Not empty.
-            obj: Anything that `encode` takes: a TensorDict, a `BatchedDataDict`, a dict, ...
+            obj: Anything that `encode` takes: a TensorDict, a `BatchedDataDict`, a dict, ...; or
+                a `WireBatch`, of which the chosen rows and columns are put.
             replace: Put it in the place of what is there. Mooncake writes over it: who reads
                 it at that moment may get some of each, which ``checksum=True`` turns into an
                 error for `get` and `decode`. Better give each step a key of its own.
             config: Where replicas go, and whether they may be evicted; Mooncake's default
                 is one replica on any node, evicted when the store is full.
-            options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+            options: `narrow`, `checksum`, `allow_pickle` of `encode`; none for a `WireBatch`.
 
         Returns:
             Bytes put.
@@ -134,8 +136,19 @@ class Store:
         where = f"Store.put({key!r})"
 
         def write(allocate: Allocate) -> int:
+            if isinstance(obj, WireBatch):
+                frames = obj.to_frames()
+                return write_blob(frames, allocate(blob_size(frames)))
             (blob,) = encode_batch_into([obj], allocate, **options)
             return blob.nbytes
+
+        if options and isinstance(obj, WireBatch):
+            raise ArgumentError(
+                "bad_option",
+                where,
+                f"expected no options for a WireBatch, whose message is written already, found "
+                f"{', '.join(options)}; put its to_tensordict()",
+            )
 
         return self._put(key, write, replace, config, where)
 
@@ -346,7 +359,7 @@ class Store:
         # Less if a smaller one has taken its place since; a blob says where it ends.
         return blob[: self._done(found, blob, where)]
 
-    def read_range(self, key: str, offset: int, size: int) -> ByteArray:
+    def _read_range(self, key: str, offset: int, size: int) -> ByteArray:
         """These bytes of what is under a key, lent as by `read`; they must be there."""
         where = f"Store.open({key!r}), bytes {offset} to {offset + size}"
         self._check(where)
@@ -379,11 +392,13 @@ class _Ranges:
 
     def __call__(self, offset: int, size: int) -> memoryview:
         # As read-only memory, so that who keeps some of it copies it; what is cut off stays away.
-        size = max(0, min(size, self._size - offset))
+        size = min(size, self._size - offset)
+        if size <= 0:
+            return memoryview(b"")
         start, block = self._ahead
         if not start <= offset <= offset + size <= start + len(block):
             ahead = min(self._read_ahead, self._size - offset)
-            block = self._store.read_range(self._key, offset, max(size, ahead))
+            block = self._store._read_range(self._key, offset, max(size, ahead))
             start = offset
             if size < ahead:
                 self._ahead = (start, block)
