@@ -14,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, UnsupportedTypeError, WireFormatError, stack_or_nest
+from jagcodec.testing import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 tq = pytest.importorskip(
@@ -139,6 +140,31 @@ class TestColumns:
         found = queue.kv_batch_get(keys=[keys[i] for i in rows], partition_id="some")
         assert_rows(found, rows)
 
+    @pytest.mark.parametrize(
+        "payload",
+        [list("abcdef"), ["a", "b"], ("a",) * 6, torch.arange(6), {"stop": [1]}, np.arange(2)],
+        ids=lambda payload: type(payload).__name__,
+    )
+    def test_a_payload_of_the_whole_batch_is_every_row_s(self, queue, payload):
+        batch = TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
+        keys = put(batch, "whole")
+        assert type(batch.get("all")) is NonTensorData
+        found = queue.kv_batch_get(keys=keys, partition_id="whole").get("all")
+        rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+        assert len(rows) == 6
+        for row in rows:
+            assert_same(row, payload)
+
+    def test_arrays_of_strings_and_objects_are_rows(self, queue):
+        objects = np.empty(6, dtype=object)
+        objects[:] = PAYLOADS
+        columns = {"text": np.array(list("abcdef")), "object": objects}
+        found = queue.kv_batch_get(
+            keys=put(TensorDict(columns, [6]), "arrays"), partition_id="arrays"
+        )
+        assert found.get("text").tolist() == list("abcdef")
+        assert found.get("object").tolist() == PAYLOADS
+
     def test_some_columns(self, queue):
         keys = put(make_batch(), "columns")
         found = queue.kv_batch_get(
@@ -215,6 +241,19 @@ class TestObjects:
         queue.kv_batch_put(keys=keys, partition_id="parsed", fields=make_batch(), data_parser=parse)
         found = queue.kv_batch_get(keys=keys, partition_id="parsed")
         assert rows_of(found["ids"]) == rows_of(make_batch()["ids"] * 10)
+
+    def test_code_is_unpickled_where_it_is_called_and_not_before(self, installed, monkeypatch):
+        loads = serial_utils.cloudpickle.loads
+        unpickled = []
+        monkeypatch.setattr(
+            serial_utils.cloudpickle, "loads", lambda data: unpickled.append(data) or loads(data)
+        )
+        message = {"request_type": "PUT_DATA", "body": {"data_parser": len, "data": {}}}
+        parser = serial_utils.decode(serial_utils.encode(message))["body"]["data_parser"]
+        assert callable(parser)
+        assert not unpickled
+        assert parser([7, 8]) == 2
+        assert len(unpickled) == 1
 
     def test_what_cannot_ride_is_named_and_not_pickled(self, queue):
         batch = TensorDict({"path": NonTensorStack("a", Path("/b"))}, [2])
@@ -377,6 +416,12 @@ class TestPackedBuffers:
         assert not asked
         with pytest.raises(ArgumentError, match="expected a buffer of at least"):
             serial_utils.batch_encode_into([torch.ones(9)], lambda sizes: [bytearray(8)])
+        first, second = bytearray(200), bytearray(8)
+        with pytest.raises(ArgumentError, match=r"\[1\]: expected a buffer of at least"):
+            serial_utils.batch_encode_into([1, 2], lambda sizes: [first, second])
+        assert not any(first)
+        with pytest.raises(ArgumentError, match="expected 2 buffers, found 1"):
+            serial_utils.batch_encode_into([1, 2], lambda sizes: [first])
         integration.uninstall()
         stock, _ = serial_utils.batch_encode_into(
             [{"a": 1}], lambda sizes: [bytearray(size) for size in sizes]
