@@ -22,6 +22,7 @@ tq = pytest.importorskip(
     reason="TransferQueue is not installed: pip install 'jagcodec[transfer_queue]'",
 )
 
+from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import BatchMeta  # noqa: E402
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
@@ -131,6 +132,7 @@ def script(code, **environment):
 
 class TestColumns:
     def test_every_kind_comes_back(self, queue):
+        assert len(interface._TQ_STORAGE["SimpleStorage"]) == 2
         keys = put(make_batch(), "kinds")
         assert_rows(queue.kv_batch_get(keys=keys, partition_id="kinds"), range(6))
 
@@ -293,6 +295,25 @@ class TestBesideStock:
             integration.install()
         assert not unpickled
         assert_rows(queue.kv_batch_get(keys=keys, partition_id="mixed"), range(6))
+
+    def test_a_stock_client_ends_in_the_handshake_and_the_queue_lives(self, queue):
+        @ray.remote(num_cpus=0)
+        def stock():
+            import transfer_queue
+
+            from jagcodec.integrations.transfer_queue import uninstall
+
+            uninstall()
+            try:
+                transfer_queue.init()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        said = ray.get(stock.remote(), timeout=SECONDS)
+        assert said.startswith("TimeoutError")
+        assert "Handshake" in said
+        keys = put(make_batch(), "after_stock")
+        assert_rows(queue.kv_batch_get(keys=keys, partition_id="after_stock"), range(6))
 
     def test_a_stock_message_is_refused_by_the_name_of_the_remedy(self, stock):
         values = ({"request_type": "GET"}, [b"x"], "text", torch.ones(3), 1 << 70)
