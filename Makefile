@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record guard fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record soak guard fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jagcodec demo
@@ -29,7 +29,7 @@ test-matrix:
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
 
-# With Ray and TransferQueue, which start clusters: in an environment of its own, and one process.
+# With Ray, TransferQueue and verl, which start clusters: in an environment of its own, one process.
 test-integrations: $(VENV)-integrations/.integrations
 	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py
 
@@ -50,6 +50,14 @@ record: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.bench \
 		--json docs/measured/bench.json --charts docs/measured $(ARGS)
 	$(VENV)-bench/bin/python -m benchmarks.report
+	$(VENV)-bench/bin/python -m benchmarks.scaling --page
+
+# Many producers, one consumer: every batch accounted for, memory flat. ARGS=--write records it.
+SECONDS   ?= 150
+PRODUCERS ?= 64
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.reliability --seconds $(SECONDS) --producers $(PRODUCERS) $(ARGS)
 
 # Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
 guard: $(VENV)-bench/.bench
@@ -103,7 +111,10 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 
 $(VENV)-integrations/.integrations: $(BUILD)
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue,verl]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps verl
+	# Where there is a wheel; where not, or without .ci/system-libraries, its tests skip.
+	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda --editable '.[mooncake]'
 	touch $@
 
 $(VENV)/.fuzz: $(BUILD)

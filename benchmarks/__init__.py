@@ -37,6 +37,10 @@ shows where.
     sides      jagcodec and the floor
     peers      the other ways
     trips      processes, rounds, verification
+    scaling    seconds of one core, for the model of `jagcodec.scaling`, and its page
+    soaks      many producers and an account of every batch
+    reliability  the command that runs them for minutes, and its page
+    pages      tables of pages that have a record of their own
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip
     bars       what the project asks of itself, and whether it is met

@@ -334,6 +334,14 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
     assert [bytes(frame) for frame in fused] == [bytes(frame) for frame in composed]
     out = bytearray(sum(map(len, map(bytes, fused))) + 1000)
     assert bytes(out[: encode_fields(fields, **named, out=out)]) == bytes(to_blob(composed))
+    given = []
+
+    def room(size):
+        given.append(bytearray(size))
+        return given[0]
+
+    encode_fields(fields, **named, out=room)
+    assert given == [to_blob(composed)]
     columns = materialize(open_wire(fused))
     for name, column in fields.items():
         kept = torch.arange(7) < lengths[:, None]

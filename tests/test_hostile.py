@@ -276,7 +276,7 @@ def test_offsets_whose_differences_wrap_around():
     jagged = ext(Kind.JAGGED, "uint8", [5], 0, 40, 0, 1)
     tree = ext(Kind.TENSORDICT, [4], None, ["x", jagged])
     assert refused(message(tree, payload, group)).reason == "bad_offsets"
-    with pytest.raises(WireFormatError, match="bad_offsets|never fall"):
+    with pytest.raises(WireFormatError, match="never fall"):
         open_wire(message(tree, payload, group)).select(["x"]).to_tensordict()
     forged = torch.nested.nested_tensor_from_jagged(
         torch.zeros(5), torch.from_numpy(offsets), min_seqlen=1, max_seqlen=5

@@ -25,10 +25,10 @@ FLOORS = (
     ),
     ("fields", "wire.encoder", "wire.decoder"),
     ("leaves",),
-    ("columns", "masked", "wire.blobs", "wire.resident", "wire_batch"),
+    ("columns", "masked", "trimmed", "wire.blobs", "wire.resident", "wire_batch"),
     ("rows",),
     ("batched",),
-    ("trainer", "tax", "testing"),
+    ("trainer", "tax", "scaling", "testing"),
     ("integrations",),
     ("demo",),
     ("cli",),
@@ -144,7 +144,7 @@ def loaded_by(statement, *names):
 def test_extras_load_only_when_asked():
     extras = ("zmq", "ray", "hypothesis", "jagcodec.cli", "jagcodec.integrations")
     assert loaded_by("import jagcodec", *extras) == []
-    assert loaded_by("import jagcodec.integrations", "zmq", "ray") == []
+    assert loaded_by("import jagcodec.integrations", "zmq", "ray", "mooncake") == []
 
 
 def test_the_header_layer_needs_no_torch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +47,7 @@ from jagcodec.integrations.torch_distributed import (
 )
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
+from jagcodec.wire.spec import MAGIC, VERSION
 
 ROOT = Path(__file__).parent.parent
 LONG = 120  # seconds, for what must come
@@ -78,12 +81,14 @@ class World:
     """Ranks in processes of their own."""
 
     def __init__(self, directory, ranks, backend="gloo"):
-        spawn = get_context("spawn")
+        # New processes come from one that has imported torch and done nothing with it.
+        server = get_context("forkserver")
+        server.set_forkserver_preload(["jagcodec.integrations.torch_distributed"])
         self._pipes, self._processes = [], []
         for rank in range(ranks):
-            pipe, far_end = spawn.Pipe()
+            pipe, far_end = server.Pipe()
             arguments = (far_end, rank, ranks, directory / "store", backend)
-            process = spawn.Process(target=serve, args=arguments, daemon=True)
+            process = server.Process(target=serve, args=arguments, daemon=True)
             process.start()
             far_end.close()
             self._pipes.append(pipe)
@@ -619,6 +624,62 @@ def test_a_group_that_is_none(world):
     world(do_no_group)
 
 
+def do_die_in_mid_message(rank, work, victim):
+    """The victim is killed when the header of a message is through, and its buffers are not."""
+    group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=5))
+    value = {"x": torch.arange(4_000_000)}  # more than socket buffers hold
+    original = td_module._Line._broadcast_tensor, td_module._Line.receive_tensor
+
+    def broadcast_tensor(line, place, size, data):
+        came = original[0](line, place, size, data)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return came
+
+    def receive_tensor(line, src, size):
+        came = original[1](line, src, size)
+        if size > 16:  # the header, not what says how large it is
+            os.kill(os.getpid(), signal.SIGKILL)
+        return came
+
+    def isend(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == victim:
+        td_module._Line._broadcast_tensor = broadcast_tensor
+        td_module._Line.receive_tensor = receive_tensor
+        if work == "send":
+            td_module.dist = SimpleNamespace(**{**vars(dist), "isend": isend})
+    if work == "broadcast":
+        return broadcast(value if rank == 0 else None, 0, group)
+    if work == "scatter_rows":
+        return scatter_rows(value if rank == 0 else None, 0, group)
+    return send(value, 1, group) if rank == 0 else recv(0, group) if rank == 1 else None
+
+
+@pytest.mark.parametrize(
+    ("work", "victim", "waiting"),
+    [
+        ("broadcast", 0, [1, 2]),
+        ("broadcast", 1, [0]),
+        ("scatter_rows", 1, [0]),
+        ("send", 0, [1]),
+        ("send", 1, [0]),
+    ],
+)
+def test_a_rank_killed_in_mid_message_is_an_error_where_it_is_awaited(
+    tmp_path, work, victim, waiting
+):
+    with started(tmp_path, RANKS) as world:
+        outcomes = world.outcomes(do_die_in_mid_message, work, victim)
+    assert outcomes[victim] is None
+    for rank in waiting:
+        error = outcomes[rank]
+        assert isinstance(error, TransportError), error
+        assert error.reason in ("no_peer", "timed_out")
+        assert error.path == {0: work, 1: "recv" if work == "send" else work}.get(rank, work)
+        assert "make the group anew" in error.detail
+
+
 def test_without_a_process_group():
     for call in (
         lambda: broadcast(1, 0),
@@ -629,6 +690,44 @@ def test_without_a_process_group():
     ):
         with pytest.raises(ArgumentError, match="init_process_group"):
             call()
+
+
+def newer(frames):
+    """A message as a later version of this library would write it."""
+    header, *rest = frames
+    header = bytearray(header)
+    header[header.index(MAGIC.encode()) + len(MAGIC)] = VERSION + 1
+    return [bytes(header), *rest]
+
+
+def do_send_newer(rank, work, cells):
+    """Rank 0 is ahead of the others, and what it sends does not fit into socket buffers."""
+    original = td_module.encode
+    value = {"x": torch.arange(cells)}
+    if rank == 0:
+        td_module.encode = lambda *arguments, **options: newer(original(*arguments, **options))
+    try:
+        if work == "broadcast":
+            return broadcast(value if rank == 0 else None, 0) is value
+        if work == "scatter_rows":
+            return len(scatter_rows(value if rank == 0 else None, 0)["x"])
+        return send(value, 1) if rank == 0 else recv(0) if rank == 1 else None
+    finally:
+        td_module.encode = original
+
+
+@pytest.mark.parametrize("cells", [10, 2_000_000])
+@pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "send"])
+def test_a_version_that_a_receiver_does_not_know_leaves_the_group_usable(world, work, cells):
+    first, *others = world.outcomes(do_send_newer, work, cells)
+    assert first == {"broadcast": True, "scatter_rows": -(-cells // RANKS), "send": None}[work]
+    for error in others[:1] if work == "send" else others:
+        assert isinstance(error, WireFormatError), error
+        assert error.reason == "unknown_version"
+        assert f"expected format version {VERSION}, found {VERSION + 1}" in error.detail
+    is_well(world)
+    if work == "send":  # what was sent is not found by the next call
+        assert world(do_send, packed("next"))[1:] == [packed("next")] * 2
 
 
 # --- tensors that stay on their device ---------------------------------------------------------
@@ -648,6 +747,8 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
     assert_same(back, batch)
     assert back["ids"].values().data_ptr() == tensors[0].data_ptr()
     assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
+    with pytest.raises(WireFormatError, match="expected buffers of"):
+        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
 
 
 def test_empty_tensors_arrive_on_the_device_too():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jagcodec import scaling
 from jagcodec._version import __version__
-from jagcodec.errors import ArgumentTypeError, JagcodecError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.tax import padding_tax
 
 
@@ -55,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     tax = commands.add_parser(
         "tax",
         help="say what padding costs for given lengths",
-        description="Say what one per-token column costs as a rectangle, and on this wire.",
+        description="Say what one per-token column costs as a rectangle, and on this wire; and, "
+        "with --gpus, what a step of so many would wait for: on paper, see docs/scaling.md.",
     )
     tax.add_argument(
         "--lengths",
@@ -76,6 +79,38 @@ def _parser() -> argparse.ArgumentParser:
         default=8,
         help="size of one token's cell; by default 8, as of int64 ids",
     )
+    job = tax.add_argument_group("a step of many GPUs, whose rows these are")
+    job.add_argument("--gpus", metavar="G", type=_positive, help="how many, all in all")
+    job.add_argument(
+        "--gbit",
+        metavar="B,B",
+        type=_speeds,
+        help="speeds of each node's link in Gb/s; by default 25,100,400",
+    )
+    job.add_argument(
+        "--rows",
+        metavar="N",
+        type=_positive,
+        help="rows of the step, of lengths such as these; by default, these",
+    )
+    job.add_argument(
+        "--tensor-parallel",
+        metavar="T",
+        type=_positive,
+        help="GPUs that compute on the same rows; by default 8",
+    )
+    job.add_argument(
+        "--store-nodes",
+        metavar="K",
+        type=_positive,
+        help="nodes that rows are put to and got from; 1 is a single controller; by default 8",
+    )
+    job.add_argument(
+        "--store-cores",
+        metavar="C",
+        type=_positive,
+        help="cores of each of them that serve sockets; by default 1",
+    )
     tax.set_defaults(command=_tax, failure=2)
     return parser
 
@@ -84,6 +119,18 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return int(text)
+
+
+def _speeds(text: str) -> list[float]:
+    try:
+        speeds = [float(part) for part in text.split(",")]
+    except ValueError:
+        speeds = []
+    if not speeds or not all(0 < speed < math.inf for speed in speeds):
+        raise argparse.ArgumentTypeError(
+            f"expected Gb/s above 0, with commas between them, found {text!r}"
+        )
+    return speeds
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -102,7 +149,32 @@ def _tax(options: argparse.Namespace) -> None:
         lengths = table.lengths.tolist()
     else:
         lengths = _read_lengths(options.lengths)
-    print(padding_tax(lengths, padded_width=options.width, bytes_per_token=options.bytes_per_token))
+    tax = padding_tax(lengths, padded_width=options.width, bytes_per_token=options.bytes_per_token)
+    step = _step(options, lengths, tax.fill)
+    print(tax)
+    if step:
+        print(f"\n{step}")
+
+
+def _step(options: argparse.Namespace, lengths: list[int], fill: float) -> str:
+    """What a step of such lengths waits for, if GPUs were given."""
+    names = {"tensor_parallel", "store_nodes", "store_cores"}
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.gpus is None:
+        for name in (*given, *(n for n in ("gbit", "rows") if getattr(options, n) is not None)):
+            raise ArgumentError(
+                "bad_option",
+                f"--{name.replace('_', '-')}",
+                "expected --gpus beside it, found none; it says nothing about one column",
+            )
+        return ""
+    workload = scaling.Workload(
+        rows=options.rows or len(lengths),
+        width=options.width or max(lengths, default=0),
+        fill=fill,
+    )
+    cluster = scaling.Cluster(options.gpus, **given)
+    return scaling.table(workload, cluster, options.gbit or [25.0, 100.0, 400.0])
 
 
 def _read_lengths(path: Path) -> list[int]:

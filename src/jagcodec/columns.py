@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import IntArray, contiguous_bits, describe
+from jagcodec.buffers import contiguous_bits, describe
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows
@@ -22,7 +22,7 @@ from jagcodec.rectangles import (
     strip_or_rectangle,
 )
 from jagcodec.wire.encoder import Frame, message, written
-from jagcodec.wire.framing import writable_bytes, write_blob
+from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
 
 
 def pack_jagged_fields(
@@ -277,7 +277,8 @@ def encode_fields(
         fields: As for `pack_jagged_fields`.
         lengths: As there.
         token_aligned_fields: As there.
-        out: Memory to write the message to as one blob, as by `encode_into`.
+        out: Memory to write the message to as one blob, as by `encode_into`; or a function that
+            is called once with the bytes that it takes, and returns such memory.
         narrow: As for `encode`.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
@@ -309,7 +310,8 @@ def encode_fields(
     )
     if out is None:
         return written(frames)
-    return write_blob(frames, writable_bytes(out, "encode_fields(out)"))
+    room = out(blob_size(frames)) if callable(out) else out
+    return write_blob(frames, writable_bytes(room, "encode_fields(out)"))
 
 
 class _Plan(NamedTuple):

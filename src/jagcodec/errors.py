@@ -47,6 +47,10 @@ Reason = Literal[
     "timed_out",
     "no_peer",
     "peer_failed",
+    # a store that has no such message, or cannot take it now
+    "no_such_key",
+    "no_room",
+    "busy",
 ]
 """The closed set of reason codes. Programs branch on these; people read the text."""
 
@@ -90,7 +94,7 @@ class ArgumentTypeError(JagcodecError, TypeError):
 
 
 class ArgumentKeyError(JagcodecError, KeyError):
-    """A name that a function was given is no column; also a `KeyError`."""
+    """A name that a function was given is no column, or no key of a store; also a `KeyError`."""
 
 
 class ArgumentIndexError(JagcodecError, IndexError):

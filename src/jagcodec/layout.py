@@ -178,13 +178,14 @@ def stack_or_nest(
         return torch.empty(0)
     for i, tensor in enumerate(tensors):
         check_rectangle(tensor, f"{where}(tensors[{i}])")
-        for what in ("dtype", "device"):
-            expected, found = getattr(tensors[0], what), getattr(tensor, what)
-            if found != expected:
+    for what in ("dtype", "device"):
+        found = [getattr(tensor, what) for tensor in tensors]
+        for i, each in enumerate(found):
+            if each != found[0]:
                 raise ArgumentError(
                     "bad_dtype",
                     f"{where}(tensors[{i}])",
-                    f"expected {what} {expected} like tensors[0], found {found}",
+                    f"expected {what} {found[0]} like tensors[0], found {each}",
                 )
     shapes = [tuple(tensor.shape) for tensor in tensors]
     dim = _differing_dim(shapes, where)
@@ -211,7 +212,6 @@ def stack_or_nest(
 
 
 def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
-    differing = set()
     for i, shape in enumerate(shapes):
         if len(shape) != len(shapes[0]):
             raise ArgumentError(
@@ -219,14 +219,14 @@ def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
                 f"{where}(tensors[{i}])",
                 f"expected {len(shapes[0])} dims like tensors[0], found shape {shape}",
             )
-        differing |= {d for d, (a, b) in enumerate(zip(shapes[0], shape, strict=True)) if a != b}
+    differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
     if len(differing) > 1:
         raise ArgumentError(
             "bad_shape",
             f"{where}(tensors)",
-            f"expected rows that differ in one dim, found dims {sorted(differing)} differing",
+            f"expected rows that differ in one dim, found dims {differing} differing",
         )
-    return differing.pop() if differing else None
+    return differing[0] if differing else None
 
 
 # --- jagged -> jagged --------------------------------------------------------------------------

@@ -121,12 +121,12 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
     new = object.__new__
     for payload in payloads:
         inner, member = new(TensorDict), new(NonTensorData)
-        vars(inner).update(empty, _tensordict=entries())
-        vars(member).update(like, _tensordict=inner, _non_tensordict={**data, "data": payload})
+        inner.__dict__.update(empty, _tensordict=entries())
+        member.__dict__.update(like, _tensordict=inner, _non_tensordict={**data, "data": payload})
         yield member
 
 
-def batch_of(leaves: dict[str, Any], rows: int) -> TensorDict:
+def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
     """A TensorDict of batch size (N,), without device and names, of leaves known to have N rows.
 
     What its constructor makes of them. That one asks every leaf for its shape, which takes as

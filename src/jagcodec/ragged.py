@@ -24,18 +24,23 @@ class RowSplits:
     """Where each of N rows begins and ends in a run of cells.
 
     Attributes:
-        offsets: (N + 1,) int64 on the CPU, starting at 0; its identity is the raggedness.
-        host: The same numbers as a numpy array (shared memory).
+        host: (N + 1,) int64 offsets, starting at 0.
         lengths: (N,) int64, the differences.
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
+        given: The offsets tensor that these were read from, if its identity is to be kept.
     """
 
-    offsets: torch.Tensor
     host: IntArray
     lengths: IntArray
     min: int
     max: int
+    given: torch.Tensor | None = None
+
+    @cached_property
+    def offsets(self) -> torch.Tensor:
+        """The offsets as a tensor, made when it is asked for; its identity is the raggedness."""
+        return torch.from_numpy(self.host) if self.given is None else self.given
 
     @property
     def rows(self) -> int:
@@ -89,7 +94,7 @@ def _splits(
 ) -> RowSplits:
     if low is None or high is None:
         low, high = extremes(lengths)
-    return RowSplits(torch.from_numpy(host), host, lengths, low, high)
+    return RowSplits(host, lengths, low, high)
 
 
 def is_jagged(value: object) -> bool:
@@ -115,7 +120,7 @@ class Raggedness:
 
     def __init__(self, splits: RowSplits) -> None:
         self.splits = splits
-        self._offsets = {splits.offsets.device: splits.offsets}
+        self._offsets: dict[torch.device, torch.Tensor] = {}
         self._bounds: dict[str, Any] | None = None
 
     def jagged(self, values: torch.Tensor, ragged_dim: int = 1) -> torch.Tensor:
@@ -123,7 +128,10 @@ class Raggedness:
         device = values.device
         offsets = self._offsets.get(device)
         if offsets is None:
-            offsets = self._offsets[device] = sent(torch.from_numpy(self.splits.host), device)
+            offsets = self.splits.offsets
+            if offsets.device != device:
+                offsets = sent(torch.from_numpy(self.splits.host), device)
+            self._offsets[device] = offsets
         # The bounds are passed always: without them padding goes to the sum of all lengths
         # (pytorch/pytorch#159380).
         if values.requires_grad:
@@ -202,8 +210,10 @@ class Parts(NamedTuple):
 
 
 class ReadOffsets(NamedTuple):
-    """Offsets that were read: they, on the host, the lengths, and whether they never fall below 0
-    or the one before."""
+    """Offsets that were read: they, on the host, and the lengths between them.
+
+    `rising` says that none is below 0 or below the one before.
+    """
 
     offsets: torch.Tensor  # kept, so that its id stays its own
     host: IntArray

@@ -32,7 +32,7 @@ def raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
     """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
     splits = splits_of_lengths(parts.lengths)
     if parts.compact and parts.offsets.device == device:
-        splits = replace(splits, offsets=parts.offsets)
+        splits = replace(splits, given=parts.offsets)
     return Raggedness(splits)
 
 
@@ -191,7 +191,7 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         raise ArgumentTypeError(
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )
-    sent = lengths.detach().cpu().numpy()
+    sent = (lengths if lengths.is_cpu else lengths.cpu()).numpy()
     if sent.dtype == np.uint64:
         # It alone may hold more than int64: what does reads as the largest length, and is too much.
         sent = np.minimum(sent, _LONGEST)

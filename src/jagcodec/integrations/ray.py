@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
         "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=error.name
     ) from error
 
-_VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NestedTensor, BatchedDataDict)
+VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NestedTensor, BatchedDataDict)
 
 # What Ray did with these types before: None where it had no reducer of its own.
 _before: dict[type, Callable[[Any], Any] | None] = {}
@@ -67,10 +67,15 @@ def register(*, allow_pickle: bool = False) -> None:
             })
             td = ray.get(ray.put(td))
     """
+    read = _with_pickles if allow_pickle else _value
     reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
-        _VALUES, partial(_reduced, allow_pickle=allow_pickle)
+        VALUES, partial(reduced, read=read, allow_pickle=allow_pickle)
     )
-    reducers[WireBatch] = _reduced_batch
+    carry({**reducers, WireBatch: _reduced_batch})
+
+
+def carry(reducers: Mapping[type, Callable[[Any], Any]]) -> None:
+    """Let Ray reduce values of these types so, until `unregister`."""
     for cls, reducer in reducers.items():
         _before.setdefault(cls, cloudpickle.CloudPickler.dispatch.get(cls))
         cloudpickle.CloudPickler.dispatch[cls] = reducer
@@ -86,9 +91,9 @@ def unregister() -> None:
     _before.clear()
 
 
-def _reduced(value: Any, *, allow_pickle: bool) -> Any:
-    frames = [pickle.PickleBuffer(frame) for frame in encode(value, allow_pickle=allow_pickle)]
-    return (_with_pickles if allow_pickle else _value), (frames,)
+def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: bool) -> Any:
+    """A value as the function that reads it, and the frames of `encode` with these options."""
+    return read, ([pickle.PickleBuffer(frame) for frame in encode(value, **options)],)
 
 
 def _reduced_batch(batch: WireBatch) -> Any:
@@ -99,11 +104,11 @@ def _reduced_batch(batch: WireBatch) -> Any:
 
 
 def _value(frames: list[Any]) -> Any:
-    return decode(_owned(frames))
+    return decode(owned(frames))
 
 
 def _with_pickles(frames: list[Any]) -> Any:
-    return decode(_owned(frames), allow_pickle=True)
+    return decode(owned(frames), allow_pickle=True)
 
 
 def _batch(frames: list[Any]) -> WireBatch:
@@ -112,7 +117,7 @@ def _batch(frames: list[Any]) -> WireBatch:
     return open_wire([memoryview(frame).toreadonly() for frame in frames])
 
 
-def _owned(frames: list[Any]) -> list[Any]:
+def owned(frames: list[Any]) -> list[Any]:
     """Frames copied out of the store: it is read-only, and a write there kills the process.
 
     Into one block: of many blocks the system takes each back at once, and zeroes it anew for the

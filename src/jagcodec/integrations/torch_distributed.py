@@ -30,7 +30,6 @@ from jagcodec.rows import Batch, concat_rows, split_rows
 from jagcodec.wire.decoder import decode, usable_device
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.framing import buffer_bytes
-from jagcodec.wire.header import read_header
 from jagcodec.wire.payload import writable
 from jagcodec.wire.resident import decode_resident, encode_resident
 from jagcodec.wire_batch import WireBatch
@@ -298,8 +297,9 @@ class _Message(NamedTuple):
     """A message as tensors of bytes.
 
     Attributes:
-        meta: On the CPU: the size of the header, the header, and for each buffer whether it
-            stays on its device.
+        meta: On the CPU: the size of the header, the header, for each buffer whether it stays on
+            its device, and the sizes of the buffers. The header has those too, but one that this
+            side cannot read must not leave its buffers in the group, for the next call to find.
         buffers: The frames after the header.
     """
 
@@ -310,15 +310,17 @@ class _Message(NamedTuple):
     def size(self) -> int:
         return self.meta.numel()
 
-    def header(self) -> tuple[memoryview, list[bool]]:
-        """The header, and which buffers stay on their device."""
+    def read_meta(self) -> tuple[memoryview, list[bool], list[int]]:
+        """The header, which buffers stay on their device, and how large they are."""
         data = self.meta.numpy().data
-        (size,) = _HEADER_SIZE.unpack(data[: _HEADER_SIZE.size])
-        end = _HEADER_SIZE.size + size
-        return data[_HEADER_SIZE.size : end], [bool(flag) for flag in data[end:]]
+        (header_size,) = _SIZE.unpack(data[: _SIZE.size])
+        end = _SIZE.size + header_size
+        count = (len(data) - end) // (1 + _SIZE.size)
+        sizes = [size for (size,) in _SIZE.iter_unpack(data[end + count :])]
+        return data[_SIZE.size : end], [bool(flag) for flag in data[end : end + count]], sizes
 
     def value(self, device: torch.device | None, allow_pickle: bool) -> Any:
-        header, kept = self.header()
+        header, kept, _ = self.read_meta()
         if any(kept):
             return decode_resident(
                 header, self.buffers, kept, device=device, allow_pickle=allow_pickle
@@ -326,7 +328,7 @@ class _Message(NamedTuple):
         return decode([header, *self.buffers], device=device, allow_pickle=allow_pickle)
 
 
-_HEADER_SIZE = struct.Struct("<Q")
+_SIZE = struct.Struct("<Q")
 _FINE, _FAILED = 0, 1
 _NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
 
@@ -540,15 +542,15 @@ class _Line(NamedTuple):
             frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle)
         header, *rest = frames
         kept = bytes(isinstance(frame, torch.Tensor) for frame in rest)
-        meta = bytearray(_HEADER_SIZE.pack(len(header)) + bytes(header) + kept)
         buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in rest]
+        sizes = b"".join(_SIZE.pack(buffer.numel()) for buffer in buffers)
+        meta = bytearray(_SIZE.pack(len(header)) + bytes(header) + kept + sizes)
         return _Message(_tensor(meta), buffers)
 
     def room(self, meta: torch.Tensor) -> _Message:
         """A message that is to come: its buffers in the memory that they travel to."""
-        header, kept = _Message(meta, []).header()
+        _, kept, sizes = _Message(meta, []).read_meta()
         places = [self.resident if stays else self.host for stays in kept]
-        sizes = read_header(header).buffers
         room = [
             torch.empty(size, dtype=torch.uint8, device=place)
             for size, place in zip(sizes, places, strict=True)
@@ -557,7 +559,7 @@ class _Line(NamedTuple):
 
     def _arrived(self, message: _Message) -> _Message:
         """The message with what belongs on the host there."""
-        _, kept = message.header()
+        _, kept, _ = message.read_meta()
         buffers = [
             buffer if stays else buffer.cpu()
             for buffer, stays in zip(message.buffers, kept, strict=True)

@@ -6,7 +6,6 @@ import itertools
 import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -200,10 +199,10 @@ class Encoding:
         self._small = bytearray()
         self._large: list[memoryview | Unwritten] = []
         self._groups: list[records.Group] = []
-        self._group_of: dict[bytes, int] = {}
-        self._group_of_offsets: dict[int, int] = {}
+        self._group_of_rows: dict[bytes, int] = {}
+        self._group_of: dict[int, int] = {}
+        self._sources: list[object] = []
         self._seen: Seen = {}
-        self._seen_offsets: list[torch.Tensor] = []
         self._unbacked_rows: list[tuple[str, int]] = []
 
     def frames(self, tree: Any) -> list[Frame | Unwritten]:
@@ -313,27 +312,29 @@ class Encoding:
         return (0, offset)
 
     def _group(self, parts: Parts) -> int:
-        known = self._group_of_offsets.get(id(parts.offsets)) if parts.compact else None
-        if known is not None:
-            return known
-        splits = splits_of_lengths(parts.lengths)
-        if parts.compact:
-            splits = replace(splits, offsets=parts.offsets)
-        return self._group_of_splits(splits)
+        if not parts.compact:
+            return self._new_group(splits_of_lengths(parts.lengths))
+        known = self._group_of.get(id(parts.offsets))
+        if known is None:
+            known = self._new_group(splits_of_lengths(parts.lengths), parts.offsets)
+        return known
 
     def _group_of_splits(self, splits: RowSplits) -> int:
-        known = self._group_of_offsets.get(id(splits.offsets))
-        if known is not None:
-            return known
+        known = self._group_of.get(id(splits))
+        return self._new_group(splits, splits) if known is None else known
+
+    def _new_group(self, splits: RowSplits, source: object = None) -> int:
+        """The group of these rows, made or found; remembered for `source`, which may come again."""
         key = splits.host.tobytes()
-        if key not in self._group_of:
-            self._group_of[key] = len(self._groups)
+        group = self._group_of_rows.get(key)
+        if group is None:
+            group = self._group_of_rows[key] = len(self._groups)
             place = self._place(splits.host.view(np.uint8))
             self._groups.append(records.Group(*place, splits.rows, splits.min, splits.max))
-        # Kept alive, so that the id stays this object's.
-        self._seen_offsets.append(splits.offsets)
-        self._group_of_offsets[id(splits.offsets)] = self._group_of[key]
-        return self._group_of[key]
+        if source is not None:
+            self._sources.append(source)  # kept alive, so that the id stays its own
+            self._group_of[id(source)] = group
+        return group
 
     # Python
 

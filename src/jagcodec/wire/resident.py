@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from jagcodec.buffers import flat_bytes
+from jagcodec.errors import WireFormatError
 from jagcodec.ragged import Parts, note_rows
 from jagcodec.rectangles import compact_values
 from jagcodec.wire import records
+from jagcodec.wire.checks import brief
 from jagcodec.wire.decoder import Decoding, torch_dtype
 from jagcodec.wire.encoder import Encoding, Frame, written
 from jagcodec.wire.header import read_header, read_tree
@@ -61,7 +63,7 @@ def decode_resident(
 
     Args:
         header: The first frame.
-        buffers: The others, flat uint8 tensors, sized as the header says; they are aliased.
+        buffers: The others, flat uint8 tensors; they are aliased.
         kept: Which of them hold cells of tensors that stay where the buffer lies.
         device: Where all tensors go, as for `decode`; None leaves each where its buffer lies.
         allow_pickle: As for `decode`.
@@ -70,6 +72,13 @@ def decode_resident(
         WireFormatError: As `decode`.
     """
     read = read_header(header)
+    sizes = [buffer.numel() for buffer in buffers]
+    if sizes != list(read.buffers):
+        raise WireFormatError(
+            "frame_size",
+            "frames",
+            f"expected buffers of {brief(read.buffers)} bytes, found {brief(sizes)}",
+        )
     empty = np.empty(0, dtype=np.uint8)
     pairs = list(zip(buffers, kept, strict=True))
     payload = FramePayload([empty if stays else buffer.numpy() for buffer, stays in pairs], None)

@@ -1,0 +1,91 @@
+"""PIL images on the wire: `register_images`, on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jagcodec.wire.registry import register_type
+
+try:
+    from PIL import Image, ImageFile, PngImagePlugin
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.pillow needs Pillow: pip install 'jagcodec[pillow]'",
+        name=error.name,
+    ) from error
+
+
+def register_images() -> None:
+    """Let PIL images ride, wherever they are in a value: in `multi_modal_data`, for one.
+
+    An image arrives with its mode, size, pixels, palette and `info`. Pixels are sent as they are,
+    and no image file is parsed by who reads. An image that was opened from a file, such as a
+    `JpegImageFile`, arrives as a plain `PIL.Image.Image`: without its file, `format` and further
+    frames. To call it twice is harmless.
+
+    Raises:
+        UnsupportedTypeError: Not here, but where an image is encoded whose `info` holds an object
+            that cannot ride.
+
+    Example:
+        >>> from PIL import Image
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.integrations.pillow import register_images
+        >>> register_images()
+        >>> image = Image.new("RGB", (3, 2), (255, 0, 7))
+        >>> decode(encode({"images": [image]}))["images"][0] == image
+        True
+    """
+    register_type(Image.Image, "PIL.Image", to_state=_state, from_state=_image)
+    Image.init()  # every format that this Pillow opens has a type of its own
+    for cls in _file_types(ImageFile.ImageFile):
+        register_type(cls, f"PIL.{cls.__name__}", to_state=_state, from_state=_image)
+    # Text in `info` of PNG files: a str that knows its language.
+    register_type(PngImagePlugin.iTXt, "PIL.iTXt", to_state=_text_state, from_state=_text)
+
+
+def _file_types(base: type) -> list[type]:
+    below: list[type] = base.__subclasses__()
+    return below + [cls for each in below for cls in _file_types(each)]
+
+
+def _state(image: Image.Image) -> dict[str, Any]:
+    pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)  # loads what is still in a file
+    palette = None
+    if image.mode in ("P", "PA"):
+        mode = image.im.getpalettemode()
+        palette = (mode, image.im.getpalette(mode, mode))
+    return {
+        "mode": image.mode,
+        "size": image.size,
+        "pixels": pixels,
+        "palette": palette,
+        "info": dict(image.info),
+    }
+
+
+def _image(state: Any) -> Image.Image:
+    mode, (width, height), pixels = state["mode"], state["size"], state["pixels"]
+    # Before memory is taken for them: no mode has less than a bit for each pixel.
+    if width < 0 or height < 0 or width * height > 8 * pixels.nbytes:
+        raise ValueError(f"expected pixels of {width} x {height}, found {pixels.nbytes} bytes")
+    image = Image.new(mode, (width, height))
+    if width and height:
+        image.frombytes(pixels.tobytes())
+    if state["palette"] is not None:
+        palette_mode, colours = state["palette"]
+        image.putpalette(bytes(memoryview(colours)), palette_mode)
+        image.load()  # puts it to use
+    image.info = dict(state["info"])
+    return image
+
+
+def _text_state(text: PngImagePlugin.iTXt) -> tuple[str, Any, Any]:
+    return str.__str__(text), text.lang, text.tkey
+
+
+def _text(state: Any) -> PngImagePlugin.iTXt:
+    text: PngImagePlugin.iTXt = PngImagePlugin.iTXt(*state)
+    return text

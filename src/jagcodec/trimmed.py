@@ -1,0 +1,259 @@
+"""Rectangles without the constant ends of their rows, and back to the very same rectangles.
+
+A row of a padded column begins with a run of one value, or ends with one, or both: left and right
+pads, which need not be the same value, nor the same in every row (the right pads of position ids
+are each row's last position). What a row begins and ends with is read from the row itself, so that
+no mask is needed and nothing is guessed: whatever lies between the two runs is kept as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jagcodec import rowcopy
+from jagcodec.buffers import Blank, IntArray, Room, allocate, as_words, contiguous_bits, from_words
+from jagcodec.rectangles import rows_in_place
+
+Words: TypeAlias = npt.NDArray[Any]
+
+
+class Trimmed(NamedTuple):
+    """A rectangle of R rows of W cells, where R is the product of the dims before `dim`.
+
+    Row i is its pad before, ``starts[i]`` times, then ``lengths[i]`` cells, then its pad after.
+
+    Attributes:
+        shape: Of the rectangle.
+        dim: Which of its dims is W.
+        starts: (R,) int32 where the cells of each row start (int64 from W = 2^31 on).
+        lengths: (R,) how many there are.
+        before: (R, ...) the pad before the cells of each row; (1, ...) of all; (0, ...) if no row
+            has one.
+        after: The same after them.
+        cells: (sum(lengths), ...) end to end; or (R, ...), if `constant`, one for each row.
+        constant: Whether the cells within each row are all the same, as those of a mask are.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    starts: npt.NDArray[Any]
+    lengths: npt.NDArray[Any]
+    before: torch.Tensor
+    after: torch.Tensor
+    cells: torch.Tensor
+    constant: bool
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.before, self.after, self.cells)
+        return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in tensors)
+
+
+def trim(column: torch.Tensor) -> Trimmed:
+    """A rectangle trimmed, whatever is in it.
+
+    Args:
+        column: (N, ..., W, ...) strided, with cells, on the CPU. W is its widest dim after the
+            first.
+
+    Returns:
+        Memory of its own. Bits are compared, so -0.0 is not 0.0, and a NaN equals itself.
+    """
+    dim = 1 + int(np.argmax(column.shape[1:]))
+    width = column.shape[dim]
+    words = as_words(column)
+    if dim > 1 or not words[0].is_contiguous():
+        words = contiguous_bits(words).flatten(0, dim - 1)
+    cells, stride = rows_in_place(words)
+    grid = words.flatten(2).numpy()
+    starts, lengths = _between(grid)
+    firsts = np.arange(len(grid)) * stride
+    one_each = _one_each(cells, firsts + starts, lengths)
+    if one_each is None:
+        starts, lengths = _without_single_pads(starts, lengths, width)
+        kept = rowcopy.gather(cells, firsts + starts, lengths).flatten(1).numpy()
+    else:
+        kept = one_each
+    parts = (
+        _pads(grid[:, 0], starts > 0),
+        _pads(grid[:, -1], starts + lengths < width),
+        kept,
+    )
+    before, after, values = (_cells(part, words.shape[2:], column.dtype) for part in parts)
+    integer = np.int32 if width < 2**31 else np.int64
+    return Trimmed(
+        tuple(column.shape),
+        dim,
+        starts.astype(integer),
+        lengths.astype(integer),
+        before,
+        after,
+        values,
+        one_each is not None,
+    )
+
+
+def _between(grid: Words) -> tuple[IntArray, IntArray]:
+    """Where the cells between the first and the last run of each row start, and how many."""
+    rows, width = grid.shape[:2]
+    if width == 1:
+        return np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+    words = _widest(grid)
+    count = words.shape[2]
+    flat = words.reshape(rows, -1)
+    # The first run ends, and the last one begins, where a cell is unlike the one before.
+    changes = flat[:, count:] != flat[:, :-count]
+    first = changes.argmax(axis=1)
+    starts = first // count + 1
+    ends = width - 1 - changes[:, ::-1].argmax(axis=1) // count
+    varied = changes[np.arange(rows), first]
+    # A row of one value is all pad after.
+    return np.where(varied, starts, 0), np.where(varied, ends - starts, 0)
+
+
+def _widest(grid: Words) -> Words:
+    """The same cells as few words: comparing takes as long as there are words."""
+    size = grid.shape[2] * grid.itemsize
+    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
+    return grid.view(f"i{width}")
+
+
+def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
+    """The pad of every row; one, if all that are padded have the same; none, if none is."""
+    wanted = pads[padded]
+    alike = not len(wanted) or bool((wanted == wanted[0]).all())
+    return np.ascontiguousarray(wanted[:1] if alike else pads)
+
+
+def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
+    """One cell for each row, if those within each row are all the same."""
+    if not lengths.any():
+        return None
+    for rows in (_FEW_ROWS, len(lengths)):  # most columns are told by their first rows
+        counts = lengths[:rows]
+        kept = rowcopy.gather(cells, starts[:rows], counts).flatten(1).numpy()
+        if not len(kept):
+            continue
+        one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
+        if not (kept == np.repeat(one_each, counts, axis=0)).all():
+            return None
+    return one_each
+
+
+_FEW_ROWS = 8
+
+
+def _without_single_pads(
+    starts: IntArray, lengths: IntArray, width: int
+) -> tuple[IntArray, IntArray]:
+    """Pads of one cell among the cells, where they cost less than a pad for every row."""
+    ends = starts + lengths
+    ends[(ends == width - 1) & (lengths > 0)] = width
+    starts = np.where((starts == 1) & (lengths > 0), 0, starts)
+    return starts, ends - starts
+
+
+def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Cells of this shape in words, as a tensor over their memory."""
+    if not words.size:  # numpy gives it strides that torch does not view
+        return torch.empty((len(words), *shape[:-1]), dtype=dtype)
+    return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
+
+
+def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
+    """The rectangles that were trimmed, bit for bit.
+
+    Returns:
+        Contiguous columns, in one allocation that is freed with the last of them; those whose
+        cells are on another device are moved there.
+
+    Raises:
+        ValueError: The parts of a column contradict each other: they are not from `trim`.
+        MemoryError: The rectangles do not fit in memory.
+    """
+    for name, trimmed in columns.items():
+        _check(trimmed, name)
+    cpu = torch.device("cpu")
+    rooms = allocate([Blank(column.shape, column.cells.dtype, cpu) for column in columns.values()])
+    for trimmed, room in zip(columns.values(), rooms, strict=True):
+        _fill(room, trimmed)
+    return {
+        name: room.tensor.to(columns[name].cells.device)
+        for name, room in zip(columns, rooms, strict=True)
+    }
+
+
+def _fill(room: Room, trimmed: Trimmed) -> None:
+    if not room.tensor.numel():
+        return
+    dim, cells = trimmed.dim, trimmed.cells.cpu()
+    rows, width = math.prod(trimmed.shape[:dim]), trimmed.shape[dim]
+    starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
+    before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
+    out = room.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
+    if trimmed.constant:
+        words = as_words(cells)
+        cells = _cells(_repeated(words, lengths), words.shape[1:], cells.dtype)
+    pattern = _one_pattern(before, after)
+    if pattern is not None:
+        firsts = np.cumsum(lengths) - lengths
+        fresh = room.zeroed and not any(pattern)
+        rowcopy.pad(cells, firsts, lengths, out, starts, pattern, fresh=fresh)
+        return
+    words = as_words(out)
+    if len(after):
+        # numpy's, which repeats a cell in half the time of torch's.
+        np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
+    flat = words.flatten(0, 1)
+    row_starts = np.arange(rows) * width
+    if len(before):
+        rowcopy.scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
+    rowcopy.scatter(as_words(cells), lengths, flat, row_starts + starts)
+
+
+def _column(pads: torch.Tensor) -> Words:
+    """(R, ...) cells as (R, 1) words, or (R, 1, c), to be repeated along a row."""
+    words = pads.flatten(1).numpy()
+    return words if words.shape[1] == 1 else words[:, None]
+
+
+def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
+    """The bits of the one element that all pads are made of; None if there are several."""
+    elements = torch.cat([pad.flatten(0, -2) for pad in (before, after)]).numpy()
+    if not len(elements):
+        return bytes(elements.itemsize * elements.shape[1])
+    return elements[0].tobytes() if (elements == elements[0]).all() else None
+
+
+def _repeated(cells: torch.Tensor, counts: IntArray) -> Words:
+    """The cell of each row, or the one of all, as often as its row says; end to end."""
+    each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
+    return np.repeat(each, counts, axis=0)
+
+
+def _check(trimmed: Trimmed, name: str) -> None:
+    shape, dim, starts, lengths = trimmed.shape, trimmed.dim, trimmed.starts, trimmed.lengths
+    if not all(type(size) is int and size >= 0 for size in shape) or not 0 < dim < len(shape):
+        raise ValueError(f"{name}: expected a shape and one of its dims, found {shape} and {dim}")
+    rows, width, inner = math.prod(shape[:dim]), shape[dim], shape[dim + 1 :]
+    for numbers in (starts, lengths):
+        if numbers.dtype.kind != "i" or numbers.shape != (rows,) or (numbers < 0).any():
+            raise ValueError(f"{name}: expected {rows} starts and lengths from 0 on")
+    # No sum of a start and a length, which could overflow.
+    if (starts > width).any() or (lengths > width - starts).any():
+        raise ValueError(f"{name}: expected cells within the width {width}")
+    total = rows if trimmed.constant else int(lengths.sum(dtype=np.int64))
+    before, after, cells = trimmed.before, trimmed.after, trimmed.cells
+    if tuple(cells.shape) != (total, *inner):
+        raise ValueError(f"{name}: expected cells {(total, *inner)}, found {tuple(cells.shape)}")
+    for pad, needed in ((before, starts > 0), (after, lengths < width - starts)):
+        if pad.dtype != cells.dtype or tuple(pad.shape[1:]) != inner:
+            raise ValueError(f"{name}: expected pads {inner} of {cells.dtype} like its cells")
+        if len(pad) not in ({1, rows} if needed.any() else {0, 1, rows}):
+            raise ValueError(f"{name}: expected a pad for all rows or for each, found {len(pad)}")

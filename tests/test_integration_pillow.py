@@ -1,0 +1,112 @@
+"""PIL images on the wire, next to what Pillow's own pickling brings back."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+from jagcodec import WireFormatError, decode, encode
+
+pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+
+from PIL import Image, PngImagePlugin
+
+from jagcodec.integrations.pillow import register_images
+
+MODES = ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "LA", "PA", "I;16", "La"]
+
+register_images()
+register_images()
+
+
+def make_image(mode, size=(5, 7)):
+    random = np.random.default_rng(0)
+    if mode in ("I;16", "La", "PA"):
+        image = Image.new(mode, size)
+        image.frombytes(random.bytes(len(image.tobytes())))
+        return image
+    return Image.fromarray(random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)).convert(mode)
+
+
+def there_and_back(value):
+    return decode([bytes(frame) for frame in encode(value)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_comes_back(mode):
+    image = make_image(mode)
+    image.info["note"] = ("a", 1)
+    found = there_and_back({"images": [image]})["images"][0]
+    assert found == image == pickle.loads(pickle.dumps(image))
+    assert (found.mode, found.size, found.info) == (mode, (5, 7), {"note": ("a", 1)})
+    assert found.tobytes() == image.tobytes()
+    pixels = image.tobytes()
+    found.putpixel((0, 0), 0)
+    found.putpixel((1, 0), 1)
+    assert image.tobytes() == pixels  # memory of its own
+
+
+def test_palettes_keep_their_alpha():
+    image = make_image("RGBA").quantize(8)
+    found = there_and_back(image)
+    assert found.im.getpalettemode() == image.im.getpalettemode() == "RGBA"
+    assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 4), (4, 0), (1, 1)])
+def test_images_without_pixels_come_back(size):
+    image = Image.new("RGB", size)
+    assert there_and_back(image) == image
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_images_from_files_come_back_as_plain_images(name):
+    buffer = io.BytesIO()
+    options = {}
+    if name == "PNG":
+        options["pnginfo"] = PngImagePlugin.PngInfo()
+        options["pnginfo"].add_itxt("Title", "Grüße", "de", "Titel")
+    make_image("RGB").save(buffer, name, **options)
+    image = Image.open(buffer)  # still in its file
+    found = there_and_back([image])[0]
+    assert type(found) is Image.Image
+    assert (found.mode, found.size, found.info) == (image.mode, image.size, image.info)
+    assert found.tobytes() == image.tobytes()
+    if name == "PNG":
+        assert (found.info["Title"].lang, found.info["Title"].tkey) == ("de", "Titel")
+
+
+def state(**changes):
+    from jagcodec.integrations.pillow import _image, _state
+
+    return _image({**_state(make_image("P")), **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "XYZ"},
+        {"mode": None},
+        {"size": (-1, 7)},
+        {"size": (10**9, 10**9)},
+        {"size": (5, 8)},
+        {"size": (5,)},
+        {"size": ("5", 7)},
+        {"pixels": b"\0" * 35},
+        {"pixels": np.zeros(34, dtype=np.uint8)},
+        {"palette": ("RGB", "text")},
+        {"info": None},
+    ],
+    ids=str,
+)
+def test_a_state_that_is_no_image_is_refused(changes):
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        state(**changes)
+
+
+def test_the_refusal_is_one_of_the_wire():
+    frames = encode(make_image("L"))
+    header = bytes(frames[0]).replace(b"PIL.Image", b"PIL.Imago")
+    with pytest.raises(WireFormatError, match=r"PIL\.Imago"):
+        decode([header, *frames[1:]])
