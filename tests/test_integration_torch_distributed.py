@@ -33,6 +33,7 @@ from jagcodec import (
     materialize,
     open_wire,
     pack_jagged_fields,
+    select_rows,
     stack_or_nest,
     to_blob,
 )
@@ -418,6 +419,53 @@ def test_a_receiver_learns_that_the_sender_failed(world):
     is_well(world)
 
 
+def do_no_memory(rank, work):
+    original = torch.empty
+
+    def scarce(*size, **options):
+        if size == (8_000_000,):
+            raise torch.OutOfMemoryError("no 8 MB left")
+        return original(*size, **options)
+
+    if rank == 2:
+        torch.empty = scarce
+    try:
+        x = torch.zeros(1_000_000 * (RANKS if work == "scatter_rows" else 1), dtype=torch.float64)
+        if work == "all_gather_rows":
+            return all_gather_rows({"x": x if rank == 1 else x[:0]})
+        call = {"broadcast": broadcast, "scatter_rows": scatter_rows}[work]
+        return call({"x": x} if rank == 1 else None, 1)
+    finally:
+        torch.empty = original
+
+
+@pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])
+def test_every_rank_learns_that_one_has_no_memory(world, work):
+    outcomes = world.outcomes(do_no_memory, work)
+    assert_all_raise(outcomes, [TransportError, TransportError, torch.OutOfMemoryError])
+    for error in outcomes[:2]:
+        assert (error.reason, error.path) == ("peer_failed", f"{work}, rank 2")
+        assert "no 8 MB left" in error.detail
+    is_well(world)
+
+
+def do_with_default_device(rank):
+    with torch.device("meta"):
+        found = [broadcast({"x": torch.ones(2, device="cpu")} if rank == 0 else None, 0)]
+        found.append(all_gather_rows({"x": torch.ones(2, device="cpu")}))
+        if rank == 0:
+            send(found[0], 1)
+        if rank == 1:
+            found.append(recv(0))
+    return [one["x"].tolist() for one in found]
+
+
+def test_a_default_device_changes_nothing(world):
+    first, second, third = world(do_with_default_device)
+    assert first == third == [[1, 1], [1] * 6]
+    assert second == [[1, 1], [1] * 6, [1, 1]]
+
+
 def do_differ(rank, calls):
     name, src = calls[rank]
     if name == "all_gather_rows":
@@ -460,7 +508,7 @@ def do_wrong_argument(rank, src, device):
     return broadcast(None, src, device=device if rank == 2 else None)
 
 
-@pytest.mark.parametrize("src", [7, -1, True, None, "0"])
+@pytest.mark.parametrize("src", [7, -1, True, None, "0", 0.0, 1 << 70])
 def test_sources_that_are_no_rank(world, src):
     outcomes = world.outcomes(do_wrong_argument, src, None)
     assert_all_raise(outcomes, [ArgumentError] * RANKS)
@@ -498,7 +546,7 @@ def test_columns_that_differ_are_refused_on_every_rank(world):
 
 def do_peers(rank):
     for call, name in ((lambda peer: send(1, peer), "dst"), (recv, "src")):
-        for peer in (rank, 9, None, True):
+        for peer in (rank, 9, None, True, float((rank + 1) % RANKS)):
             with pytest.raises(ArgumentError, match=rf"{name}\): expected the global rank"):
                 call(peer)
 
@@ -533,19 +581,47 @@ def test_a_rank_that_does_not_take_part_ends_in_a_time_out(world):
     is_well(world)
 
 
-def do_die(rank):
+def do_stay_away_from_one(rank, work):
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    if rank == 0 and work == "send":
+        return send(torch.zeros(5_000_000), 1, group)
+    return recv(1, group) if rank == 0 else None
+
+
+@pytest.mark.parametrize("work", ["send", "recv"])
+def test_a_peer_that_does_not_take_part_ends_in_a_time_out(world, work):
+    error, *_ = world.outcomes(do_stay_away_from_one, work)
+    assert_all_raise([error], [TransportTimeoutError])
+    assert (error.reason, error.path) == ("timed_out", work)
+    is_well(world)
+
+
+def do_die(rank, work):
     if rank == 1:
         os._exit(7)
-    return broadcast(None, 1)
+    if work == "send":
+        for _ in range(100):  # the first ones may still fit into the socket's buffers
+            send(torch.zeros(5_000_000), 1)
+    return {"broadcast": broadcast, "recv": lambda _, src: recv(src)}[work](None, 1)
 
 
-def test_a_rank_that_dies_is_an_error(tmp_path):
+@pytest.mark.parametrize("work", ["broadcast", "recv", "send"])
+def test_a_rank_that_dies_is_an_error(tmp_path, work):
     with started(tmp_path, 2) as world:
         world(do_broadcast, 0, packed(1))
-        error, died = world.outcomes(do_die)
+        error, died = world.outcomes(do_die, work)
         assert died is None
         assert isinstance(error, TransportError)
-        assert error.path == "broadcast"
+        assert error.path == work
+
+
+def do_no_group(rank):
+    with pytest.raises(ArgumentError, match=r"^broadcast\(group\): expected a process group"):
+        broadcast(1, rank, "no group")
+
+
+def test_a_group_that_is_none(world):
+    world(do_no_group)
 
 
 def do_die_in_mid_message(rank, work, victim):
@@ -673,6 +749,31 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
     assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
     with pytest.raises(WireFormatError, match="expected buffers of"):
         decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
+
+
+def test_empty_tensors_arrive_on_the_device_too():
+    # With "meta" in the part of the receiver's device, so that one sees what belongs there.
+    batch = batch_of(3, 0, 5)
+    empty = {
+        "no rows": select_rows(batch, []),
+        "empty rows": select_rows(batch, [1]),
+        "mixed": {"some": torch.ones(2), "none": torch.ones(0, 4, dtype=torch.bfloat16)},
+    }
+    for value in empty.values():
+        header, *frames = encode_resident(value, torch.device("cpu"))
+        kept = [isinstance(frame, torch.Tensor) for frame in frames]
+        buffers = [
+            frame.to("meta") if stays else torch.tensor(list(frame), dtype=torch.uint8)
+            for frame, stays in zip(frames, kept, strict=True)
+        ]
+        back = decode_resident(header, buffers, kept)
+        tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
+        assert tensors
+        for name, tensor in tensors.items():
+            assert back[name].device.type == "meta"
+            assert back[name].dtype == tensor.dtype
+            assert back[name].is_nested == tensor.is_nested
+            assert back[name].is_nested or back[name].shape == tensor.shape
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import ArgumentError, UnsupportedTypeError, WireFormatError, stack_or_nest
+from jagcodec.testing import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 tq = pytest.importorskip(
@@ -21,6 +22,7 @@ tq = pytest.importorskip(
     reason="TransferQueue is not installed: pip install 'jagcodec[transfer_queue]'",
 )
 
+from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import BatchMeta  # noqa: E402
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
@@ -130,6 +132,7 @@ def script(code, **environment):
 
 class TestColumns:
     def test_every_kind_comes_back(self, queue):
+        assert len(interface._TQ_STORAGE["SimpleStorage"]) == 2
         keys = put(make_batch(), "kinds")
         assert_rows(queue.kv_batch_get(keys=keys, partition_id="kinds"), range(6))
 
@@ -138,6 +141,31 @@ class TestColumns:
         keys = put(make_batch(), "some")
         found = queue.kv_batch_get(keys=[keys[i] for i in rows], partition_id="some")
         assert_rows(found, rows)
+
+    @pytest.mark.parametrize(
+        "payload",
+        [list("abcdef"), ["a", "b"], ("a",) * 6, torch.arange(6), {"stop": [1]}, np.arange(2)],
+        ids=lambda payload: type(payload).__name__,
+    )
+    def test_a_payload_of_the_whole_batch_is_every_row_s(self, queue, payload):
+        batch = TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
+        keys = put(batch, "whole")
+        assert type(batch.get("all")) is NonTensorData
+        found = queue.kv_batch_get(keys=keys, partition_id="whole").get("all")
+        rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+        assert len(rows) == 6
+        for row in rows:
+            assert_same(row, payload)
+
+    def test_arrays_of_strings_and_objects_are_rows(self, queue):
+        objects = np.empty(6, dtype=object)
+        objects[:] = PAYLOADS
+        columns = {"text": np.array(list("abcdef")), "object": objects}
+        found = queue.kv_batch_get(
+            keys=put(TensorDict(columns, [6]), "arrays"), partition_id="arrays"
+        )
+        assert found.get("text").tolist() == list("abcdef")
+        assert found.get("object").tolist() == PAYLOADS
 
     def test_some_columns(self, queue):
         keys = put(make_batch(), "columns")
@@ -216,6 +244,19 @@ class TestObjects:
         found = queue.kv_batch_get(keys=keys, partition_id="parsed")
         assert rows_of(found["ids"]) == rows_of(make_batch()["ids"] * 10)
 
+    def test_code_is_unpickled_where_it_is_called_and_not_before(self, installed, monkeypatch):
+        loads = serial_utils.cloudpickle.loads
+        unpickled = []
+        monkeypatch.setattr(
+            serial_utils.cloudpickle, "loads", lambda data: unpickled.append(data) or loads(data)
+        )
+        message = {"request_type": "PUT_DATA", "body": {"data_parser": len, "data": {}}}
+        parser = serial_utils.decode(serial_utils.encode(message))["body"]["data_parser"]
+        assert callable(parser)
+        assert not unpickled
+        assert parser([7, 8]) == 2
+        assert len(unpickled) == 1
+
     def test_what_cannot_ride_is_named_and_not_pickled(self, queue):
         batch = TensorDict({"path": NonTensorStack("a", Path("/b"))}, [2])
         with pytest.raises(RuntimeError, match=r"body.data.path\[\d\].*Path cannot ride"):
@@ -254,6 +295,25 @@ class TestBesideStock:
             integration.install()
         assert not unpickled
         assert_rows(queue.kv_batch_get(keys=keys, partition_id="mixed"), range(6))
+
+    def test_a_stock_client_ends_in_the_handshake_and_the_queue_lives(self, queue):
+        @ray.remote(num_cpus=0)
+        def stock():
+            import transfer_queue
+
+            from jagcodec.integrations.transfer_queue import uninstall
+
+            uninstall()
+            try:
+                transfer_queue.init()
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        said = ray.get(stock.remote(), timeout=SECONDS)
+        assert said.startswith("TimeoutError")
+        assert "Handshake" in said
+        keys = put(make_batch(), "after_stock")
+        assert_rows(queue.kv_batch_get(keys=keys, partition_id="after_stock"), range(6))
 
     def test_a_stock_message_is_refused_by_the_name_of_the_remedy(self, stock):
         values = ({"request_type": "GET"}, [b"x"], "text", torch.ones(3), 1 << 70)
@@ -377,6 +437,12 @@ class TestPackedBuffers:
         assert not asked
         with pytest.raises(ArgumentError, match="expected a buffer of at least"):
             serial_utils.batch_encode_into([torch.ones(9)], lambda sizes: [bytearray(8)])
+        first, second = bytearray(200), bytearray(8)
+        with pytest.raises(ArgumentError, match=r"\[1\]: expected a buffer of at least"):
+            serial_utils.batch_encode_into([1, 2], lambda sizes: [first, second])
+        assert not any(first)
+        with pytest.raises(ArgumentError, match="expected 2 buffers, found 1"):
+            serial_utils.batch_encode_into([1, 2], lambda sizes: [first])
         integration.uninstall()
         stock, _ = serial_utils.batch_encode_into(
             [{"a": 1}], lambda sizes: [bytearray(size) for size in sizes]

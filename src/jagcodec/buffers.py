@@ -143,7 +143,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     `data` must be flat, writable, aligned to the dtype and of the right size.
     """
     if data.nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     # from_numpy makes a storage that begins and ends with the slice, so pickling one column
     # does not drag its neighbours along.
     known = _NUMPY_DTYPES.get(dtype)

@@ -1,8 +1,9 @@
 """Batches between the ranks of a `torch.distributed` job: jagged, object columns included.
 
 What every collective here does: all ranks exchange a row of integers (who calls what, who failed,
-how large the headers are); the headers follow, and then the buffers of each message as they lie,
-one large column in one transfer, without padding and without a pickle.
+how large the headers are); the headers follow; all ranks tell whether they have the memory for what
+these announce; and then the buffers of each message travel as they lie, one large column in one
+transfer, without padding and without a pickle.
 
 On a backend that carries CPU tensors (gloo, mpi) the buffers travel from and to host memory. Where
 the backend is NCCL, dense and jagged tensors of the current CUDA device are sent from it and
@@ -69,8 +70,8 @@ def broadcast(
         value that may alias it; elsewhere a value with memory of its own.
 
     Raises:
-        TransportError: Rank `src`, or another one, failed before anything was sent; says how. Or
-            the connection to a rank is lost.
+        TransportError: Rank `src`, or another one, failed before anything was sent, or has no
+            memory for what comes; says how. Or the connection to a rank is lost.
         TransportTimeoutError: The group's time-out passed; its ranks do not agree any more.
         ArgumentError: Ranks called different functions, or with a different `src` (every rank
             raises); a batch was given on another rank than `src`; `src` or this process is not
@@ -97,7 +98,8 @@ def broadcast(
             message = line.message(_readable(batch), allow_pickle)
 
     sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
-    come = line.broadcast(line.ranks.index(src), sizes[line.ranks.index(src)][0], message)
+    place = line.ranks.index(src)
+    (come,) = line.broadcast(src, {place: sizes[place][0]}, message)
     if message is not None and target is None:
         return batch
     return come.value(target, allow_pickle)
@@ -154,10 +156,9 @@ def scatter_rows(
     sizes = line.agree(
         src, prepare, lambda: [message.size for message in messages] or [0] * line.world
     )
-    if messages:
-        line.send({rank: messages[i] for i, rank in enumerate(line.ranks) if i != line.place})
-        return mine if target is None else messages[line.place].value(target, allow_pickle)
-    come = line.receive(src, sizes[line.ranks.index(src)][line.place])
+    come = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
+    if messages and target is None:
+        return mine
     return come.value(target, allow_pickle)
 
 
@@ -208,10 +209,7 @@ def all_gather_rows(
         message = line.message(whole, allow_pickle)
 
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
-    come = [
-        line.broadcast(i, sizes[i][line.place], message if i == line.place else None)
-        for i in range(line.world)
-    ]
+    come = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
     return concat_rows([one.value(target, allow_pickle) for one in come])
 
 
@@ -250,8 +248,8 @@ def send(
         text = _words(error)
         line.send_tensors(dst, [_numbers([_FAILED, len(text)]), _tensor(text)])
         raise
-    line.send_tensors(dst, [_numbers([_FINE, message.size])])
-    line.send({dst: message})
+    line.send_tensors(dst, [_numbers([_FINE, message.size]), message.meta])
+    line.send_buffers(message, dst)
 
 
 def recv(
@@ -288,7 +286,8 @@ def recv(
     status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
     if status == _FAILED:
         raise line.peer_failed(src, line.receive_tensor(src, size))
-    return line.receive(src, size).value(target, allow_pickle)
+    come = line.room(line.receive_tensor(src, size))
+    return line.receive_buffers(src, come).value(target, allow_pickle)
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -335,12 +334,17 @@ _NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
 
 
 def _numbers(numbers: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+    # On the CPU, whatever `torch.set_default_device` says: gloo ends a process for less.
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu").view(torch.uint8)
 
 
 def _tensor(data: Any) -> torch.Tensor:
     """A buffer as a tensor of bytes that aliases it; it is only read."""
     return torch.from_numpy(writable(buffer_bytes(data, "frame"), copy=False))
+
+
+def _is_one_of(ranks: Sequence[int], rank: Any) -> bool:
+    return type(rank) is int and rank in ranks
 
 
 def _wait(works: Sequence[Any]) -> None:
@@ -371,7 +375,12 @@ def _line(group: dist.ProcessGroup | None, where: str) -> _Line:
             f"{where}(group)",
             "expected a process group, found none; call torch.distributed.init_process_group",
         )
-    place = dist.get_rank(group)
+    try:
+        place = dist.get_rank(group)
+    except ValueError as error:
+        raise ArgumentError(
+            "bad_option", f"{where}(group)", f"expected a process group, found none: {error}"
+        ) from error
     if place < 0:
         raise ArgumentError(
             "bad_option",
@@ -426,7 +435,7 @@ class _Line(NamedTuple):
 
     def is_source(self, src: Any, batch: Any, name: str) -> bool:
         """Whether this rank is the one that has something to send."""
-        if isinstance(src, bool) or not isinstance(src, int) or src not in self.ranks:
+        if not _is_one_of(self.ranks, src):
             raise ArgumentError(
                 "bad_option",
                 f"{self.where}(src)",
@@ -445,7 +454,7 @@ class _Line(NamedTuple):
 
     def check_peer(self, peer: Any, name: str) -> None:
         others = [rank for rank in self.ranks if rank != self.ranks[self.place]]
-        if isinstance(peer, bool) or peer not in others:
+        if not _is_one_of(others, peer):
             raise ArgumentError(
                 "bad_option",
                 f"{self.where}({name})",
@@ -453,12 +462,15 @@ class _Line(NamedTuple):
             )
 
     def agree(
-        self, src: Any, prepare: Callable[[], None], sizes: Callable[[], list[int]]
+        self,
+        src: Any,
+        prepare: Callable[[], None],
+        sizes: Callable[[], list[int]] | None = None,
     ) -> list[list[int]]:
         """Prepare, and tell all ranks how that went: nobody waits for one that failed.
 
         Returns:
-            For each rank, the sizes of the headers that it has for each rank.
+            For each rank, the sizes of the headers that it has for each rank, if it was asked.
 
         Raises:
             JagcodecError: Some rank failed, or ranks do not make the same call.
@@ -469,8 +481,8 @@ class _Line(NamedTuple):
             prepare()
         except Exception as error:
             failure, text = error, _words(error)
-        call = [_NAMES.index(self.where), src if isinstance(src, int) else -1]
-        mine = [0] * self.world if failure else sizes()
+        call = [_NAMES.index(self.where), src if _is_one_of(self.ranks, src) else -1]
+        mine = [0] * self.world if failure or sizes is None else sizes()
         table = self._exchanged([*call, len(text), *mine])
         failed = [i for i, row in enumerate(table) if row[2]]
         if failed:
@@ -535,15 +547,15 @@ class _Line(NamedTuple):
         meta = bytearray(_SIZE.pack(len(header)) + bytes(header) + kept + sizes)
         return _Message(_tensor(meta), buffers)
 
-    def _room(self, meta: torch.Tensor) -> tuple[_Message, list[torch.Tensor]]:
-        """A message that is to come, and the memory that it travels through."""
+    def room(self, meta: torch.Tensor) -> _Message:
+        """A message that is to come: its buffers in the memory that they travel to."""
         _, kept, sizes = _Message(meta, []).read_meta()
         places = [self.resident if stays else self.host for stays in kept]
         room = [
             torch.empty(size, dtype=torch.uint8, device=place)
             for size, place in zip(sizes, places, strict=True)
         ]
-        return _Message(meta, room), [buffer for buffer in room if buffer.numel()]
+        return _Message(meta, room)
 
     def _arrived(self, message: _Message) -> _Message:
         """The message with what belongs on the host there."""
@@ -557,6 +569,12 @@ class _Line(NamedTuple):
     def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
 
+    def _moving(self, message: _Message) -> list[torch.Tensor]:
+        """What of its buffers travels, where it has to lie to travel: all that hold anything."""
+        return [self._outgoing(buffer) for buffer in message.buffers if buffer.numel()]
+
+    # to all
+
     def _broadcast_tensor(self, place: int, size: int, data: Any) -> torch.Tensor:
         tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
         if place == self.place:
@@ -565,31 +583,55 @@ class _Line(NamedTuple):
             dist.broadcast(tensor, self.ranks[place], group=self.group)
         return tensor.cpu()
 
-    def broadcast(self, place: int, size: int, message: _Message | None) -> _Message:
-        """The message of the rank at `place`, whose header and so on has `size` bytes."""
-        meta = self._broadcast_tensor(place, size, None if message is None else message.meta)
-        if message is None:
-            message, moving = self._room(meta)
-        else:
-            moving = [self._outgoing(b) for b in message.buffers if b.numel()]
+    def broadcast(self, src: int, sizes: dict[int, int], mine: _Message | None) -> list[_Message]:
+        """The messages of the ranks at these places, the metas of which have these sizes."""
+        metas = {
+            place: self._broadcast_tensor(place, size, mine and mine.meta)
+            for place, size in sizes.items()
+        }
+        messages: list[_Message] = []
+        moving: list[tuple[int, torch.Tensor]] = []
+
+        def make_room() -> None:
+            for place, meta in metas.items():
+                message = mine if mine and place == self.place else self.room(meta)
+                messages.append(message)
+                moving.extend((self.ranks[place], tensor) for tensor in self._moving(message))
+
+        self.agree(src, make_room)
         with self.reported():
-            source = self.ranks[place]
-            _wait([dist.broadcast(b, source, group=self.group, async_op=True) for b in moving])
-        return self._arrived(message)
+            _wait([dist.broadcast(t, rank, self.group, async_op=True) for rank, t in moving])
+        return [self._arrived(message) for message in messages]
+
+    # to one
+
+    def scatter(self, src: int, size: int, messages: Sequence[_Message]) -> _Message:
+        """The message for this rank, its meta of `size` bytes; rank `src` has all of them."""
+        if messages:
+            others = {r: m for r, m in zip(self.ranks, messages, strict=True) if r != src}
+            for rank, message in others.items():
+                self.send_tensors(rank, [message.meta])
+            moving: dict[int, list[torch.Tensor]] = {}
+            self.agree(src, lambda: moving.update((r, self._moving(m)) for r, m in others.items()))
+            self._send_all(moving)
+            return messages[self.place]
+        meta = self.receive_tensor(src, size)
+        rooms: list[_Message] = []
+        self.agree(src, lambda: rooms.append(self.room(meta)))
+        return self.receive_buffers(src, rooms[0])
 
     def send_tensors(self, dst: int, tensors: Sequence[torch.Tensor]) -> None:
         with self.reported():
             for tensor in tensors:
                 dist.send(self._outgoing(tensor), dst, group=self.group)
 
-    def send(self, messages: dict[int, _Message]) -> None:
-        """Messages to ranks; the transfers run side by side."""
-        pairs = [
-            (rank, self._outgoing(tensor))
-            for rank, message in messages.items()
-            for tensor in (message.meta, *message.buffers)
-            if tensor.numel()
-        ]
+    def send_buffers(self, message: _Message, dst: int) -> None:
+        """What `receive_buffers` receives."""
+        self._send_all({dst: self._moving(message)})
+
+    def _send_all(self, moving: dict[int, list[torch.Tensor]]) -> None:
+        """Tensors to ranks; the transfers run side by side."""
+        pairs = [(rank, tensor) for rank, tensors in moving.items() for tensor in tensors]
         with self.reported():
             _wait([dist.isend(tensor, rank, group=self.group) for rank, tensor in pairs])
 
@@ -599,9 +641,8 @@ class _Line(NamedTuple):
             dist.recv(tensor, src, group=self.group)
         return tensor.cpu()
 
-    def receive(self, src: int, size: int) -> _Message:
-        """The message that `send` sends, whose header and so on has `size` bytes."""
-        message, moving = self._room(self.receive_tensor(src, size))
+    def receive_buffers(self, src: int, room: _Message) -> _Message:
+        """The message that there is room for, received."""
         with self.reported():
-            _wait([dist.irecv(tensor, src, group=self.group) for tensor in moving])
-        return self._arrived(message)
+            _wait([dist.irecv(tensor, src, group=self.group) for tensor in self._moving(room)])
+        return self._arrived(room)

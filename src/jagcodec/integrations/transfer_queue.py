@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, TensorDict
 
-from jagcodec.errors import UnsupportedTypeError, WireFormatError
+from jagcodec.errors import ArgumentError, UnsupportedTypeError, WireFormatError
 from jagcodec.leaves import Sharing, select_leaf
+from jagcodec.payloads import stack_of_payloads
 from jagcodec.ragged import RaggedGroups, is_jagged, take_apart
 from jagcodec.wire import decoder, encoder
 from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
@@ -48,6 +49,7 @@ _STOCK_METHODS: dict[tuple[type, str], Any] = {
     (cls, name): vars(cls)[name]
     for cls, name in (
         (AsyncSimpleStorageManager, "_select_by_positions"),
+        (AsyncSimpleStorageManager, "put_data"),
         (AsyncSimpleStorageManager, "get_data"),
         (StorageManager, "_do_handshake_with_controller"),
     )
@@ -67,7 +69,7 @@ def install(*, allow_pickle: bool = False) -> None:
 
     Every process of a TransferQueue must: call it before `transfer_queue.init`, and name it as
     ``worker_process_setup_hook`` of `ray.init`, which calls it in the controller, in the storage
-    units and in every other worker. To call it twice is harmless.
+    units and in every other worker. To call it again only sets `allow_pickle` anew.
 
     Args:
         allow_pickle: Pickle objects in columns and tags that cannot ride, and unpickle them.
@@ -121,17 +123,22 @@ def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 @dataclass
-class _WithCode:
-    """A put with a `data_parser`, which is code and so can only be pickled."""
+class _Code:
+    """A `data_parser` that came: unpickled where it is called, in a storage unit, and not before.
 
-    message: Any
-    data_parser: bytes
+    Whoever may put to a storage unit may run code there: TransferQueue's own contract.
+    """
+
+    pickled: bytes
+
+    def __call__(self, fields: Any) -> Any:
+        return cloudpickle.loads(self.pickled)(fields)
 
 
 def _encode(obj: Any) -> list[Any]:
     """In the place of TransferQueue's: a message, or any value, to frames."""
     try:
-        return _encoded(_with_code_apart(_columnar(obj)))
+        return _encoded(_with_code(_columnar(obj)))
     except UnsupportedTypeError as error:
         if not _is_reply(obj):
             raise
@@ -141,21 +148,12 @@ def _encode(obj: Any) -> list[Any]:
         return _encoded({**obj, "request_type": refusal, "body": body})
 
 
-def _decode(frames: Any) -> Any:
-    """In the place of TransferQueue's: what `encode` was given."""
-    value = _decoded(frames)
-    if type(value) is not _WithCode:
-        return value
-    # Whoever may put to a storage unit may run code there: TransferQueue's own contract.
-    value.message["body"]["data_parser"] = cloudpickle.loads(value.data_parser)
-    return value.message
-
-
 def _encoded(obj: Any) -> list[Any]:
     return encoder.encode(obj, allow_pickle=_options.allow_pickle)
 
 
-def _decoded(frames: Any) -> Any:
+def _decode(frames: Any) -> Any:
+    """In the place of TransferQueue's: what `encode` was given."""
     try:
         return decoder.decode(frames, allow_pickle=_options.allow_pickle)
     except WireFormatError as error:
@@ -174,13 +172,12 @@ _REMEDY = (
 )
 
 
-def _with_code_apart(obj: Any) -> Any:
+def _with_code(obj: Any) -> Any:
     body: Any = obj.get("body") if type(obj) is dict else None
     parser = body.get("data_parser") if type(body) is dict else None
     if not callable(parser):
         return obj
-    message = {**obj, "body": {**body, "data_parser": None}}
-    return _WithCode(message, cloudpickle.dumps(parser))
+    return {**obj, "body": {**body, "data_parser": _Code(cloudpickle.dumps(parser))}}
 
 
 def _is_reply(obj: Any) -> bool:
@@ -321,10 +318,32 @@ def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
     if is_jagged(field_data) and positions:
         chosen = np.array(positions, dtype=np.int64)
         return _Rows(select_leaf(field_data, chosen, Sharing(), "put_data"))
-    if isinstance(field_data, (torch.Tensor, TensorDictBase, list, np.ndarray)):
-        return _stock_select(field_data, positions)
-    # The payload of a NonTensorData: it belongs to every row, and has none to select.
-    return [field_data] * len(positions)
+    return _stock_select(field_data, positions)
+
+
+async def _put_data(
+    self: AsyncSimpleStorageManager,
+    data: TensorDict,
+    metadata: BatchMeta,
+    data_parser: Callable[[Any], Any] | None = None,
+) -> None:
+    """SimpleStorage's own, which deals out what a `NonTensorData` holds, if that has a length."""
+    whole = {
+        name: leaf
+        for name, leaf in data.items()
+        if isinstance(leaf, NonTensorData) and not _is_array_of(leaf.data, len(leaf))
+    }
+    if whole:
+        # The payload belongs to every row.
+        data = data.copy()
+        for name, leaf in whole.items():
+            data.set(name, stack_of_payloads([leaf.data] * len(leaf)))
+    await _stock_put_data(self, data, metadata, data_parser)
+
+
+def _is_array_of(payload: Any, rows: int) -> bool:
+    """Whether this is what a TensorDict makes of an array of strings or objects, one per row."""
+    return isinstance(payload, np.ndarray) and payload.ndim > 0 and len(payload) == rows
 
 
 async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
@@ -352,9 +371,14 @@ def _do_handshake_with_controller(self: StorageManager) -> None:
         ) from error
 
 
-_stock_select, _stock_get_data, _stock_handshake = _STOCK_METHODS.values()
+_stock_select, _stock_put_data, _stock_get_data, _stock_handshake = _STOCK_METHODS.values()
 _stock_select = _stock_select.__func__
-_OUR_METHODS = (staticmethod(_select_by_positions), _get_data, _do_handshake_with_controller)
+_OUR_METHODS = (
+    staticmethod(_select_by_positions),
+    _put_data,
+    _get_data,
+    _do_handshake_with_controller,
+)
 
 register_type(
     _Shapes,
@@ -364,7 +388,7 @@ register_type(
 )
 register_type(BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata)
 register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.jagged, from_state=_row_list)
-register_type(_WithCode, "transfer_queue.message_with_code")
+register_type(_Code, "transfer_queue.code")
 
 
 # --- values for key-value stores ---------------------------------------------------------------
@@ -380,7 +404,19 @@ def _batch_encode_into(
     messages = [_encoded(obj) for obj in objs]
     sizes = [blob_size(frames) for frames in messages]
     buffers = alloc_buff_func(sizes)
-    targets = [writable_bytes(buffer, "batch_encode_into(alloc_buff_func)") for buffer in buffers]
+    where = "batch_encode_into(alloc_buff_func)"
+    if len(buffers) != len(sizes):
+        raise ArgumentError(
+            "bad_option", where, f"expected {len(sizes)} buffers, found {len(buffers)}"
+        )
+    targets = [writable_bytes(buffer, where) for buffer in buffers]
+    for i, (target, size) in enumerate(zip(targets, sizes, strict=True)):
+        if len(target) < size:
+            raise ArgumentError(
+                "too_large",
+                f"{where}[{i}]",
+                f"expected a buffer of at least {size} bytes, found {len(target)}",
+            )
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         list(pool.map(write_blob, messages, targets))
     return buffers, sizes
@@ -388,7 +424,7 @@ def _batch_encode_into(
 
 def _batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
     """In the place of TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
-    return [_decoded(buffer) for buffer in source_buffers]
+    return [_decode(buffer) for buffer in source_buffers]
 
 
 _OURS: dict[str, Any] = {

@@ -400,7 +400,11 @@ class Decoding:
         try:
             # Copied: torch relies on indices, so what was checked must not change with the memory.
             tensor = torch.sparse_coo_tensor(
-                indices.clone(), values, tuple(record.shape), check_invariants=True
+                indices.clone(),
+                values,
+                tuple(record.shape),
+                device=values.device,
+                check_invariants=True,
             )
             if not record.coalesced:
                 return tensor
@@ -423,6 +427,7 @@ class Decoding:
                 _cpu_tensor(record.values),
                 tuple(record.shape),
                 layout=getattr(torch, record.layout),
+                device=compressed.device,
                 check_invariants=True,
             )
         except RuntimeError as error:
@@ -594,7 +599,7 @@ def _rising(indices: torch.Tensor) -> bool:
     if indices.shape[0] == 0:
         return indices.shape[1] <= 1
     steps = indices[:, 1:] - indices[:, :-1]
-    open_steps = torch.ones(steps.shape[1], dtype=torch.bool)
+    open_steps = torch.ones(steps.shape[1], dtype=torch.bool, device=steps.device)
     for step in steps:
         if (open_steps & (step < 0)).any():
             return False

@@ -561,7 +561,8 @@ class Encoding:
         components = tensor.unbind() if tensor.size(0) else ()
         # Without components torch's own sizes are no matrix.
         shapes = [list(component.shape) for component in components]
-        sizes = torch.tensor(shapes, dtype=torch.int64).view(len(shapes), -1 if shapes else 0)
+        sizes = torch.tensor(shapes, dtype=torch.int64, device="cpu")
+        sizes = sizes.view(len(shapes), -1 if shapes else 0)
         cells = [as_bytes(self._on_host(component)) for component in components]
         values = np.concatenate(cells) if cells else np.empty(0, dtype=np.uint8)
         flat = from_bytes(values, tensor.dtype, (values.nbytes // tensor.itemsize,))

@@ -102,12 +102,14 @@ class _ResidentEncoding(Encoding):
         return kept
 
     def _keep(self, tensor: torch.Tensor) -> tuple[int, int]:
-        buffer: Any = flat_bytes(tensor)
+        # What holds no cells goes along: it tells the device that an empty tensor belongs on.
+        nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        buffer: Any = flat_bytes(tensor) if tensor.numel() else nothing
         self._large.append(buffer)
         return (len(self._large), 0)
 
     def _stays(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._device and tensor.numel() > 0
+        return tensor.device == self._device
 
     def _dense(self, tensor: torch.Tensor) -> Any:
         if not self._stays(tensor) or tensor.dim() > MAX_NDIM:
@@ -126,7 +128,7 @@ class _ResidentEncoding(Encoding):
             return super()._parts(parts)
         name = self._torch_dtype(parts.values)
         values = compact_values(parts)
-        place = self._keep(values) if values.numel() else (0, 0)
+        place = self._keep(values)
         group = self._group(parts)
         return self._record(
             records.Jagged(name, list(values.shape), *place, group, parts.ragged_dim)
