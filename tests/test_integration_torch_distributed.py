@@ -515,6 +515,18 @@ def test_sources_that_are_no_rank(world, src):
     assert outcomes[0].path == "broadcast(src)"
 
 
+def do_numpy_ranks(rank):
+    """Ranks as they come out of arrays."""
+    found = broadcast({"step": 3} if rank == 0 else None, np.int64(0))
+    if rank == 1:
+        send({"to": 0}, np.int64(0))
+    return recv(np.int64(1)) if rank == 0 else found
+
+
+def test_ranks_may_be_integers_of_numpy(world):
+    assert world(do_numpy_ranks) == [{"to": 0}, {"step": 3}, {"step": 3}]
+
+
 def test_a_wrong_argument_on_one_rank_reaches_all(world):
     outcomes = world.outcomes(do_wrong_argument, 0, "nowhere")
     assert_all_raise(outcomes, [TransportError, TransportError, ArgumentError])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -344,7 +345,8 @@ def _tensor(data: Any) -> torch.Tensor:
 
 
 def _is_one_of(ranks: Sequence[int], rank: Any) -> bool:
-    return type(rank) is int and rank in ranks
+    # A bool is an Integral too, and 1.0 is in [1].
+    return isinstance(rank, Integral) and not isinstance(rank, bool) and rank in ranks
 
 
 def _wait(works: Sequence[Any]) -> None:
