@@ -103,7 +103,7 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 
 $(VENV)-integrations/.integrations: $(BUILD)
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue,verl]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer-queue,verl]'
 	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps verl
 	touch $@
 
