@@ -111,7 +111,7 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 
 $(VENV)-integrations/.integrations: $(BUILD)
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer_queue,verl]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer-queue,verl]'
 	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps verl
 	# Where there is a wheel; where not, or without .ci/system-libraries, its tests skip.
 	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda --editable '.[mooncake]'

@@ -50,7 +50,8 @@ def make_batch(prompts: npt.NDArray[Any], responses: npt.NDArray[Any]) -> DataPr
     advantages = torch.randn((rows, 1), generator=draw) * in_response
 
     def logprobs() -> torch.Tensor:
-        return -torch.rand(in_response.shape, generator=draw) * in_response
+        drawn = -torch.rand(in_response.shape, generator=draw)
+        return drawn.where(in_response, torch.tensor(0.0))
 
     return DataProto.from_dict(
         tensors={

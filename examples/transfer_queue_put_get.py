@@ -1,6 +1,6 @@
 """A rollout batch through TransferQueue, packed on the way in and padded for the trainer.
 
-pip install 'jagcodec[transfer_queue]'; python examples/transfer_queue_put_get.py
+pip install 'jagcodec[transfer-queue]'; python examples/transfer_queue_put_get.py
 """
 
 import numpy as np

@@ -19,7 +19,7 @@ from jagcodec.testing import assert_same
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 tq = pytest.importorskip(
     "transfer_queue",
-    reason="TransferQueue is not installed: pip install 'jagcodec[transfer_queue]'",
+    reason="TransferQueue is not installed: pip install 'jagcodec[transfer-queue]'",
 )
 
 from transfer_queue import interface  # noqa: E402
@@ -562,7 +562,7 @@ class TestInstall:
             except ModuleNotFoundError as error:
                 print(error)
         """
-        assert "pip install 'jagcodec[transfer_queue]'" in script(code)
+        assert "pip install 'jagcodec[transfer-queue]'" in script(code)
 
 
 def test_the_example_runs():

@@ -136,6 +136,16 @@ def test_columns_are_restored_together():
     assert columns["a"].sum() == 66
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_new_memory_that_is_zero_already_is_not_filled_again(first):
+    """From 32 MiB on it comes zeroed; before the cells it must not stay so."""
+    column = torch.zeros(2, 2_200_000, dtype=torch.int64)
+    column[:, :9] = first
+    column[:, 9:12] = torch.tensor([[7, 8, 9], [5, 6, 4]])
+    assert column.nbytes > 32 << 20
+    assert torch.equal(put_back(column), column)
+
+
 def sent(**changes):
     return trim(torch.tensor([[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]))._replace(**changes)
 

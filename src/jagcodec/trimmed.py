@@ -207,7 +207,7 @@ def _fill(room: Room, trimmed: Trimmed) -> None:
         rowcopy.pad(cells, firsts, lengths, out, starts, pattern, fresh=fresh)
         return
     words = as_words(out)
-    if len(after):
+    if len(after) and not (room.zeroed and not after.any()):
         # numpy's, which repeats a cell in half the time of torch's.
         np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
     flat = words.flatten(0, 1)

@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.transfer_queue needs TransferQueue: "
-        "pip install 'jagcodec[transfer_queue]'",
+        "pip install 'jagcodec[transfer-queue]'",
         name=error.name,
     ) from error
 
