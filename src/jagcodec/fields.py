@@ -101,8 +101,9 @@ def leaves_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for name, column in columns:
         if isinstance(column, Strip):
-            column = column.parts()
-        if isinstance(column, list):
+            packed = column.parts()
+            leaves[name] = groups.of_lengths(packed.lengths).jagged(packed.values)
+        elif isinstance(column, list):
             leaves[name] = leaf_of_rows(column)
         elif isinstance(column, Parts):
             raggedness = groups.of_lengths(column.lengths)

@@ -20,6 +20,7 @@ from jagcodec.buffers import (
     Unwritten,
     contiguous_bits,
     describe,
+    from_bytes,
     resolved,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -233,10 +234,17 @@ class Strip(Unwritten):
     def parts(self) -> Parts:
         """The packed column, copied."""
         splits = self.splits
-        cells = self.source
-        if cells.dim() > len(self.shape):
-            cells = cells.flatten(0, 1)
-        values = rowcopy.gather(cells, self.starts, splits.lengths)
+        if self.source.is_cpu and not self.source.requires_grad:
+            # numpy asks for huge pages where the column is large.
+            data = np.empty(self.nbytes, dtype=np.uint8)
+            if self.nbytes:
+                self.write(data)
+            values = from_bytes(data, self.source.dtype, self.shape)
+        else:
+            cells = self.source
+            if cells.dim() > len(self.shape):
+                cells = cells.flatten(0, 1)
+            values = rowcopy.gather(cells, self.starts, splits.lengths)
         return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
 
     def write(self, out: ByteArray) -> None:
