@@ -119,22 +119,38 @@ _NUMPY_DTYPES = {
 }
 
 
+def plain_array(tensor: object) -> npt.NDArray[Any] | None:
+    """A strided CPU tensor as an array over its memory; None where it takes more than that.
+
+    Such as gradients, lazy negation, a layout or a dtype that numpy has not. What torch is asked
+    for is little: each of its attributes is far more work than one of an array.
+    """
+    if type(tensor) is not torch.Tensor or tensor.dtype not in _NUMPY_DTYPES or not tensor.is_cpu:
+        return None
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+
+
+def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
+    """A C-contiguous array of numbers as flat bytes that alias it."""
+    return array.reshape(-1).view(np.uint8)
+
+
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
     """The cells of a strided tensor in order, as a flat uint8 array.
 
     A contiguous CPU tensor is aliased (the array keeps its storage alive); any other is copied.
     """
-    array: ByteArray
-    plain = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in _NUMPY_DTYPES
-    if plain and not (tensor.requires_grad or tensor.is_neg() or tensor._is_zerotensor()):
-        # Most calls, in half the steps.
-        array = tensor.numpy().reshape(-1).view(np.uint8)
-    elif tensor.numel() == 0:
+    array = plain_array(tensor)
+    if array is not None and array.flags.c_contiguous:
+        return array_bytes(array)
+    if tensor.numel() == 0:
         # numpy gives empty arrays stride 0, and a tensor over one cannot be viewed as bytes.
-        array = np.empty(0, dtype=np.uint8)
-    else:
-        array = flat_bytes(tensor).cpu().numpy()
-    return array
+        return np.empty(0, dtype=np.uint8)
+    flat: ByteArray = flat_bytes(tensor).cpu().numpy()
+    return flat
 
 
 def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -227,15 +243,16 @@ def allocate(
         ArgumentError: `out` is too small; the error says what is needed.
         RuntimeError: There is no accelerator to page-lock memory for.
     """
+    on_host = [blank.device.type == "cpu" for blank in blanks]
     sizes = [
-        math.prod(blank.shape) * blank.dtype.itemsize if blank.device.type == "cpu" else 0
-        for blank in blanks
+        math.prod(blank.shape) * blank.dtype.itemsize if here else 0
+        for blank, here in zip(blanks, on_host, strict=True)
     ]
     starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
     block, zeroed = _block(starts[-1], out, pin_memory)
     rooms = []
-    for blank, start, size in zip(blanks, starts, sizes, strict=False):
-        if blank.device.type == "cpu":
+    for blank, here, start, size in zip(blanks, on_host, starts, sizes, strict=False):
+        if here:
             cells = block[start : start + size]
             rooms.append(Room(from_bytes(cells, blank.dtype, blank.shape), cells, zeroed))
         else:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import contiguous_bits, describe
+from jagcodec.buffers import contiguous_bits, describe, plain_array
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
+from jagcodec.fields import check_count, check_fields, check_rows, field_names, leaves_of
 from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, Seen, is_jagged, take_apart
 from jagcodec.rectangles import (
@@ -339,7 +339,12 @@ def _plan(
     columns: list[tuple[str, Any]] = []
     for name, column in fields.items():
         path = f"{where}({name!r})"
-        rows = check_rows(column, rows, "one per length" if splits else "like the others", path)
+        like = "one per length" if splits else "like the others"
+        array = plain_array(column)
+        if array is not None and array.ndim:
+            rows = check_count(len(array), rows, like, path)
+        else:
+            rows = check_rows(column, rows, like, path)
         if isinstance(column, np.ndarray):
             columns.append((name, list(column)))
         elif is_jagged(column):
@@ -347,7 +352,7 @@ def _plan(
         elif splits is None or (named is not None and name not in named):
             columns.append((name, contiguous_bits(column)))
         else:
-            kept = strip_or_rectangle(column, splits, path, named is None)
-            elsewhere = isinstance(kept, Strip) and not kept.source.is_cpu
+            kept = strip_or_rectangle(column, splits, path, named is None, array)
+            elsewhere = isinstance(kept, Strip) and kept.data is None
             columns.append((name, kept.parts() if elsewhere else kept))  # type: ignore[union-attr]
     return _Plan(rows or 0, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     return whole.to_bytes(dtype.itemsize, "little", signed=whole < 0)
 
 
+@cache
 def _int_limits(dtype: torch.dtype) -> tuple[int, int]:
     info = torch.iinfo(dtype)
     return int(info.min), int(info.max)

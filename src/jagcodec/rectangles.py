@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
@@ -18,6 +19,8 @@ from jagcodec.buffers import (
     IntArray,
     Room,
     Unwritten,
+    array_bytes,
+    as_bytes,
     contiguous_bits,
     describe,
     from_bytes,
@@ -219,6 +222,7 @@ class Strip(Unwritten):
 
     Attributes:
         source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
+        data: Their bytes, where they are in CPU memory and no gradient has to pass.
         starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
         splits: The rows.
         shape: Of the packed values: (total, ...).
@@ -226,6 +230,7 @@ class Strip(Unwritten):
     """
 
     source: torch.Tensor
+    data: ByteArray | None
     starts: IntArray
     splits: RowSplits
     shape: tuple[int, ...]
@@ -234,7 +239,7 @@ class Strip(Unwritten):
     def parts(self) -> Parts:
         """The packed column, copied."""
         splits = self.splits
-        if self.source.is_cpu and not self.source.requires_grad:
+        if self.data is not None:
             # numpy asks for huge pages where the column is large.
             data = np.empty(self.nbytes, dtype=np.uint8)
             if self.nbytes:
@@ -248,18 +253,22 @@ class Strip(Unwritten):
         return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
 
     def write(self, out: ByteArray) -> None:
-        """Copy the packed values into `nbytes` bytes of CPU memory."""
+        """Copy the packed values into `nbytes` bytes of CPU memory, if there is `data`."""
         cell = self.nbytes // self.shape[0]
-        rowcopy.gather_bytes(self.source, cell, self.starts, self.splits.lengths, out)
+        data: Any = self.data
+        rowcopy.gather_bytes(data, cell, self.starts, self.splits.lengths, out)
 
 
-def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
-    """The valid cells of a rectangle (N, S, ...).
+def strip(
+    padded: torch.Tensor, splits: RowSplits, path: str, array: npt.NDArray[Any] | None = None
+) -> Strip:
+    """The valid cells of a rectangle (N, S, ...), `array` being its `plain_array` if it has one.
 
     Raises:
         ArgumentError: A row is longer than the rectangle is wide.
     """
-    width = padded.shape[1]
+    dims = padded.shape if array is None else array.shape
+    width = dims[1]
     if splits.max > width:
         row = int(np.argmax(splits.lengths > width))
         raise ArgumentError(
@@ -267,24 +276,32 @@ def strip(padded: torch.Tensor, splits: RowSplits, path: str) -> Strip:
             f"{path}, row {row}",
             f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
         )
-    shape = (splits.total, *padded.shape[2:])
-    nbytes = math.prod(shape) * padded.itemsize
-    if nbytes == 0:
-        return Strip(padded.new_empty(shape), splits.starts, splits, shape, 0)
-    source, stride = padded, width
-    if not padded.is_contiguous() or padded.is_conj() or padded.is_neg():
-        source, stride = rows_in_place(padded)
-    return Strip(source, splits.row_starts(stride), splits, shape, nbytes)
+    shape = (splits.total, *dims[2:])
+    cells = math.prod(shape)
+    if array is not None and array.flags.c_contiguous:
+        nbytes, starts = cells * array.itemsize, splits.row_starts(width)
+        return Strip(padded, array_bytes(array), starts, splits, shape, nbytes)
+    if not cells:
+        return Strip(padded.new_empty(shape), None, splits.starts, splits, shape, 0)
+    source, stride = rows_in_place(padded)
+    data = as_bytes(source) if source.is_cpu and not source.requires_grad else None
+    starts = splits.row_starts(stride)
+    return Strip(source, data, starts, splits, shape, cells * padded.itemsize)
 
 
 def strip_or_rectangle(
-    val: torch.Tensor, splits: RowSplits, path: str, exact_width: bool
+    val: torch.Tensor,
+    splits: RowSplits,
+    path: str,
+    exact_width: bool,
+    array: npt.NDArray[Any] | None = None,
 ) -> Strip | torch.Tensor:
     """What to pack of a rectangle shaped as a per-token field; any other as it is; detached."""
-    if val.dim() >= 2 and val.shape[0] == splits.rows:
-        width = val.shape[1]
+    shape = val.shape if array is None else array.shape
+    if len(shape) >= 2 and shape[0] == splits.rows:
+        width = shape[1]
         if width == splits.max or (width > splits.max and not exact_width):
-            return strip(val.detach() if val.requires_grad else val, splits, path)
+            return strip(val if array is not None else val.detach(), splits, path, array)
     return contiguous_bits(val)
 
 

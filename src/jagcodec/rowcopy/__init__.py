@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 
-from jagcodec.buffers import ByteArray, IntArray, as_bytes, from_bytes, int_of_size
+from jagcodec.buffers import ByteArray, IntArray, from_bytes, int_of_size
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 
@@ -117,19 +117,18 @@ def gather(
 
 
 def gather_bytes(
-    source: torch.Tensor, cell_bytes: int, starts: IntArray, lengths: IntArray, out: ByteArray
+    source: ByteArray, cell_bytes: int, starts: IntArray, lengths: IntArray, out: ByteArray
 ) -> None:
-    """`gather` of cells of so many bytes out of contiguous CPU memory, into `out`.
+    """`gather` of cells of so many bytes, into `out`.
 
-    `out` is just as large as the rows, and apart from `source`.
+    `out` is just as large as the rows, and apart from `source`; both are writable.
     """
-    kernel = _kernel(source)
+    kernel = _KERNELS[_name]
     if kernel is None:
-        cells = torch.from_numpy(as_bytes(source)).view(-1, cell_bytes)
+        cells = torch.from_numpy(source).view(-1, cell_bytes)
         indexed.gather(cells, starts, lengths, torch.from_numpy(out))
     elif out.nbytes:
-        threads = torch.get_num_threads()
-        kernel.copy(out, as_bytes(source), None, starts, lengths, cell_bytes, threads)
+        kernel.copy(out, source, None, starts, lengths, cell_bytes, torch.get_num_threads())
 
 
 def scatter(

@@ -546,7 +546,7 @@ class Encoding:
 
     def _strip(self, strip: Strip) -> Any:
         """A jagged column in CPU memory that is packed where it is to lie in the message."""
-        name = self._torch_dtype(strip.source)
+        name = _TORCH_NAMES.get(strip.source.dtype) or self._torch_dtype(strip.source)
         small = strip.nbytes < SMALL_BUFFER
         if small or (self._narrow and name in INTEGER_DTYPES):
             return self._parts(strip.parts())
