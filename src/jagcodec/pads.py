@@ -20,7 +20,7 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     Raises:
         ArgumentError: `dtype` cannot hold `value`; `path` says whose pad it is.
     """
-    if type(value) is int and value == 0:
+    if type(value) in (int, float) and value == 0 and math.copysign(1.0, value) > 0:
         return bytes(dtype.itemsize)
     scalar = value
     if isinstance(value, (torch.Tensor, np.generic, np.ndarray)) and np.size(value) == 1:

@@ -24,6 +24,7 @@ from jagcodec.buffers import (
     contiguous_bits,
     describe,
     from_bytes,
+    plain_array,
     resolved,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -175,27 +176,17 @@ _LONGEST = np.iinfo(np.int64).max
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     """Check (N,) lengths and sum them to row splits; the one place where they are read."""
-    if not isinstance(lengths, torch.Tensor):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
-        )
-    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
-        )
-    shape = tuple(lengths.shape)
+    sent = plain_array(lengths)
+    if sent is None:
+        sent = _fetched_lengths(lengths, path)
+    shape = sent.shape
     if len(shape) != 1 or (rows is not None and shape != (rows,)):
         expected = "(N,)" if rows is None else f"({rows},)"
         raise ArgumentError(
             "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
         )
-    if lengths.dtype not in _LENGTH_DTYPES:
-        raise ArgumentTypeError(
-            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
-        )
-    sent = (lengths if lengths.is_cpu else lengths.cpu()).numpy()
+    if sent.dtype.kind not in "iu":
+        raise _bad_dtype(lengths, path)
     if sent.dtype == np.uint64:
         # It alone may hold more than int64: what does reads as the largest length, and is too much.
         sent = np.minimum(sent, _LONGEST)
@@ -211,6 +202,28 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
             "bad_length", path, f"expected lengths that add up below 2**63, found {high}"
         )
     return splits_of_lengths(host, low, high)
+
+
+def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
+    """Lengths that are no plain array: on a device, of a dtype that not every torch shares."""
+    if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
+        )
+    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
+        )
+    if lengths.dtype not in _LENGTH_DTYPES:
+        raise _bad_dtype(lengths, path)
+    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return array
+
+
+def _bad_dtype(lengths: torch.Tensor, path: str) -> ArgumentTypeError:
+    return ArgumentTypeError("bad_dtype", path, f"expected integer lengths, found {lengths.dtype}")
 
 
 # --- padded -> jagged --------------------------------------------------------------------------
