@@ -22,9 +22,9 @@ from jagcodec.wire.checks import INT64_MAX, Place, brief, count, expect, fail, w
 from jagcodec.wire.records import CHECKS, KINDS, RECORDS, Group, Header
 from jagcodec.wire.spec import LEAF_LEVELS, MAGIC, MAX_DEPTH, VERSION, Kind
 
-# Below this size unpacking cannot allocate much on the word of a forged count; above it, a
-# count is believed only after the bytes behind it were walked (see _unpack).
-_TRUSTED_SIZE = 256
+# Below this size unpacking allocates half a megabyte at most on the word of forged counts; above
+# it, a count is believed only after the bytes behind it were walked (see _unpack).
+_TRUSTED_SIZE = 512
 
 # How many bytes of a refused message are looked through for the path to what is wrong.
 _SEARCHED = 1 << 20
