@@ -45,7 +45,7 @@ SIDES = (*MAKERS, "floor")
 BASES = ("fused", "reused", "composed", "floor")  # what ratios are told against
 
 WARMUPS = 3
-ROUNDS = (5, 51)  # at least, at most
+ROUNDS = (11, 51)  # at least, at most
 SIDE_MEMORY = 6 * 2**30  # what no side may need
 COPIES = 6  # of the padded bytes: input, message, receive buffer, output, and what libraries add
 
