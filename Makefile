@@ -31,7 +31,7 @@ test-matrix:
 
 # With Ray, TransferQueue and verl, which start clusters: in an environment of its own, one process.
 test-integrations: $(VENV)-integrations/.integrations
-	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py
+	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

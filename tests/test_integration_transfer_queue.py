@@ -297,7 +297,9 @@ class TestBesideStock:
         assert_rows(queue.kv_batch_get(keys=keys, partition_id="mixed"), range(6))
 
     def test_a_stock_client_ends_in_the_handshake_and_the_queue_lives(self, queue):
-        @ray.remote(num_cpus=0)
+        # An environment of its own, for a process of its own: one that other tests have used is
+        # connected already, and init() does nothing there.
+        @ray.remote(num_cpus=0, runtime_env={"env_vars": {"JAGCODEC_TEST": "stock"}})
         def stock():
             import transfer_queue
 
