@@ -181,6 +181,8 @@ def test_dicts_of_columns_too(data):
         assert table(selected) == [table(batch)[i] for i in chosen]
         if batch:
             twice = concat_rows([selected, batch])
+            if layout == "packed" and is_ambiguous(twice):
+                continue
             assert table(twice) == table(selected) + table(batch)
 
 
