@@ -90,7 +90,13 @@ def assert_same(found, sent):
     assert found["tag"] == "gsm8k"
 
 
-@pytest.mark.parametrize("cells_per_token", [1, 20_000], ids=["small", "in the store"])
+# As a message of Ray's, in the store in pieces, and in the store in one piece.
+SIZES = pytest.mark.parametrize(
+    "cells_per_token", [1, 20_000, 100_000], ids=["small", "in the store", "large"]
+)
+
+
+@SIZES
 def test_a_tensordict_comes_back(registered, cells_per_token):
     batch = make_batch(cells_per_token)
     found = there_and_back(batch)
@@ -99,13 +105,26 @@ def test_a_tensordict_comes_back(registered, cells_per_token):
         assert rows_of(found["ids"] * found["logprobs"])
 
 
-@pytest.mark.parametrize("cells_per_token", [1, 20_000], ids=["small", "in the store"])
+@SIZES
 def test_what_comes_back_may_be_written_to(registered, cells_per_token):
     reference = ray.put(make_batch(cells_per_token))
     first, second = (ray.get(reference, timeout=SECONDS) for _ in range(2))
     first["ids"].values().zero_()
     first["reward"].zero_()
     assert_same(second, make_batch(cells_per_token))
+
+
+def test_ray_is_given_no_buffer_that_it_copies_slowly(registered):
+    """Of more than 1 MiB it starts threads for each, which pays off from about 8 MiB on."""
+    sizes = []
+    for cells_per_token in (20_000, 100_000):
+        batch = make_batch(cells_per_token)
+        for value in (batch, open_wire(encode(batch))):
+            ray.cloudpickle.dumps(
+                value, protocol=5, buffer_callback=lambda buffer: sizes.append(len(buffer.raw()))
+            )
+    assert max(sizes) == 15 * 100_000 * 8  # in one piece
+    assert not [size for size in sizes if 2**20 < size <= 2**23]
 
 
 def test_a_jagged_tensor_comes_back_with_its_ragged_dim(registered):
@@ -151,8 +170,17 @@ def test_batches_inside_other_objects_come_back(registered):
 
 
 class TestWireBatch:
-    def test_reads_the_store_in_place_and_copies_what_it_hands_out(self, registered):
-        batch = make_batch(20_000)
+    @SIZES
+    def test_comes_back_and_goes_on(self, registered, cells_per_token):
+        batch = make_batch(cells_per_token)
+        found = there_and_back(there_and_back(open_wire(encode(batch))))
+        assert_same(found.to_tensordict(), batch)
+
+    @pytest.mark.parametrize("cells_per_token", [20_000, 100_000])
+    def test_reads_the_store_in_place_and_copies_what_it_hands_out(
+        self, registered, cells_per_token
+    ):
+        batch = make_batch(cells_per_token)
         wire = open_wire(encode(batch))
         reference = ray.put(wire)
         found = ray.get(reference, timeout=SECONDS)
@@ -167,7 +195,7 @@ class TestWireBatch:
         assert all(memoryview(frame).readonly for frame in found.to_frames())
         td = found.to_tensordict()
         td["ids"].values().zero_()
-        assert_same(again.to_tensordict(), batch)
+        assert_same(again.to_tensordict(), make_batch(cells_per_token))
 
     def test_small_ones_cannot_be_written_through_either(self, registered):
         reference = ray.put(open_wire(encode(make_batch())))

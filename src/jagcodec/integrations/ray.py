@@ -13,8 +13,9 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batched import BatchedDataDict
+from jagcodec.buffers import ByteArray
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import Frame, encode
 from jagcodec.wire.spec import ALIGNMENT
 from jagcodec.wire_batch import WireBatch, open_wire
 
@@ -93,43 +94,88 @@ def unregister() -> None:
 
 def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: bool) -> Any:
     """A value as the function that reads it, and the frames of `encode` with these options."""
-    return read, ([pickle.PickleBuffer(frame) for frame in encode(value, **options)],)
+    return read, ([_pieces(frame) for frame in encode(value, **options)],)
+
+
+# Ray's threshold, above which it starts six threads for a buffer and waits for them. Up to eight
+# times as much they take longer than the copy: `python -m benchmarks.ray_store` shows it.
+_COPIED_AT_ONCE = 1 << 20
+_WORTH_THREADS = 8 << 20
+
+
+def _pieces(frame: Frame) -> list[pickle.PickleBuffer]:
+    """A frame in pieces that Ray copies to its store at once, or whole where it is large."""
+    view = memoryview(frame)
+    if view.nbytes > _WORTH_THREADS:
+        return [pickle.PickleBuffer(view)]
+    view = view.cast("B")
+    starts = range(0, max(view.nbytes, 1), _COPIED_AT_ONCE)
+    return [pickle.PickleBuffer(view[start : start + _COPIED_AT_ONCE]) for start in starts]
 
 
 def _reduced_batch(batch: WireBatch) -> Any:
-    return _batch, ([pickle.PickleBuffer(frame) for frame in batch.to_frames()],)
+    return _batch, ([_pieces(frame) for frame in batch.to_frames()],)
 
 
 # What objects in the store name: these stay where they are.
 
 
-def _value(frames: list[Any]) -> Any:
+def _value(frames: list[list[Any]]) -> Any:
     return decode(owned(frames))
 
 
-def _with_pickles(frames: list[Any]) -> Any:
+def _with_pickles(frames: list[list[Any]]) -> Any:
     return decode(owned(frames), allow_pickle=True)
 
 
-def _batch(frames: list[Any]) -> WireBatch:
+def _batch(frames: list[list[Any]]) -> WireBatch:
     # As read-only memory, so that whatever is read is copied: small objects do not lie in the
     # store, and every reader of a process is given the same memory.
-    return open_wire([memoryview(frame).toreadonly() for frame in frames])
+    return open_wire([_in_place(pieces).data.toreadonly() for pieces in frames])
 
 
-def owned(frames: list[Any]) -> list[Any]:
+class _Neighbours:
+    """Arrays that lie one behind the other, as the memory of one; keeps all of them alive."""
+
+    def __init__(self, arrays: list[ByteArray], size: int) -> None:
+        self._arrays = arrays
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (arrays[0].ctypes.data, True),
+        }
+
+
+def _in_place(pieces: list[Any]) -> ByteArray:
+    """A frame where it lies in the store."""
+    arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
+    if len(arrays) == 1:
+        return arrays[0]
+    # Ray writes buffers one behind the other, each at a multiple of 64 bytes.
+    starts = [array.ctypes.data for array in arrays]
+    ends = [start + len(array) for start, array in zip(starts, arrays, strict=True)]
+    if starts[1:] != ends[:-1]:
+        return np.concatenate(arrays)
+    return np.asarray(_Neighbours(arrays, ends[-1] - starts[0]))
+
+
+def owned(frames: list[list[Any]]) -> list[Any]:
     """Frames copied out of the store: it is read-only, and a write there kills the process.
 
     Into one block: of many blocks the system takes each back at once, and zeroes it anew for the
     next batch, which costs more than the copy.
     """
-    views = [memoryview(frame) for frame in frames]
-    ends = list(accumulate(-(-view.nbytes // ALIGNMENT) * ALIGNMENT for view in views))
+    sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
+    ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
     block = np.empty(ends[-1] + ALIGNMENT, dtype=np.uint8)
     block = block[-block.ctypes.data % ALIGNMENT :]
     owned = []
-    for view, start in zip(views, [0, *ends], strict=False):
-        cells = block[start : start + view.nbytes]
-        cells[:] = np.frombuffer(view, dtype=np.uint8)
-        owned.append(cells)
+    for pieces, start, size in zip(frames, [0, *ends], sizes, strict=False):
+        at = start
+        for piece in pieces:
+            cells = np.frombuffer(piece, dtype=np.uint8)
+            block[at : at + len(cells)] = cells
+            at += len(cells)
+        owned.append(block[start : start + size])
     return owned
