@@ -14,6 +14,7 @@ SOURCE = Path(jagcodec.__file__).parent
 # From the ground up. A room may import rooms of lower floors only, never beside it or above.
 FLOORS = (
     ("_version", "errors", "wire.spec"),
+    ("blocks",),
     ("buffers", "wire.checks"),
     ("staging",),
     ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec.blocks import Block, new_block
 from jagcodec.errors import ArgumentError
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
@@ -231,8 +232,8 @@ def allocate(
 ) -> list[Room]:
     """Room for tensors: on the CPU in one allocation, each with a storage of its own over it.
 
-    Fresh memory is the largest cost of a big rectangle, and one large block of numpy's, which
-    asks for huge pages, costs a tenth of many smaller ones. It is freed with the last of them.
+    Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
+    a tenth of many smaller ones. It is freed with the last of them; see `jagcodec.blocks`.
 
     Args:
         blanks: The tensors that are wanted.
@@ -263,8 +264,8 @@ def allocate(
     return rooms
 
 
-def _block(size: int, out: ByteArray | None, pin_memory: bool) -> tuple[ByteArray, bool]:
-    """`size` bytes at a multiple of 64, and whether they are all zero."""
+def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
+    """`size` bytes for rooms: of `out` at a multiple of 64."""
     if out is not None:
         start = -out.ctypes.data % ALIGNMENT
         if len(out) < start + size:
@@ -273,14 +274,7 @@ def _block(size: int, out: ByteArray | None, pin_memory: bool) -> tuple[ByteArra
                 "out",
                 f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
             )
-        return out[start : start + size], False
+        return Block(out[start : start + size], False)
     if pin_memory:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False
-    if size < _FRESH_FROM_THE_SYSTEM:
-        return np.empty(size, dtype=np.uint8), False
-    return np.zeros(size, dtype=np.uint8), True
-
-
-# From here on the C library takes memory from the system, which gives it zeroed; what is smaller
-# may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
-_FRESH_FROM_THE_SYSTEM = 32 << 20
+        return Block(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False)
+    return new_block(size)

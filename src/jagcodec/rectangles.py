@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
+from jagcodec.blocks import new_block
 from jagcodec.buffers import (
     ByteArray,
     IntArray,
@@ -253,8 +254,7 @@ class Strip(Unwritten):
         """The packed column, copied."""
         splits = self.splits
         if self.data is not None:
-            # numpy asks for huge pages where the column is large.
-            data = np.empty(self.nbytes, dtype=np.uint8)
+            data = new_block(self.nbytes).data
             if self.nbytes:
                 self.write(data)
             values = from_bytes(data, self.source.dtype, self.shape)

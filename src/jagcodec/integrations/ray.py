@@ -13,6 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batched import BatchedDataDict
+from jagcodec.blocks import new_block
 from jagcodec.buffers import ByteArray
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import Frame, encode
@@ -168,7 +169,7 @@ def owned(frames: list[list[Any]]) -> list[Any]:
     """
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-    block = np.empty(ends[-1] + ALIGNMENT, dtype=np.uint8)
+    block = new_block(ends[-1] + ALIGNMENT).data
     block = block[-block.ctypes.data % ALIGNMENT :]
     owned = []
     for pieces, start, size in zip(frames, [0, *ends], sizes, strict=False):

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from jagcodec.blocks import new_block
 from jagcodec.buffers import ByteArray, IntArray, as_bytes, describe, from_bytes
 from jagcodec.errors import ArgumentError
 
@@ -58,8 +59,7 @@ def gather(
     size = _cell_bytes(cells)
     total = int(lengths.sum())
     if out is None:
-        # numpy asks for huge pages where the result is large.
-        data = np.empty(total * size, dtype=np.uint8)
+        data = new_block(total * size).data
         out = from_bytes(data, cells.dtype, (total, *cells.shape[1:]))
     else:
         data = _writable(out, total * size)

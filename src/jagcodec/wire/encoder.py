@@ -24,6 +24,7 @@ from tensordict import (
 from tensordict._td import _SubTensorDict
 from tensordict.utils import LinkedList
 
+from jagcodec.blocks import new_block
 from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
@@ -136,7 +137,7 @@ def written(frames: Iterable[Frame | Unwritten]) -> list[Frame]:
     parts = list(frames)
     new = [part for part in parts if isinstance(part, Unwritten)]
     sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in new]
-    block = np.empty(sum(sizes), dtype=np.uint8)
+    block = new_block(sum(sizes)).data
     starts = itertools.accumulate(sizes, initial=0)
     rooms = [block[a : a + part.nbytes] for a, part in zip(starts, new, strict=False)]
     for part, room in zip(new, rooms, strict=True):

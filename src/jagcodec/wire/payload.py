@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jagcodec.blocks import new_block
 from jagcodec.buffers import ByteArray
 
 Fetch = Callable[[int, int, int], ByteArray]
@@ -47,7 +48,7 @@ class FramePayload:
         key = (buffer, offset % _WIDEST)
         moved = self._realigned.get(key)
         if moved is None:
-            room = np.empty(len(owned) + 2 * _WIDEST, dtype=np.uint8)
+            room = new_block(len(owned) + 2 * _WIDEST).data
             shift = -(_address(room) + offset) % _WIDEST
             moved = self._realigned[key] = room[shift : shift + len(owned)]
             moved[:] = owned
@@ -68,7 +69,7 @@ class RangePayload:
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
         """See `Payload`."""
         data = writable(self.read(buffer, offset, size), self._copy)
-        return data.copy() if _address(data) % alignment else data
+        return _copied(data) if _address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
@@ -79,10 +80,16 @@ def writable(data: ByteArray, copy: bool | None) -> ByteArray:
     """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False)."""
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only):
-        data = data.copy()
+        data = _copied(data)
     elif read_only:
         data = np.asarray(_Writable(data), dtype=np.uint8)
     return data
+
+
+def _copied(data: ByteArray) -> ByteArray:
+    copy: ByteArray = new_block(len(data)).data
+    copy[:] = data
+    return copy
 
 
 _WIDEST = 16

@@ -1,0 +1,107 @@
+"""Large blocks of new memory, kept for the next batch once the last one is done with them.
+
+Memory that is fresh from the system is written page by page as it is handed out and zeroed, which
+takes several times as long as the rows do; where the machine is a virtual one whose host takes free
+memory back, twenty times. So a block is not unmapped when nothing refers to it any more but handed
+to the system with ``MADV_FREE``: it may take the pages whenever it wants memory, before it swaps or
+kills anything, and as long as it does not, the next batch of about that size writes to them again.
+
+At most one block is kept for each power of two of bytes from 64 MiB to 4 GiB. Tools that read RSS
+count it until the system takes it; what Kubernetes calls the working set does not. `release` gives
+all of them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C
+library's, which keeps it by itself; where the system has no ``MADV_FREE`` so are large blocks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jagcodec.errors import ArgumentError
+
+# From here on the C library takes memory from the system, which gives it zeroed; what is smaller
+# may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
+_FRESH_FROM_THE_SYSTEM = 32 << 20
+_LARGEST_KEPT = 4 << 30
+
+# By their sizes. Only single operations that no thread and no finalizer can come between.
+_kept: dict[int, mmap.mmap] = {}
+
+
+class Block(NamedTuple):
+    """New memory.
+
+    Attributes:
+        data: Flat and writable, at a multiple of 16 bytes or, from 32 MiB on, of a page.
+        zeroed: Whether every byte is zero; otherwise it may hold anything.
+    """
+
+    data: npt.NDArray[np.uint8]
+    zeroed: bool
+
+
+def new_block(size: int) -> Block:
+    """`size` bytes that belong to whoever holds the array, or a view of it.
+
+    Raises:
+        MemoryError: There is not so much.
+    """
+    if size < _FRESH_FROM_THE_SYSTEM:
+        return Block(np.empty(size, dtype=np.uint8), False)
+    if not _keeps or size > _LARGEST_KEPT:
+        return Block(np.zeros(size, dtype=np.uint8), True)
+    # Of a size that the next batch can use too. What lies behind `size` is never touched, and so
+    # takes no memory.
+    room = 1 << (size - 1).bit_length()
+    kept = _kept.pop(room, None)
+    try:
+        mapped = _mapped(room) if kept is None else kept
+    except OSError:  # a limit on addresses, which numpy stays below or tells of
+        return Block(np.zeros(size, dtype=np.uint8), True)
+    whole = np.frombuffer(mapped, dtype=np.uint8)
+    # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
+    weakref.finalize(whole, _keep, mapped, room).atexit = False
+    return Block(whole[:size], kept is None)
+
+
+def release() -> None:
+    """Give the blocks that nothing refers to back to the system now.
+
+    Example:
+        >>> from jagcodec import blocks
+        >>> blocks.release()
+    """
+    _kept.clear()
+
+
+def _mapped(room: int) -> mmap.mmap:
+    mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # from a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped
+
+
+def _keep(mapped: mmap.mmap, room: int) -> None:
+    try:
+        mapped.madvise(mmap.MADV_FREE)
+    except OSError:
+        return  # locked memory, which cannot be taken back: unmapped
+    _kept[room] = mapped
+
+
+def _wanted(text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise ArgumentError(
+            "bad_option", "JAGCODEC_KEEP_BLOCKS", f"expected 0 or 1, found {text!r}"
+        )
+    return text != "0"
+
+
+_keeps = hasattr(mmap, "MADV_FREE") and _wanted(os.environ.get("JAGCODEC_KEEP_BLOCKS", ""))
