@@ -16,8 +16,8 @@ FLOORS = (
     ("_version", "errors", "wire.spec"),
     ("blocks",),
     ("buffers", "wire.checks"),
-    ("staging",),
-    ("ragged", "rowcopy", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
+    ("staging", "rowcopy"),
+    ("ragged", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
     ("wire.records",),
     ("rectangles", "wire.header"),
     (

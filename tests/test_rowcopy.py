@@ -232,13 +232,13 @@ def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, lar
     memory, starts, lengths = large
     expected = np.concatenate([memory[a : a + n] for a, n in zip(starts, lengths, strict=True)])
     gathered = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-    kernel.copy(gathered, memory.reshape(-1), None, starts, lengths, 32, threads)
+    kernel.copy([(gathered, memory.reshape(-1), None, starts, lengths, 32)], threads)
     assert gathered.tobytes() == expected.tobytes()
 
     # Back, spread out: two cells between rows.
     spread = np.cumsum(lengths) - lengths + 2 * np.arange(len(lengths))
     out = np.full((spread[-1] + lengths[-1], 32), 0x5A, dtype=np.uint8)
-    kernel.copy(out.reshape(-1), gathered, spread, None, lengths, 32, threads)
+    kernel.copy([(out.reshape(-1), gathered, spread, None, lengths, 32)], threads)
     at = 0
     for start, length in zip(spread, lengths, strict=True):
         assert np.array_equal(out[start : start + length], expected[at : at + length])
@@ -269,8 +269,55 @@ def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pattern,
             first = 0 if places is None else places[row]
             expected[row, first : first + lengths[row]] = cells
         out = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-        kernel.pad(out, source, starts, lengths, places, width, cell, pattern, threads)
+        kernel.pad([(out, source, starts, lengths, places, width, cell, pattern)], threads)
         assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 200])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_columns_of_a_batch_are_copied_together(kernel, threads):
+    """Tasks of every size, some empty, whose parts the threads take in turns."""
+    rng = np.random.default_rng(2)
+    copies, pads, expected = [], [], []
+    for rows, width, cell in [(3, 5, 8), (0, 4, 1), (700, 900, 8), (64, 1000, 16), (9, 0, 2)]:
+        lengths = rng.integers(0, width + 1, rows)
+        source = rng.integers(0, 256, (rows, width, cell), dtype=np.uint8)
+        kept = [source[row, :n] for row, n in enumerate(lengths)]
+        packed = np.concatenate([np.empty((0, cell), dtype=np.uint8), *kept])
+        pattern = bytes(rng.integers(1, 9, min(cell, 8), dtype=np.uint8))
+        rectangle = np.empty((rows, width, cell), dtype=np.uint8)
+        rectangle[:] = np.frombuffer(pattern * (cell // len(pattern)), dtype=np.uint8)
+        for row, n in enumerate(lengths):
+            rectangle[row, :n] = source[row, :n]
+        out, back = np.empty(packed.nbytes, np.uint8), np.empty(rectangle.nbytes, np.uint8)
+        copies.append((out, source.reshape(-1), None, width, lengths, cell))
+        starts = np.cumsum(lengths) - lengths
+        pads.append((back, out, starts, lengths, None, width, cell, pattern))
+        expected.append((packed.tobytes(), rectangle.tobytes()))
+    kernel.copy(copies, threads)
+    kernel.pad(pads, threads)
+    found = [(a[0].tobytes(), b[0].tobytes()) for a, b in zip(copies, pads, strict=True)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_may_begin_at_multiples_of_a_stride(kernel):
+    cells, lengths = np.arange(12, dtype=np.uint8), ints([2, 0, 3])
+    out = np.full(12, 99, dtype=np.uint8)
+    kernel.copy([(out, cells, 4, 3, lengths, 1)], 1)
+    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 6, 7, 8, 99]
+    kernel.copy([(out, cells[:5], 4, None, lengths, 1)], 1)
+    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 2, 3, 4, 99]
+    kernel.copy([(out, cells[:3], 4, 0, lengths, 1)], 1)  # all of them the same cells
+    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 0, 1, 2, 99]
+    kernel.pad([(out, cells, 4, lengths, ints([1, 0, 0]), 4, 1, b"x")], 1)
+    assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_tasks_are_nothing_to_do(kernel):
+    assert kernel.copy([], 2) is None
+    assert kernel.pad((), 2) is None
 
 
 # --- what the compiled kernel refuses ----------------------------------------------------------
@@ -278,8 +325,8 @@ def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pattern,
 HUGE = 2**62
 
 
-def copy_args(**changes):
-    """Arguments of a good copy of two rows of 2 and 1 cells of 4 bytes, some of them changed."""
+def copy_task(**changes):
+    """A good task: a copy of two rows of 2 and 1 cells of 4 bytes; some of it changed."""
     args = {
         "dst": bytearray(12),
         "src": bytes(20),
@@ -287,13 +334,12 @@ def copy_args(**changes):
         "src_starts": ints([0, 4]),
         "lengths": ints([2, 1]),
         "cell": 4,
-        "threads": 1,
     }
-    return list((args | changes).values())
+    return tuple((args | changes).values())
 
 
-def pad_args(**changes):
-    """Arguments of a good pad of two rows to width 3, some of them changed."""
+def pad_task(**changes):
+    """A good task: a pad of two rows to width 3; some of it changed."""
     args = {
         "dst": bytearray(24),
         "src": bytes(20),
@@ -303,16 +349,15 @@ def pad_args(**changes):
         "width": 3,
         "cell": 4,
         "pattern": b"ab",
-        "threads": 1,
     }
-    return list((args | changes).values())
+    return tuple((args | changes).values())
 
 
 @needs_compiled
 def test_good_arguments_are_good():
     for threads in (-1, 0, 1, 2**40):
-        assert compiled.copy(*copy_args(threads=threads)) is None
-        assert compiled.pad(*pad_args(threads=threads)) is None
+        assert compiled.copy([copy_task()], threads) is None
+        assert compiled.pad([pad_task(), pad_task()], threads) is None
 
 
 SHARED = bytearray(40)
@@ -336,6 +381,13 @@ BAD_COPIES = {
     "fewer starts": {"src_starts": ints([0])},
     "more starts": {"src_starts": ints([0, 4, 4])},
     "src end to end": {"src_starts": None},
+    "stride past the end": {"src_starts": 5},
+    "negative stride": {"src_starts": -1},
+    "huge stride": {"src_starts": HUGE},
+    "greatest stride": {"src_starts": 2**63 - 1, "lengths": ints([1, 1, 1])},
+    "stride above 64 bits": {"src_starts": 2**64},
+    "dst stride past the end": {"dst_starts": 3},
+    "float stride": {"src_starts": 3.0},
     "dst out of bounds": {"dst_starts": ints([0, 3])},
     "dst before": {"dst_starts": ints([-1, 0])},
     "int32": {"lengths": np.array([2, 1], dtype=np.int32)},
@@ -378,6 +430,8 @@ BAD_PADS = {
     "fewer leads": {"leads": ints([1])},
     "fewer starts": {"starts": ints([0])},
     "no starts": {"starts": None},
+    "stride past the end": {"starts": 5},
+    "negative stride": {"starts": -1},
     "no pattern": {"pattern": b""},
     "pattern of 3 in a cell of 4": {"pattern": b"abc"},
     "pattern above 16": {"pattern": bytes(20), "cell": 20, "width": 0, "dst": bytearray(0)},
@@ -389,41 +443,52 @@ BAD_PADS = {
 }
 
 
-def refuses(function, args):
-    before = bytes(args[0])
-    with pytest.raises((ValueError, TypeError, BufferError)):
-        function(*args)
-    assert bytes(args[0]) == before
+def refuses(function, bad, good):
+    before = bytes(bad[0])
+    for tasks in ([bad], [good, bad], (bad, good)):
+        good[0][:] = bytes(len(good[0]))
+        with pytest.raises((ValueError, TypeError, BufferError, OverflowError)):
+            function(tasks, 1)
+        assert bytes(bad[0]) == before
+        assert not any(good[0])
 
 
 @needs_compiled
 @pytest.mark.parametrize("changes", BAD_COPIES.values(), ids=BAD_COPIES)
 def test_bad_copies_are_refused_before_a_byte_is_written(changes):
-    refuses(compiled.copy, copy_args(**changes))
+    refuses(compiled.copy, copy_task(**changes), copy_task(src=bytes(range(20))))
 
 
 @needs_compiled
 @pytest.mark.parametrize("changes", BAD_PADS.values(), ids=BAD_PADS)
 def test_bad_pads_are_refused_before_a_byte_is_written(changes):
-    refuses(compiled.pad, pad_args(**changes))
+    refuses(compiled.pad, pad_task(**changes), pad_task())
 
 
 @needs_compiled
 def test_a_refusal_names_the_row():
     with pytest.raises(ValueError, match=r"src, row 1: expected cells within 5, found 1 from 5 on"):
-        compiled.copy(*copy_args(src_starts=ints([0, 5])))
+        compiled.copy([copy_task(src_starts=ints([0, 5]))], 1)
     with pytest.raises(ValueError, match=r"dst, row 0: expected cells within a width of 3"):
-        compiled.pad(*pad_args(leads=ints([2, 2])))
+        compiled.pad([pad_task(leads=ints([2, 2]))], 1)
+
+
+@needs_compiled
+@pytest.mark.parametrize("function", ["copy", "pad"])
+@pytest.mark.parametrize("tasks", [[5], [[1, 2]], [()], 7, [(b"", b"")]], ids=repr)
+def test_what_is_no_task_is_refused(function, tasks):
+    with pytest.raises(TypeError):
+        getattr(compiled, function)(tasks, 1)
 
 
 @needs_compiled
 def test_buffers_are_let_go_whether_the_copy_fails_or_not():
     dst = bytearray(12)
-    compiled.copy(*copy_args(dst=dst))
+    compiled.copy([copy_task(dst=dst)], 1)
     with pytest.raises(ValueError, match="row 1"):
-        compiled.copy(*copy_args(dst=dst, src_starts=ints([0, 5])))
+        compiled.copy([copy_task(dst=dst, src_starts=ints([0, 5]))], 1)
     with pytest.raises(ValueError, match="starts"):
-        compiled.pad(*pad_args(dst=dst, starts=ints([0])))
+        compiled.pad([pad_task(dst=dst, starts=ints([0]))], 1)
     dst.append(0)  # a BufferError while anything holds it
 
 
@@ -462,7 +527,7 @@ out = np.empty_like(memory)
 assert not ran.is_set()
 go.release()
 for _ in range(1000):
-    kernel.copy(out, memory, None, starts, lengths, 1, 2)
+    kernel.copy([(out, memory, None, starts, lengths, 1)], 2)
     if ran.is_set():
         break
 print(ran.is_set())
@@ -481,7 +546,7 @@ starts, lengths = np.array([5, 0]), np.array([9 << 20, 5 << 20])
 expected = memory[5 : 5 + (9 << 20)].tobytes() + memory[: 5 << 20].tobytes()
 def right():
     out = np.zeros(len(expected), dtype=np.uint8)
-    kernel.copy(out, memory, None, starts, lengths, 1, 4)
+    kernel.copy([(out, memory, None, starts, lengths, 1)], 4)
     return out.tobytes() == expected
 stop = threading.Event()
 def busy():

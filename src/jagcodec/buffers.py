@@ -169,20 +169,6 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-class Unwritten:
-    """Bytes of CPU memory that are still to be put together, straight where they are wanted.
-
-    Attributes:
-        nbytes: How many.
-    """
-
-    nbytes: int
-
-    def write(self, out: ByteArray) -> None:
-        """Write all of them to `out`, which is just as large."""
-        raise NotImplementedError
-
-
 def same_width_ints(dtype: torch.dtype) -> torch.dtype:
     """A dtype of the same width that has every copy kernel."""
     return int_of_size(dtype.itemsize)

@@ -17,6 +17,7 @@ from jagcodec.ragged import Parts, Raggedness, Seen, is_jagged, take_apart
 from jagcodec.rectangles import (
     Strip,
     compact_values,
+    packed,
     raggedness_of,
     read_lengths,
     strip_or_rectangle,
@@ -354,5 +355,5 @@ def _plan(
         else:
             kept = strip_or_rectangle(column, splits, path, named is None, array)
             elsewhere = isinstance(kept, Strip) and kept.data is None
-            columns.append((name, kept.parts() if elsewhere else kept))  # type: ignore[union-attr]
+            columns.append((name, packed([kept])[0] if elsewhere else kept))  # type: ignore[list-item]
     return _Plan(rows or 0, columns)

@@ -11,7 +11,7 @@ import torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged
-from jagcodec.rectangles import Strip, check_rectangle, compact_values
+from jagcodec.rectangles import Strip, check_rectangle, compact_values, packed
 
 
 def check_fields(fields: Any, path: str) -> None:
@@ -103,10 +103,12 @@ def leaves_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     # Equal rows are one raggedness, whether a column was packed here or came in jagged.
     groups = RaggedGroups()
     leaves: dict[str, Any] = {}
+    columns = list(columns)
+    parts = iter(packed(column for _, column in columns if isinstance(column, Strip)))
     for name, column in columns:
         if isinstance(column, Strip):
-            packed = column.parts()
-            leaves[name] = groups.of_lengths(packed.lengths).jagged(packed.values)
+            copied = next(parts)
+            leaves[name] = groups.of_lengths(copied.lengths).jagged(copied.values)
         elif isinstance(column, list):
             leaves[name] = leaf_of_rows(column)
         elif isinstance(column, Parts):

@@ -26,6 +26,7 @@ from jagcodec.ragged import (
 from jagcodec.rectangles import (
     Strip,
     check_rectangle,
+    packed,
     raggedness_of,
     read_lengths,
     strip,
@@ -371,7 +372,7 @@ def _check_jagged(value: Any, path: str) -> None:
 
 def pack(padded: torch.Tensor, raggedness: Raggedness, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
-    return raggedness.jagged(strip(padded, raggedness.splits, path).parts().values)
+    return raggedness.jagged(packed([strip(padded, raggedness.splits, path)])[0].values)
 
 
 def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:
@@ -381,4 +382,4 @@ def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bo
         return detached
     check_rectangle(val, path)
     column = strip_or_rectangle(val, raggedness.splits, path, exact_width)
-    return raggedness.jagged(column.parts().values) if isinstance(column, Strip) else column
+    return raggedness.jagged(packed([column])[0].values) if isinstance(column, Strip) else column

@@ -50,17 +50,6 @@ class RowSplits:
     def total(self) -> int:
         return int(self.host[-1])
 
-    @cached_property
-    def _starts_by_stride(self) -> dict[int, IntArray]:
-        return {}
-
-    def row_starts(self, stride: int) -> IntArray:
-        """(N,) int64: where rows begin that lie `stride` cells apart."""
-        starts = self._starts_by_stride.get(stride)
-        if starts is None:
-            starts = self._starts_by_stride[stride] = np.arange(len(self.lengths)) * stride
-        return starts
-
     @property
     def starts(self) -> IntArray:
         return self.host[:-1]

@@ -6,6 +6,7 @@ Nothing here is public, and little is checked: `layout` and the rooms above do t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from jagcodec.buffers import (
     ByteArray,
     IntArray,
     Room,
-    Unwritten,
     array_bytes,
     as_bytes,
     contiguous_bits,
@@ -30,6 +30,7 @@ from jagcodec.buffers import (
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import Parts, Raggedness, RowSplits, extremes, splits_of_lengths
+from jagcodec.rowcopy import Copy, Pad, Starts, Unwritten
 
 # --- jagged -> jagged --------------------------------------------------------------------------
 
@@ -125,23 +126,26 @@ class WireCells(NamedTuple):
 _CPU = torch.device("cpu")
 
 
-def pad_cells_into(
-    room: Room, cells: WireCells, leads: IntArray | None, pattern: bytes, *, fresh: bool
-) -> torch.Tensor:
-    """`pad_into` from the bytes of a message to CPU memory, without a tensor in between."""
-    out = room.tensor
-    dim, splits = cells.ragged_dim, cells.splits
-    starts, lengths = splits.starts, splits.lengths
+def pad_task(
+    room: Room, cells: Parts | WireCells, leads: IntArray | None, pattern: bytes
+) -> Pad | None:
+    """`pad_into` as a task over bytes, of a message or of a tensor; None if it takes torch."""
+    if room.data is None or not len(room.data):
+        return None
+    dim = cells.ragged_dim
+    if isinstance(cells, WireCells):
+        data, starts = cells.data, cells.splits.starts
+    elif cells.values.requires_grad or not cells.values.is_cpu:
+        return None
+    else:
+        data, starts = as_bytes(cells.values), cells.starts
+    lengths = cells.lengths
     if dim > 1:
         outer = math.prod(cells.shape[: dim - 1])
-        starts, lengths, leads = _runs(starts, lengths, leads, outer, splits.total)
-    width = out.shape[dim]
+        starts, lengths, leads = _runs(starts, lengths, leads, outer, cells.shape[dim - 1])
     size = math.prod(cells.shape[dim:]) * len(pattern)
-    if room.data is not None:
-        rowcopy.pad_bytes(
-            cells.data, starts, lengths, room.data, leads, width, size, pattern, fresh=fresh
-        )
-    return out
+    width = room.tensor.shape[dim]
+    return Pad(room.data, data, starts, lengths, leads, width, size, pattern)
 
 
 def _runs(
@@ -237,7 +241,7 @@ class Strip(Unwritten):
     Attributes:
         source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
         data: Their bytes, where they are in CPU memory and no gradient has to pass.
-        starts: (N,): row i is the cells ``starts[i]`` on, as many as `splits` says.
+        starts: Where rows begin, of as many cells as `splits` says.
         splits: The rows.
         shape: Of the packed values: (total, ...).
         nbytes: Of the packed values.
@@ -245,31 +249,38 @@ class Strip(Unwritten):
 
     source: torch.Tensor
     data: ByteArray | None
-    starts: IntArray
+    starts: Starts
     splits: RowSplits
     shape: tuple[int, ...]
     nbytes: int
 
-    def parts(self) -> Parts:
-        """The packed column, copied."""
-        splits = self.splits
-        if self.data is not None:
-            data = new_block(self.nbytes).data
-            if self.nbytes:
-                self.write(data)
-            values = from_bytes(data, self.source.dtype, self.shape)
-        else:
-            cells = self.source
-            if cells.dim() > len(self.shape):
-                cells = cells.flatten(0, 1)
-            values = rowcopy.gather(cells, self.starts, splits.lengths)
-        return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
-
-    def write(self, out: ByteArray) -> None:
-        """Copy the packed values into `nbytes` bytes of CPU memory, if there is `data`."""
+    def copy_to(self, out: ByteArray) -> Copy:
+        """What puts the packed values into `nbytes` bytes of CPU memory, if there is `data`."""
         cell = self.nbytes // self.shape[0]
         data: Any = self.data
-        rowcopy.gather_bytes(data, cell, self.starts, self.splits.lengths, out)
+        return Copy(out, data, None, self.starts, self.splits.lengths, cell)
+
+
+def packed(strips: Iterable[Strip]) -> list[Parts]:
+    """Packed columns, copied."""
+    columns, copies = [], []
+    for strip in strips:
+        splits = strip.splits
+        if strip.data is not None:
+            room = new_block(strip.nbytes).data
+            if strip.nbytes:
+                copies.append(strip.copy_to(room))
+            values = from_bytes(room, strip.source.dtype, strip.shape)
+        else:
+            cells, starts = strip.source, strip.starts
+            if cells.dim() > len(strip.shape):
+                cells = cells.flatten(0, 1)
+            if isinstance(starts, int):
+                starts = np.arange(splits.rows) * starts
+            values = rowcopy.gather(cells, starts, splits.lengths)
+        columns.append(Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True))
+    rowcopy.copy_all(copies)
+    return columns
 
 
 def strip(
@@ -292,14 +303,13 @@ def strip(
     shape = (splits.total, *dims[2:])
     cells = math.prod(shape)
     if array is not None and array.flags.c_contiguous:
-        nbytes, starts = cells * array.itemsize, splits.row_starts(width)
-        return Strip(padded, array_bytes(array), starts, splits, shape, nbytes)
+        nbytes = cells * array.itemsize
+        return Strip(padded, array_bytes(array), width, splits, shape, nbytes)
     if not cells:
         return Strip(padded.new_empty(shape), None, splits.starts, splits, shape, 0)
     source, stride = rows_in_place(padded)
     data = as_bytes(source) if source.is_cpu and not source.requires_grad else None
-    starts = splits.row_starts(stride)
-    return Strip(source, data, starts, splits, shape, cells * padded.itemsize)
+    return Strip(source, data, stride, splits, shape, cells * padded.itemsize)
 
 
 def strip_or_rectangle(

@@ -21,12 +21,13 @@ from jagcodec.ragged import Parts, RowSplits, is_jagged, take_apart
 from jagcodec.rectangles import (
     WireCells,
     compact_values,
-    pad_cells_into,
     pad_into,
+    pad_task,
     padded_shape,
     parts_of_rectangle,
     read_lengths,
 )
+from jagcodec.rowcopy import cells_alone, copy_all, pad_all
 from jagcodec.wire.decoder import usable_device
 from jagcodec.wire.framing import writable_bytes
 from jagcodec.wire_batch import WireBatch
@@ -248,11 +249,26 @@ class _Rectangle(NamedTuple):
     blank: Blank
     pattern: bytes
 
-    def fill(self, room: Room) -> torch.Tensor:
-        fresh = room.zeroed and not any(self.pattern)
-        if isinstance(self.parts, WireCells):
-            return pad_cells_into(room, self.parts, self.leads, self.pattern, fresh=fresh)
-        return pad_into(room.tensor, self.parts, self.leads, self.pattern, fresh=fresh)
+
+def _filled(rectangles: list[_Rectangle], rooms: list[Room]) -> Iterator[torch.Tensor]:
+    """The rectangles in their rooms; those on the CPU are written together."""
+    copies, pads, tensors = [], [], []
+    for (_, parts, leads, _, pattern), room in zip(rectangles, rooms, strict=True):
+        fresh = room.zeroed and not any(pattern)
+        task = pad_task(room, parts, leads, pattern)
+        if task is None and isinstance(parts, Parts):
+            tensors.append(pad_into(room.tensor, parts, leads, pattern, fresh=fresh))
+            continue
+        tensors.append(room.tensor)
+        if task is None:
+            continue  # a rectangle without cells
+        if fresh:
+            copies.append(cells_alone(task))
+        else:
+            pads.append(task)
+    copy_all(copies)
+    pad_all(pads)
+    return iter(tensors)
 
 
 class _Materializing:
@@ -272,8 +288,7 @@ class _Materializing:
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
-        filled = map(_Rectangle.fill, self._rectangles, self._memory())
-        return self._contained(plan, filled)
+        return self._contained(plan, _filled(self._rectangles, self._memory()))
 
     def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
         columns = {}

@@ -17,17 +17,36 @@ compiled backend checks them once more against the buffers, because it could not
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
 
-from jagcodec.buffers import ByteArray, IntArray, from_bytes, int_of_size
+from jagcodec.buffers import IntArray
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
+from jagcodec.rowcopy.memory import cells_alone
+from jagcodec.rowcopy.tasks import Copy, Kernel, Pad, Starts, Unwritten
+
+__all__ = [
+    "Backend",
+    "Copy",
+    "Pad",
+    "Starts",
+    "Unwritten",
+    "backend",
+    "cells_alone",
+    "copy_all",
+    "gather",
+    "pad",
+    "pad_all",
+    "scatter",
+    "use_backend",
+]
 
 Name = Literal["compiled", "numpy", "torch"]
 
-_KERNELS: dict[str, memory.Kernel | None] = {"numpy": plain, "torch": None}
+_KERNELS: dict[str, Kernel | None] = {"numpy": plain, "torch": None}
 _missing: str | None = None
 try:
     from jagcodec.rowcopy import _compiled
@@ -116,19 +135,24 @@ def gather(
     return memory.gather(kernel, cells, starts, lengths, out)
 
 
-def gather_bytes(
-    source: ByteArray, cell_bytes: int, starts: IntArray, lengths: IntArray, out: ByteArray
-) -> None:
-    """`gather` of cells of so many bytes, into `out`.
-
-    `out` is just as large as the rows, and apart from `source`; both are writable.
-    """
+def copy_all(tasks: Sequence[Copy]) -> None:
+    """Copy the rows of every task, in CPU memory: columns of one batch, which share threads."""
     kernel = _KERNELS[_name]
     if kernel is None:
-        cells = torch.from_numpy(source).view(-1, cell_bytes)
-        indexed.gather(cells, starts, lengths, torch.from_numpy(out))
-    elif out.nbytes:
-        kernel.copy(out, source, None, starts, lengths, cell_bytes, torch.get_num_threads())
+        for task in tasks:
+            indexed.copy(task)
+    elif tasks:
+        memory.copy_all(kernel, tasks)
+
+
+def pad_all(tasks: Sequence[Pad]) -> None:
+    """Write the rectangle of every task, in CPU memory: columns of one batch, as `copy_all`."""
+    kernel = _KERNELS[_name]
+    if kernel is None:
+        for task in tasks:
+            indexed.pad_bytes(task)
+    elif tasks:
+        memory.pad_all(kernel, tasks)
 
 
 def scatter(
@@ -176,34 +200,6 @@ def pad(
     return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
 
 
-def pad_bytes(
-    data: ByteArray,
-    starts: IntArray,
-    lengths: IntArray,
-    out: ByteArray,
-    leads: IntArray | None,
-    width: int,
-    cell_bytes: int,
-    pattern: bytes,
-    *,
-    fresh: bool,
-) -> None:
-    """`pad` of cells of so many bytes, at any address, to the bytes of a rectangle on the CPU."""
-    kernel = _KERNELS[_name]
-    if not out.nbytes:
-        return
-    if kernel is None:
-        # A copy, because torch has no read-only tensors.
-        words = int_of_size(len(pattern))
-        cells = from_bytes(data.copy(), words, (-1, cell_bytes // len(pattern)))
-        flat = from_bytes(out, words, (len(lengths), width, cells.shape[1]))
-        indexed.pad(cells, starts, lengths, flat, leads, pattern, fresh)
-    else:
-        memory.pad_bytes(
-            kernel, data, starts, lengths, out, leads, width, cell_bytes, pattern, fresh
-        )
-
-
-def _kernel(cells: torch.Tensor) -> memory.Kernel | None:
+def _kernel(cells: torch.Tensor) -> Kernel | None:
     """The kernel for this memory; None where torch must do it."""
     return None if cells.requires_grad or not cells.is_cpu else _KERNELS[_name]

@@ -1,10 +1,12 @@
 /* Rows of bytes, copied from one buffer to another: the compiled kernel of jagcodec.rowcopy.
  *
  * A row is a run of cells, a cell a fixed number of bytes. Nothing here knows a dtype, numpy or
- * torch: arguments are anything with the buffer protocol. Every row is checked against both
- * buffers before the first byte is written, so that no argument can make this read or write
- * outside of them. The buffers must not be changed by others during a call, which runs without
- * the GIL. There is no global state, and no thread outlives the call that started it.
+ * torch: arguments are anything with the buffer protocol. A call has a list of tasks, which are the
+ * columns of a batch: together they are worth threads that one of them is not. Every row of every
+ * task is checked against its buffers before the first byte is written, so that no argument can
+ * make this read or write outside of them. The buffers must not be changed by others during a call,
+ * which runs without the GIL. There is no global state, and no thread outlives the call that
+ * started it.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -38,47 +40,76 @@ typedef struct {
     size_t before; /* bytes of the rows before that one */
 } Cursor;
 
-/* What one call is to do. Everything is checked; sizes and places are in bytes unless said. */
-typedef struct Job {
-    void (*run)(const struct Job *job, Cursor *cursor, size_t begin, size_t end);
-    size_t bytes;       /* the work, of which `run` does the part from `begin` to `end` */
-    size_t chunk;       /* parts begin at multiples of this */
-    atomic_size_t next; /* the first part that no thread has taken */
+/* Where rows begin, in cells. */
+typedef struct {
+    const int64_t *numbers; /* one for each row; or NULL: */
+    int64_t stride;         /* row i begins at i times this; or -1: the rows lie end to end */
+} Starts;
+
+/* One column. Everything is checked; sizes and places are in bytes unless said. */
+typedef struct Task {
+    void (*run)(const struct Task *task, Cursor *cursor, size_t begin, size_t end);
+    size_t bytes;  /* the work, of which `run` does the part from `begin` to `end` */
+    size_t chunk;  /* parts begin at multiples of this */
+    size_t chunks; /* how many parts there are in this task and those before it */
     unsigned char *dst;
     const unsigned char *src;
-    const int64_t *dst_starts; /* in cells; NULL: the rows lie end to end */
-    const int64_t *src_starts; /* in cells; NULL: the rows lie end to end */
-    const int64_t *lengths;    /* in cells */
+    Starts dst_starts;
+    Starts src_starts;
+    const int64_t *lengths; /* in cells */
     size_t cell;
     /* of `pad` alone */
     const int64_t *leads; /* in cells; NULL: none */
     size_t width;         /* of a row of the rectangle */
-    bool uniform;         /* all bytes of the pattern are equal */
+    int fill;             /* the byte that the pattern repeats; or -1: */
     size_t block_size;
-    unsigned char block[BLOCK]; /* the pattern over and over */
-} Job;
+    unsigned char *block; /* the pattern over and over */
+} Task;
+
+enum { VIEWS = 6 }; /* buffers of a task */
+
+/* What one call is to do. */
+typedef struct {
+    PyObject *given; /* a tuple of the tasks as they came */
+    Task *tasks;
+    Py_buffer *views; /* VIEWS for each task */
+    size_t count;
+    size_t bytes;
+    size_t chunks;
+    atomic_size_t next; /* the first part that no thread has taken */
+} Batch;
+
+/* The place of a row whose end-to-end place is `at`. */
+static inline size_t
+place(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
+{
+    if (starts.numbers) {
+        return (size_t)starts.numbers[row] * cell + skip;
+    }
+    return starts.stride < 0 ? at : row * (size_t)starts.stride * cell + skip;
+}
 
 /* --- the loops ------------------------------------------------------------------------------ */
 
 /* Copies bytes `begin` to `end` of all rows, as if the rows lay end to end. */
 static void
-run_copy(const Job *job, Cursor *cursor, size_t begin, size_t end)
+run_copy(const Task *task, Cursor *cursor, size_t begin, size_t end)
 {
     size_t row = cursor->row, before = cursor->before;
-    while (before + (size_t)job->lengths[row] * job->cell <= begin) {
-        before += (size_t)job->lengths[row++] * job->cell;
+    while (before + (size_t)task->lengths[row] * task->cell <= begin) {
+        before += (size_t)task->lengths[row++] * task->cell;
     }
     *cursor = (Cursor){row, before};
     size_t skip = begin - before; /* of the first row */
     for (size_t at = begin; at < end; row++, skip = 0) {
-        size_t size = (size_t)job->lengths[row] * job->cell - skip;
+        size_t size = (size_t)task->lengths[row] * task->cell - skip;
         if (size > end - at) {
             size = end - at;
         }
         if (size) {
-            size_t to = job->dst_starts ? (size_t)job->dst_starts[row] * job->cell + skip : at;
-            size_t from = job->src_starts ? (size_t)job->src_starts[row] * job->cell + skip : at;
-            memcpy(job->dst + to, job->src + from, size);
+            size_t to = place(task->dst_starts, row, task->cell, skip, at);
+            size_t from = place(task->src_starts, row, task->cell, skip, at);
+            memcpy(task->dst + to, task->src + from, size);
             at += size;
         }
     }
@@ -86,42 +117,42 @@ run_copy(const Job *job, Cursor *cursor, size_t begin, size_t end)
 
 /* Fills bytes `begin` to `end` of the rectangle, `begin` being a multiple of the pattern. */
 static void
-fill(const Job *job, size_t begin, size_t end)
+fill(const Task *task, size_t begin, size_t end)
 {
-    if (job->uniform) {
-        memset(job->dst + begin, job->block[0], end - begin);
+    if (task->fill >= 0) {
+        memset(task->dst + begin, task->fill, end - begin);
         return;
     }
     while (begin < end) {
-        size_t size = end - begin < job->block_size ? end - begin : job->block_size;
-        memcpy(job->dst + begin, job->block, size);
+        size_t size = end - begin < task->block_size ? end - begin : task->block_size;
+        memcpy(task->dst + begin, task->block, size);
         begin += size;
     }
 }
 
 /* Writes bytes `begin` to `end` of the rectangle: pads and cells of each row, in one pass. */
 static void
-run_pad(const Job *job, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
+run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
 {
-    size_t row = begin / job->width;
+    size_t row = begin / task->width;
     for (size_t at = begin; at < end; row++) {
-        size_t cells = row * job->width;
-        size_t stop = cells + job->width < end ? cells + job->width : end;
-        cells += job->leads ? (size_t)job->leads[row] * job->cell : 0;
-        size_t tail = cells + (size_t)job->lengths[row] * job->cell;
+        size_t cells = row * task->width;
+        size_t stop = cells + task->width < end ? cells + task->width : end;
+        cells += task->leads ? (size_t)task->leads[row] * task->cell : 0;
+        size_t tail = cells + (size_t)task->lengths[row] * task->cell;
         if (at < cells) {
             size_t to = cells < stop ? cells : stop;
-            fill(job, at, to);
+            fill(task, at, to);
             at = to;
         }
         if (at < tail && at < stop) {
             size_t to = tail < stop ? tail : stop;
-            size_t from = (size_t)job->src_starts[row] * job->cell + (at - cells);
-            memcpy(job->dst + at, job->src + from, to - at);
+            size_t from = place(task->src_starts, row, task->cell, at - cells, 0);
+            memcpy(task->dst + at, task->src + from, to - at);
             at = to;
         }
         if (at < stop) {
-            fill(job, at, stop);
+            fill(task, at, stop);
             at = stop;
         }
     }
@@ -129,53 +160,66 @@ run_pad(const Job *job, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
 
 /* --- threads -------------------------------------------------------------------------------- */
 
-/* Takes chunks until there are none: a thread that the system lets wait then leaves its share to
+/* Takes parts until there are none: a thread that the system lets wait then leaves its share to
  * the others, and rows of very different lengths keep all of them busy. */
 static void *
 run_chunks(void *argument)
 {
-    Job *job = argument;
+    Batch *batch = argument;
+    const Task *task = batch->tasks;
+    size_t before = 0; /* parts of the tasks before that one */
     Cursor cursor = {0, 0};
     for (;;) {
-        size_t begin = atomic_fetch_add(&job->next, job->chunk);
-        if (begin >= job->bytes) {
+        size_t part = atomic_fetch_add(&batch->next, 1);
+        if (part >= batch->chunks) {
             return NULL;
         }
-        size_t left = job->bytes - begin;
-        job->run(job, &cursor, begin, begin + (left < job->chunk ? left : job->chunk));
+        while (part >= task->chunks) {
+            before = task->chunks;
+            cursor = (Cursor){0, 0};
+            task++;
+        }
+        size_t begin = (part - before) * task->chunk, left = task->bytes - begin;
+        task->run(task, &cursor, begin, begin + (left < task->chunk ? left : task->chunk));
     }
 }
 
 static void
-run(Job *job, size_t threads)
+run(Batch *batch, size_t threads)
 {
-    size_t useful = job->bytes / BYTES_PER_THREAD;
+    size_t useful = batch->bytes / BYTES_PER_THREAD;
     threads = useful < threads ? useful : threads;
-    if (threads <= 1) {
-        job->chunk = job->bytes;
+    for (size_t i = 0; i < batch->count; i++) {
+        Task *task = &batch->tasks[i];
+        if (threads <= 1) {
+            task->chunk = task->bytes;
+        }
+        batch->chunks += task->bytes / (task->chunk ? task->chunk : 1)
+                         + (task->chunk && task->bytes % task->chunk);
+        task->chunks = batch->chunks;
     }
     pthread_t started[MAX_THREADS];
     size_t count = 0;
     while (count + 1 < threads && count < MAX_THREADS
-           && pthread_create(&started[count], NULL, run_chunks, job) == 0) {
+           && pthread_create(&started[count], NULL, run_chunks, batch) == 0) {
         count++; /* where no thread can be had, those there are do the work */
     }
-    run_chunks(job);
+    run_chunks(batch);
     while (count > 0) {
         pthread_join(started[--count], NULL);
     }
 }
 
 static void
-run_without_gil(Job *job, Py_ssize_t threads)
+run_without_gil(Batch *batch, Py_ssize_t threads)
 {
     size_t allowed = threads > 1 ? (size_t)threads : 1;
-    if (job->bytes < BYTES_WITHOUT_GIL) {
-        run(job, allowed);
+    if (batch->bytes < BYTES_WITHOUT_GIL) {
+        run(batch, allowed);
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    run(job, allowed);
+    run(batch, allowed);
     Py_END_ALLOW_THREADS
 }
 
@@ -220,6 +264,22 @@ get_optional(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *vie
     return true;
 }
 
+/* Where rows begin: int64 numbers, a stride, or None where they lie end to end. */
+static bool
+get_starts(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view, Starts *starts)
+{
+    *starts = (Starts){NULL, -1};
+    if (!PyLong_Check(object)) {
+        return get_optional(object, name, rows, view, &starts->numbers);
+    }
+    starts->stride = PyLong_AsLongLong(object);
+    if (starts->stride < 0 && !PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "%s: expected a stride of 0 or more, found %lld", name,
+                     (long long)starts->stride);
+    }
+    return starts->stride >= 0;
+}
+
 /* A number of cells from a number of bytes; -1 with an error set if that is not whole. */
 static Py_ssize_t
 cells_of(const Py_buffer *view, const char *name, Py_ssize_t cell)
@@ -245,21 +305,27 @@ buffers_are_apart(const Py_buffer *dst, const Py_buffer *src)
 
 /* Whether all rows lie within `limit` cells; where they lie end to end, fill them exactly. */
 static bool
-rows_are_within(const char *name, const int64_t *starts, const int64_t *lengths, Py_ssize_t rows,
+rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssize_t rows,
                 int64_t limit)
 {
-    int64_t total = 0; /* never above `limit`, so nothing overflows */
+    int64_t total = 0; /* of a row that begins within `limit`, so nothing overflows */
+    bool end_to_end = !starts.numbers && starts.stride < 0;
     for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t start = starts ? starts[row] : total, length = lengths[row];
+        int64_t start = starts.numbers ? starts.numbers[row] : total, length = lengths[row];
         if (length < 0 || length > limit || start < 0 || start > limit - length) {
             PyErr_Format(PyExc_ValueError,
                          "%s, row %zd: expected cells within %lld, found %lld from %lld on", name,
                          row, (long long)limit, (long long)length, (long long)start);
             return false;
         }
-        total = starts ? 0 : start + length;
+        if (end_to_end) {
+            total = start + length;
+        } else if (!starts.numbers) {
+            /* Past the end is as wrong as far past it. */
+            total = starts.stride > limit - start ? limit + 1 : start + starts.stride;
+        }
     }
-    if (!starts && total != limit) {
+    if (end_to_end && total != limit) {
         PyErr_Format(PyExc_ValueError, "%s: expected lengths that add up to %lld cells, found %lld",
                      name, (long long)limit, (long long)total);
         return false;
@@ -276,146 +342,222 @@ cell_is_positive(Py_ssize_t cell)
     return cell >= 1;
 }
 
-/* Releasing a view that was never taken does nothing. */
-static void
-release(Py_buffer *views, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        PyBuffer_Release(&views[i]);
-    }
-}
-
 /* --- the functions -------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(copy_doc,
-"copy(dst, src, dst_starts, src_starts, lengths, cell_bytes, threads)\n--\n\n"
-"Copy row i, cells src_starts[i] on, to cells dst_starts[i] on; None: rows lie end to end.");
+/* A task as it came -> what to do; releasing a view that was never taken does nothing. */
+typedef bool (*Reader)(PyObject *given, Task *task, Py_buffer *views);
+
+static void
+end_batch(Batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        PyMem_Free(batch->tasks[i].block);
+        for (size_t j = 0; j < VIEWS; j++) {
+            PyBuffer_Release(&batch->views[i * VIEWS + j]);
+        }
+    }
+    PyMem_Free(batch->tasks);
+    PyMem_Free(batch->views);
+    Py_XDECREF(batch->given);
+}
 
 static PyObject *
-rowcopy_copy(PyObject *Py_UNUSED(module), PyObject *args)
+do_batch(PyObject *tasks, Py_ssize_t threads, Reader read)
 {
-    enum { DST, SRC, DST_STARTS, SRC_STARTS, LENGTHS, VIEWS };
-    Py_buffer views[VIEWS] = {0};
-    PyObject *dst_starts, *src_starts, *lengths, *done = NULL;
-    Py_ssize_t cell, threads, dst_cells, src_cells;
-    Job job = {.run = run_copy, .chunk = CHUNK};
-    if (!PyArg_ParseTuple(args, "w*y*OOOnn:copy", &views[DST], &views[SRC], &dst_starts,
-                          &src_starts, &lengths, &cell, &threads)) {
-        return NULL; /* which has released what it took */
+    Batch batch = {0};
+    PyObject *done = NULL;
+    batch.given = PySequence_Tuple(tasks); /* of our own: nobody can change it */
+    if (!batch.given) {
+        return NULL;
     }
-    if (!cell_is_positive(cell) || !get_numbers(lengths, "lengths", -1, &views[LENGTHS])) {
+    size_t count = (size_t)PyTuple_GET_SIZE(batch.given);
+    batch.tasks = PyMem_Calloc(count ? count : 1, sizeof(Task));
+    batch.views = PyMem_Calloc(count ? count * VIEWS : 1, sizeof(Py_buffer));
+    if (!batch.tasks || !batch.views) {
+        PyErr_NoMemory();
         goto end;
     }
-    Py_ssize_t rows = views[LENGTHS].shape[0];
-    job.lengths = views[LENGTHS].buf;
-    if (!get_optional(dst_starts, "dst_starts", rows, &views[DST_STARTS], &job.dst_starts)
-        || !get_optional(src_starts, "src_starts", rows, &views[SRC_STARTS], &job.src_starts)
-        || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
-        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
-        || !buffers_are_apart(&views[DST], &views[SRC])
-        || !rows_are_within("dst", job.dst_starts, job.lengths, rows, dst_cells)
-        || !rows_are_within("src", job.src_starts, job.lengths, rows, src_cells)) {
-        goto end;
-    }
-    job.dst = views[DST].buf;
-    job.src = views[SRC].buf;
-    job.cell = (size_t)cell;
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        /* Rows of `src` may repeat, and of `dst` should not, but that is the caller's affair. */
-        size_t size = (size_t)job.lengths[row] * job.cell;
-        if (size > (size_t)PY_SSIZE_T_MAX - job.bytes) {
-            PyErr_SetString(PyExc_ValueError, "lengths: expected fewer than 2**63 bytes in all");
+    batch.count = count;
+    for (size_t i = 0; i < count; i++) {
+        PyObject *given = PyTuple_GET_ITEM(batch.given, i);
+        Task *task = &batch.tasks[i];
+        if (!PyTuple_Check(given)) {
+            PyErr_Format(PyExc_TypeError, "tasks[%zu]: expected a tuple, found %s", i,
+                         Py_TYPE(given)->tp_name);
             goto end;
         }
-        job.bytes += size;
+        if (!read(given, task, &batch.views[i * VIEWS])) {
+            goto end;
+        }
+        if (task->bytes > (size_t)PY_SSIZE_T_MAX - batch.bytes) {
+            PyErr_SetString(PyExc_ValueError, "tasks: expected fewer than 2**63 bytes in all");
+            goto end;
+        }
+        batch.bytes += task->bytes;
     }
-    run_without_gil(&job, threads);
+    run_without_gil(&batch, threads);
     done = Py_NewRef(Py_None);
 end:
-    release(views, VIEWS);
+    end_batch(&batch);
     return done;
 }
 
-PyDoc_STRVAR(pad_doc,
-"pad(dst, src, starts, lengths, leads, width, cell_bytes, pattern, threads)\n--\n\n"
-"Write row i of a rectangle: leads[i] pad cells (None: 0), lengths[i] cells of src from\n"
-"starts[i] on, and pad cells up to width. A pad cell is the pattern over and over.");
-
-static PyObject *
-rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
+static bool
+read_copy(PyObject *given, Task *task, Py_buffer *views)
 {
-    enum { DST, SRC, PATTERN, STARTS, LENGTHS, LEADS, VIEWS };
-    Py_buffer views[VIEWS] = {0};
-    PyObject *starts, *lengths, *leads, *done = NULL;
-    Py_ssize_t width, cell, threads, dst_cells, src_cells;
-    Job job = {.run = run_pad};
-    if (!PyArg_ParseTuple(args, "w*y*OOOnny*n:pad", &views[DST], &views[SRC], &starts, &lengths,
-                          &leads, &width, &cell, &views[PATTERN], &threads)) {
-        return NULL;
+    enum { DST, SRC, DST_STARTS, SRC_STARTS, LENGTHS };
+    PyObject *dst_starts, *src_starts, *lengths;
+    Py_ssize_t cell, dst_cells, src_cells;
+    if (!PyArg_ParseTuple(given, "w*y*OOOn:copy", &views[DST], &views[SRC], &dst_starts,
+                          &src_starts, &lengths, &cell)) {
+        return false; /* which has released what it took */
     }
     if (!cell_is_positive(cell) || !get_numbers(lengths, "lengths", -1, &views[LENGTHS])) {
-        goto end;
+        return false;
     }
     Py_ssize_t rows = views[LENGTHS].shape[0];
-    job.lengths = views[LENGTHS].buf;
-    if (!get_numbers(starts, "starts", rows, &views[STARTS])
-        || !get_optional(leads, "leads", rows, &views[LEADS], &job.leads)
+    task->lengths = views[LENGTHS].buf;
+    if (!get_starts(dst_starts, "dst_starts", rows, &views[DST_STARTS], &task->dst_starts)
+        || !get_starts(src_starts, "src_starts", rows, &views[SRC_STARTS], &task->src_starts)
+        || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
+        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
+        || !buffers_are_apart(&views[DST], &views[SRC])
+        || !rows_are_within("dst", task->dst_starts, task->lengths, rows, dst_cells)
+        || !rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
+        return false;
+    }
+    task->run = run_copy;
+    task->chunk = CHUNK;
+    task->dst = views[DST].buf;
+    task->src = views[SRC].buf;
+    task->cell = (size_t)cell;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        /* Rows of `src` may repeat, and of `dst` should not, but that is the caller's affair. */
+        size_t size = (size_t)task->lengths[row] * task->cell;
+        if (size > (size_t)PY_SSIZE_T_MAX - task->bytes) {
+            PyErr_SetString(PyExc_ValueError, "lengths: expected fewer than 2**63 bytes in all");
+            return false;
+        }
+        task->bytes += size;
+    }
+    return true;
+}
+
+static bool
+read_pad(PyObject *given, Task *task, Py_buffer *views)
+{
+    enum { DST, SRC, PATTERN, STARTS, LENGTHS, LEADS };
+    PyObject *starts, *lengths, *leads;
+    Py_ssize_t width, cell, dst_cells, src_cells;
+    if (!PyArg_ParseTuple(given, "w*y*OOOnny*:pad", &views[DST], &views[SRC], &starts, &lengths,
+                          &leads, &width, &cell, &views[PATTERN])) {
+        return false;
+    }
+    if (!cell_is_positive(cell) || !get_numbers(lengths, "lengths", -1, &views[LENGTHS])) {
+        return false;
+    }
+    Py_ssize_t rows = views[LENGTHS].shape[0];
+    task->lengths = views[LENGTHS].buf;
+    if (!get_starts(starts, "starts", rows, &views[STARTS], &task->src_starts)
+        || !get_optional(leads, "leads", rows, &views[LEADS], &task->leads)
         || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
         || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
         || !buffers_are_apart(&views[DST], &views[SRC])) {
-        goto end;
+        return false;
     }
-    job.src_starts = views[STARTS].buf;
+    if (!task->src_starts.numbers && task->src_starts.stride < 0) {
+        PyErr_SetString(PyExc_ValueError, "starts: expected numbers or a stride, found None");
+        return false;
+    }
     /* By division, because rows * width may overflow. */
     bool fits = rows && width > 0 ? dst_cells % width == 0 && dst_cells / width == rows
                                   : width >= 0 && dst_cells == 0;
     if (!fits) {
         PyErr_Format(PyExc_ValueError, "dst: expected %zd rows of %zd cells, found %zd cells", rows,
                      width, dst_cells);
-        goto end;
+        return false;
     }
     Py_ssize_t pattern = views[PATTERN].len;
     if (pattern < 1 || pattern > MAX_PATTERN || cell % pattern) {
         PyErr_Format(PyExc_ValueError,
                      "pattern: expected 1 to %d bytes that divide a cell of %zd, found %zd",
                      MAX_PATTERN, cell, pattern);
-        goto end;
+        return false;
     }
-    if (!rows_are_within("src", job.src_starts, job.lengths, rows, src_cells)) {
-        goto end;
+    if (!rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
+        return false;
     }
     for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t length = job.lengths[row], lead = job.leads ? job.leads[row] : 0;
+        int64_t length = task->lengths[row], lead = task->leads ? task->leads[row] : 0;
         if (length > width || lead < 0 || lead > width - length) {
             PyErr_Format(PyExc_ValueError,
                          "dst, row %zd: expected cells within a width of %zd, found %lld from %lld "
                          "on", row, width, (long long)length, (long long)lead);
-            goto end;
+            return false;
         }
     }
-    job.dst = views[DST].buf;
-    job.src = views[SRC].buf;
-    job.cell = (size_t)cell;
-    job.width = (size_t)width * job.cell;
-    job.bytes = (size_t)views[DST].len;
-    job.chunk = CHUNK / (size_t)pattern * (size_t)pattern;
-    job.block_size = BLOCK / (size_t)pattern * (size_t)pattern;
+    task->run = run_pad;
+    task->dst = views[DST].buf;
+    task->src = views[SRC].buf;
+    task->cell = (size_t)cell;
+    task->width = (size_t)width * task->cell;
+    task->bytes = (size_t)views[DST].len;
+    task->chunk = CHUNK / (size_t)pattern * (size_t)pattern;
     const unsigned char *element = views[PATTERN].buf;
-    job.uniform = true;
-    for (Py_ssize_t i = 0; i < pattern; i++) {
-        job.uniform = job.uniform && element[i] == element[0];
+    task->fill = element[0];
+    for (Py_ssize_t i = 1; i < pattern; i++) {
+        task->fill = element[i] == element[0] ? task->fill : -1;
     }
-    memcpy(job.block, element, (size_t)pattern);
-    for (size_t filled = (size_t)pattern; !job.uniform && filled < job.block_size;) {
-        size_t size = filled < job.block_size - filled ? filled : job.block_size - filled;
-        memcpy(job.block + filled, job.block, size);
+    if (task->fill >= 0) {
+        return true;
+    }
+    task->block_size = BLOCK / (size_t)pattern * (size_t)pattern;
+    task->block = PyMem_Malloc(task->block_size);
+    if (!task->block) {
+        PyErr_NoMemory();
+        return false;
+    }
+    memcpy(task->block, element, (size_t)pattern);
+    for (size_t filled = (size_t)pattern; filled < task->block_size;) {
+        size_t left = task->block_size - filled, size = filled < left ? filled : left;
+        memcpy(task->block + filled, task->block, size);
         filled += size;
     }
-    run_without_gil(&job, threads);
-    done = Py_NewRef(Py_None);
-end:
-    release(views, VIEWS);
-    return done;
+    return true;
+}
+
+PyDoc_STRVAR(copy_doc,
+"copy(tasks, threads)\n--\n\n"
+"Of each task (dst, src, dst_starts, src_starts, lengths, cell_bytes) copy row i, cells\n"
+"src_starts[i] on, to cells dst_starts[i] on. An int: rows begin at multiples of it; None: they\n"
+"lie end to end.");
+
+static PyObject *
+rowcopy_copy(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tasks;
+    Py_ssize_t threads;
+    if (!PyArg_ParseTuple(args, "On:copy", &tasks, &threads)) {
+        return NULL;
+    }
+    return do_batch(tasks, threads, read_copy);
+}
+
+PyDoc_STRVAR(pad_doc,
+"pad(tasks, threads)\n--\n\n"
+"Of each task (dst, src, starts, lengths, leads, width, cell_bytes, pattern) write row i of a\n"
+"rectangle: leads[i] pad cells (None: 0), lengths[i] cells of src from starts[i] on (an int: from\n"
+"multiples of it on), and pad cells up to width. A pad cell is the pattern over and over.");
+
+static PyObject *
+rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tasks;
+    Py_ssize_t threads;
+    if (!PyArg_ParseTuple(args, "On:pad", &tasks, &threads)) {
+        return NULL;
+    }
+    return do_batch(tasks, threads, read_pad);
 }
 
 /* --- the module ----------------------------------------------------------------------------- */

@@ -8,7 +8,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray, contiguous_bits, refill, same_width_ints
+from jagcodec.buffers import (
+    IntArray,
+    contiguous_bits,
+    from_bytes,
+    int_of_size,
+    refill,
+    same_width_ints,
+)
+from jagcodec.rowcopy.tasks import Copy, Pad, Starts
 
 
 def gather(
@@ -60,6 +68,38 @@ def pad(
     values = cells if end_to_end else gather(cells, starts, lengths, None)
     flat = out.view(rows * width, *cells.shape[1:])
     return scatter(values, lengths, flat, to).view(out.shape)
+
+
+def copy(task: Copy) -> None:
+    """One task of `rowcopy.copy_all`."""
+    if not task.dst.nbytes or not task.lengths.any():
+        return
+    lengths = task.lengths
+    end_to_end = np.cumsum(lengths) - lengths
+    src_starts, dst_starts = (
+        end_to_end if starts is None else _numbers(starts, len(lengths))
+        for starts in (task.src_starts, task.dst_starts)
+    )
+    source, target = (
+        from_bytes(data, torch.uint8, (len(data) // task.cell_bytes, task.cell_bytes))
+        for data in (task.src.copy(), task.dst)  # torch has no tensors of read-only memory
+    )
+    scatter(gather(source, src_starts, lengths, None), lengths, target, dst_starts)
+
+
+def pad_bytes(task: Pad) -> None:
+    """One task of `rowcopy.pad_all`."""
+    if not task.dst.nbytes:
+        return
+    words = int_of_size(len(task.pattern))
+    cells = from_bytes(task.src.copy(), words, (-1, task.cell_bytes // len(task.pattern)))
+    rows = len(task.lengths)
+    out = from_bytes(task.dst, words, (rows, task.width, cells.shape[1]))
+    pad(cells, _numbers(task.starts, rows), task.lengths, out, task.leads, task.pattern, False)
+
+
+def _numbers(starts: Starts, rows: int) -> IntArray:
+    return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,42 +10,7 @@ import torch
 from jagcodec.blocks import new_block
 from jagcodec.buffers import ByteArray, IntArray, as_bytes, describe, from_bytes
 from jagcodec.errors import ArgumentError
-
-
-class Kernel(Protocol):
-    """The loops over rows. `jagcodec.rowcopy.plain` is one, the compiled module another.
-
-    Buffers are bytes and apart from each other; starts, lengths, leads and width count cells of
-    `cell_bytes` (1 or more) bytes.
-    """
-
-    def copy(
-        self,
-        dst: ByteArray,
-        src: ByteArray,
-        dst_starts: IntArray | None,
-        src_starts: IntArray | None,
-        lengths: IntArray,
-        cell_bytes: int,
-        threads: int,
-        /,
-    ) -> None:
-        """Copy each row from its source to its target start; None: rows lie end to end."""
-
-    def pad(
-        self,
-        dst: ByteArray,
-        src: ByteArray,
-        starts: IntArray,
-        lengths: IntArray,
-        leads: IntArray | None,
-        width: int,
-        cell_bytes: int,
-        pattern: bytes,
-        threads: int,
-        /,
-    ) -> None:
-        """Write every row of a rectangle: leads[i] (None: 0) pads, its cells, pads to `width`."""
+from jagcodec.rowcopy.tasks import Copy, Kernel, Pad, Starts
 
 
 def gather(
@@ -64,7 +29,7 @@ def gather(
     else:
         data = _writable(out, total * size)
     if data.nbytes:
-        kernel.copy(data, as_bytes(cells), None, starts, lengths, size, torch.get_num_threads())
+        copy_all(kernel, [Copy(data, as_bytes(cells), None, starts, lengths, size)])
     return out
 
 
@@ -74,8 +39,8 @@ def scatter(
     """See `rowcopy.scatter`."""
     if values.numel():
         data = _writable(out, out.nbytes)
-        size, threads = _cell_bytes(values), torch.get_num_threads()
-        kernel.copy(data, as_bytes(values), starts, None, lengths, size, threads)
+        copy = Copy(data, as_bytes(values), starts, None, lengths, _cell_bytes(values))
+        copy_all(kernel, [copy])
     return out
 
 
@@ -93,31 +58,30 @@ def pad(
     size, width = _cell_bytes(cells), out.shape[1]
     data = _writable(out, len(lengths) * width * size)
     if data.nbytes:
-        source = as_bytes(cells)
-        pad_bytes(kernel, source, starts, lengths, data, leads, width, size, pattern, fresh)
+        task = Pad(data, as_bytes(cells), starts, lengths, leads, width, size, pattern)
+        if fresh:
+            copy_all(kernel, [cells_alone(task)])
+        else:
+            pad_all(kernel, [task])
     return out
 
 
-def pad_bytes(
-    kernel: Kernel,
-    source: ByteArray,
-    starts: IntArray,
-    lengths: IntArray,
-    out: ByteArray,
-    leads: IntArray | None,
-    width: int,
-    cell_bytes: int,
-    pattern: bytes,
-    fresh: bool,
-) -> None:
-    """See `rowcopy.pad_bytes`."""
-    threads = torch.get_num_threads()
-    if fresh:
-        firsts = np.arange(len(lengths), dtype=np.int64) * width
-        to = firsts if leads is None else firsts + leads
-        kernel.copy(out, source, to, starts, lengths, cell_bytes, threads)
-    else:
-        kernel.pad(out, source, starts, lengths, leads, width, cell_bytes, pattern, threads)
+def copy_all(kernel: Kernel, tasks: Sequence[Copy]) -> None:
+    """See `rowcopy.copy_all`."""
+    kernel.copy(tasks, torch.get_num_threads())
+
+
+def pad_all(kernel: Kernel, tasks: Sequence[Pad]) -> None:
+    """See `rowcopy.pad_all`."""
+    kernel.pad(tasks, torch.get_num_threads())
+
+
+def cells_alone(task: Pad) -> Copy:
+    """A task for a rectangle that holds nothing but pads already."""
+    to: Starts = task.width
+    if task.leads is not None:
+        to = np.arange(len(task.lengths), dtype=np.int64) * task.width + task.leads
+    return Copy(task.dst, task.src, to, task.starts, task.lengths, task.cell_bytes)
 
 
 def _cell_bytes(cells: torch.Tensor) -> int:

@@ -6,46 +6,50 @@ an index of cells costs eight bytes of memory traffic for each cell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jagcodec.buffers import ByteArray, IntArray
+from jagcodec.rowcopy.tasks import Copy, Pad, Starts
 
 
-def copy(
+def copy(tasks: Sequence[Copy], threads: int) -> None:
+    """See `Kernel`; `threads` is of no use here."""
+    for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
+        _copy(dst, src, dst_starts, src_starts, lengths, cell_bytes)
+
+
+def pad(tasks: Sequence[Pad], threads: int) -> None:
+    """See `Kernel`; `threads` is of no use here."""
+    for dst, src, starts, lengths, leads, width, cell_bytes, pattern in tasks:
+        # All of it first: for each row's pads a slice more would cost more than the cells between.
+        if pattern.count(pattern[0]) == len(pattern):
+            dst.fill(pattern[0])
+        else:
+            dst.view(f"V{len(pattern)}")[...] = np.void(pattern)
+        firsts = np.arange(len(lengths)) * width
+        _copy(dst, src, firsts if leads is None else firsts + leads, starts, lengths, cell_bytes)
+
+
+def _copy(
     dst: ByteArray,
     src: ByteArray,
-    dst_starts: IntArray | None,
-    src_starts: IntArray | None,
+    dst_starts: Starts | None,
+    src_starts: Starts | None,
     lengths: IntArray,
     cell_bytes: int,
-    threads: int,
 ) -> None:
-    """See `Kernel`; `threads` is of no use here."""
-    ends = np.cumsum(lengths)
-    to = (ends - lengths if dst_starts is None else dst_starts) * cell_bytes
-    begins = (ends - lengths if src_starts is None else src_starts) * cell_bytes
+    to = _numbers(dst_starts, lengths) * cell_bytes
+    begins = _numbers(src_starts, lengths) * cell_bytes
     sizes = lengths * cell_bytes
     source, target = src.data, dst.data
     for at, a, n in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
         target[at : at + n] = source[a : a + n]
 
 
-def pad(
-    dst: ByteArray,
-    src: ByteArray,
-    starts: IntArray,
-    lengths: IntArray,
-    leads: IntArray | None,
-    width: int,
-    cell_bytes: int,
-    pattern: bytes,
-    threads: int,
-) -> None:
-    """See `Kernel`; `threads` is of no use here."""
-    # All of it first: for each row's pads a slice more would cost more than the cells between.
-    if pattern.count(pattern[0]) == len(pattern):
-        dst.fill(pattern[0])
-    else:
-        dst.view(f"V{len(pattern)}")[...] = np.void(pattern)
-    firsts = np.arange(len(lengths)) * width
-    copy(dst, src, firsts if leads is None else firsts + leads, starts, lengths, cell_bytes, 1)
+def _numbers(starts: Starts | None, lengths: IntArray) -> IntArray:
+    if starts is None:
+        ends: IntArray = np.cumsum(lengths)
+        return ends - lengths
+    return np.arange(len(lengths)) * starts if isinstance(starts, int) else starts

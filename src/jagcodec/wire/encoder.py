@@ -25,7 +25,7 @@ from tensordict._td import _SubTensorDict
 from tensordict.utils import LinkedList
 
 from jagcodec.blocks import new_block
-from jagcodec.buffers import ALIGNMENT, ByteArray, Unwritten, as_bytes, from_bytes
+from jagcodec.buffers import ALIGNMENT, ByteArray, as_bytes, from_bytes
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import (
@@ -37,7 +37,8 @@ from jagcodec.ragged import (
     splits_of_lengths,
     take_apart,
 )
-from jagcodec.rectangles import Strip, compact_values
+from jagcodec.rectangles import Strip, compact_values, packed
+from jagcodec.rowcopy import Unwritten, copy_all
 from jagcodec.staging import Staging
 from jagcodec.wire import numpy_types, records
 from jagcodec.wire.checks import check_distinct
@@ -140,8 +141,7 @@ def written(frames: Iterable[Frame | Unwritten]) -> list[Frame]:
     block = new_block(sum(sizes)).data
     starts = itertools.accumulate(sizes, initial=0)
     rooms = [block[a : a + part.nbytes] for a, part in zip(starts, new, strict=False)]
-    for part, room in zip(new, rooms, strict=True):
-        part.write(room)
+    copy_all([part.copy_to(room) for part, room in zip(new, rooms, strict=True)])
     filled = iter(rooms)
     return [next(filled).data if isinstance(part, Unwritten) else part for part in parts]
 
@@ -550,7 +550,7 @@ class Encoding:
         name = _TORCH_NAMES.get(strip.source.dtype) or self._torch_dtype(strip.source)
         small = strip.nbytes < SMALL_BUFFER
         if small or (self._narrow and name in INTEGER_DTYPES):
-            return self._parts(strip.parts())
+            return self._parts(*packed([strip]))
         self._large.append(strip)
         place = (len(self._large), 0)
         group = self._group_of_splits(strip.splits)  # whose offsets may be a large buffer too

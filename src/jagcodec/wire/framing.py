@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray, Unwritten
+from jagcodec.buffers import ByteArray
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
+from jagcodec.rowcopy import Unwritten, copy_all
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 
 PREAMBLE = struct.Struct("<8sIIQ")
@@ -162,11 +163,13 @@ def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
     parts.insert(0, np.frombuffer(preamble, dtype=np.uint8))
     begins = [0, PREAMBLE.size, *starts]
     ends = [begin + part.nbytes for begin, part in zip(begins, parts, strict=True)]
+    copies = []
     for begin, end, part in zip(begins, ends, parts, strict=True):
         if isinstance(part, Unwritten):
-            part.write(target[begin:end])
+            copies.append(part.copy_to(target[begin:end]))
         else:
             target[begin:end] = part
+    copy_all(copies)
     for end, begin in zip(ends, itertools.islice(begins, 1, None), strict=False):
         target[end:begin] = 0
     return size

@@ -1,0 +1,66 @@
+"""What a kernel is asked to do: one task for each column, all columns of a batch in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from jagcodec.buffers import ByteArray, IntArray
+
+Starts: TypeAlias = IntArray | int
+"""Where rows begin, in cells: (N,) numbers, or a stride, of which row i begins at the i-fold."""
+
+
+class Copy(NamedTuple):
+    """Copy each row from its source to its target start.
+
+    Buffers are bytes, and those of targets apart from all others; starts and lengths count cells
+    of `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end and fill the buffer.
+    """
+
+    dst: ByteArray
+    src: ByteArray
+    dst_starts: Starts | None
+    src_starts: Starts | None
+    lengths: IntArray
+    cell_bytes: int
+
+
+class Pad(NamedTuple):
+    """Write every row of a rectangle: leads[i] (None: 0) pads, its cells, pads to `width`.
+
+    As for `Copy`; leads and width count cells too. A pad cell is `pattern`, over and over.
+    """
+
+    dst: ByteArray
+    src: ByteArray
+    starts: Starts
+    lengths: IntArray
+    leads: IntArray | None
+    width: int
+    cell_bytes: int
+    pattern: bytes
+
+
+class Kernel(Protocol):
+    """The loops over rows. `jagcodec.rowcopy.plain` is one, the compiled module another."""
+
+    def copy(self, tasks: Sequence[Copy], threads: int, /) -> None:
+        """Do these in up to so many threads."""
+
+    def pad(self, tasks: Sequence[Pad], threads: int, /) -> None:
+        """Do these in up to so many threads."""
+
+
+class Unwritten:
+    """Rows in CPU memory that are still to be put together, straight where they are wanted.
+
+    Attributes:
+        nbytes: Of the rows.
+    """
+
+    nbytes: int
+
+    def copy_to(self, out: ByteArray) -> Copy:
+        """What puts them into `out`, memory that is just as large."""
+        raise NotImplementedError
