@@ -16,13 +16,15 @@ bytes (pack, copy, materialize) and one fill of the rectangles with the pad.
 How trips are measured. Each side is a process of its own, new for every batch, because in one
 process each would live in the heap that another leaves behind, and whether memory is fresh decides
 more than anything else. Sides take turns, in an order drawn anew for every round, so that a slow
-moment of the machine, and what one side does to its memory, hits all of them. All read the same
-input, mapped from one place. The receive buffers of every side are allocated once and written again
-by each trip. Garbage is collected before a trip, never in it; what a trip made lives until the
-clock stopped and is freed after. Every column of every trip, warm-up included, is compared bit by
-bit with the input; a difference ends the benchmark with exit status 1. Times are medians, with
-quartiles. Ratios are medians of the ratios within each round, because the clock of a shared machine
-drifts. The number of threads is left as each library chose it.
+moment of the machine, and what one side does to its memory, hits all of them. A turn is two trips,
+of which the second counts. The first, which is told beside it, finds the code of its process gone
+from the caches and freed memory taken back, as a process does that sends something now and then.
+All read the same input, mapped from one place. The receive buffers of every side are allocated once
+and written again by each trip. Garbage is collected before a trip, never in it; what a trip made
+lives until the clock stopped and is freed after. Every column of every trip, warm-up included, is
+compared bit by bit with the input; a difference ends the benchmark with exit status 1. Times are
+medians, with quartiles. Ratios are medians of the ratios within each round, because the clock of a
+shared machine drifts. The number of threads is left as each library chose it.
 
 Where the comparison is biased: jagcodec's authors wrote it, and chose the batches. One process
 plays producer and consumer, so nothing here measures a network, a store, or a scheduler. Every

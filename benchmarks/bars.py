@@ -62,6 +62,8 @@ def _ratios(trips: Trips) -> Iterator[Bar]:
     for side, (what, limits) in asked.items():
         for case, limit in zip((SMALL, DESIGN, LARGE), limits, strict=True):
             yield Bar(what, limit, True, _ratio(trips, case, f"rows/{side}"), str(case))
+            first = _ratio(trips, case, f"rows/{side}", "first_ratios")
+            yield Bar(f"{what}, first of a turn", limit, True, first, str(case))
     ratio = _ratio(trips, DESIGN, "reused/floor")
     yield Bar("fused trip, all buffers reused, over its floor", 3, False, ratio, str(DESIGN))
     # Long-tailed batches: the sweep over fill asks something else.
@@ -113,8 +115,8 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[Bar]:
         yield Bar(what, 1.05, False, measured, memory.get("case", ""))
 
 
-def _ratio(trips: Trips, case: Case, name: str) -> float | None:
-    ratio: float | None = trips[str(case)]["ratios"].get(name) if str(case) in trips else None
+def _ratio(trips: Trips, case: Case, name: str, of: str = "ratios") -> float | None:
+    ratio: float | None = trips[str(case)][of].get(name) if str(case) in trips else None
     return ratio
 
 

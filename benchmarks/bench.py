@@ -125,6 +125,7 @@ def trip_text(trip: Mapping[str, Any]) -> str:
         [
             name,
             *(f"{side[key]:.2f}" for key in ("ms", "q1", "q3", "min")),
+            f"{side['first']['ms']:.2f}",
             f"{trip['ratios'][f'{name}/fused']:.2f}" if f"{name}/fused" in trip["ratios"] else "",
             f"{trip['ratios'][f'{name}/floor']:.1f}" if f"{name}/floor" in trip["ratios"] else "",
             str(side["frames"]),
@@ -134,7 +135,8 @@ def trip_text(trip: Mapping[str, Any]) -> str:
         ]
         for name, side in trip["sides"].items()
     ]
-    head = ["side", "ms", "q1", "q3", "min", "/fused", "/floor", "frames", "MB", "faults", "steps"]
+    head = ["side", "ms", "q1", "q3", "min", "first", "/fused", "/floor"]
+    head += ["frames", "MB", "faults", "steps"]
     title = (
         f"{trip['case']}: {trip['rows']} x {trip['width']}, {trip['fill']:.1%} full, "
         f"{trip['tokens']:,} tokens, {trip['valid_bytes'] / 1e6:.2f} MB valid, "

@@ -29,6 +29,7 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
         "machine": _machine(report),
         "short": _short(shown),
         "trips": _trips(trips),
+        "first": _first(trips),
         "steps": _steps([trip for trip in trips if trip["case"] == "512x1536"]),
         "skipped": _skipped(report["trips"]),
         "wire": _wire(trips),
@@ -99,6 +100,19 @@ def _trips(trips: Sequence[Mapping[str, Any]]) -> str:
         for trip in trips
     ]
     return _table(("rows x width", "full", "tokens", *(f"`{name}`" for name in names)), rows)
+
+
+def _first(trips: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+    rows = [
+        [_shape(trip), f"{trip['fill']:.1%}"]
+        + [
+            _ms(trip["sides"][name]["first"]["ms"]) if name in trip["sides"] else ""
+            for name in names
+        ]
+        for trip in trips
+    ]
+    return _table(("rows x width", "full", *(f"`{name}`" for name in names)), rows)
 
 
 def _steps(trips: Sequence[Mapping[str, Any]]) -> str:

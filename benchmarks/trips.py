@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,20 @@ class Trip:
     @property
     def total(self) -> float:
         return sum(self.ms.values())
+
+
+class Turn(NamedTuple):
+    """Two trips of one side, one right after the other.
+
+    Attributes:
+        first: Of a process that was just woken up: its code and data have left the caches, and
+            what its last trip freed may have gone back to the system, or to the host of a
+            virtual machine.
+        then: What counts.
+    """
+
+    first: Trip
+    then: Trip
 
 
 class Runner:
@@ -164,7 +178,7 @@ def measure(
         found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
         del batch
         players = {name: stack.enter_context(_process(name, directory)) for name in names}
-        trips: dict[str, list[Trip]] = {name: [] for name in names}
+        turns: dict[str, list[Turn]] = {name: [] for name in names}
         rounds, done, order = WARMUPS + ROUNDS[0], 0, random.Random(0)
         progress(done, rounds)
         while done < rounds:
@@ -172,25 +186,36 @@ def measure(
             # Not in rotation: each would always come after the same one, and in the memory, whole
             # or in pieces, that this one gave back to the system.
             for name in order.sample(list(names), len(names)):
-                trip = _ask(players[name], f"{name}, {case}")
+                turn = _ask(players[name], f"{name}, {case}")
                 if done >= WARMUPS:
-                    trips[name].append(trip)
+                    turns[name].append(turn)
             done += 1
             if done == WARMUPS:
                 fitting = int(seconds / (time.perf_counter() - start))
                 rounds = WARMUPS + max(ROUNDS[0], min(fitting, ROUNDS[1]))
             progress(done, rounds)
     found["rounds"] = rounds - WARMUPS
-    found["sides"] = {name: _summary(trips[name]) for name in names}
-    found["ratios"] = {
+    first = {name: [turn.first for turn in turns[name]] for name in names}
+    then = {name: [turn.then for turn in turns[name]] for name in names}
+    found["sides"] = {
+        name: {**_summary(then[name]), "first": spread([trip.total for trip in first[name]])}
+        for name in names
+    }
+    found["ratios"] = _ratios(then)
+    found["first_ratios"] = _ratios(first)
+    return found
+
+
+def _ratios(trips: Mapping[str, Sequence[Trip]]) -> dict[str, float]:
+    """Of each side to each base, by ``side/base``: the median of those within a round."""
+    return {
         f"{name}/{base}": statistics.median(
             a.total / b.total for a, b in zip(trips[name], trips[base], strict=True)
         )
         for base in BASES
-        for name in names
-        if base in names and name != base
+        for name in trips
+        if base in trips and name != base
     }
-    return found
 
 
 def too_large(case: Case, cells: int) -> str:
@@ -269,7 +294,7 @@ def _process(name: str, directory: Path) -> Iterator[Connection]:
         process.join(timeout=30)
 
 
-def _ask(connection: Connection, what: str) -> Trip:
+def _ask(connection: Connection, what: str) -> Turn:
     try:
         connection.send("run")
         answer = connection.recv()
@@ -277,12 +302,12 @@ def _ask(connection: Connection, what: str) -> Trip:
         raise SystemExit(f"\n{what}: the process died; its error is above") from error
     if isinstance(answer, str):
         raise SystemExit(f"\nVERIFICATION FAILED: {what}: {answer}")
-    trip: Trip = answer
-    return trip
+    turn: Turn = answer
+    return turn
 
 
 def _serve(connection: Connection, name: str, directory: Path) -> None:
-    """A side's process: one trip for each message, until the other end closes."""
+    """A side's process: one turn for each message, until the other end closes."""
     quieted()
     batch = Batch.mapped(directory)
     trip = floor_trip(batch) if name == "floor" else _verified(Runner(MAKERS[name](batch), batch))
@@ -291,7 +316,10 @@ def _serve(connection: Connection, name: str, directory: Path) -> None:
     gc.freeze()
     try:
         while connection.recv():
-            connection.send(trip())
+            try:
+                connection.send(Turn(trip(), trip()))
+            except _DifferentError as wrong:
+                connection.send(str(wrong))
     except EOFError:
         return
 
@@ -301,13 +329,20 @@ def quieted() -> None:
     warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
 
 
-def _verified(runner: Runner) -> Callable[[], Trip | str]:
-    def trip() -> Trip | str:
+class _DifferentError(Exception):
+    """What came is not what was sent."""
+
+
+def _verified(runner: Runner) -> Callable[[], Trip]:
+    def trip() -> Trip:
         gc.collect()
         gc.disable()
         made, rectangles = runner.run()
         gc.enable()
-        return difference(runner.batch, rectangles) or made
+        wrong = difference(runner.batch, rectangles)
+        if wrong:
+            raise _DifferentError(wrong)
+        return made
 
     return trip
 

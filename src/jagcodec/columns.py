@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec.buffers import contiguous_bits, describe, plain_array
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import check_count, check_fields, check_rows, field_names, leaves_of
+from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
 from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged import Parts, Raggedness, Seen, is_jagged, take_apart
 from jagcodec.rectangles import (
@@ -340,15 +340,13 @@ def _plan(
     columns: list[tuple[str, Any]] = []
     for name, column in fields.items():
         path = f"{where}({name!r})"
-        like = "one per length" if splits else "like the others"
         array = plain_array(column)
-        if array is not None and array.ndim:
-            rows = check_count(len(array), rows, like, path)
-        else:
+        if array is None or not array.ndim or len(array) != rows:
+            like = "one per length" if splits else "like the others"
             rows = check_rows(column, rows, like, path)
-        if isinstance(column, np.ndarray):
+        if array is None and isinstance(column, np.ndarray):
             columns.append((name, list(column)))
-        elif is_jagged(column):
+        elif array is None and is_jagged(column):
             columns.append((name, take_apart(column, path)))
         elif splits is None or (named is not None and name not in named):
             columns.append((name, contiguous_bits(column)))

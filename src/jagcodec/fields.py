@@ -56,11 +56,7 @@ def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:
         ArgumentError: It has another number of rows, or no rows at all.
         ArgumentTypeError: It is neither a tensor nor an object array.
     """
-    return check_count(_rows(column, path), rows, like, path)
-
-
-def check_count(found: int, rows: int | None, like: str, path: str) -> int:
-    """`check_rows` where the number of rows is known."""
+    found = _rows(column, path)
     if rows is not None and found != rows:
         raise ArgumentError("row_mismatch", path, f"expected {rows} rows, {like}, found {found}")
     return found

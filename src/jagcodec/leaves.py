@@ -63,11 +63,11 @@ def row_count(column: Any, path: str) -> int | None:
     Raises:
         ArgumentTypeError: It is no column.
     """
-    if isinstance(column, PackedColumn):
-        return len(column.cu_seqlens) - 1
     if isinstance(column, torch.Tensor):
         if column.is_nested or column.dim():
             return int(column.size(0))
+    elif isinstance(column, PackedColumn):
+        return len(column.cu_seqlens) - 1
     elif isinstance(column, TensorDictBase) or is_non_tensor(column):
         if len(column.batch_size):
             return int(column.batch_size[0])

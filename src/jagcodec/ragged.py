@@ -50,7 +50,7 @@ class RowSplits:
     def total(self) -> int:
         return int(self.host[-1])
 
-    @property
+    @cached_property
     def starts(self) -> IntArray:
         return self.host[:-1]
 

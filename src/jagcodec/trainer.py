@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -37,6 +37,11 @@ Layout = Literal["padded", "jagged", "packed"]
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row lie."""
+
+Key: TypeAlias = str | tuple[str, ...]
+"""What a column is called in arguments: its name, or inside a nested one all of them."""
+
+_LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
 T = TypeVar("T")
 
@@ -173,11 +178,12 @@ def materialize(
         [0, 2, 5]
     """
     where = "materialize"
-    _check_option(layout, Layout, f"{where}(layout)")
+    _check_option(layout, _LAYOUTS, f"{where}(layout)")
     _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
-    sides = padding_side if isinstance(padding_side, Mapping) else {}
-    for side in sides.values() if isinstance(padding_side, Mapping) else [padding_side]:
-        _check_option(side, PaddingSide, f"{where}(padding_side)")
+    by_name = not isinstance(padding_side, str) and isinstance(padding_side, Mapping)
+    sides: Any = padding_side if by_name else {}
+    for side in sides.values() if by_name else [padding_side]:
+        _check_option(side, _SIDES, f"{where}(padding_side)")
     if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
@@ -188,7 +194,7 @@ def materialize(
         _whole(pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"),
         _whole(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more"),
         sides,
-        "right" if isinstance(padding_side, Mapping) else padding_side,
+        "right" if by_name else padding_side,  # type: ignore[arg-type]
         _whole(prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"),
         field_names(token_aligned_fields, f"{where}(token_aligned_fields)"),
         field_names(keep_jagged, f"{where}(keep_jagged)"),
@@ -209,7 +215,7 @@ class _Options(NamedTuple):
     pads: Mapping[Any, Any]
     width: int
     multiple: int
-    sides: Mapping[str, PaddingSide]
+    sides: Mapping[Any, PaddingSide]
     side: PaddingSide
     prompt_width: int
     token_aligned: frozenset[Any]
@@ -243,7 +249,7 @@ class _Options(NamedTuple):
 class _Rectangle(NamedTuple):
     """A padded column before there is memory for it."""
 
-    key: tuple[str, ...]
+    key: Key
     parts: Parts | WireCells
     leads: IntArray | None
     blank: Blank
@@ -306,10 +312,10 @@ class _Materializing:
     def _memory(self) -> list[Room]:
         """Room for each rectangle: new, or reused."""
         blanks = [rectangle.blank for rectangle in self._rectangles]
-        if not isinstance(self._out, Mapping | None):
-            return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
         if self._out is None:
             return self._allocated(blanks, None)
+        if not isinstance(self._out, Mapping):
+            return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
         given = [self._given(rectangle) for rectangle in self._rectangles]
         fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
         rest = iter(fresh)
@@ -333,7 +339,8 @@ class _Materializing:
     def _given(self, rectangle: _Rectangle) -> Room | None:
         """The tensor of `out` for a rectangle, if there is one."""
         found: Any = self._out
-        for name in rectangle.key:
+        names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
+        for name in names:
             if not isinstance(found, Mapping) or name not in found:
                 return None
             found = found[name]
@@ -350,7 +357,7 @@ class _Materializing:
             shown = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
             raise ArgumentError(
                 "bad_shape",
-                f"materialize(out)[{'.'.join(rectangle.key)!r}]",
+                f"materialize(out)[{'.'.join(names)!r}]",
                 f"expected a contiguous {blank.dtype} tensor {blank.shape} on {blank.device} that "
                 f"needs no gradient, found {shown}{describe(found)}; leave the column out, or "
                 "pass one buffer for all",
@@ -376,7 +383,7 @@ class _Materializing:
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
         for name, leaf in self._leaves(td, above):
-            key = (*above, name)
+            key = _key(above, name)
             # The commonest first: what a TensorDict is takes long to ask.
             if isinstance(leaf, WireCells):
                 columns[name] = self._received(leaf, key)
@@ -387,7 +394,7 @@ class _Materializing:
             elif is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
             elif isinstance(leaf, (TensorDictBase, WireBatch)):
-                columns[name] = self._plan(leaf, key)
+                columns[name] = self._plan(leaf, (*above, name))
             else:
                 columns[name] = self._rectangular(leaf, key)
         return columns
@@ -401,15 +408,15 @@ class _Materializing:
         options = self._options
         in_place = options.layout == "padded" and options.device is None
         for name in td.fields:
-            if options.layout == "jagged" or _name((*above, name)) in options.keep_jagged:
+            if options.layout == "jagged" or _key(above, name) in options.keep_jagged:
                 yield name, td.leaf(name)
                 continue
             cells = td.cells(name) if in_place else None
             yield name, td.column(name) if cells is None else cells
 
-    def _received(self, cells: WireCells, key: tuple[str, ...]) -> Any:
+    def _received(self, cells: WireCells, key: Key) -> Any:
         """A column that goes from its message straight to its rectangle."""
-        path = f"materialize({'.'.join(key)!r})"
+        path = _path(key)
         self._check_width(cells.splits, path)
         leads, width = self._placed(cells.splits, key, path)
         return self._rectangle(cells, leads, width, key, path)
@@ -420,10 +427,10 @@ class _Materializing:
             row = int(np.argmax(splits.lengths > width))
             raise _too_long(path, row, width, splits.lengths[row])
 
-    def _jagged(self, leaf: torch.Tensor | Parts, key: tuple[str, ...]) -> Any:
+    def _jagged(self, leaf: torch.Tensor | Parts, key: Key) -> Any:
         options = self._options
-        path = f"materialize({'.'.join(key)!r})"
-        if _name(key) in options.keep_jagged:
+        path = _path(key)
+        if key in options.keep_jagged:
             return self._moved(leaf)
         parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path, seen=self._sharing.read)
         splits = self._sharing.groups.of_lengths(parts.lengths).splits
@@ -441,9 +448,9 @@ class _Materializing:
         leads, width = self._placed(splits, key, path)
         return self._rectangle(parts, leads, width, key, path)
 
-    def _rectangular(self, leaf: torch.Tensor, key: tuple[str, ...]) -> Any:
-        options, path = self._options, f"materialize({'.'.join(key)!r})"
-        if _name(key) not in options.token_aligned:
+    def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
+        options, path = self._options, _path(key)
+        if key not in options.token_aligned:
             return self._moved(leaf)
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.dim() < 2:
             raise ArgumentError(
@@ -472,10 +479,10 @@ class _Materializing:
         parts: Parts | WireCells,
         leads: IntArray | None,
         width: int,
-        key: tuple[str, ...],
+        key: Key,
         path: str,
     ) -> _Rectangle:
-        pattern = pad_bits(self._options.pads.get(_name(key), 0), parts.dtype, path)
+        pattern = pad_bits(self._options.pads.get(key, 0), parts.dtype, path)
         blank = Blank(padded_shape(parts, width), parts.dtype, parts.device)
         rectangle = _Rectangle(key, parts, leads, blank, pattern)
         self._rectangles.append(rectangle)
@@ -499,7 +506,7 @@ class _Materializing:
         ones = torch.ones(splits.total, dtype=torch.bool, device=column.parts.device)
         parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
         width = column.blank.shape[column.parts.ragged_dim]
-        key = ("attention_mask",)
+        key = "attention_mask"
         plan["attention_mask"] = self._rectangle(parts, column.leads, width, key, "attention_mask")
 
     def _moved(self, leaf: Any) -> Any:
@@ -510,12 +517,10 @@ class _Materializing:
 
     # Where rows go in their rectangle
 
-    def _side(self, key: tuple[str, ...]) -> PaddingSide:
-        return self._options.sides.get(_name(key), self._options.side)
+    def _side(self, key: Key) -> PaddingSide:
+        return self._options.sides.get(key, self._options.side)
 
-    def _placed(
-        self, splits: RowSplits, key: tuple[str, ...], path: str
-    ) -> tuple[IntArray | None, int]:
+    def _placed(self, splits: RowSplits, key: Key, path: str) -> tuple[IntArray | None, int]:
         """The first cell of each row in the rectangle (None: cell 0), and its width."""
         options, side = self._options, self._side(key)
         if side == "left_right":
@@ -586,9 +591,12 @@ class _Materializing:
 # --- arguments ---------------------------------------------------------------------------------
 
 
-def _name(key: tuple[str, ...]) -> Any:
-    """What a column is called in arguments: its name, or inside a nested one all of them."""
-    return key[0] if len(key) == 1 else key
+def _key(above: tuple[str, ...], name: str) -> Key:
+    return (*above, name) if above else name
+
+
+def _path(key: Key) -> str:
+    return f"materialize({key if isinstance(key, str) else '.'.join(key)!r})"
 
 
 def _rounded(width: int, multiple: int) -> int:
@@ -604,12 +612,12 @@ def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
     )
 
 
-def _check_option(value: Any, options: Any, path: str) -> None:
-    if value not in get_args(options):
+def _check_option(value: Any, options: tuple[str, ...], path: str) -> None:
+    if value not in options:
         raise ArgumentError(
             "bad_option",
             path,
-            f"expected one of {', '.join(map(repr, get_args(options)))}, found {value!r}",
+            f"expected one of {', '.join(map(repr, options))}, found {value!r}",
         )
 
 

@@ -249,15 +249,18 @@ class WireBatch:
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        record = self._leaf(name, "cells")
-        plain = type(record) is records.Jagged and type(record.dtype) is str
-        if not plain or self._chosen is not None or self._device is not None:
+        record = self._leaves.get(name)
+        if type(record) is not records.Jagged:
+            self._leaf(name, "cells")
+            return None
+        message = self._message
+        if type(record.dtype) is not str or self._chosen is not None or message.device is not None:
             return None
         try:
             splits = self._splits_of(record)
             dtype = torch_dtype(record.dtype)
             size = math.prod(record.shape) * dtype.itemsize
-            data = self._message.payload.read(record.buffer, record.offset, size)
+            data = message.payload.read(record.buffer, record.offset, size)
         except WireFormatError as error:
             raise _of_column(name, error) from error
         return WireCells(data, dtype, tuple(record.shape), record.ragged_dim, splits)

@@ -53,6 +53,18 @@ def count(value: Any, what: str, reason: Reason = "bad_record", *, path: str = "
     return value
 
 
+def counts(values: Sequence[Any], what: str, reason: Reason, *, path: str) -> None:
+    """`count` of each."""
+    if not _INT.issuperset(map(type, values)) or (
+        values and not 0 <= min(values) <= max(values) <= INT64_MAX
+    ):
+        for value in values:
+            count(value, what, reason, path=path)
+
+
+_INT = frozenset((int,))
+
+
 def within(place: Place, size: int, buffers: Sequence[int], path: str = "$") -> None:
     """Do `size` bytes lie at `place`? Nothing lies anywhere, so 0 bytes need no buffer."""
     if size == 0:

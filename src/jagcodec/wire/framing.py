@@ -36,7 +36,11 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
     Raises:
         WireFormatError: It is no contiguous buffer.
     """
+    array: ByteArray
     try:
+        if type(buffer) is bytearray or type(buffer) is bytes:
+            array = np.frombuffer(buffer, dtype=np.uint8)
+            return array
         if isinstance(buffer, torch.Tensor):
             buffer = buffer.detach().numpy()
         try:
@@ -47,7 +51,7 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             return np.empty(0, dtype=np.uint8)
         if not view.c_contiguous:
             raise TypeError("one with gaps")
-        array: ByteArray = np.frombuffer(view.cast("B"), dtype=np.uint8)
+        array = np.frombuffer(view.cast("B"), dtype=np.uint8)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WireFormatError(
             "foreign", path, f"expected a contiguous buffer, found {error}"

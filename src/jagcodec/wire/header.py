@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from jagcodec.errors import WireFormatError
-from jagcodec.wire.checks import INT64_MAX, Place, brief, count, expect, fail, within
+from jagcodec.wire.checks import INT64_MAX, Place, brief, counts, expect, fail, within
 from jagcodec.wire.records import CHECKS, KINDS, RECORDS, Group, Header
 from jagcodec.wire.spec import LEAF_LEVELS, MAGIC, MAX_DEPTH, VERSION, Kind
 
@@ -52,7 +52,7 @@ class HeaderWriter:
             members = sorted(self._packer.pack(item) for item in record.items)
             length = msgpack.Packer().pack_array_header(len(members))
             return msgpack.ExtType(kind, b"\x91" + length + b"".join(members))
-        return msgpack.ExtType(kind, self._packer.pack(list(record)))
+        return _extension(kind, self._packer.pack(list(record)))
 
     def header(
         self,
@@ -72,6 +72,12 @@ class HeaderWriter:
             fields["checksums"] = [zlib.crc32(packed), *checksums]
         fields["tree"] = msgpack.ExtType(Kind.TREE, packed)
         return bytes(self._packer.pack(fields))
+
+
+def _extension(code: int, payload: bytes) -> msgpack.ExtType:
+    """An extension of a code and a payload that msgpack, or this module, has made."""
+    # Its constructor would check them again, at three times the cost.
+    return tuple.__new__(msgpack.ExtType, (code, payload))
 
 
 def _big_int(value: Any) -> msgpack.ExtType:
@@ -107,7 +113,7 @@ def read_header(data: Any) -> Header:
             "frames of the transport stand before it",
             path="header",
         )
-    fields = _unpack(bytes(data), msgpack.ExtType, "header")
+    fields = _unpack(bytes(data), _extension, "header")
     expect(type(fields) is dict, "foreign", "a map", fields, "header")
     count_byte = 0x80 | len(fields)
     expect(start[0] == count_byte, "bad_header", "every key once", fields, "header")
@@ -128,8 +134,7 @@ def read_header(data: Any) -> Header:
         )
     buffers, ragged, tree = fields["buffers"], fields["ragged"], fields["tree"]
     expect(type(buffers) is list, "bad_header", "a list of buffer sizes", buffers, "header")
-    for size in buffers:
-        count(size, "a buffer size", "bad_header", path="header")
+    counts(buffers, "a buffer size", "bad_header", path="header")
     expect(sum(buffers) <= INT64_MAX, "bad_header", "sizes below 2**63", buffers, "header")
     expect(type(ragged) is list, "bad_header", "a list of ragged groups", ragged, "header")
     groups = [_group(fields, buffers, f"ragged group {i}") for i, fields in enumerate(ragged)]
@@ -165,8 +170,7 @@ def check_crc(data: Any, expected: Any, path: str) -> None:
 
 def _group(fields: Any, buffers: Sequence[int], path: str) -> Group:
     expect(type(fields) is list and len(fields) == 5, "bad_header", "5 integers", fields, path)
-    for value in fields:
-        count(value, "a count", "bad_header", path=path)
+    counts(fields, "a count", "bad_header", path=path)
     group = Group(*fields)
     expect(group.min <= group.max, "bad_offsets", "min <= max", (group.min, group.max), path)
     within(Place(group.buffer, group.offset), 8 * (group.rows + 1), buffers, path)
@@ -188,7 +192,7 @@ def read_tree(header: Header, build: Callable[[Any], Any]) -> Any:
 
 def outline(header: Header) -> Any:
     """The value tree with its extensions unread (`msgpack.ExtType`)."""
-    return _unpack(header.tree, msgpack.ExtType, "$")
+    return _unpack(header.tree, _extension, "$")
 
 
 def read_record(header: Header, extension: msgpack.ExtType) -> Any:
@@ -198,7 +202,7 @@ def read_record(header: Header, extension: msgpack.ExtType) -> Any:
         WireFormatError: It is unknown or malformed.
     """
     record = _known(extension.code)
-    fields = _unpack(extension.data, msgpack.ExtType, "$")
+    fields = _unpack(extension.data, _extension, "$")
     return CHECKS[record](_record(record, fields), header)
 
 
@@ -236,7 +240,7 @@ class _TreeReader:
             try:
                 return self.value(code, payload, depth)
             except WireFormatError:
-                failed.append(msgpack.ExtType(code, payload))
+                failed.append(_extension(code, payload))
                 raise
 
         try:
@@ -249,7 +253,7 @@ class _TreeReader:
             steps = "[...]"
             if len(data) <= self._to_search:
                 self._to_search -= len(data)
-                steps = _find(_unpack(data, msgpack.ExtType, "$"), failed[0], kind)
+                steps = _find(_unpack(data, _extension, "$"), failed[0], kind)
             raise _moved(error, steps) from error
 
     def value(self, code: int, payload: bytes, depth: int) -> Any:
