@@ -1,6 +1,7 @@
 """Every backend of the row copies against rows of plain bytes; then what only the compiled has."""
 
 import importlib.util
+import itertools
 import math
 import os
 import subprocess
@@ -312,6 +313,61 @@ def test_rows_may_begin_at_multiples_of_a_stride(kernel):
     assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 0, 1, 2, 99]
     kernel.pad([(out, cells, 4, lengths, ints([1, 0, 0]), 4, 1, b"x")], 1)
     assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.integers(0, 2**40), max_size=9))
+def test_offsets_are_sums_and_lengths_their_differences(kernel, lengths):
+    sums = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    extremes = (min(lengths, default=0), max(lengths, default=0))
+    offsets, again = np.full(len(sums), -7), np.full(len(lengths), -7)
+    assert kernel.sums(ints(lengths), offsets) == extremes
+    assert offsets.tolist() == sums
+    assert kernel.differences(offsets, again) == (*extremes, True)
+    assert again.tolist() == lengths
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6))
+def test_offsets_that_fall_are_told_although_differences_wrap_around(kernel, offsets):
+    lengths = np.empty(len(offsets) - 1, dtype=np.int64)
+    low, high, rising = kernel.differences(ints(offsets), lengths)
+    assert rising == (sorted(offsets) == offsets)
+    wrapped = [(b - a + 2**63) % 2**64 - 2**63 for a, b in itertools.pairwise(offsets)]
+    assert lengths.tolist() == wrapped
+    assert (low, high) == (min(wrapped, default=0), max(wrapped, default=0))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_lengths_below_zero_are_the_least(kernel):
+    offsets = np.empty(4, dtype=np.int64)
+    assert kernel.sums(ints([3, -2, 1]), offsets) == (-2, 3)
+    assert offsets.tolist() == [0, 3, 1, 2]
+
+
+MISFITS = {
+    "few sums": (ints([1, 2]), np.zeros(2, np.int64)),
+    "many sums": (ints([1, 2]), np.zeros(4, np.int64)),
+    "int32 sums": (ints([1, 2]), np.zeros(3, np.int32)),
+    "int32": (np.zeros(2, np.int32), np.zeros(3, np.int64)),
+    "strided": (ints([1, 9, 2, 9])[::2], np.zeros(3, np.int64)),
+    "matrix": (ints([[1, 2]]), np.zeros(3, np.int64)),
+    "list": ([1, 2], np.zeros(3, np.int64)),
+    "read-only": (ints([1, 2]), memoryview(np.zeros(3, np.int64)).toreadonly()),
+    "one": (ints([1, 2]),),
+}
+
+
+@needs_compiled
+@pytest.mark.parametrize("arguments", MISFITS.values(), ids=MISFITS)
+def test_numbers_that_do_not_fit_together_are_refused(arguments):
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        compiled.sums(*arguments)
+    if isinstance(arguments[-1], np.ndarray):  # which is written here, and only read there
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            compiled.differences(*arguments[::-1])
+    with pytest.raises((ValueError, BufferError)):
+        compiled.differences(ints([1, 2, 3]), memoryview(ints([1, 2])).toreadonly())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

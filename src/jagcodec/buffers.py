@@ -7,7 +7,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -165,7 +166,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     # does not drag its neighbours along.
     known = _NUMPY_DTYPES.get(dtype)
     if known is not None:
-        return torch.from_numpy(data.view(known).reshape(shape))
+        return torch.from_numpy(np.ndarray(shape, known, data))
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
@@ -191,7 +192,11 @@ def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
     return tensor
 
 
-class Blank(NamedTuple):
+_CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Blank:
     """A tensor that is wanted."""
 
     shape: tuple[int, ...]
@@ -199,7 +204,8 @@ class Blank(NamedTuple):
     device: torch.device
 
 
-class Room(NamedTuple):
+@dataclass(slots=True)  # which is made in half the time of a named tuple
+class Room:
     """Memory for a tensor; unless `zeroed`, it may hold anything.
 
     Attributes:
@@ -230,7 +236,8 @@ def allocate(
         ArgumentError: `out` is too small; the error says what is needed.
         RuntimeError: There is no accelerator to page-lock memory for.
     """
-    on_host = [blank.device.type == "cpu" for blank in blanks]
+    # `type` is made anew each time it is asked for, and takes as long as the rest of this.
+    on_host = [blank.device == _CPU or blank.device.type == "cpu" for blank in blanks]
     sizes = [
         math.prod(blank.shape) * blank.dtype.itemsize if here else 0
         for blank, here in zip(blanks, on_host, strict=True)

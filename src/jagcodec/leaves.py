@@ -197,7 +197,7 @@ def _select_parts(parts: Parts, chosen: Chosen) -> tuple[torch.Tensor, IntArray]
 def _window(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """``tensor[start:stop]``, on the CPU with a storage of its own, lest pickle send it all."""
     plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-    if tensor.device.type != "cpu" or tensor.requires_grad or not plain:
+    if not tensor.is_cpu or tensor.requires_grad or not plain:
         return tensor[start:stop]
     row = tensor.shape[1:].numel() * tensor.itemsize
     shape = (stop - start, *tensor.shape[1:])

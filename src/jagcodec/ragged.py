@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
+from jagcodec import rowcopy
 from jagcodec.buffers import IntArray, sent
 from jagcodec.errors import ArgumentError
 from jagcodec.staging import Staging
@@ -55,35 +56,19 @@ class RowSplits:
         return self.host[:-1]
 
 
-def extremes(numbers: IntArray) -> tuple[int, int]:
-    """The least and the greatest; 0 where there are none."""
-    if not len(numbers):
-        return 0, 0
-    # Not `.min()`, which takes twice as long over few rows.
-    return int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
-
-
-def splits_of_lengths(
-    lengths: IntArray, low: int | None = None, high: int | None = None
-) -> RowSplits:
-    """Row splits from (N,) lengths, none of them negative; of known extremes, or not."""
-    host = np.empty(len(lengths) + 1, dtype=np.int64)
-    host[0] = 0
-    lengths.cumsum(out=host[1:])
-    return _splits(host, lengths, low, high)
-
-
-def splits_of_offsets(host: IntArray) -> RowSplits:
-    """Row splits over (N + 1,) offsets that start at 0 and never fall; aliases `host`."""
-    return _splits(host, host[1:] - host[:-1])
-
-
-def _splits(
-    host: IntArray, lengths: IntArray, low: int | None = None, high: int | None = None
-) -> RowSplits:
-    if low is None or high is None:
-        low, high = extremes(lengths)
+def splits_of_lengths(lengths: IntArray) -> RowSplits:
+    """Row splits from (N,) lengths, none of them negative; aliases them where they lie in order."""
+    lengths = np.ascontiguousarray(lengths)
+    host, low, high = rowcopy.sums(lengths)
     return RowSplits(host, lengths, low, high)
+
+
+def splits_of_offsets(host: IntArray) -> RowSplits | None:
+    """Row splits over (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
+    if not len(host):
+        return None
+    lengths, low, high, rising = rowcopy.differences(host)
+    return RowSplits(host, lengths, low, high) if rising and not host[0] else None
 
 
 def is_jagged(value: object) -> bool:
@@ -286,9 +271,8 @@ def take_apart(
 
 def _read(offsets: torch.Tensor, staging: Staging | None) -> ReadOffsets:
     host = _host(_on_host(offsets, staging))
-    # Compared, because differences of any numbers may wrap around.
-    rising = host[0] >= 0 and bool((host[1:] >= host[:-1]).all())
-    return ReadOffsets(offsets, host, host[1:] - host[:-1], bool(rising))
+    lengths, _, _, rising = rowcopy.differences(np.ascontiguousarray(host))
+    return ReadOffsets(offsets, host, lengths, rising and bool(host[0] >= 0))
 
 
 def _on_host(tensor: torch.Tensor, staging: Staging | None) -> torch.Tensor:

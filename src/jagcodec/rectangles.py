@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from jagcodec.buffers import (
     resolved,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.ragged import Parts, Raggedness, RowSplits, extremes, splits_of_lengths
+from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
 from jagcodec.rowcopy import Copy, Pad, Starts, Unwritten
 
 # --- jagged -> jagged --------------------------------------------------------------------------
@@ -95,7 +95,8 @@ def pad_into(
     return rowcopy.pad(cells, starts, lengths, flat, leads, pattern, fresh=fresh).view(out.shape)
 
 
-class WireCells(NamedTuple):
+@dataclass(slots=True, eq=False)
+class WireCells:
     """A jagged column as its values lie in a message: bytes to read, not to write to.
 
     Attributes:
@@ -196,17 +197,17 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         # It alone may hold more than int64: what does reads as the largest length, and is too much.
         sent = np.minimum(sent, _LONGEST)
     host: IntArray = sent.astype(np.int64)
-    low, high = extremes(host)
-    if low < 0:
+    splits = splits_of_lengths(host)
+    if splits.min < 0:
         row = int(np.argmax(host < 0))
         raise ArgumentError(
             "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
         )
-    if high * len(host) > _LONGEST:
+    if splits.max * len(host) > _LONGEST:
         raise ArgumentError(
-            "bad_length", path, f"expected lengths that add up below 2**63, found {high}"
+            "bad_length", path, f"expected lengths that add up below 2**63, found {splits.max}"
         )
-    return splits_of_lengths(host, low, high)
+    return splits
 
 
 def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:

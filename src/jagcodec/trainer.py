@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
@@ -246,20 +247,21 @@ class _Options(NamedTuple):
                 )
 
 
-class _Rectangle(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Rectangle(Blank):
     """A padded column before there is memory for it."""
 
     key: Key
     parts: Parts | WireCells
     leads: IntArray | None
-    blank: Blank
     pattern: bytes
 
 
 def _filled(rectangles: list[_Rectangle], rooms: list[Room]) -> Iterator[torch.Tensor]:
     """The rectangles in their rooms; those on the CPU are written together."""
     copies, pads, tensors = [], [], []
-    for (_, parts, leads, _, pattern), room in zip(rectangles, rooms, strict=True):
+    for rectangle, room in zip(rectangles, rooms, strict=True):
+        parts, leads, pattern = rectangle.parts, rectangle.leads, rectangle.pattern
         fresh = room.zeroed and not any(pattern)
         task = pad_task(room, parts, leads, pattern)
         if task is None and isinstance(parts, Parts):
@@ -311,17 +313,17 @@ class _Materializing:
 
     def _memory(self) -> list[Room]:
         """Room for each rectangle: new, or reused."""
-        blanks = [rectangle.blank for rectangle in self._rectangles]
+        wanted = self._rectangles
         if self._out is None:
-            return self._allocated(blanks, None)
+            return self._allocated(wanted, None)
         if not isinstance(self._out, Mapping):
-            return self._allocated(blanks, writable_bytes(self._out, "materialize(out)"))
+            return self._allocated(wanted, writable_bytes(self._out, "materialize(out)"))
         given = [self._given(rectangle) for rectangle in self._rectangles]
-        fresh = self._allocated([b for b, g in zip(blanks, given, strict=True) if g is None], None)
+        fresh = self._allocated([b for b, g in zip(wanted, given, strict=True) if g is None], None)
         rest = iter(fresh)
         return [next(rest) if room is None else room for room in given]
 
-    def _allocated(self, blanks: list[Blank], out: ByteArray | None) -> list[Room]:
+    def _allocated(self, blanks: Sequence[Blank], out: ByteArray | None) -> list[Room]:
         try:
             return allocate(blanks, out=out, pin_memory=self._options.pin_memory)
         except (MemoryError, ValueError, RuntimeError) as error:
@@ -344,11 +346,10 @@ class _Materializing:
             if not isinstance(found, Mapping) or name not in found:
                 return None
             found = found[name]
-        blank = rectangle.blank
         fits = (
             isinstance(found, torch.Tensor)
-            and (tuple(found.shape), found.dtype) == (blank.shape, blank.dtype)
-            and found.device == blank.device
+            and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
+            and found.device == rectangle.device
             and found.layout is torch.strided
             and found.is_contiguous()
             and not found.requires_grad
@@ -358,9 +359,9 @@ class _Materializing:
             raise ArgumentError(
                 "bad_shape",
                 f"materialize(out)[{'.'.join(names)!r}]",
-                f"expected a contiguous {blank.dtype} tensor {blank.shape} on {blank.device} that "
-                f"needs no gradient, found {shown}{describe(found)}; leave the column out, or "
-                "pass one buffer for all",
+                f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
+                f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
+                "the column out, or pass one buffer for all",
             )
         return Room(found, as_bytes(found) if found.is_cpu else None, False)
 
@@ -483,8 +484,8 @@ class _Materializing:
         path: str,
     ) -> _Rectangle:
         pattern = pad_bits(self._options.pads.get(key, 0), parts.dtype, path)
-        blank = Blank(padded_shape(parts, width), parts.dtype, parts.device)
-        rectangle = _Rectangle(key, parts, leads, blank, pattern)
+        shape = padded_shape(parts, width)
+        rectangle = _Rectangle(shape, parts.dtype, parts.device, key, parts, leads, pattern)
         self._rectangles.append(rectangle)
         return rectangle
 
@@ -505,7 +506,7 @@ class _Materializing:
         splits = self._sharing.groups.of_lengths(column.parts.lengths).splits
         ones = torch.ones(splits.total, dtype=torch.bool, device=column.parts.device)
         parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
-        width = column.blank.shape[column.parts.ragged_dim]
+        width = column.shape[column.parts.ragged_dim]
         key = "attention_mask"
         plan["attention_mask"] = self._rectangle(parts, column.leads, width, key, "attention_mask")
 

@@ -20,6 +20,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from jagcodec.buffers import IntArray
@@ -37,10 +38,12 @@ __all__ = [
     "backend",
     "cells_alone",
     "copy_all",
+    "differences",
     "gather",
     "pad",
     "pad_all",
     "scatter",
+    "sums",
     "use_backend",
 ]
 
@@ -198,6 +201,26 @@ def pad(
     if kernel is None:
         return indexed.pad(cells, starts, lengths, out, leads, pattern, fresh)
     return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
+
+
+def sums(lengths: IntArray) -> tuple[IntArray, int, int]:
+    """(N,) lengths to (N + 1,) offsets from 0 on, and the least and the greatest length.
+
+    Sums past 2**63 wrap around; without lengths, both extremes are 0.
+    """
+    offsets: IntArray = np.empty(len(lengths) + 1, dtype=np.int64)
+    low, high = (_KERNELS[_name] or plain).sums(lengths, offsets)
+    return offsets, low, high
+
+
+def differences(offsets: IntArray) -> tuple[IntArray, int, int, bool]:
+    """The inverse: lengths, extremes, and whether no offset is below the one before it.
+
+    Otherwise the differences may have wrapped around.
+    """
+    lengths: IntArray = np.empty(len(offsets) - 1, dtype=np.int64)
+    low, high, rising = (_KERNELS[_name] or plain).differences(offsets, lengths)
+    return lengths, low, high, rising
 
 
 def _kernel(cells: torch.Tensor) -> Kernel | None:

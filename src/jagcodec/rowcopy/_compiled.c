@@ -227,9 +227,9 @@ run_without_gil(Batch *batch, Py_ssize_t threads)
 
 /* Borrows a one-dimensional int64 buffer of `rows` numbers, or of any number if that is -1. */
 static bool
-get_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view)
+borrow_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view, int flags)
 {
-    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) < 0) {
+    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT | flags) < 0) {
         return false;
     }
     const char *format = view->format ? view->format : "B";
@@ -240,13 +240,19 @@ get_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view
         PyErr_Format(PyExc_ValueError, "%s: expected one dim of aligned int64, found %d of '%s'",
                      name, view->ndim, view->format ? view->format : "B");
     } else if (rows >= 0 && view->shape[0] != rows) {
-        PyErr_Format(PyExc_ValueError, "%s: expected %zd rows like lengths, found %zd", name, rows,
+        PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, found %zd", name, rows,
                      view->shape[0]);
     } else {
         return true;
     }
     PyBuffer_Release(view);
     return false;
+}
+
+static bool
+get_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view)
+{
+    return borrow_numbers(object, name, rows, view, PyBUF_SIMPLE);
 }
 
 /* As `get_numbers`, but None is allowed; `*numbers` is then NULL. */
@@ -560,11 +566,82 @@ rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
     return do_batch(tasks, threads, read_pad);
 }
 
+PyDoc_STRVAR(sums_doc,
+"sums(lengths, offsets)\n--\n\n"
+"Write the N + 1 sums of N lengths, from 0 on, to offsets. Returns the least and the greatest\n"
+"length, 0 without any. Sums past 2**63 wrap around.");
+
+static PyObject *
+rowcopy_sums(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *lengths, *offsets, *done = NULL;
+    Py_buffer source = {0}, target = {0};
+    if (!PyArg_ParseTuple(args, "OO:sums", &lengths, &offsets)
+        || !get_numbers(lengths, "lengths", -1, &source)) {
+        return NULL;
+    }
+    Py_ssize_t rows = source.shape[0];
+    if (borrow_numbers(offsets, "offsets", rows + 1, &target, PyBUF_WRITABLE)) {
+        const int64_t *numbers = source.buf;
+        int64_t *sums = target.buf, low = rows ? numbers[0] : 0, high = low;
+        uint64_t sum = 0;
+        sums[0] = 0;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            int64_t length = numbers[row];
+            low = length < low ? length : low;
+            high = length > high ? length : high;
+            sum += (uint64_t)length;
+            sums[row + 1] = (int64_t)sum;
+        }
+        done = Py_BuildValue("LL", (long long)low, (long long)high);
+    }
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&source);
+    return done;
+}
+
+PyDoc_STRVAR(differences_doc,
+"differences(offsets, lengths)\n--\n\n"
+"Write the N differences of N + 1 offsets to lengths. Returns the least and the greatest of them,\n"
+"0 without any, and whether no offset is below the one before it: otherwise they may have wrapped\n"
+"around.");
+
+static PyObject *
+rowcopy_differences(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *offsets, *lengths, *done = NULL;
+    Py_buffer source = {0}, target = {0};
+    if (!PyArg_ParseTuple(args, "OO:differences", &offsets, &lengths)
+        || !borrow_numbers(lengths, "lengths", -1, &target, PyBUF_WRITABLE)) {
+        return NULL;
+    }
+    Py_ssize_t rows = target.shape[0];
+    if (get_numbers(offsets, "offsets", rows + 1, &source)) {
+        const int64_t *numbers = source.buf;
+        int64_t *differences = target.buf, low = 0, high = 0;
+        bool rising = true;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            int64_t before = numbers[row], after = numbers[row + 1];
+            int64_t length = (int64_t)((uint64_t)after - (uint64_t)before);
+            low = row && low < length ? low : length;
+            high = row && high > length ? high : length;
+            rising = rising && after >= before;
+            differences[row] = length;
+        }
+        done = Py_BuildValue("LLO", (long long)low, (long long)high, rising ? Py_True : Py_False);
+    }
+    PyBuffer_Release(&source);
+    PyBuffer_Release(&target);
+    return done;
+}
+
 /* --- the module ----------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"copy", rowcopy_copy, METH_VARARGS, copy_doc},
     {"pad", rowcopy_pad, METH_VARARGS, pad_doc},
+    {"sums", rowcopy_sums, METH_VARARGS, sums_doc},
+    {"differences", rowcopy_differences, METH_VARARGS, differences_doc},
     {NULL, NULL, 0, NULL},
 };
 

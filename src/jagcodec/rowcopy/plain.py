@@ -32,6 +32,23 @@ def pad(tasks: Sequence[Pad], threads: int) -> None:
         _copy(dst, src, firsts if leads is None else firsts + leads, starts, lengths, cell_bytes)
 
 
+def sums(lengths: IntArray, offsets: IntArray) -> tuple[int, int]:
+    """See `Kernel`."""
+    offsets[0] = 0
+    np.cumsum(lengths, out=offsets[1:])
+    return _extremes(lengths)
+
+
+def differences(offsets: IntArray, lengths: IntArray) -> tuple[int, int, bool]:
+    """See `Kernel`."""
+    np.subtract(offsets[1:], offsets[:-1], out=lengths)
+    return (*_extremes(lengths), bool((offsets[1:] >= offsets[:-1]).all()))
+
+
+def _extremes(numbers: IntArray) -> tuple[int, int]:
+    return (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+
+
 def _copy(
     dst: ByteArray,
     src: ByteArray,

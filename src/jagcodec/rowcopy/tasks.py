@@ -51,6 +51,12 @@ class Kernel(Protocol):
     def pad(self, tasks: Sequence[Pad], threads: int, /) -> None:
         """Do these in up to so many threads."""
 
+    def sums(self, lengths: IntArray, offsets: IntArray, /) -> tuple[int, int]:
+        """See `rowcopy.sums`; `offsets` are written."""
+
+    def differences(self, offsets: IntArray, lengths: IntArray, /) -> tuple[int, int, bool]:
+        """See `rowcopy.differences`; `lengths` are written."""
+
 
 class Unwritten:
     """Rows in CPU memory that are still to be put together, straight where they are wanted.

@@ -480,7 +480,7 @@ class Encoding:
         name = _TORCH_NAMES.get(tensor.dtype)
         if name is None:
             raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             raise self._refusal(tensor, " from the meta device: it has no values")
         return name
 
