@@ -12,6 +12,7 @@ from hypothesis import given
 
 import jagcodec
 from jagcodec import (
+    ArgumentError,
     WireFormatError,
     decode,
     decode_batch,
@@ -100,6 +101,34 @@ def test_memory_that_will_not_do(memory, error, text):
         encode_into(VALUE, memory)
     if isinstance(memory, bytearray):
         assert not any(memory)
+
+
+def test_memory_of_a_tensor_is_never_written_over():
+    """Neither its own place nor another's: what was not yet encoded would be lost."""
+    memory = np.arange(40_000) % 251
+    tensors = {"a": torch.from_numpy(memory[20_000:25_000]), "b": torch.arange(3000)}
+    before = memory.copy()
+    for room in (memory[13_000:], memory[19_999:], memory[24_999:]):
+        with pytest.raises(ArgumentError, match="apart from what is encoded"):
+            encode_into(tensors, room)
+        assert np.array_equal(memory, before)
+    assert encode_into(tensors, memory[25_000:]) == encoded_size(tensors)
+    assert np.array_equal(memory[:25_000], before[:25_000])
+
+
+@pytest.mark.parametrize("begin", [0, 30_000, 99_000])
+def test_columns_are_never_packed_over_each_other(begin):
+    memory = np.arange(100_000) % 251
+    columns = {"a": torch.from_numpy(memory[:40_000]).view(10, -1), "b": torch.ones(10, 4000)}
+    lengths = torch.full((10,), 3000)
+    before = memory.copy()
+    options = {"lengths": lengths, "token_aligned_fields": columns}
+    if begin < 40_000:
+        with pytest.raises(ArgumentError, match="apart from what is encoded"):
+            encode_fields(columns, out=memory[begin:], **options)
+        assert np.array_equal(memory, before)
+    else:
+        encode_fields(columns, out=np.empty_like(memory), **options)
 
 
 @given(jagged_batches())

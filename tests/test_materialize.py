@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
+    ArgumentError,
     BatchedDataDict,
     decode,
     encode,
@@ -479,6 +480,30 @@ def test_one_buffer_for_all_of_any_sufficient_size(make):
 def test_memory_that_does_not_fit_is_an_error(out, error, message):
     with pytest.raises(error, match=message):
         materialize(ids(1, 2), out=out)
+
+
+def test_two_columns_are_not_written_to_one_memory():
+    td = ids(4, 2)
+    td["more"] = td["ids"] + 1
+    room = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
+        materialize(td, out={"ids": room, "more": room})
+    assert not room.any()
+
+
+@pytest.mark.parametrize("first", [0, 100, 900])
+def test_a_batch_is_not_written_over_while_it_is_read(first):
+    memory = bytearray(10_000)
+    header, payload = encode(ids(100, 90))
+    memory[: len(payload)] = payload
+    batch = open_wire([header, memoryview(memory)[: len(payload)]])
+    before = bytes(memory)
+    for td in (batch, batch.to_tensordict()):
+        with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
+            materialize(td, out=memoryview(memory)[first:])
+    assert memory == before
+    columns = materialize(batch, out=memoryview(memory)[len(payload) :])
+    assert_same(columns["ids"], materialize(batch)["ids"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be page-locked here")

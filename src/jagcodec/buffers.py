@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -140,6 +140,27 @@ def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
     return array.reshape(-1).view(np.uint8)
 
 
+def address(data: ByteArray) -> int:
+    """Where the bytes lie."""
+    place: int = data.__array_interface__["data"][0]  # `data.ctypes` takes twice as long
+    return place
+
+
+def are_apart(targets: Iterable[ByteArray], sources: Iterable[ByteArray]) -> bool:
+    """Whether memory that is to be written overlaps nothing that is to be read, nor each other."""
+    spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]
+    spans += [(address(data), data.nbytes, False) for data in sources if data.nbytes]
+    written = read = 0  # where the furthest of them ends
+    for start, size, is_target in sorted(spans):
+        if start < written or (is_target and start < read):
+            return False
+        if is_target:
+            written = max(written, start + size)
+        else:
+            read = max(read, start + size)
+    return True
+
+
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
     """The cells of a strided tensor in order, as a flat uint8 array.
 
@@ -260,7 +281,7 @@ def allocate(
 def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
     """`size` bytes for rooms: of `out` at a multiple of 64."""
     if out is not None:
-        start = -out.ctypes.data % ALIGNMENT
+        start = -address(out) % ALIGNMENT
         if len(out) < start + size:
             raise ArgumentError(
                 "too_large",

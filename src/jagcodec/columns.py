@@ -290,7 +290,7 @@ def encode_fields(
         with the last of their frames, or straight into `out`.
 
     Raises:
-        ArgumentError: As from `pack_jagged_fields`; or `out` is too small.
+        ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
         ArgumentTypeError: As from `pack_jagged_fields`; or `out` is no writable buffer.
         UnsupportedTypeError: As from `encode`.
 

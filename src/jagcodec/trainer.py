@@ -12,7 +12,16 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.batched import BatchedDataDict
-from jagcodec.buffers import Blank, ByteArray, IntArray, Room, allocate, as_bytes, describe
+from jagcodec.buffers import (
+    Blank,
+    ByteArray,
+    IntArray,
+    Room,
+    allocate,
+    are_apart,
+    as_bytes,
+    describe,
+)
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.fields import field_names
 from jagcodec.leaves import Sharing, move_leaf
@@ -28,7 +37,7 @@ from jagcodec.rectangles import (
     parts_of_rectangle,
     read_lengths,
 )
-from jagcodec.rowcopy import cells_alone, copy_all, pad_all
+from jagcodec.rowcopy import Copy, Pad, cells_alone, copy_all, pad_all
 from jagcodec.wire.decoder import usable_device
 from jagcodec.wire.framing import writable_bytes
 from jagcodec.wire_batch import WireBatch
@@ -158,7 +167,8 @@ def materialize(
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
             silent width mismatch between ranks hangs collectives) or a prompt than its row, a
-            pad does not fit its dtype, `out` does not fit, or `td` has no batch dim.
+            pad does not fit its dtype, `out` does not fit, or overlaps the batch or itself, or
+            `td` has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
@@ -257,7 +267,9 @@ class _Rectangle(Blank):
     pattern: bytes
 
 
-def _filled(rectangles: list[_Rectangle], rooms: list[Room]) -> Iterator[torch.Tensor]:
+def _filled(
+    rectangles: list[_Rectangle], rooms: list[Room], *, reused: bool
+) -> Iterator[torch.Tensor]:
     """The rectangles in their rooms; those on the CPU are written together."""
     copies, pads, tensors = [], [], []
     for rectangle, room in zip(rectangles, rooms, strict=True):
@@ -274,6 +286,13 @@ def _filled(rectangles: list[_Rectangle], rooms: list[Room]) -> Iterator[torch.T
             copies.append(cells_alone(task))
         else:
             pads.append(task)
+    tasks: list[Copy | Pad] = [*copies, *pads]
+    if reused and not are_apart([task.dst for task in tasks], [task.src for task in tasks]):
+        raise ArgumentError(
+            "conflict",
+            "materialize(out)",
+            "expected memory of its own for each column, apart from the batch, found an overlap",
+        )
     copy_all(copies)
     pad_all(pads)
     return iter(tensors)
@@ -296,7 +315,8 @@ class _Materializing:
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
-        return self._contained(plan, _filled(self._rectangles, self._memory()))
+        filled = _filled(self._rectangles, self._memory(), reused=self._out is not None)
+        return self._contained(plan, filled)
 
     def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
         columns = {}

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray
+from jagcodec.buffers import ByteArray, address
 from jagcodec.columns import encode_fields
 from jagcodec.errors import (
     ArgumentError,
@@ -343,7 +343,7 @@ class Store:
         size = write(allocate)
         send = self._client.upsert_from if replace else self._client.put_from
         config = ReplicateConfig() if config is None else config
-        self._done(send(key, _address(lent[0]), size, config), lent[0], where)
+        self._done(send(key, address(lent[0]), size, config), lent[0], where)
         return size
 
     def _size(self, key: str, where: str) -> int:
@@ -353,7 +353,7 @@ class Store:
     def _read(self, key: str, where: str) -> ByteArray:
         size = self._size(key, where)
         blob = self._memory.lend(size, where)
-        found = self._client.get_into(key, _address(blob), size)
+        found = self._client.get_into(key, address(blob), size)
         if found == _BAD_PARAMETERS:
             raise _replaced(where, size)
         # Less if a smaller one has taken its place since; a blob says where it ends.
@@ -365,7 +365,7 @@ class Store:
         self._check(where)
         part = self._memory.lend(size, where)
         found = self._client.get_into_ranges(
-            [_address(part)], [[key]], [[[0]]], [[[offset]]], [[[size]]]
+            [address(part)], [[key]], [[[0]]], [[[offset]]], [[[size]]]
         )[0][0][0]
         if found == _BAD_PARAMETERS or 0 <= found < size:
             raise _replaced(where, offset + size)
@@ -447,18 +447,18 @@ class _Registered:
             addresses, self._all = self._all, {}
             self._free.clear()
             self._retired.clear()
-        for address in addresses if alive else ():
-            self._client.unregister_buffer(address)
+        for place in addresses if alive else ():
+            self._client.unregister_buffer(place)
 
     def _register(self, room: int, where: str) -> ByteArray:
         with self._lock:
             self._make_room(room, where)
             block = np.empty(room + ALIGNMENT, dtype=np.uint8)
-            memory = block[-_address(block) % ALIGNMENT :][:room]
-            code = self._client.register_buffer(_address(memory), room)
+            memory = block[-address(block) % ALIGNMENT :][:room]
+            code = self._client.register_buffer(address(memory), room)
             if code:
                 raise _error(code, where)
-            self._all[_address(memory)] = room
+            self._all[address(memory)] = room
         return memory
 
     def _make_room(self, room: int, where: str) -> None:
@@ -466,8 +466,8 @@ class _Registered:
         for free in self._free.values():
             while free and sum(self._all.values()) + room > self._max_bytes:
                 memory = free.pop()
-                self._client.unregister_buffer(_address(memory))
-                del self._all[_address(memory)]
+                self._client.unregister_buffer(address(memory))
+                del self._all[address(memory)]
         used = sum(self._all.values())
         if used + room > self._max_bytes:
             raise ArgumentError(
@@ -489,11 +489,6 @@ class _Lent:
 
     def __del__(self) -> None:
         self._free.append(self._memory)
-
-
-def _address(memory: ByteArray) -> int:
-    address: int = memory.__array_interface__["data"][0]
-    return address
 
 
 # --- errors ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batched import BatchedDataDict
 from jagcodec.blocks import new_block
-from jagcodec.buffers import ByteArray
+from jagcodec.buffers import ByteArray, address
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import Frame, encode
 from jagcodec.wire.spec import ALIGNMENT
@@ -144,7 +144,7 @@ class _Neighbours:
             "version": 3,
             "typestr": "|u1",
             "shape": (size,),
-            "data": (arrays[0].ctypes.data, True),
+            "data": (address(arrays[0]), True),
         }
 
 
@@ -154,7 +154,7 @@ def _in_place(pieces: list[Any]) -> ByteArray:
     if len(arrays) == 1:
         return arrays[0]
     # Ray writes buffers one behind the other, each at a multiple of 64 bytes.
-    starts = [array.ctypes.data for array in arrays]
+    starts = [address(array) for array in arrays]
     ends = [start + len(array) for start, array in zip(starts, arrays, strict=True)]
     if starts[1:] != ends[:-1]:
         return np.concatenate(arrays)
@@ -170,7 +170,7 @@ def owned(frames: list[list[Any]]) -> list[Any]:
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
     block = new_block(ends[-1] + ALIGNMENT).data
-    block = block[-block.ctypes.data % ALIGNMENT :]
+    block = block[-address(block) % ALIGNMENT :]
     owned = []
     for pieces, start, size in zip(frames, [0, *ends], sizes, strict=False):
         at = start

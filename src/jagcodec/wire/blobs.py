@@ -70,7 +70,7 @@ def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
         Bytes written.
 
     Raises:
-        ArgumentError: The buffer is too small; nothing was written.
+        ArgumentError: The buffer is too small, or overlaps a tensor; nothing was written.
         ArgumentTypeError: It is no buffer, read-only, or has gaps.
         UnsupportedTypeError: As `encode`; nothing was written.
 
@@ -100,7 +100,7 @@ def encode_batch_into(
         start. They keep it alive.
 
     Raises:
-        ArgumentError: `allocate` returned less than it was asked for.
+        ArgumentError: `allocate` returned less than it was asked for, or memory of a tensor.
         ArgumentTypeError: It returned no writable buffer.
         UnsupportedTypeError: As `encode`; nothing was written.
 

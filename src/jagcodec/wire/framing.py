@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray
+from jagcodec.buffers import ByteArray, are_apart
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
 from jagcodec.rowcopy import Unwritten, copy_all
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
@@ -152,7 +152,7 @@ def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
         Bytes written.
 
     Raises:
-        ArgumentError: `target` is too small; nothing was written.
+        ArgumentError: `target` is too small, or overlaps a frame; nothing was written.
     """
     header, *payload = parts = list(map(_part, frames))
     *starts, size = starts_of(header.nbytes, [part.nbytes for part in payload])
@@ -167,12 +167,22 @@ def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
     parts.insert(0, np.frombuffer(preamble, dtype=np.uint8))
     begins = [0, PREAMBLE.size, *starts]
     ends = [begin + part.nbytes for begin, part in zip(begins, parts, strict=True)]
-    copies = []
+    copies, kept = [], []
     for begin, end, part in zip(begins, ends, parts, strict=True):
         if isinstance(part, Unwritten):
             copies.append(part.copy_to(target[begin:end]))
         else:
-            target[begin:end] = part
+            kept.append((target[begin:end], part))
+    sources = [*(copy.src for copy in copies), *(part for _, part in kept)]
+    if not are_apart([target[:size]], sources):
+        raise ArgumentError(
+            "conflict",
+            "buffer",
+            "expected memory apart from what is encoded, found an overlap; write to memory that "
+            "no tensor of the value lies in",
+        )
+    for room, part in kept:
+        room[:] = part
     copy_all(copies)
     for end, begin in zip(ends, itertools.islice(begins, 1, None), strict=False):
         target[end:begin] = 0

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from jagcodec.blocks import new_block
-from jagcodec.buffers import ByteArray
+from jagcodec.buffers import ByteArray, address
 
 Fetch = Callable[[int, int, int], ByteArray]
 """(buffer, offset, size) -> those bytes, aliased or new."""
@@ -42,14 +42,14 @@ class FramePayload:
         owned = self._owned[buffer]
         if owned is None:
             owned = self._owned[buffer] = writable(self._arrays[buffer], self._copy)
-        if not (_address(owned) + offset) % alignment:
+        if not (address(owned) + offset) % alignment:
             return owned[offset : offset + size]
         # The whole buffer, moved once for all values that lie so: views may overlap in it.
         key = (buffer, offset % _WIDEST)
         moved = self._realigned.get(key)
         if moved is None:
             room = new_block(len(owned) + 2 * _WIDEST).data
-            shift = -(_address(room) + offset) % _WIDEST
+            shift = -(address(room) + offset) % _WIDEST
             moved = self._realigned[key] = room[shift : shift + len(owned)]
             moved[:] = owned
         return moved[offset : offset + size]
@@ -69,7 +69,7 @@ class RangePayload:
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
         """See `Payload`."""
         data = writable(self.read(buffer, offset, size), self._copy)
-        return _copied(data) if _address(data) % alignment else data
+        return _copied(data) if address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
@@ -96,18 +96,13 @@ _WIDEST = 16
 """The widest alignment of any dtype."""
 
 
-def _address(data: ByteArray) -> int:
-    address: int = data.__array_interface__["data"][0]
-    return address
-
-
 class _Writable:
     """Read-only memory that numpy is told it may write: for `copy=False` alone."""
 
     def __init__(self, array: ByteArray) -> None:
         self._keep_alive = array
         self.__array_interface__ = {
-            "data": (array.__array_interface__["data"][0], False),
+            "data": (address(array), False),
             "shape": array.shape,
             "typestr": "|u1",
             "version": 3,
