@@ -370,6 +370,108 @@ def test_numbers_that_do_not_fit_together_are_refused(arguments):
         compiled.differences(ints([1, 2, 3]), memoryview(ints([1, 2])).toreadonly())
 
 
+def ends_of(row):
+    """How many equal cells a row begins with, and how many follow before those it ends with."""
+    changes = [i for i in range(1, len(row)) if row[i] != row[i - 1]]
+    return (changes[0], changes[-1] - changes[0]) if changes else (0, 0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.data())
+def test_ends_are_those_of_each_row(kernel, data):
+    cell, width = data.draw(st.sampled_from([1, 2, 3, 8, 16, 24])), data.draw(st.integers(1, 7))
+    kinds = [bytes([i]) * (cell - 1) + b"\x05" for i in range(2)] + [b"\x05" * cell]
+    rows = data.draw(
+        st.lists(
+            st.lists(st.sampled_from(kinds), min_size=width, max_size=width)
+            | st.sampled_from(kinds).map(lambda kind: [kind] * width),
+            max_size=5,
+        )
+    )
+    stride = width + data.draw(st.integers(0, 2))
+    gap = b"\x09" * (cell * (stride - width))
+    source = np.frombuffer(gap.join(b"".join(row) for row in rows), dtype=np.uint8)
+    starts, lengths = np.full(len(rows), -7), np.full(len(rows), -7)
+    kernel.ends([(source, stride, width, cell, starts, lengths)], 1)
+    assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == list(map(ends_of, rows))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 200])
+@pytest.mark.parametrize("cell", [1, 8, 12])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ends_of_large_rectangles(kernel, cell, threads):
+    rng = np.random.default_rng(3)
+    rows, width = 700, 20_000 // cell
+    grid = np.zeros((rows, width, cell), dtype=np.uint8)
+    begins = rng.integers(1, width // 2, rows)
+    ends = begins + rng.integers(1, width // 2, rows)
+    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        grid[row, end:, -1] = row % 3  # the pad after, which may be that before
+        grid[row, begin, 0] = 1 + row % 5  # the first and the last cell alone differ
+        grid[row, end - 1, -1] += 7
+    grid[13] = 4
+    starts, lengths = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
+    kernel.ends([(grid.reshape(-1), width, width, cell, starts, lengths)], threads)
+    begins[13] = ends[13] = 0
+    assert np.array_equal(starts, begins)
+    assert np.array_equal(starts + lengths, ends)
+
+
+def ends_task(**changes):
+    """A good task: three rows of 4 cells of 2 bytes, every 5 cells; some of it changed."""
+    args = {"src": bytes(28), "stride": 5, "width": 4, "cell": 2}
+    args |= {"starts": ints([7, 7, 7]), "lengths": ints([7, 7, 7])}
+    return tuple((args | changes).values())
+
+
+BAD_ENDS = {
+    "short src": {"src": bytes(26)},
+    "no src": {"src": b""},
+    "ragged src": {"src": bytes(29)},
+    "wide": {"width": 5},
+    "no width": {"width": 0},
+    "negative width": {"width": -4},
+    "huge width": {"width": 2**62},
+    "long stride": {"stride": 6},
+    "negative stride": {"stride": -5},
+    "huge stride": {"stride": 2**62},
+    "no cell": {"cell": 0},
+    "fewer lengths": {"lengths": ints([7, 7])},
+    "int32": {"starts": np.zeros(3, np.int32)},
+    "strided": {"lengths": ints([7] * 6)[::2]},
+    "read-only": {"starts": memoryview(ints([7] * 3)).toreadonly()},
+    "no numbers": {"starts": None},
+}
+
+
+@needs_compiled
+@pytest.mark.parametrize("changes", BAD_ENDS.values(), ids=BAD_ENDS)
+def test_bad_ends_are_refused_before_a_number_is_written(changes):
+    assert compiled.ends([ends_task()], 1) is None
+    bad, good = ends_task(**changes), ends_task()
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        compiled.ends([good, bad], 1)
+    assert good[-1].tolist() == [7, 7, 7]
+
+
+@needs_compiled
+def test_ends_are_not_written_over_what_is_read():
+    numbers = ints(range(12))
+    cells = numbers.view(np.uint8)
+    for starts, lengths in (
+        (numbers[:3], ints([7] * 3)),
+        (ints([7] * 3), numbers[9:]),
+        (numbers[:0], numbers[:0]),
+    ):
+        task = (cells, 4, 4, 8, starts, lengths)
+        if len(starts):
+            with pytest.raises(ValueError, match="overlap"):
+                compiled.ends([task], 1)
+        else:
+            compiled.ends([task], 1)
+    assert numbers.tolist() == list(range(12))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_tasks_are_nothing_to_do(kernel):
     assert kernel.copy([], 2) is None

@@ -72,7 +72,7 @@ def trim(column: torch.Tensor) -> Trimmed:
         words = contiguous_bits(words).flatten(0, dim - 1)
     cells, stride = rows_in_place(words)
     grid = words.flatten(2).numpy()
-    starts, lengths = _between(grid)
+    starts, lengths = rowcopy.ends(cells, stride, width, len(grid))
     firsts = np.arange(len(grid)) * stride
     one_each = _one_each(cells, firsts + starts, lengths)
     if one_each is None:
@@ -97,31 +97,6 @@ def trim(column: torch.Tensor) -> Trimmed:
         values,
         one_each is not None,
     )
-
-
-def _between(grid: Words) -> tuple[IntArray, IntArray]:
-    """Where the cells between the first and the last run of each row start, and how many."""
-    rows, width = grid.shape[:2]
-    if width == 1:
-        return np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
-    words = _widest(grid)
-    count = words.shape[2]
-    flat = words.reshape(rows, -1)
-    # The first run ends, and the last one begins, where a cell is unlike the one before.
-    changes = flat[:, count:] != flat[:, :-count]
-    first = changes.argmax(axis=1)
-    starts = first // count + 1
-    ends = width - 1 - changes[:, ::-1].argmax(axis=1) // count
-    varied = changes[np.arange(rows), first]
-    # A row of one value is all pad after.
-    return np.where(varied, starts, 0), np.where(varied, ends - starts, 0)
-
-
-def _widest(grid: Words) -> Words:
-    """The same cells as few words: comparing takes as long as there are words."""
-    size = grid.shape[2] * grid.itemsize
-    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
-    return grid.view(f"i{width}")
 
 
 def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:

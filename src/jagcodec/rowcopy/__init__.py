@@ -23,11 +23,11 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray
+from jagcodec.buffers import IntArray, as_bytes
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 from jagcodec.rowcopy.memory import cells_alone
-from jagcodec.rowcopy.tasks import Copy, Kernel, Pad, Starts, Unwritten
+from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, Unwritten
 
 __all__ = [
     "Backend",
@@ -39,6 +39,7 @@ __all__ = [
     "cells_alone",
     "copy_all",
     "differences",
+    "ends",
     "gather",
     "pad",
     "pad_all",
@@ -201,6 +202,21 @@ def pad(
     if kernel is None:
         return indexed.pad(cells, starts, lengths, out, leads, pattern, fresh)
     return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
+
+
+def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntArray, IntArray]:
+    """What lies between the constant ends of each row, of (M, ...) contiguous cells on the CPU.
+
+    Row i is `width` cells from cell ``i * stride`` on.
+
+    Returns:
+        (rows,) how many equal cells each row begins with, and (rows,) how many follow before the
+        equal cells that it ends with; both 0 where all are equal.
+    """
+    starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
+    task = Ends(as_bytes(cells), stride, width, memory.cell_bytes(cells), starts, lengths)
+    (_KERNELS[_name] or plain).ends([task], torch.get_num_threads())
+    return starts, lengths
 
 
 def sums(lengths: IntArray) -> tuple[IntArray, int, int]:

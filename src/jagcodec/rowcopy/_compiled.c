@@ -23,6 +23,7 @@ enum {
     MAX_THREADS = 64,
     MAX_PATTERN = 16,
     BLOCK = 4096, /* bytes of repeated pattern that long pads are copied from; fits in L1 */
+    SCANNED = 256, /* bytes compared at a time */
 };
 
 /* Measured on two cores: two threads are level with one at 3 MiB, and a seventh faster at 6. */
@@ -64,6 +65,9 @@ typedef struct Task {
     int fill;             /* the byte that the pattern repeats; or -1: */
     size_t block_size;
     unsigned char *block; /* the pattern over and over */
+    /* of `ends` alone, which are written */
+    int64_t *row_starts;
+    int64_t *row_lengths;
 } Task;
 
 enum { VIEWS = 6 }; /* buffers of a task */
@@ -155,6 +159,51 @@ run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
             fill(task, at, stop);
             at = stop;
         }
+    }
+}
+
+/* The first byte of `size` that is unlike the one `cell` bytes on; `size` if none is. */
+static size_t
+first_change(const unsigned char *bytes, size_t size, size_t cell)
+{
+    size_t at = 0;
+    while (size - at >= SCANNED && !memcmp(bytes + at, bytes + at + cell, SCANNED)) {
+        at += SCANNED;
+    }
+    while (at < size && bytes[at] == bytes[at + cell]) {
+        at++;
+    }
+    return at;
+}
+
+/* The last byte of `size` that is unlike the one `cell` bytes on; there is one. */
+static size_t
+last_change(const unsigned char *bytes, size_t size, size_t cell)
+{
+    while (size >= SCANNED && !memcmp(bytes + size - SCANNED, bytes + size - SCANNED + cell, SCANNED)) {
+        size -= SCANNED;
+    }
+    while (bytes[size - 1] == bytes[size - 1 + cell]) {
+        size--;
+    }
+    return size - 1;
+}
+
+/* Measures the rows of bytes `begin` to `end`, which are whole rows. */
+static void
+run_ends(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
+{
+    for (size_t row = begin / task->width; row < end / task->width; row++) {
+        const unsigned char *bytes = task->src + row * (size_t)task->src_starts.stride * task->cell;
+        size_t size = task->width - task->cell; /* of what has a cell behind it */
+        size_t first = first_change(bytes, size, task->cell);
+        int64_t start = 0, stop = 0;
+        if (first < size) {
+            start = (int64_t)(first / task->cell + 1);
+            stop = (int64_t)(last_change(bytes, size, task->cell) / task->cell + 1);
+        }
+        task->row_starts[row] = start;
+        task->row_lengths[row] = stop - start;
     }
 }
 
@@ -532,6 +581,51 @@ read_pad(PyObject *given, Task *task, Py_buffer *views)
     return true;
 }
 
+static bool
+read_ends(PyObject *given, Task *task, Py_buffer *views)
+{
+    enum { SRC, STARTS, LENGTHS };
+    PyObject *starts, *lengths;
+    Py_ssize_t stride, width, cell, src_cells;
+    if (!PyArg_ParseTuple(given, "y*nnnOO:ends", &views[SRC], &stride, &width, &cell, &starts,
+                          &lengths)) {
+        return false;
+    }
+    if (!cell_is_positive(cell) || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
+        || !borrow_numbers(starts, "starts", -1, &views[STARTS], PyBUF_WRITABLE)) {
+        return false;
+    }
+    Py_ssize_t rows = views[STARTS].shape[0];
+    if (!borrow_numbers(lengths, "lengths", rows, &views[LENGTHS], PyBUF_WRITABLE)
+        || !buffers_are_apart(&views[STARTS], &views[SRC])
+        || !buffers_are_apart(&views[LENGTHS], &views[SRC])
+        || !buffers_are_apart(&views[LENGTHS], &views[STARTS])) {
+        return false;
+    }
+    /* By division, because rows * stride may overflow. */
+    if (width < 1 || stride < 0
+        || (rows && (width > src_cells || (rows > 1 && stride > (src_cells - width) / (rows - 1))))) {
+        PyErr_Format(PyExc_ValueError,
+                     "src: expected %zd rows of %zd cells, 1 or more, every %zd, found %zd cells",
+                     rows, width, stride, src_cells);
+        return false;
+    }
+    task->run = run_ends;
+    task->src = views[SRC].buf;
+    task->src_starts = (Starts){NULL, stride};
+    task->cell = (size_t)cell;
+    task->width = (size_t)width * task->cell;
+    task->row_starts = views[STARTS].buf;
+    task->row_lengths = views[LENGTHS].buf;
+    if (rows && task->width > (size_t)PY_SSIZE_T_MAX / (size_t)rows) {
+        PyErr_SetString(PyExc_ValueError, "src: expected fewer than 2**63 bytes in all");
+        return false;
+    }
+    task->bytes = (size_t)rows * task->width;
+    task->chunk = CHUNK > task->width ? CHUNK / task->width * task->width : task->width;
+    return true;
+}
+
 PyDoc_STRVAR(copy_doc,
 "copy(tasks, threads)\n--\n\n"
 "Of each task (dst, src, dst_starts, src_starts, lengths, cell_bytes) copy row i, cells\n"
@@ -564,6 +658,23 @@ rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     return do_batch(tasks, threads, read_pad);
+}
+
+PyDoc_STRVAR(ends_doc,
+"ends(tasks, threads)\n--\n\n"
+"Of each task (src, stride, width, cell_bytes, starts, lengths) write to starts[i] how many equal\n"
+"cells row i of width cells begins with, and to lengths[i] how many there are from there to the\n"
+"equal cells that it ends with: 0 and 0 where all are equal. Row i begins at cell i * stride.");
+
+static PyObject *
+rowcopy_ends(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tasks;
+    Py_ssize_t threads;
+    if (!PyArg_ParseTuple(args, "On:ends", &tasks, &threads)) {
+        return NULL;
+    }
+    return do_batch(tasks, threads, read_ends);
 }
 
 PyDoc_STRVAR(sums_doc,
@@ -640,6 +751,7 @@ rowcopy_differences(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"copy", rowcopy_copy, METH_VARARGS, copy_doc},
     {"pad", rowcopy_pad, METH_VARARGS, pad_doc},
+    {"ends", rowcopy_ends, METH_VARARGS, ends_doc},
     {"sums", rowcopy_sums, METH_VARARGS, sums_doc},
     {"differences", rowcopy_differences, METH_VARARGS, differences_doc},
     {NULL, NULL, 0, NULL},

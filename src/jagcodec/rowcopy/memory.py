@@ -21,7 +21,7 @@ def gather(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """See `rowcopy.gather`."""
-    size = _cell_bytes(cells)
+    size = cell_bytes(cells)
     total = int(lengths.sum())
     if out is None:
         data = new_block(total * size).data
@@ -39,7 +39,7 @@ def scatter(
     """See `rowcopy.scatter`."""
     if values.numel():
         data = _writable(out, out.nbytes)
-        copy = Copy(data, as_bytes(values), starts, None, lengths, _cell_bytes(values))
+        copy = Copy(data, as_bytes(values), starts, None, lengths, cell_bytes(values))
         copy_all(kernel, [copy])
     return out
 
@@ -55,7 +55,7 @@ def pad(
     fresh: bool,
 ) -> torch.Tensor:
     """See `rowcopy.pad`."""
-    size, width = _cell_bytes(cells), out.shape[1]
+    size, width = cell_bytes(cells), out.shape[1]
     data = _writable(out, len(lengths) * width * size)
     if data.nbytes:
         task = Pad(data, as_bytes(cells), starts, lengths, leads, width, size, pattern)
@@ -84,7 +84,8 @@ def cells_alone(task: Pad) -> Copy:
     return Copy(task.dst, task.src, to, task.starts, task.lengths, task.cell_bytes)
 
 
-def _cell_bytes(cells: torch.Tensor) -> int:
+def cell_bytes(cells: torch.Tensor) -> int:
+    """Of what lies under one index of dim 0."""
     return cells.shape[1:].numel() * cells.itemsize
 
 

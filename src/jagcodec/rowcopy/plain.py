@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jagcodec.buffers import ByteArray, IntArray
-from jagcodec.rowcopy.tasks import Copy, Pad, Starts
+from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
@@ -30,6 +30,29 @@ def pad(tasks: Sequence[Pad], threads: int) -> None:
             dst.view(f"V{len(pattern)}")[...] = np.void(pattern)
         firsts = np.arange(len(lengths)) * width
         _copy(dst, src, firsts if leads is None else firsts + leads, starts, lengths, cell_bytes)
+
+
+def ends(tasks: Sequence[Ends], threads: int) -> None:
+    """See `Kernel`; `threads` is of no use here."""
+    for src, stride, width, cell_bytes, starts, lengths in tasks:
+        starts.fill(0)
+        lengths.fill(0)
+        rows = len(starts)
+        if width == 1 or not rows:
+            continue
+        # As wide words as can be: comparing takes as long as there are words.
+        size = next(size for size in (8, 4, 2, 1) if cell_bytes % size == 0)
+        count = cell_bytes // size
+        grid = np.lib.stride_tricks.as_strided(
+            src, (rows, width * cell_bytes), (stride * cell_bytes, 1), writeable=False
+        ).view(f"i{size}")
+        # The first run ends, and the last one begins, where a cell is unlike the one before.
+        changes = grid[:, count:] != grid[:, :-count]
+        first = changes.argmax(axis=1)
+        varied = changes[np.arange(rows), first]
+        starts[varied] = (first // count + 1)[varied]
+        stops = width - 1 - changes[:, ::-1].argmax(axis=1) // count
+        lengths[varied] = (stops - starts)[varied]
 
 
 def sums(lengths: IntArray, offsets: IntArray) -> tuple[int, int]:

@@ -42,6 +42,22 @@ class Pad(NamedTuple):
     pattern: bytes
 
 
+class Ends(NamedTuple):
+    """Measure the constant ends of the rows of a rectangle.
+
+    Row i is `width` cells (1 or more) from cell ``i * stride`` of `src` on. ``starts[i]`` becomes
+    how many equal cells it begins with, ``lengths[i]`` how many there are from there to the equal
+    cells that it ends with; both 0 where all are equal.
+    """
+
+    src: ByteArray
+    stride: int
+    width: int
+    cell_bytes: int
+    starts: IntArray
+    lengths: IntArray
+
+
 class Kernel(Protocol):
     """The loops over rows. `jagcodec.rowcopy.plain` is one, the compiled module another."""
 
@@ -49,6 +65,9 @@ class Kernel(Protocol):
         """Do these in up to so many threads."""
 
     def pad(self, tasks: Sequence[Pad], threads: int, /) -> None:
+        """Do these in up to so many threads."""
+
+    def ends(self, tasks: Sequence[Ends], threads: int, /) -> None:
         """Do these in up to so many threads."""
 
     def sums(self, lengths: IntArray, offsets: IntArray, /) -> tuple[int, int]:
