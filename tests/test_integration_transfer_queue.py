@@ -566,6 +566,33 @@ class TestInstall:
         """
         assert "pip install 'jagcodec[transfer-queue]'" in script(code)
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "del serial_utils.batch_encode_into",
+            "del AsyncSimpleStorageManager.put_data",
+            "sys.modules['transfer_queue.metadata'] = None",
+        ],
+    )
+    def test_another_version_of_transfer_queue_is_named(self, change):
+        code = f"""
+            import sys
+            import transfer_queue
+            from transfer_queue.utils import serial_utils
+            from transfer_queue.storage.managers.simple_storage_manager import (
+                AsyncSimpleStorageManager,
+            )
+            transfer_queue.__version__ = "9.9"
+            {change}
+            try:
+                import jagcodec.integrations.transfer_queue
+            except ImportError as error:
+                print(type(error).__name__, error)
+        """
+        found = script(code)
+        assert found.startswith("ImportError")
+        assert "functions of TransferQueue 0.1.11, found version 9.9" in found
+
 
 def test_the_example_runs():
     run = subprocess.run(

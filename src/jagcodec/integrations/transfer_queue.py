@@ -21,6 +21,11 @@ from jagcodec.wire import decoder, encoder
 from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
 from jagcodec.wire.registry import register_type
 
+_NAMES = (
+    *("encode", "decode", "MsgpackEncoder", "MsgpackDecoder", "_encoder", "_decoder"),
+    *("batch_encode_into", "batch_decode_from"),
+)
+
 try:
     import cloudpickle
     from transfer_queue import metadata
@@ -28,32 +33,34 @@ try:
     from transfer_queue.storage.managers.base import StorageManager
     from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
     from transfer_queue.utils import serial_utils, zmq_utils
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.transfer_queue needs TransferQueue: "
+
+    _STOCK = {
+        **{name: getattr(serial_utils, name) for name in _NAMES},
+        "extract_field_schema": metadata.extract_field_schema,
+    }
+    # Where SimpleStorage takes columns apart before they are sent, and puts them together.
+    _STOCK_METHODS: dict[tuple[type, str], Any] = {
+        (cls, name): vars(cls)[name]
+        for cls, name in (
+            (AsyncSimpleStorageManager, "_select_by_positions"),
+            (AsyncSimpleStorageManager, "put_data"),
+            (AsyncSimpleStorageManager, "get_data"),
+            (StorageManager, "_do_handshake_with_controller"),
+        )
+    }
+except (ImportError, AttributeError, KeyError) as error:
+    if "transfer_queue" not in sys.modules or sys.modules["transfer_queue"] is None:
+        raise ModuleNotFoundError(
+            "jagcodec.integrations.transfer_queue needs TransferQueue: "
+            "pip install 'jagcodec[transfer-queue]'",
+            name=getattr(error, "name", None),
+        ) from error
+    found = getattr(sys.modules["transfer_queue"], "__version__", "another")
+    raise ImportError(
+        "jagcodec.integrations.transfer_queue takes the place of functions of TransferQueue "
+        f"0.1.11, found version {found}, where one is missing ({error}); "
         "pip install 'jagcodec[transfer-queue]'",
-        name=error.name,
     ) from error
-
-_NAMES = (
-    *("encode", "decode", "MsgpackEncoder", "MsgpackDecoder", "_encoder", "_decoder"),
-    *("batch_encode_into", "batch_decode_from"),
-)
-_STOCK = {
-    **{name: getattr(serial_utils, name) for name in _NAMES},
-    "extract_field_schema": metadata.extract_field_schema,
-}
-
-# Where SimpleStorage takes columns apart before they are sent, and puts them together.
-_STOCK_METHODS: dict[tuple[type, str], Any] = {
-    (cls, name): vars(cls)[name]
-    for cls, name in (
-        (AsyncSimpleStorageManager, "_select_by_positions"),
-        (AsyncSimpleStorageManager, "put_data"),
-        (AsyncSimpleStorageManager, "get_data"),
-        (StorageManager, "_do_handshake_with_controller"),
-    )
-}
 
 
 @dataclass
