@@ -230,3 +230,19 @@ def test_a_limit_on_addresses_is_met_without_the_room_behind():
             print("MemoryError")
     """
     assert _python(code).stdout.split() == ["140", "MemoryError"]
+
+
+@pytest.mark.parametrize("size", [300, 5000])  # in MiB: of those that are kept, and larger
+def test_a_limit_on_addresses_is_met_with_those_of_what_is_kept(size):
+    """What is lent to the system takes no memory, but still counts towards such limits."""
+    code = f"""
+        import resource
+        from jagcodec import blocks
+        from jagcodec.blocks import new_block
+        held = [new_block(kept << 20) for kept in (40, 100, 1500, 3000)]  # 6.5 GB of addresses
+        held.clear()
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20),) * 2)
+        print(len(new_block({size} << 20).data) >> 20)
+    """
+    assert _python(code).stdout.split() == [str(size)]

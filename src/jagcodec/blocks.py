@@ -3,12 +3,13 @@
 Memory that is fresh from the system is written page by page as it is handed out and zeroed, which
 takes several times as long as the rows do; where the machine is a virtual one whose host takes free
 memory back, twenty times. So a block is not unmapped when nothing refers to it any more but handed
-to the system with ``MADV_FREE``: it may take the pages whenever it wants memory, before it swaps or
-kills anything, and as long as it does not, the next batch of about that size writes to them again.
+to the system with ``MADV_FREE``: it may take the pages whenever it wants memory, before it kills
+anything, and as long as it does not, the next batch of about that size writes to them again.
 
-At most one block is kept for each power of two of bytes from 64 MiB to 4 GiB. Tools that read RSS
-count it until the system takes it; what Kubernetes calls the working set does not. `release` gives
-all of them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C
+At most one block is kept for each power of two of bytes from 32 MiB to 4 GiB, 8 GiB in all. Tools
+that read RSS count it until the system takes it; what Kubernetes calls the working set does not,
+and goes on to leave it out while it is in use again (docs/performance.md). `release` gives all of
+them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C
 library's, which keeps it by itself; where the system has no ``MADV_FREE`` so are large blocks.
 """
 
@@ -38,7 +39,7 @@ class Block(NamedTuple):
     """New memory.
 
     Attributes:
-        data: Flat and writable, at a multiple of 16 bytes or, from 32 MiB on, of a page.
+        data: Flat and writable, at a multiple of 16 bytes.
         zeroed: Whether every byte is zero; otherwise it may hold anything.
     """
 
@@ -55,15 +56,15 @@ def new_block(size: int) -> Block:
     if size < _FRESH_FROM_THE_SYSTEM:
         return Block(np.empty(size, dtype=np.uint8), False)
     if not _keeps or size > _LARGEST_KEPT:
-        return Block(np.zeros(size, dtype=np.uint8), True)
-    # Of a size that the next batch can use too. What lies behind `size` is never touched, and so
-    # takes no memory.
+        return _zeros(size)
+    # Of a size that the next batch can use too. What lies behind `size` is not touched: it takes
+    # no memory, or stays lent to the system.
     room = 1 << (size - 1).bit_length()
     kept = _kept.pop(room, None)
     try:
         mapped = _mapped(room) if kept is None else kept
     except OSError:  # a limit on addresses, which numpy stays below or tells of
-        return Block(np.zeros(size, dtype=np.uint8), True)
+        return _zeros(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
     # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
     weakref.finalize(whole, _keep, mapped, room).atexit = False
@@ -78,6 +79,16 @@ def release() -> None:
         >>> blocks.release()
     """
     _kept.clear()
+
+
+def _zeros(size: int) -> Block:
+    """Memory that goes back to the system when it is let go."""
+    try:
+        return Block(np.zeros(size, dtype=np.uint8), True)
+    except MemoryError:
+        # What is lent to the system still counts as addresses, and as memory that was promised.
+        release()
+        return Block(np.zeros(size, dtype=np.uint8), True)
 
 
 def _mapped(room: int) -> mmap.mmap:
