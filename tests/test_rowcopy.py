@@ -473,6 +473,7 @@ def test_good_arguments_are_good():
 
 
 SHARED = bytearray(40)
+NUMBERS = np.frombuffer(SHARED, dtype=np.int64)  # zeros, which suit everything
 UNALIGNED = np.frombuffer(bytearray(17), dtype=np.uint8)[1:].view(np.int64)
 
 BAD_COPIES = {
@@ -518,6 +519,12 @@ BAD_COPIES = {
     "strided dst": {"dst": np.zeros(24, np.uint8)[::2]},
     "strided src": {"src": np.zeros(40, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]},
+    "dst over its lengths": {
+        "dst_starts": 0,
+        "dst": memoryview(SHARED)[12:24],
+        "lengths": NUMBERS[:2],
+    },
+    "dst over its starts": {"dst": memoryview(SHARED)[4:16], "src_starts": NUMBERS[:2]},
     "no buffer": {"src": 5},
     "lists": {"lengths": [2, 1]},
 }
@@ -551,6 +558,7 @@ BAD_PADS = {
     "read-only dst": {"dst": bytes(24)},
     "strided dst": {"dst": np.zeros(48, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]},
+    "dst over its leads": {"dst": memoryview(SHARED)[15:39], "leads": NUMBERS[:2]},
     "no cell": {"cell": 0},
 }
 
@@ -575,6 +583,32 @@ def test_bad_copies_are_refused_before_a_byte_is_written(changes):
 @pytest.mark.parametrize("changes", BAD_PADS.values(), ids=BAD_PADS)
 def test_bad_pads_are_refused_before_a_byte_is_written(changes):
     refuses(compiled.pad, pad_task(**changes), pad_task())
+
+
+@needs_compiled
+@pytest.mark.parametrize("name", ["dst", "src", "dst_starts", "src_starts", "lengths"])
+def test_no_task_writes_what_another_uses(name):
+    """Numbers that changed after they were checked would send rows anywhere."""
+    memory = bytearray(16)
+    numbers = np.frombuffer(memory, dtype=np.int64)
+    mine = copy_task(dst=memory, lengths=ints([1, 3]), src_starts=ints([0, 0]))
+    use = {"dst": {"dst": memory, "dst_starts": 0}, "src": {"src": memory, "src_starts": 0}}
+    other = copy_task(**use.get(name, {"lengths": ints([0, 0]), "dst_starts": 0, name: numbers}))
+    for tasks in ([mine, other], [other, mine]):
+        with pytest.raises(ValueError, match="expected memory apart from all that is read"):
+            compiled.copy(tasks, 1)
+        assert memory == bytes(16)
+    assert compiled.copy([mine, copy_task(src=mine[1])], 1) is None  # sources may be shared
+
+
+@needs_compiled
+def test_a_rectangle_is_not_written_over_the_offsets_of_its_rows():
+    offsets = torch.arange(5)
+    jagged = torch.nested.nested_tensor_from_jagged(torch.full((4,), 2**40), offsets)
+    batch = TensorDict({"a": jagged}, batch_size=[4])
+    with pytest.raises(ValueError, match="apart"):
+        materialize(batch, out={"a": offsets[:4].view(4, 1)})
+    assert offsets.tolist() == [0, 1, 2, 3, 4]
 
 
 @needs_compiled
