@@ -13,8 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
-from jagcodec import ArgumentError, rowcopy
+from jagcodec import (
+    ArgumentError,
+    encode_fields,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    rowcopy,
+)
 from jagcodec.rowcopy import plain
 
 try:
@@ -178,6 +186,54 @@ def test_scatter_leaves_what_lies_between_rows(name, data):
     result = using(name, rowcopy.scatter, values, ints(lengths), out, ints(starts))
     assert raw(result) == bytes(expected)
     assert result.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@given(st.data())
+def test_every_backend_does_the_tasks_of_a_batch(name, data):
+    """The same rows as bytes: gathered, spread over a rectangle, and padded in one."""
+    copies, pads, expected = [], [], []
+    for _ in range(data.draw(st.integers(0, 3))):
+        memory, count, dtype, _, size = data.draw(sources().filter(lambda source: source[-1]))
+        width = data.draw(st.integers(0, 8))
+        rows = data.draw(runs(count, width))
+        starts, lengths = split(rows)
+        pattern = data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
+        cells = [memory[a * size : (a + n) * size] for a, n in rows]
+        source = np.frombuffer(memory, dtype=np.uint8)  # read-only, as of a message
+        pad = pattern * (size // dtype.itemsize)
+        rectangle = b"".join(
+            row + pad * (width - n) for row, (_, n) in zip(cells, rows, strict=True)
+        )
+        spread = np.frombuffer(pad * (width * len(rows)), dtype=np.uint8).copy()
+        packed, padded = (np.full(len(b), 0x5A, np.uint8) for b in (b"".join(cells), rectangle))
+        copies.append(rowcopy.Copy(packed, source, None, starts, lengths, size))
+        copies.append(rowcopy.Copy(spread, source, width, starts, lengths, size))
+        pads.append(rowcopy.Pad(padded, source, starts, lengths, None, width, size, pattern))
+        expected += [(packed, b"".join(cells)), (spread, rectangle), (padded, rectangle)]
+    using(name, rowcopy.copy_all, copies)
+    using(name, rowcopy.pad_all, pads)
+    for found, wanted in expected:
+        assert found.tobytes() == wanted
+
+
+def test_a_batch_of_empty_rows_is_nothing_but_pads(backend):
+    columns = {"ids": torch.arange(6).view(2, 3)}
+    lengths = torch.tensor([0, 0])
+    td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=["ids"])
+    received = open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=["ids"]))
+    for batch in (td, received):
+        padded = materialize(batch, pad_to_seqlen=2, pad_value_dict={"ids": 7})
+        assert padded["ids"].tolist() == [[7, 7], [7, 7]]
+
+
+def test_offsets_with_gaps_are_read(backend):
+    offsets = torch.tensor([0, 9, 2, 9, 5])[::2]
+    jagged = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
+    assert materialize(TensorDict({"a": jagged}, batch_size=[2]))["a"].tolist() == [
+        [0, 1, 0],
+        [2, 3, 4],
+    ]
 
 
 def test_cells_of_any_strides_and_lazy_signs_are_read(backend):
@@ -519,6 +575,7 @@ def test_good_arguments_are_good():
 
 
 SHARED = bytearray(40)
+NUMBERS = np.frombuffer(SHARED, dtype=np.int64)  # zeros, which suit everything
 UNALIGNED = np.frombuffer(bytearray(17), dtype=np.uint8)[1:].view(np.int64)
 
 BAD_COPIES = {
@@ -564,6 +621,12 @@ BAD_COPIES = {
     "strided dst": {"dst": np.zeros(24, np.uint8)[::2]},
     "strided src": {"src": np.zeros(40, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]},
+    "dst over its lengths": {
+        "dst_starts": 0,
+        "dst": memoryview(SHARED)[12:24],
+        "lengths": NUMBERS[:2],
+    },
+    "dst over its starts": {"dst": memoryview(SHARED)[4:16], "src_starts": NUMBERS[:2]},
     "no buffer": {"src": 5},
     "lists": {"lengths": [2, 1]},
 }
@@ -597,6 +660,7 @@ BAD_PADS = {
     "read-only dst": {"dst": bytes(24)},
     "strided dst": {"dst": np.zeros(48, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]},
+    "dst over its leads": {"dst": memoryview(SHARED)[15:39], "leads": NUMBERS[:2]},
     "no cell": {"cell": 0},
 }
 
@@ -621,6 +685,32 @@ def test_bad_copies_are_refused_before_a_byte_is_written(changes):
 @pytest.mark.parametrize("changes", BAD_PADS.values(), ids=BAD_PADS)
 def test_bad_pads_are_refused_before_a_byte_is_written(changes):
     refuses(compiled.pad, pad_task(**changes), pad_task())
+
+
+@needs_compiled
+@pytest.mark.parametrize("name", ["dst", "src", "dst_starts", "src_starts", "lengths"])
+def test_no_task_writes_what_another_uses(name):
+    """Numbers that changed after they were checked would send rows anywhere."""
+    memory = bytearray(16)
+    numbers = np.frombuffer(memory, dtype=np.int64)
+    mine = copy_task(dst=memory, lengths=ints([1, 3]), src_starts=ints([0, 0]))
+    use = {"dst": {"dst": memory, "dst_starts": 0}, "src": {"src": memory, "src_starts": 0}}
+    other = copy_task(**use.get(name, {"lengths": ints([0, 0]), "dst_starts": 0, name: numbers}))
+    for tasks in ([mine, other], [other, mine]):
+        with pytest.raises(ValueError, match="expected memory apart from all that is read"):
+            compiled.copy(tasks, 1)
+        assert memory == bytes(16)
+    assert compiled.copy([mine, copy_task(src=mine[1])], 1) is None  # sources may be shared
+
+
+@needs_compiled
+def test_a_rectangle_is_not_written_over_the_offsets_of_its_rows():
+    offsets = torch.arange(5)
+    jagged = torch.nested.nested_tensor_from_jagged(torch.full((4,), 2**40), offsets)
+    batch = TensorDict({"a": jagged}, batch_size=[4])
+    with pytest.raises(ValueError, match="apart"):
+        materialize(batch, out={"a": offsets[:4].view(4, 1)})
+    assert offsets.tolist() == [0, 1, 2, 3, 4]
 
 
 @needs_compiled

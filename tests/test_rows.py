@@ -17,6 +17,7 @@ from tensordict import (
 )
 
 from jagcodec import (
+    ArgumentError,
     BatchedDataDict,
     PackedColumn,
     WireBatch,
@@ -184,6 +185,13 @@ def test_dicts_of_columns_too(data):
             if layout == "packed" and is_ambiguous(twice):
                 continue
             assert table(twice) == table(selected) + table(batch)
+
+
+@pytest.mark.parametrize("cuts", [[0, 3, 1], [1, 2, 3], [0, -1, 3], [[0, 1], [1, 3]]], ids=str)
+def test_packed_columns_of_unsound_rows_are_refused(cuts):
+    column = PackedColumn(torch.arange(3), torch.tensor(cuts), 2, torch.arange(3))
+    with pytest.raises(ArgumentError, match=r"expected \(N \+ 1,\) cu_seqlens .* that never fall"):
+        select_rows({"a": column}, [0])
 
 
 @given(jagged_tensors(), st.data())

@@ -71,12 +71,13 @@ def parts_of_packed(column: PackedColumn, path: str) -> Parts:
         ArgumentError: Its parts do not fit together, or do not tell which dim is ragged.
     """
     offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
-    splits = splits_of_offsets(offsets)
+    splits = splits_of_offsets(offsets) if offsets.ndim == 1 else None
     if splits is None:
         raise ArgumentError(
             "bad_shape",
             path,
-            f"expected cu_seqlens from 0 that never fall, found {offsets[:8].tolist()}",
+            "expected (N + 1,) cu_seqlens from 0 that never fall, "
+            f"found {offsets.reshape(-1)[:8].tolist()} of shape {offsets.shape}",
         )
     fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (splits.total,)]
     if len(fits) != 1:

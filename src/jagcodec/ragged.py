@@ -271,7 +271,7 @@ def take_apart(
 
 def _read(offsets: torch.Tensor, staging: Staging | None) -> ReadOffsets:
     host = _host(_on_host(offsets, staging))
-    lengths, _, _, rising = rowcopy.differences(np.ascontiguousarray(host))
+    lengths, _, _, rising = rowcopy.differences(host)
     return ReadOffsets(offsets, host, lengths, rising and bool(host[0] >= 0))
 
 
@@ -281,5 +281,5 @@ def _on_host(tensor: torch.Tensor, staging: Staging | None) -> torch.Tensor:
 
 
 def _host(numbers: torch.Tensor) -> IntArray:
-    array: IntArray = numbers.detach().cpu().numpy().astype(np.int64, copy=False)
-    return array
+    array = numbers.detach().cpu().numpy()
+    return np.ascontiguousarray(array, dtype=np.int64)

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -70,7 +71,7 @@ typedef struct Task {
     int64_t *row_lengths;
 } Task;
 
-enum { VIEWS = 6 }; /* buffers of a task */
+enum { DST, SRC, VIEWS = 6 }; /* buffers of a task, of which each kind has its own others */
 
 /* What one call is to do. */
 typedef struct {
@@ -347,17 +348,6 @@ cells_of(const Py_buffer *view, const char *name, Py_ssize_t cell)
     return view->len / cell;
 }
 
-static bool
-buffers_are_apart(const Py_buffer *dst, const Py_buffer *src)
-{
-    uintptr_t d = (uintptr_t)dst->buf, s = (uintptr_t)src->buf;
-    if (dst->len && src->len && d < s + (size_t)src->len && s < d + (size_t)dst->len) {
-        PyErr_SetString(PyExc_ValueError, "dst: expected memory apart from src, found an overlap");
-        return false;
-    }
-    return true;
-}
-
 /* Whether all rows lie within `limit` cells; where they lie end to end, fill them exactly. */
 static bool
 rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssize_t rows,
@@ -416,6 +406,54 @@ end_batch(Batch *batch)
     Py_XDECREF(batch->given);
 }
 
+/* Memory of a buffer. */
+typedef struct {
+    uintptr_t begin, end;
+    bool written;
+} Span;
+
+static int
+by_begin(const void *a, const void *b)
+{
+    uintptr_t left = ((const Span *)a)->begin, right = ((const Span *)b)->begin;
+    return (left > right) - (left < right);
+}
+
+/* Whether nothing that is written is also read, or written twice: starts and lengths that changed
+ * after they were checked would send a row anywhere. */
+static bool
+targets_are_apart(const Batch *batch)
+{
+    size_t count = 0;
+    Span *spans = PyMem_Calloc(batch->count * VIEWS + 1, sizeof(Span));
+    if (!spans) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (size_t i = 0; i < batch->count * VIEWS; i++) {
+        const Py_buffer *view = &batch->views[i];
+        if (view->len) {
+            uintptr_t begin = (uintptr_t)view->buf;
+            spans[count++] = (Span){begin, begin + (size_t)view->len, i % VIEWS == DST};
+        }
+    }
+    qsort(spans, count, sizeof(Span), by_begin);
+    bool apart = true;
+    uintptr_t end = 0, written_end = 0; /* of the spans so far */
+    for (size_t i = 0; i < count; i++) {
+        Span span = spans[i];
+        apart = apart && span.begin >= (span.written ? end : written_end);
+        end = span.end > end ? span.end : end;
+        written_end = span.written ? end : written_end;
+    }
+    PyMem_Free(spans);
+    if (!apart) {
+        PyErr_SetString(PyExc_ValueError,
+                        "dst: expected memory apart from all that is read, found an overlap");
+    }
+    return apart;
+}
+
 static PyObject *
 do_batch(PyObject *tasks, Py_ssize_t threads, Reader read)
 {
@@ -450,6 +488,9 @@ do_batch(PyObject *tasks, Py_ssize_t threads, Reader read)
         }
         batch.bytes += task->bytes;
     }
+    if (!targets_are_apart(&batch)) {
+        goto end;
+    }
     run_without_gil(&batch, threads);
     done = Py_NewRef(Py_None);
 end:
@@ -460,7 +501,7 @@ end:
 static bool
 read_copy(PyObject *given, Task *task, Py_buffer *views)
 {
-    enum { DST, SRC, DST_STARTS, SRC_STARTS, LENGTHS };
+    enum { DST_STARTS = SRC + 1, SRC_STARTS, LENGTHS };
     PyObject *dst_starts, *src_starts, *lengths;
     Py_ssize_t cell, dst_cells, src_cells;
     if (!PyArg_ParseTuple(given, "w*y*OOOn:copy", &views[DST], &views[SRC], &dst_starts,
@@ -476,7 +517,6 @@ read_copy(PyObject *given, Task *task, Py_buffer *views)
         || !get_starts(src_starts, "src_starts", rows, &views[SRC_STARTS], &task->src_starts)
         || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
         || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
-        || !buffers_are_apart(&views[DST], &views[SRC])
         || !rows_are_within("dst", task->dst_starts, task->lengths, rows, dst_cells)
         || !rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
         return false;
@@ -501,7 +541,7 @@ read_copy(PyObject *given, Task *task, Py_buffer *views)
 static bool
 read_pad(PyObject *given, Task *task, Py_buffer *views)
 {
-    enum { DST, SRC, PATTERN, STARTS, LENGTHS, LEADS };
+    enum { PATTERN = SRC + 1, STARTS, LENGTHS, LEADS };
     PyObject *starts, *lengths, *leads;
     Py_ssize_t width, cell, dst_cells, src_cells;
     if (!PyArg_ParseTuple(given, "w*y*OOOnny*:pad", &views[DST], &views[SRC], &starts, &lengths,
@@ -516,8 +556,7 @@ read_pad(PyObject *given, Task *task, Py_buffer *views)
     if (!get_starts(starts, "starts", rows, &views[STARTS], &task->src_starts)
         || !get_optional(leads, "leads", rows, &views[LEADS], &task->leads)
         || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
-        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
-        || !buffers_are_apart(&views[DST], &views[SRC])) {
+        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0) {
         return false;
     }
     if (!task->src_starts.numbers && task->src_starts.stride < 0) {

@@ -92,9 +92,10 @@ def pad_bytes(task: Pad) -> None:
     if not task.dst.nbytes:
         return
     words = int_of_size(len(task.pattern))
-    cells = from_bytes(task.src.copy(), words, (-1, task.cell_bytes // len(task.pattern)))
-    rows = len(task.lengths)
-    out = from_bytes(task.dst, words, (rows, task.width, cells.shape[1]))
+    rows, elements = len(task.lengths), task.cell_bytes // len(task.pattern)
+    shape = (len(task.src) // task.cell_bytes, elements)
+    cells = from_bytes(task.src.copy(), words, shape)
+    out = from_bytes(task.dst, words, (rows, task.width, elements))
     pad(cells, _numbers(task.starts, rows), task.lengths, out, task.leads, task.pattern, False)
 
 
