@@ -491,6 +491,16 @@ def test_two_columns_are_not_written_to_one_memory():
     assert not room.any()
 
 
+def test_offsets_are_not_written_over_while_they_are_read():
+    memory = torch.zeros(32, dtype=torch.int64)
+    memory[:3] = torch.tensor([0, 4, 8])
+    values = torch.arange(8)
+    column = torch.nested.nested_tensor_from_jagged(values, memory[:3])
+    with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
+        materialize(TensorDict({"a": column}, [2]), out={"a": memory[1:9].view(2, 4)})
+    assert memory.tolist() == [0, 4, 8] + [0] * 29
+
+
 @pytest.mark.parametrize("first", [0, 100, 900])
 def test_a_batch_is_not_written_over_while_it_is_read(first):
     memory = bytearray(10_000)

@@ -697,7 +697,7 @@ def test_no_task_writes_what_another_uses(name):
     use = {"dst": {"dst": memory, "dst_starts": 0}, "src": {"src": memory, "src_starts": 0}}
     other = copy_task(**use.get(name, {"lengths": ints([0, 0]), "dst_starts": 0, name: numbers}))
     for tasks in ([mine, other], [other, mine]):
-        with pytest.raises(ValueError, match="expected memory apart from all that is read"):
+        with pytest.raises(ValueError, match="expected what is written apart from all else"):
             compiled.copy(tasks, 1)
         assert memory == bytes(16)
     assert compiled.copy([mine, copy_task(src=mine[1])], 1) is None  # sources may be shared

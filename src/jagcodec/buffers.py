@@ -140,13 +140,13 @@ def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
     return array.reshape(-1).view(np.uint8)
 
 
-def address(data: ByteArray) -> int:
-    """Where the bytes lie."""
+def address(data: npt.NDArray[Any]) -> int:
+    """Where the first cell lies."""
     place: int = data.__array_interface__["data"][0]  # `data.ctypes` takes twice as long
     return place
 
 
-def are_apart(targets: Iterable[ByteArray], sources: Iterable[ByteArray]) -> bool:
+def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
     """Whether memory that is to be written overlaps nothing that is to be read, nor each other."""
     spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]
     spans += [(address(data), data.nbytes, False) for data in sources if data.nbytes]

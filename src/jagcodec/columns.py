@@ -351,7 +351,8 @@ def _plan(
         elif splits is None or (named is not None and name not in named):
             columns.append((name, contiguous_bits(column)))
         else:
-            kept = strip_or_rectangle(column, splits, path, named is None, array)
-            elsewhere = isinstance(kept, Strip) and kept.data is None
-            columns.append((name, packed([kept])[0] if elsewhere else kept))  # type: ignore[list-item]
+            kept: Any = strip_or_rectangle(column, splits, path, named is None, array)
+            if isinstance(kept, Strip) and kept.data is None:
+                (kept,) = packed([kept])  # here, because columns may be encoded in two walks
+            columns.append((name, kept))
     return _Plan(rows or 0, columns)

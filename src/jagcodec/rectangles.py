@@ -273,11 +273,9 @@ def packed(strips: Iterable[Strip]) -> list[Parts]:
                 copies.append(strip.copy_to(room))
             values = from_bytes(room, strip.source.dtype, strip.shape)
         else:
-            cells, starts = strip.source, strip.starts
+            cells, starts = strip.source, rowcopy.numbers(strip.starts, splits.rows)
             if cells.dim() > len(strip.shape):
                 cells = cells.flatten(0, 1)
-            if isinstance(starts, int):
-                starts = np.arange(splits.rows) * starts
             values = rowcopy.gather(cells, starts, splits.lengths)
         columns.append(Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True))
     rowcopy.copy_all(copies)

@@ -281,13 +281,14 @@ def _filled(
             continue
         tensors.append(room.tensor)
         if task is None:
-            continue  # a rectangle without cells
-        if fresh:
+            pass  # no cells, and so no bytes of the message
+        elif fresh:
             copies.append(cells_alone(task))
         else:
             pads.append(task)
     tasks: list[Copy | Pad] = [*copies, *pads]
-    if reused and not are_apart([task.dst for task in tasks], [task.src for task in tasks]):
+    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
+    if reused and not are_apart([task.dst for task in tasks], read):
         raise ArgumentError(
             "conflict",
             "materialize(out)",

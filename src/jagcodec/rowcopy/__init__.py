@@ -27,7 +27,7 @@ from jagcodec.buffers import IntArray, as_bytes
 from jagcodec.errors import ArgumentError
 from jagcodec.rowcopy import indexed, memory, plain
 from jagcodec.rowcopy.memory import cells_alone
-from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, Unwritten
+from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, Unwritten, numbers
 
 __all__ = [
     "Backend",
@@ -41,6 +41,7 @@ __all__ = [
     "differences",
     "ends",
     "gather",
+    "numbers",
     "pad",
     "pad_all",
     "scatter",

@@ -51,6 +51,7 @@ typedef struct {
 /* One column. Everything is checked; sizes and places are in bytes unless said. */
 typedef struct Task {
     void (*run)(const struct Task *task, Cursor *cursor, size_t begin, size_t end);
+    unsigned written; /* which views are written to, a bit for each */
     size_t bytes;  /* the work, of which `run` does the part from `begin` to `end` */
     size_t chunk;  /* parts begin at multiples of this */
     size_t chunks; /* how many parts there are in this task and those before it */
@@ -434,7 +435,8 @@ targets_are_apart(const Batch *batch)
         const Py_buffer *view = &batch->views[i];
         if (view->len) {
             uintptr_t begin = (uintptr_t)view->buf;
-            spans[count++] = (Span){begin, begin + (size_t)view->len, i % VIEWS == DST};
+            bool written = batch->tasks[i / VIEWS].written >> i % VIEWS & 1;
+            spans[count++] = (Span){begin, begin + (size_t)view->len, written};
         }
     }
     qsort(spans, count, sizeof(Span), by_begin);
@@ -449,7 +451,7 @@ targets_are_apart(const Batch *batch)
     PyMem_Free(spans);
     if (!apart) {
         PyErr_SetString(PyExc_ValueError,
-                        "dst: expected memory apart from all that is read, found an overlap");
+                        "tasks: expected what is written apart from all else, found an overlap");
     }
     return apart;
 }
@@ -522,6 +524,7 @@ read_copy(PyObject *given, Task *task, Py_buffer *views)
         return false;
     }
     task->run = run_copy;
+    task->written = 1 << DST;
     task->chunk = CHUNK;
     task->dst = views[DST].buf;
     task->src = views[SRC].buf;
@@ -591,6 +594,7 @@ read_pad(PyObject *given, Task *task, Py_buffer *views)
         }
     }
     task->run = run_pad;
+    task->written = 1 << DST;
     task->dst = views[DST].buf;
     task->src = views[SRC].buf;
     task->cell = (size_t)cell;
@@ -623,7 +627,7 @@ read_pad(PyObject *given, Task *task, Py_buffer *views)
 static bool
 read_ends(PyObject *given, Task *task, Py_buffer *views)
 {
-    enum { SRC, STARTS, LENGTHS };
+    enum { STARTS = SRC + 1, LENGTHS };
     PyObject *starts, *lengths;
     Py_ssize_t stride, width, cell, src_cells;
     if (!PyArg_ParseTuple(given, "y*nnnOO:ends", &views[SRC], &stride, &width, &cell, &starts,
@@ -635,10 +639,7 @@ read_ends(PyObject *given, Task *task, Py_buffer *views)
         return false;
     }
     Py_ssize_t rows = views[STARTS].shape[0];
-    if (!borrow_numbers(lengths, "lengths", rows, &views[LENGTHS], PyBUF_WRITABLE)
-        || !buffers_are_apart(&views[STARTS], &views[SRC])
-        || !buffers_are_apart(&views[LENGTHS], &views[SRC])
-        || !buffers_are_apart(&views[LENGTHS], &views[STARTS])) {
+    if (!borrow_numbers(lengths, "lengths", rows, &views[LENGTHS], PyBUF_WRITABLE)) {
         return false;
     }
     /* By division, because rows * stride may overflow. */
@@ -650,6 +651,7 @@ read_ends(PyObject *given, Task *task, Py_buffer *views)
         return false;
     }
     task->run = run_ends;
+    task->written = 1 << STARTS | 1 << LENGTHS;
     task->src = views[SRC].buf;
     task->src_starts = (Starts){NULL, stride};
     task->cell = (size_t)cell;

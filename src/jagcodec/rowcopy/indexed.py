@@ -16,7 +16,7 @@ from jagcodec.buffers import (
     refill,
     same_width_ints,
 )
-from jagcodec.rowcopy.tasks import Copy, Pad, Starts
+from jagcodec.rowcopy.tasks import Copy, Pad, numbers
 
 
 def gather(
@@ -77,7 +77,7 @@ def copy(task: Copy) -> None:
     lengths = task.lengths
     end_to_end = np.cumsum(lengths) - lengths
     src_starts, dst_starts = (
-        end_to_end if starts is None else _numbers(starts, len(lengths))
+        end_to_end if starts is None else numbers(starts, len(lengths))
         for starts in (task.src_starts, task.dst_starts)
     )
     source, target = (
@@ -96,11 +96,7 @@ def pad_bytes(task: Pad) -> None:
     shape = (len(task.src) // task.cell_bytes, elements)
     cells = from_bytes(task.src.copy(), words, shape)
     out = from_bytes(task.dst, words, (rows, task.width, elements))
-    pad(cells, _numbers(task.starts, rows), task.lengths, out, task.leads, task.pattern, False)
-
-
-def _numbers(starts: Starts, rows: int) -> IntArray:
-    return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
+    pad(cells, numbers(task.starts, rows), task.lengths, out, task.leads, task.pattern, False)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jagcodec.buffers import ByteArray, IntArray
-from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts
+from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
@@ -92,4 +92,4 @@ def _numbers(starts: Starts | None, lengths: IntArray) -> IntArray:
     if starts is None:
         ends: IntArray = np.cumsum(lengths)
         return ends - lengths
-    return np.arange(len(lengths)) * starts if isinstance(starts, int) else starts
+    return numbers(starts, len(lengths))

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from jagcodec.buffers import ByteArray, IntArray
 
 Starts: TypeAlias = IntArray | int
 """Where rows begin, in cells: (N,) numbers, or a stride, of which row i begins at the i-fold."""
+
+
+def numbers(starts: Starts, rows: int) -> IntArray:
+    """Starts as numbers."""
+    return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
 class Copy(NamedTuple):
