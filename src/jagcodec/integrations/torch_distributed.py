@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from jagcodec.buffers import Blank, allocate
 from jagcodec.errors import (
     ArgumentError,
     TransportError,
@@ -552,12 +553,11 @@ class _Line(NamedTuple):
     def room(self, meta: torch.Tensor) -> _Message:
         """A message that is to come: its buffers in the memory that they travel to."""
         _, kept, sizes = _Message(meta, []).read_meta()
-        places = [self.resident if stays else self.host for stays in kept]
-        room = [
-            torch.empty(size, dtype=torch.uint8, device=place)
-            for size, place in zip(sizes, places, strict=True)
+        places = [(stays and self.resident) or self.host for stays in kept]
+        blanks = [
+            Blank((size,), torch.uint8, place) for size, place in zip(sizes, places, strict=True)
         ]
-        return _Message(meta, room)
+        return _Message(meta, [room.tensor for room in allocate(blanks)])
 
     def _arrived(self, message: _Message) -> _Message:
         """The message with what belongs on the host there."""
