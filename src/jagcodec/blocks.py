@@ -6,7 +6,7 @@ memory back, twenty times. So a block is not unmapped when nothing refers to it 
 to the system with ``MADV_FREE``: it may take the pages whenever it wants memory, before it kills
 anything, and as long as it does not, the next batch of about that size writes to them again.
 
-At most one block is kept for each power of two of bytes from 32 MiB to 4 GiB, 8 GiB in all. Tools
+At most one block is kept for each power of two of bytes from 4 MiB to 4 GiB, 8 GiB in all. Tools
 that read RSS count it until the system takes it; what Kubernetes calls the working set does not,
 and goes on to leave it out while it is in use again (docs/performance.md). `release` gives all of
 them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C
@@ -26,10 +26,14 @@ import numpy.typing as npt
 
 from jagcodec.errors import ArgumentError
 
-# From here on the C library takes memory from the system, which gives it zeroed; what is smaller
+# What is smaller the C library keeps well enough; from here on it may give memory back to the
+# system and take it anew for every batch. (Huge pages, too, pay off from about here on.)
+_SMALLEST_KEPT = 4 << 20
+_LARGEST_KEPT = 4 << 30
+
+# From here on the C library's memory always is the system's, which gives it zeroed; what is smaller
 # may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
 _FRESH_FROM_THE_SYSTEM = 32 << 20
-_LARGEST_KEPT = 4 << 30
 
 # By their sizes. Only single operations that no thread and no finalizer can come between.
 _kept: dict[int, mmap.mmap] = {}
@@ -53,10 +57,8 @@ def new_block(size: int) -> Block:
     Raises:
         MemoryError: There is not so much.
     """
-    if size < _FRESH_FROM_THE_SYSTEM:
-        return Block(np.empty(size, dtype=np.uint8), False)
-    if not _keeps or size > _LARGEST_KEPT:
-        return _zeros(size)
+    if not (_keeps and _SMALLEST_KEPT <= size <= _LARGEST_KEPT):
+        return _unkept(size)
     # Of a size that the next batch can use too. What lies behind `size` is not touched: it takes
     # no memory, or stays lent to the system.
     room = 1 << (size - 1).bit_length()
@@ -64,7 +66,7 @@ def new_block(size: int) -> Block:
     try:
         mapped = _mapped(room) if kept is None else kept
     except OSError:  # a limit on addresses, which numpy stays below or tells of
-        return _zeros(size)
+        return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
     # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
     weakref.finalize(whole, _keep, mapped, room).atexit = False
@@ -81,14 +83,16 @@ def release() -> None:
     _kept.clear()
 
 
-def _zeros(size: int) -> Block:
-    """Memory that goes back to the system when it is let go."""
+def _unkept(size: int) -> Block:
+    """Memory of the C library, which does with it what it likes when it is let go."""
+    zeroed = size >= _FRESH_FROM_THE_SYSTEM
+    make = np.zeros if zeroed else np.empty
     try:
-        return Block(np.zeros(size, dtype=np.uint8), True)
+        return Block(make(size, dtype=np.uint8), zeroed)
     except MemoryError:
         # What is lent to the system still counts as addresses, and as memory that was promised.
         release()
-        return Block(np.zeros(size, dtype=np.uint8), True)
+        return Block(make(size, dtype=np.uint8), zeroed)
 
 
 def _mapped(room: int) -> mmap.mmap:

@@ -240,6 +240,18 @@ class Room:
     zeroed: bool
 
 
+def together(sizes: Sequence[int]) -> list[ByteArray]:
+    """New memory of these sizes, in one block that is freed with the last of them."""
+    starts = _starts(sizes)
+    block = new_block(starts[-1]).data
+    return [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where memory of these sizes begins, each at a multiple of 64, and where the last ends."""
+    return [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+
+
 def allocate(
     blanks: Sequence[Blank], out: ByteArray | None = None, pin_memory: bool = False
 ) -> list[Room]:
@@ -263,7 +275,7 @@ def allocate(
         math.prod(blank.shape) * blank.dtype.itemsize if here else 0
         for blank, here in zip(blanks, on_host, strict=True)
     ]
-    starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    starts = _starts(sizes)
     block, zeroed = _block(starts[-1], out, pin_memory)
     rooms = []
     for blank, here, start, size in zip(blanks, on_host, starts, sizes, strict=False):

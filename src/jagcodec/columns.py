@@ -44,9 +44,10 @@ def pack_jagged_fields(
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
-        columns own their memory and share one raggedness, so ``td["a"] * td["b"]`` works; jagged
-        columns with the same row lengths join it. Rectangular columns are detached and alias
-        contiguous input. Object arrays become one payload per row (`NonTensorStack`), aliased.
+        columns own their memory, one block that is freed with the last of them, and share one
+        raggedness, so ``td["a"] * td["b"]`` works; jagged columns with the same row lengths join
+        it. Rectangular columns are detached and alias contiguous input. Object arrays become one
+        payload per row (`NonTensorStack`), aliased.
 
     Raises:
         ArgumentError: A column has not N rows, `lengths` is not one-dimensional, or one of them

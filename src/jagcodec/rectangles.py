@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.blocks import new_block
 from jagcodec.buffers import (
     ByteArray,
     IntArray,
@@ -27,6 +26,7 @@ from jagcodec.buffers import (
     from_bytes,
     plain_array,
     resolved,
+    together,
 )
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
@@ -263,12 +263,13 @@ class Strip(Unwritten):
 
 
 def packed(strips: Iterable[Strip]) -> list[Parts]:
-    """Packed columns, copied."""
+    """Packed columns, copied: those in CPU memory into one block, freed with the last of them."""
+    strips = list(strips)
+    rooms = together([0 if strip.data is None else strip.nbytes for strip in strips])
     columns, copies = [], []
-    for strip in strips:
+    for strip, room in zip(strips, rooms, strict=True):
         splits = strip.splits
         if strip.data is not None:
-            room = new_block(strip.nbytes).data
             if strip.nbytes:
                 copies.append(strip.copy_to(room))
             values = from_bytes(room, strip.source.dtype, strip.shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batched import BatchedDataDict
-from jagcodec.blocks import new_block
-from jagcodec.buffers import ByteArray, address
+from jagcodec.buffers import ByteArray, address, together
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import Frame, encode
-from jagcodec.wire.spec import ALIGNMENT
 from jagcodec.wire_batch import WireBatch, open_wire
 
 try:
@@ -161,22 +158,17 @@ def _in_place(pieces: list[Any]) -> ByteArray:
     return np.asarray(_Neighbours(arrays, ends[-1] - starts[0]))
 
 
-def owned(frames: list[list[Any]]) -> list[Any]:
+def owned(frames: list[list[Any]]) -> list[ByteArray]:
     """Frames copied out of the store: it is read-only, and a write there kills the process.
 
     Into one block: of many blocks the system takes each back at once, and zeroes it anew for the
     next batch, which costs more than the copy.
     """
-    sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
-    ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-    block = new_block(ends[-1] + ALIGNMENT).data
-    block = block[-address(block) % ALIGNMENT :]
-    owned = []
-    for pieces, start, size in zip(frames, [0, *ends], sizes, strict=False):
-        at = start
+    owned = together([sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames])
+    for pieces, room in zip(frames, owned, strict=True):
+        at = 0
         for piece in pieces:
             cells = np.frombuffer(piece, dtype=np.uint8)
-            block[at : at + len(cells)] = cells
+            room[at : at + len(cells)] = cells
             at += len(cells)
-        owned.append(block[start : start + size])
     return owned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,8 +23,7 @@ from tensordict import (
 from tensordict._td import _SubTensorDict
 from tensordict.utils import LinkedList
 
-from jagcodec.blocks import new_block
-from jagcodec.buffers import ALIGNMENT, ByteArray, as_bytes, from_bytes
+from jagcodec.buffers import ALIGNMENT, ByteArray, as_bytes, from_bytes, together
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
 from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
 from jagcodec.ragged import (
@@ -137,10 +135,7 @@ def written(frames: Iterable[Frame | Unwritten]) -> list[Frame]:
     """Frames of which nothing is left to be written: new ones in one allocation, with gaps."""
     parts = list(frames)
     new = [part for part in parts if isinstance(part, Unwritten)]
-    sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in new]
-    block = new_block(sum(sizes)).data
-    starts = itertools.accumulate(sizes, initial=0)
-    rooms = [block[a : a + part.nbytes] for a, part in zip(starts, new, strict=False)]
+    rooms = together([part.nbytes for part in new])
     copy_all([part.copy_to(room) for part, room in zip(new, rooms, strict=True)])
     filled = iter(rooms)
     return [next(filled).data if isinstance(part, Unwritten) else part for part in parts]
