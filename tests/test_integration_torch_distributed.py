@@ -28,6 +28,7 @@ from jagcodec import (
     TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
+    buffers,
     decode,
     encode,
     materialize,
@@ -420,15 +421,15 @@ def test_a_receiver_learns_that_the_sender_failed(world):
 
 
 def do_no_memory(rank, work):
-    original = np.empty
+    original = buffers.new_block
 
-    def scarce(size, *args, **options):
+    def scarce(size):
         if size == 8_000_000:
             raise MemoryError("no 8 MB left")
-        return original(size, *args, **options)
+        return original(size)
 
     if rank == 2:
-        np.empty = scarce
+        buffers.new_block = scarce
     try:
         x = torch.zeros(1_000_000 * (RANKS if work == "scatter_rows" else 1), dtype=torch.float64)
         if work == "all_gather_rows":
@@ -436,7 +437,7 @@ def do_no_memory(rank, work):
         call = {"broadcast": broadcast, "scatter_rows": scatter_rows}[work]
         return call({"x": x} if rank == 1 else None, 1)
     finally:
-        np.empty = original
+        buffers.new_block = original
 
 
 @pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])
