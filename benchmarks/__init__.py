@@ -43,6 +43,7 @@ shows where.
     soaks      many producers and an account of every batch
     reliability  the command that runs them for minutes, and its page
     pages      tables of pages that have a record of their own
+    limits     the trip of few rows with a header that costs nothing
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip
     bars       what the project asks of itself, and whether it is met
