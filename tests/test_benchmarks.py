@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks import trips
+from benchmarks import limits, trips
 from benchmarks.bars import bars
-from benchmarks.shapes import Case, make_batch
+from benchmarks.shapes import SMALL, Case, make_batch
 
 EXTRAS = {"rows", "safetensors", "arrow"}  # need packages that only `make bench` installs
 BATCH = make_batch(Case("lognormal", 16, 64).lengths())
@@ -19,6 +19,13 @@ def test_a_side_brings_every_column_back_again_and_again(name):
         assert trips.difference(BATCH, rectangles) == ""
     assert trip.wire_bytes >= BATCH.valid_bytes
     assert trip.frames >= 1
+
+
+def test_a_header_for_nothing_changes_no_cell():
+    batch = make_batch(SMALL.lengths())
+    runner = trips.Runner(limits.header_for_nothing(batch), batch)
+    for _ in range(2):
+        assert trips.difference(batch, runner.run()[1]) == ""
 
 
 def test_a_wrong_cell_is_found():
