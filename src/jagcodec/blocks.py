@@ -9,8 +9,8 @@ anything, and as long as it does not, the next batch of about that size writes t
 At most one block is kept for each power of two of bytes from 4 MiB to 4 GiB, 8 GiB in all. Tools
 that read RSS count it until the system takes it; what Kubernetes calls the working set does not,
 and goes on to leave it out while it is in use again (docs/performance.md). `release` gives all of
-them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C
-library's, which keeps it by itself; where the system has no ``MADV_FREE`` so are large blocks.
+them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C library's,
+which keeps it by itself; where the system has no ``MADV_FREE`` so are large blocks.
 """
 
 from __future__ import annotations

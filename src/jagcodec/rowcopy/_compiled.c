@@ -457,10 +457,14 @@ targets_are_apart(const Batch *batch)
 }
 
 static PyObject *
-do_batch(PyObject *tasks, Py_ssize_t threads, Reader read)
+do_batch(PyObject *args, const char *format, Reader read)
 {
     Batch batch = {0};
-    PyObject *done = NULL;
+    PyObject *tasks, *done = NULL;
+    Py_ssize_t threads;
+    if (!PyArg_ParseTuple(args, format, &tasks, &threads)) {
+        return NULL;
+    }
     batch.given = PySequence_Tuple(tasks); /* of our own: nobody can change it */
     if (!batch.given) {
         return NULL;
@@ -676,12 +680,7 @@ PyDoc_STRVAR(copy_doc,
 static PyObject *
 rowcopy_copy(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tasks;
-    Py_ssize_t threads;
-    if (!PyArg_ParseTuple(args, "On:copy", &tasks, &threads)) {
-        return NULL;
-    }
-    return do_batch(tasks, threads, read_copy);
+    return do_batch(args, "On:copy", read_copy);
 }
 
 PyDoc_STRVAR(pad_doc,
@@ -693,12 +692,7 @@ PyDoc_STRVAR(pad_doc,
 static PyObject *
 rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tasks;
-    Py_ssize_t threads;
-    if (!PyArg_ParseTuple(args, "On:pad", &tasks, &threads)) {
-        return NULL;
-    }
-    return do_batch(tasks, threads, read_pad);
+    return do_batch(args, "On:pad", read_pad);
 }
 
 PyDoc_STRVAR(ends_doc,
@@ -710,12 +704,7 @@ PyDoc_STRVAR(ends_doc,
 static PyObject *
 rowcopy_ends(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tasks;
-    Py_ssize_t threads;
-    if (!PyArg_ParseTuple(args, "On:ends", &tasks, &threads)) {
-        return NULL;
-    }
-    return do_batch(tasks, threads, read_ends);
+    return do_batch(args, "On:ends", read_ends);
 }
 
 PyDoc_STRVAR(sums_doc,
