@@ -1,16 +1,22 @@
-"""The one part of the build that `pyproject.toml` cannot say: the optional C extension."""
+"""The one part of the build that `pyproject.toml` cannot say: the optional C extensions."""
 
 from setuptools import Extension, setup
 
+
+def optional(name: str, source: str) -> Extension:
+    """An extension in whose place Python goes where there is no compiler."""
+    return Extension(
+        name,
+        [source],
+        extra_compile_args=["-std=c11", "-O3", "-pthread", "-Wall", "-Wextra"],
+        extra_link_args=["-pthread"],
+        optional=True,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "jagcodec.rowcopy._compiled",
-            ["src/jagcodec/rowcopy/_compiled.c"],
-            extra_compile_args=["-std=c11", "-O3", "-pthread", "-Wall", "-Wextra"],
-            extra_link_args=["-pthread"],
-            # Where there is no compiler, the numpy backend takes its place.
-            optional=True,
-        )
+        optional("jagcodec.rowcopy._compiled", "src/jagcodec/rowcopy/_compiled.c"),
+        optional("jagcodec.wire._batch", "src/jagcodec/wire/_batch.c"),
     ]
 )

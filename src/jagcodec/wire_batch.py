@@ -305,7 +305,8 @@ class WireBatch:
         if isinstance(sent, records.Jagged):
             return self._jagged(sent)
         if sent.code == Kind.TENSORDICT:
-            return _batch(message, sent, self._sent[0], self._chosen)
+            batch, names = _read_batch(message.header, sent)
+            return _view(message, batch, names, self._sent[0], self._chosen)
         leaf = read_extension(message.header, sent, message.decoding().build)
         if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
@@ -468,26 +469,24 @@ class _Message:
         self.allow_pickle = allow_pickle
         self._splits: dict[int, RowSplits] = {}
 
-    def check_overlaps(self, leaves: Mapping[str, Any]) -> None:
+    def check_overlaps(self, batch: records.Batch) -> None:
         """Check every leaf; and that they do not all lie over the same bytes.
 
         They are copied one by one, however often a message may name a place.
         """
-        total = 0
+        total = batch.size
 
         def measure(record: Any) -> Any:
             nonlocal total
             total += _payload_size(record)
             return record
 
-        for name, leaf in leaves.items():
-            if type(leaf) is not msgpack.ExtType:
-                total += _payload_size(leaf)
-                continue
-            try:
-                read_extension(self.header, leaf, measure)
-            except WireFormatError as error:
-                raise _of_column(name, error) from error
+        for name, leaf in batch.leaves.items():
+            if type(leaf) is msgpack.ExtType:
+                try:
+                    read_extension(self.header, leaf, measure)
+                except WireFormatError as error:
+                    raise _of_column(name, error) from error
         if total > sum(self.header.buffers):
             raise WireFormatError(
                 "out_of_bounds",
@@ -548,14 +547,17 @@ def open_wire(
     frames = None if callable(source) else flat_frames(source)
     header, fetch = _fetched(source) if frames is None else _received(frames)
     message = _Message(header, fetch, copy, target, allow_pickle)
-    root = outline(header)
-    if type(root) is not msgpack.ExtType or root.code != Kind.TENSORDICT:
-        raise WireFormatError(
-            "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
-        )
-    batch = _batch(message, root, None, None, frames)
-    message.check_overlaps(batch._leaves)
-    return batch
+    if header.batch is not None:
+        batch, names = header.batch, None
+    else:
+        root = outline(header)
+        if type(root) is not msgpack.ExtType or root.code != Kind.TENSORDICT:
+            raise WireFormatError(
+                "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
+            )
+        batch, names = _read_batch(header, root)
+    message.check_overlaps(batch)
+    return _view(message, batch, names, None, None, frames)
 
 
 def _received(frames: list[ByteArray]) -> tuple[records.Header, Fetch]:
@@ -580,27 +582,37 @@ def _fetched(source: Callable[[int, int], Any]) -> tuple[records.Header, Fetch]:
     return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
 
 
-def _batch(
-    message: _Message,
-    extension: msgpack.ExtType,
-    rows: int | None,
-    chosen: range | IntArray | None,
-    frames: list[ByteArray] | None = None,
-) -> WireBatch:
-    record = read_record(message.header, extension)
-    if not record.batch_size or rows not in (None, record.batch_size[0]):
-        raise _rows_differ([rows or "N"], record.batch_size)
+def _read_batch(
+    header: records.Header, extension: msgpack.ExtType
+) -> tuple[records.Batch, list[str | None] | None]:
+    """The batch that an extension stands for, and its dim names."""
+    record = read_record(header, extension)
     leaves = dict(zip(record.items[::2], record.items[1::2], strict=True))
+    size = 0
     for name, leaf in leaves.items():
         if type(leaf) is not msgpack.ExtType:
             raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {brief(leaf)}")
         if leaf.code in (Kind.TENSOR, Kind.JAGGED):
             # Most leaves, read here once; any other stays an extension until it is asked for.
             try:
-                leaves[name] = read_record(message.header, leaf)
+                leaves[name] = read_record(header, leaf)
             except WireFormatError as error:
                 raise _of_column(name, error) from error
-    return WireBatch(message, leaves, record.batch_size, record.names, chosen, frames)
+            size += _payload_size(leaves[name])
+    return records.Batch(record.batch_size, leaves, size), record.names
+
+
+def _view(
+    message: _Message,
+    batch: records.Batch,
+    names: list[str | None] | None,
+    rows: int | None,
+    chosen: range | IntArray | None,
+    frames: list[ByteArray] | None = None,
+) -> WireBatch:
+    if not batch.batch_size or rows not in (None, batch.batch_size[0]):
+        raise _rows_differ([rows or "N"], batch.batch_size)
+    return WireBatch(message, batch.leaves, batch.batch_size, names, chosen, frames)
 
 
 def _of_column(name: str, error: WireFormatError) -> WireFormatError:

@@ -236,10 +236,26 @@ class Pickle(NamedTuple):
     data: bytes
 
 
+class Batch(NamedTuple):
+    """A TensorDict without dim names that is the value of a message, its columns looked at.
+
+    Attributes:
+        batch_size: Of the TensorDict.
+        leaves: By their names: the checked record of a `Tensor` or `Jagged`, anything else as the
+            extension (code, payload) that stands for it, unread.
+        size: Bytes of the payload that those records stand for.
+    """
+
+    batch_size: list[int]
+    leaves: dict[str, Any]
+    size: int
+
+
 class Header(NamedTuple):
     """A checked header: sizes of the buffers, ragged groups, checksums, and the packed tree.
 
-    `checksums` are the CRC-32 of the tree and of each buffer, or None.
+    `checksums` are the CRC-32 of the tree and of each buffer, or None. `batch` is what the tree
+    holds, if that was read with the header.
     """
 
     version: int
@@ -247,6 +263,7 @@ class Header(NamedTuple):
     groups: Sequence[Group]
     checksums: Sequence[int] | None
     tree: bytes
+    batch: Batch | None = None
 
 
 def _batch(batch_size: Any, header: Header) -> None:
