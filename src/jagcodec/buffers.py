@@ -4,7 +4,6 @@ can move rows by their bit width and never ask what the bits mean.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -249,7 +248,10 @@ def together(sizes: Sequence[int]) -> list[ByteArray]:
 
 def _starts(sizes: Sequence[int]) -> list[int]:
     """Where memory of these sizes begins, each at a multiple of 64, and where the last ends."""
-    return [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return starts
 
 
 def allocate(

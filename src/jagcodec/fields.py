@@ -14,8 +14,13 @@ from jagcodec.ragged import Parts, RaggedGroups, is_jagged
 from jagcodec.rectangles import Strip, check_rectangle, compact_values, packed
 
 
+_STRING = frozenset((str,))
+
+
 def check_fields(fields: Any, path: str) -> None:
     """Refuse what is no dict of names to columns."""
+    if type(fields) is dict and _STRING.issuperset(map(type, fields)):
+        return
     if not isinstance(fields, Mapping) or not all(
         # By items, because a TensorDict iterates over its rows.
         isinstance(name, str)

@@ -20,13 +20,14 @@ from jagcodec.errors import ArgumentError
 from jagcodec.staging import Staging
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: that makes it in three times the time
 class RowSplits:
-    """Where each of N rows begins and ends in a run of cells.
+    """Where each of N rows begins and ends in a run of cells. Nobody changes it.
 
     Attributes:
         host: (N + 1,) int64 offsets, starting at 0.
         lengths: (N,) int64, the differences.
+        total: Cells of all rows.
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
         given: The offsets tensor that these were read from, if its identity is to be kept.
@@ -34,6 +35,7 @@ class RowSplits:
 
     host: IntArray
     lengths: IntArray
+    total: int
     min: int
     max: int
     given: torch.Tensor | None = None
@@ -45,22 +47,19 @@ class RowSplits:
 
     @property
     def rows(self) -> int:
-        return len(self.host) - 1
+        return len(self.lengths)
 
     @property
-    def total(self) -> int:
-        return int(self.host[-1])
-
-    @cached_property
     def starts(self) -> IntArray:
         return self.host[:-1]
 
 
 def splits_of_lengths(lengths: IntArray) -> RowSplits:
     """Row splits from (N,) lengths, none of them negative; aliases them where they lie in order."""
-    lengths = np.ascontiguousarray(lengths)
+    if not lengths.flags.c_contiguous:
+        lengths = np.ascontiguousarray(lengths)
     host, low, high = rowcopy.sums(lengths)
-    return RowSplits(host, lengths, low, high)
+    return RowSplits(host, lengths, int(host[-1]), low, high)
 
 
 def splits_of_offsets(host: IntArray) -> RowSplits | None:
@@ -68,7 +67,9 @@ def splits_of_offsets(host: IntArray) -> RowSplits | None:
     if not len(host):
         return None
     lengths, low, high, rising = rowcopy.differences(host)
-    return RowSplits(host, lengths, low, high) if rising and not host[0] else None
+    if not rising or host[0]:
+        return None
+    return RowSplits(host, lengths, int(host[-1]), low, high)
 
 
 def is_jagged(value: object) -> bool:

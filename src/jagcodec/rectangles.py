@@ -19,7 +19,6 @@ from jagcodec.buffers import (
     ByteArray,
     IntArray,
     Room,
-    array_bytes,
     as_bytes,
     contiguous_bits,
     describe,
@@ -62,7 +61,8 @@ def compact_values(parts: Parts) -> torch.Tensor:
 def padded_shape(parts: Parts | WireCells, width: int) -> tuple[int, ...]:
     """The shape of a jagged column's rectangle: (N, ..., width, ...)."""
     dim, shape = parts.ragged_dim, parts.shape
-    return (len(parts.lengths), *shape[: dim - 1], width, *shape[dim:])
+    rows = len(parts.lengths)
+    return (rows, width, *shape[1:]) if dim == 1 else (rows, *shape[: dim - 1], width, *shape[dim:])
 
 
 def parts_of_rectangle(padded: torch.Tensor) -> Parts:
@@ -191,9 +191,10 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
         raise ArgumentError(
             "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
         )
-    if sent.dtype.kind not in "iu":
+    kind = sent.dtype.kind
+    if kind not in "iu":
         raise _bad_dtype(lengths, path)
-    if sent.dtype == np.uint64:
+    if kind == "u" and sent.itemsize == 8:
         # It alone may hold more than int64: what does reads as the largest length, and is too much.
         sent = np.minimum(sent, _LONGEST)
     host: IntArray = sent.astype(np.int64)
@@ -241,7 +242,7 @@ class Strip(Unwritten):
 
     Attributes:
         source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
-        data: Their bytes, where they are in CPU memory and no gradient has to pass.
+        data: Their memory, where it is the CPU's and no gradient has to pass.
         starts: Where rows begin, of as many cells as `splits` says.
         splits: The rows.
         shape: Of the packed values: (total, ...).
@@ -249,7 +250,7 @@ class Strip(Unwritten):
     """
 
     source: torch.Tensor
-    data: ByteArray | None
+    data: npt.NDArray[Any] | None
     starts: Starts
     splits: RowSplits
     shape: tuple[int, ...]
@@ -304,7 +305,7 @@ def strip(
     cells = math.prod(shape)
     if array is not None and array.flags.c_contiguous:
         nbytes = cells * array.itemsize
-        return Strip(padded, array_bytes(array), width, splits, shape, nbytes)
+        return Strip(padded, array, width, splits, shape, nbytes)
     if not cells:
         return Strip(padded.new_empty(shape), None, splits.starts, splits, shape, 0)
     source, stride = rows_in_place(padded)

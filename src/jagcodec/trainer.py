@@ -287,8 +287,7 @@ def _filled(
         else:
             pads.append(task)
     tasks: list[Copy | Pad] = [*copies, *pads]
-    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
-    if reused and not are_apart([task.dst for task in tasks], read):
+    if reused and not _are_apart(tasks):
         raise ArgumentError(
             "conflict",
             "materialize(out)",
@@ -297,6 +296,11 @@ def _filled(
     copy_all(copies)
     pad_all(pads)
     return iter(tensors)
+
+
+def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
+    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
+    return are_apart([task.dst for task in tasks], read)
 
 
 class _Materializing:
@@ -309,6 +313,7 @@ class _Materializing:
         self._out = out
         self._sharing = Sharing()
         self._rectangles: list[_Rectangle] = []
+        self._places: dict[tuple[RowSplits, PaddingSide], tuple[IntArray | None, int]] = {}
 
     def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
@@ -404,11 +409,10 @@ class _Materializing:
             )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
-        for name, leaf in self._leaves(td, above):
-            key = _key(above, name)
+        for name, key, leaf in self._leaves(td, above):
             # The commonest first: what a TensorDict is takes long to ask.
-            if isinstance(leaf, WireCells):
-                columns[name] = self._received(leaf, key)
+            if type(leaf) is WireCells:
+                columns[name] = self._rectangle(leaf, leaf.splits, key)
             elif isinstance(leaf, Parts) or is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             elif type(leaf) is torch.Tensor:
@@ -423,25 +427,20 @@ class _Materializing:
 
     def _leaves(
         self, td: TensorDictBase | WireBatch, above: tuple[str, ...]
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> Iterator[tuple[str, Key, Any]]:
         if not isinstance(td, WireBatch):
-            yield from td.items()
+            for name, leaf in td.items():
+                yield name, _key(above, name), leaf
             return
         options = self._options
         in_place = options.layout == "padded" and options.device is None
         for name in td.fields:
-            if options.layout == "jagged" or _key(above, name) in options.keep_jagged:
-                yield name, td.leaf(name)
+            key = _key(above, name)
+            if options.layout == "jagged" or key in options.keep_jagged:
+                yield name, key, td.leaf(name)
                 continue
             cells = td.cells(name) if in_place else None
-            yield name, td.column(name) if cells is None else cells
-
-    def _received(self, cells: WireCells, key: Key) -> Any:
-        """A column that goes from its message straight to its rectangle."""
-        path = _path(key)
-        self._check_width(cells.splits, path)
-        leads, width = self._placed(cells.splits, key, path)
-        return self._rectangle(cells, leads, width, key, path)
+            yield name, key, td.column(name) if cells is None else cells
 
     def _check_width(self, splits: RowSplits, path: str) -> None:
         width = self._options.width
@@ -467,8 +466,7 @@ class _Materializing:
             )
         if options.layout == "packed":
             return self._sharing.packing.column(compact_values(parts), splits, path)
-        leads, width = self._placed(splits, key, path)
-        return self._rectangle(parts, leads, width, key, path)
+        return self._rectangle(parts, splits, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         options, path = self._options, _path(key)
@@ -481,7 +479,7 @@ class _Materializing:
                 f"expected a per-token rectangle (N, S, ...), found {describe(leaf)}; "
                 "leave it out of token_aligned_fields",
             )
-        side, held = self._side(key), leaf.shape[1]
+        side, held = options.sides.get(key, options.side), leaf.shape[1]
         width = _rounded(options.width or held, options.multiple)
         if side == "left_right" or held > width:
             raise ArgumentError(
@@ -494,17 +492,22 @@ class _Materializing:
             return self._moved(leaf)
         parts = parts_of_rectangle(self._moved(leaf.detach()))
         leads = np.full(len(leaf), width - held) if side == "left" else None
-        return self._rectangle(parts, leads, width, key, path)
+        return self._placed(parts, leads, width, key)
 
-    def _rectangle(
-        self,
-        parts: Parts | WireCells,
-        leads: IntArray | None,
-        width: int,
-        key: Key,
-        path: str,
+    def _rectangle(self, parts: Parts | WireCells, splits: RowSplits, key: Key) -> _Rectangle:
+        """A column of these rows, which are placed once for all columns on one side."""
+        side = self._options.sides.get(key, self._options.side)
+        place = self._places.get((splits, side))
+        if place is None:
+            path = _path(key)
+            self._check_width(splits, path)
+            place = self._places[splits, side] = self._place(splits, side, path)
+        return self._placed(parts, *place, key)
+
+    def _placed(
+        self, parts: Parts | WireCells, leads: IntArray | None, width: int, key: Key
     ) -> _Rectangle:
-        pattern = pad_bits(self._options.pads.get(key, 0), parts.dtype, path)
+        pattern = pad_bits(self._options.pads.get(key, 0), parts.dtype, _path(key))
         shape = padded_shape(parts, width)
         rectangle = _Rectangle(shape, parts.dtype, parts.device, key, parts, leads, pattern)
         self._rectangles.append(rectangle)
@@ -528,8 +531,7 @@ class _Materializing:
         ones = torch.ones(splits.total, dtype=torch.bool, device=column.parts.device)
         parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
         width = column.shape[column.parts.ragged_dim]
-        key = "attention_mask"
-        plan["attention_mask"] = self._rectangle(parts, column.leads, width, key, "attention_mask")
+        plan["attention_mask"] = self._placed(parts, column.leads, width, "attention_mask")
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device
@@ -539,18 +541,17 @@ class _Materializing:
 
     # Where rows go in their rectangle
 
-    def _side(self, key: Key) -> PaddingSide:
-        return self._options.sides.get(key, self._options.side)
-
-    def _placed(self, splits: RowSplits, key: Key, path: str) -> tuple[IntArray | None, int]:
+    def _place(
+        self, splits: RowSplits, side: PaddingSide, path: str
+    ) -> tuple[IntArray | None, int]:
         """The first cell of each row in the rectangle (None: cell 0), and its width."""
-        options, side = self._options, self._side(key)
+        options = self._options
         if side == "left_right":
-            return self._placed_by_prompt(splits, path)
+            return self._place_by_prompt(splits, path)
         width = _rounded(options.width or splits.max, options.multiple)
         return (width - splits.lengths if side == "left" else None), width
 
-    def _placed_by_prompt(self, splits: RowSplits, path: str) -> tuple[IntArray, int]:
+    def _place_by_prompt(self, splits: RowSplits, path: str) -> tuple[IntArray, int]:
         options, prompts = self._options, self._prompts
         if prompts is None:
             raise ArgumentError(

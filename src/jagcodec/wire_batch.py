@@ -366,7 +366,8 @@ class WireBatch:
 
     def _splits_of(self, record: records.Jagged) -> RowSplits:
         """The chosen rows of a column, if its values are as long as all of them."""
-        splits = self._raggedness(record.group).splits
+        known = self._ragged.get(record.group) or self._raggedness(record.group)
+        splits = known.splits
         sent = splits if self._chosen is None else self._message.splits(record.group)
         total = record.shape[record.ragged_dim - 1]
         if sent.total != total:

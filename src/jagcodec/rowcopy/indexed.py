@@ -10,6 +10,7 @@ import torch
 
 from jagcodec.buffers import (
     IntArray,
+    array_bytes,
     contiguous_bits,
     from_bytes,
     int_of_size,
@@ -82,7 +83,8 @@ def copy(task: Copy) -> None:
     )
     source, target = (
         from_bytes(data, torch.uint8, (len(data) // task.cell_bytes, task.cell_bytes))
-        for data in (task.src.copy(), task.dst)  # torch has no tensors of read-only memory
+        # torch has no tensors of read-only memory
+        for data in (array_bytes(task.src).copy(), task.dst)
     )
     scatter(gather(source, src_starts, lengths, None), lengths, target, dst_starts)
 

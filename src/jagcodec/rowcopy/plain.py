@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jagcodec.buffers import ByteArray, IntArray
+from jagcodec.buffers import ByteArray, IntArray, array_bytes
 from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
     """See `Kernel`; `threads` is of no use here."""
     for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
-        _copy(dst, src, dst_starts, src_starts, lengths, cell_bytes)
+        _copy(dst, array_bytes(src), dst_starts, src_starts, lengths, cell_bytes)
 
 
 def pad(tasks: Sequence[Pad], threads: int) -> None:

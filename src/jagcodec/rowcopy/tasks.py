@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.buffers import ByteArray, IntArray
+
+AnyArray: TypeAlias = npt.NDArray[Any]
 
 Starts: TypeAlias = IntArray | int
 """Where rows begin, in cells: (N,) numbers, or a stride, of which row i begins at the i-fold."""
@@ -21,12 +24,13 @@ def numbers(starts: Starts, rows: int) -> IntArray:
 class Copy(NamedTuple):
     """Copy each row from its source to its target start.
 
-    Buffers are bytes, and those of targets apart from all others; starts and lengths count cells
-    of `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end and fill the buffer.
+    Buffers are contiguous; those of targets are bytes, and apart from all others. Starts and
+    lengths count cells of `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end
+    and fill the buffer.
     """
 
     dst: ByteArray
-    src: ByteArray
+    src: AnyArray
     dst_starts: Starts | None
     src_starts: Starts | None
     lengths: IntArray

@@ -71,7 +71,8 @@ class HeaderWriter:
             members = sorted(self._packer.pack(item) for item in record.items)
             length = msgpack.Packer().pack_array_header(len(members))
             return msgpack.ExtType(kind, b"\x91" + length + b"".join(members))
-        return _extension(kind, self._packer.pack(list(record)))
+        # As `_extension`, which would be a call for every column.
+        return tuple.__new__(msgpack.ExtType, (kind, self._packer.pack(list(record))))
 
     def header(
         self,
