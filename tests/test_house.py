@@ -18,7 +18,7 @@ FLOORS = (
     ("buffers", "wire.checks"),
     ("staging", "rowcopy"),
     ("ragged", "pads", "row_index", "wire.dtypes", "wire.framing", "wire.payload"),
-    ("wire.records",),
+    ("wire.records", "wire._batch"),
     ("rectangles", "wire.header"),
     (
         *("layout", "packed", "payloads"),
@@ -61,10 +61,9 @@ def imports_of(path):
                 continue
             for alias in node.names:
                 inner = f"{base}.{alias.name}" if base else alias.name
-                is_module = (SOURCE / Path(*inner.split("."))).with_suffix(".py").exists() or (
-                    SOURCE / Path(*inner.split("."))
-                ).is_dir()
-                yield inner if is_module else base
+                room = SOURCE / Path(*inner.split("."))
+                files = [room, room.with_suffix(".py"), room.with_suffix(".c")]
+                yield inner if any(file.exists() for file in files) else base
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "jagcodec":

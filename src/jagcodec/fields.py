@@ -13,7 +13,6 @@ from jagcodec.payloads import leaf_of_rows
 from jagcodec.ragged import Parts, RaggedGroups, is_jagged
 from jagcodec.rectangles import Strip, check_rectangle, compact_values, packed
 
-
 _STRING = frozenset((str,))
 
 

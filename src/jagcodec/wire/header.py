@@ -10,18 +10,19 @@ before anyone builds something from it; what is then built is the caller's busin
 
 Where it was built, `_batch.c` reads the header of a plain batch, a message's commonest value, in a
 fortieth of the time: small batches take as long as their header. What it does not know, or finds
-wrong, is read here.
+wrong, is read here. ``JAGCODEC_HEADER=python`` leaves everything to this module.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.errors import WireFormatError
+from jagcodec.errors import ArgumentError, WireFormatError
 from jagcodec.wire.checks import INT64_MAX, Place, brief, counts, expect, fail, within
 from jagcodec.wire.records import (
     CHECKS,
@@ -39,6 +40,14 @@ from jagcodec.wire.spec import LEAF_LEVELS, MAGIC, MAX_DEPTH, TORCH_DTYPES, VERS
 try:
     from jagcodec.wire import _batch
 except ImportError:  # no compiler at install
+    _batch = None  # type: ignore[assignment]
+if os.environ.get("JAGCODEC_HEADER", "") not in ("", "compiled", "python"):
+    raise ArgumentError(
+        "bad_option",
+        "JAGCODEC_HEADER",
+        f"expected 'compiled' or 'python', found {os.environ['JAGCODEC_HEADER']!r}",
+    )
+if os.environ.get("JAGCODEC_HEADER") == "python":
     _batch = None  # type: ignore[assignment]
 
 # Below this size unpacking allocates half a megabyte at most on the word of forged counts; above
@@ -126,10 +135,20 @@ def read_header(data: Any) -> Header:
         WireFormatError: `data` is not a header of this version.
     """
     data = bytes(data)
+    return read_plain_header(data) or read_any_header(data)
+
+
+def read_plain_header(data: bytes) -> Header | None:
+    """What the compiled reader makes of frame 0; None if it does not know it, or is not there."""
     found = None if _batch is None else _batch.read(data, *_BATCH_TYPES, TORCH_DTYPES)
-    if found is not None:
-        buffers, groups, tree, batch = found
-        return Header(VERSION, buffers, groups, None, tree, Batch(*batch))
+    if found is None:
+        return None
+    buffers, groups, tree, batch = found
+    return Header(VERSION, buffers, groups, None, tree, Batch(*batch))
+
+
+def read_any_header(data: bytes) -> Header:
+    """`read_header` in Python."""
     start = data[: len(_START)]
     if start[1:] != _START[1:]:
         raise fail(
