@@ -63,7 +63,8 @@ soak: $(VENV)/.dev
 guard: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
-# The compiled row copies under AddressSanitizer and UBSan, in a copy of the package (Linux).
+# What is compiled under AddressSanitizer and UBSan, in a copy of the package (Linux).
+COMPILED  = rowcopy/_compiled wire/_batch
 SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -73,12 +74,14 @@ sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED)
 	mkdir -p $(SANITIZED)
 	cp -R src/jagcodec $(SANITIZED)
-	rm -f $(SANITIZED)/jagcodec/rowcopy/*.so
-	$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
-		src/jagcodec/rowcopy/_compiled.c -o $(SANITIZED)/jagcodec/rowcopy/_compiled$(SUFFIX)
+	rm -f $(addprefix $(SANITIZED)/jagcodec/,rowcopy/*.so wire/*.so)
+	for module in $(COMPILED); do \
+		$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
+			src/jagcodec/$$module.c -o $(SANITIZED)/jagcodec/$$module$(SUFFIX) || exit 1; \
+	done
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest tests/test_rowcopy.py
+		$(BIN)/python -m pytest tests/test_rowcopy.py tests/test_header.py tests/test_hostile.py
 
 # Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000
@@ -89,7 +92,7 @@ fuzz: $(VENV)/.fuzz
 		-max_len=128 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
 
 # A stamp per set of extras: reinstalled when the project's requirements or its C code change.
-BUILD = pyproject.toml constraints.txt setup.py src/jagcodec/rowcopy/_compiled.c
+BUILD = pyproject.toml constraints.txt setup.py $(wildcard src/jagcodec/*/*.c)
 
 $(VENV)/.demo: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -128,4 +131,4 @@ $(VENV)-bench/.bench: $(BUILD)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/rowcopy/*.so
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so

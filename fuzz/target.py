@@ -47,6 +47,7 @@ from jagcodec import (
     register_type,
 )
 from jagcodec.errors import REASONS
+from jagcodec.wire.header import read_any_header, read_plain_header
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC, TORCH_DTYPES, VERSION, Kind
 
 START = b"\x84" + msgpack.packb(MAGIC)
@@ -703,14 +704,16 @@ class Target:
         """Give one input to one reader.
 
         Raises:
-            BrokenPromiseError: What was read cannot be read again, or took memory out of
-                proportion. Whatever else comes out is what the reader should not have raised.
+            BrokenPromiseError: What was read cannot be read again, took memory out of
+                proportion, or is another for another reader of headers. Whatever else comes out is what the reader should not have raised.
         """
         s = Script(data)
         frames, reader, deep = self.message(s)
         self._peak = self._peak or _peak()
         self.counts.inputs += 1
         self.counts.past_start += _begins_well(frames)
+        if isinstance(frames, list):
+            _check_readers(bytes(frames[0]))
         try:
             value = reader(frames)
         except WireFormatError as error:
@@ -807,6 +810,13 @@ def _check_error(error: WireFormatError) -> None:
         if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
             raise BrokenPromiseError("memory ran out") from error
         cause = cause.__cause__
+
+
+def _check_readers(header: bytes) -> None:
+    """What the compiled reader of headers reads, the one in Python reads too (or raises)."""
+    found = read_plain_header(header)
+    if found is not None and found._replace(batch=None) != read_any_header(header):
+        raise BrokenPromiseError("the two readers of headers differ")
 
 
 def _check_stable(value: Any) -> None:

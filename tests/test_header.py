@@ -1,5 +1,6 @@
 """The compiled reader of headers beside the one in Python: it reads the same, or nothing."""
 
+import gc
 import os
 import re
 import subprocess
@@ -243,6 +244,31 @@ def test_every_cut_and_every_flipped_bit():
             flipped[position] ^= 1 << bit
             assert_readers_agree(bytes(flipped))
             flipped[position] ^= 1 << bit
+
+
+@needs_compiled
+def test_nothing_is_left_behind():
+    """Whatever a header breaks off at: what was made of it by then is let go."""
+    whole = rollout()[0]
+    forged = [whole[:end] for end in range(len(whole))]
+    for position in range(len(whole)):
+        forged += [
+            whole[:position] + bytes([byte]) + whole[position + 1 :]
+            for byte in (0, 0x7F, 0x80, 0x91, 0xC0, 0xCF, 0xFF)
+        ]
+
+    def blocks():
+        for data in forged:
+            headers.read_plain_header(data)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    blocks()
+    before = blocks()
+    # Each of the messages is one of hundreds; a block that one of them loses is lost every time.
+    for _ in range(20):
+        after = blocks()
+    assert after - before < 20
 
 
 def test_errors_are_the_same(monkeypatch):
