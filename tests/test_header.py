@@ -1,4 +1,4 @@
-"""The compiled reader of headers beside the one in Python: it reads the same, or nothing."""
+"""What reads and writes headers in C beside the same in Python: it does the same, or nothing."""
 
 import gc
 import os
@@ -18,6 +18,7 @@ from jagcodec import WireFormatError, decode, encode, encode_fields, open_wire
 from jagcodec.testing import assert_same
 from jagcodec.testing.strategies import jagged_batches
 from jagcodec.wire import header as headers
+from jagcodec.wire import records
 from jagcodec.wire.spec import TORCH_DTYPES, Kind
 
 try:
@@ -49,7 +50,7 @@ def assert_readers_agree(data):
     if found is None:
         return False
     expected = headers.read_any_header(data)
-    assert found._replace(batch=None) == expected
+    assert found._replace(batch=None, held=0) == expected
     assert type(found.buffers) is type(found.groups) is list
     assert list(map(type, found.groups)) == list(map(type, expected.groups))
     root = headers.outline(expected)
@@ -68,7 +69,7 @@ def assert_readers_agree(data):
         assert type(read) is type(leaf)
         if type(leaf) is not msgpack.ExtType:
             assert list(map(type, read)) == list(map(type, leaf))
-    assert found.batch.size == size
+    assert found.held == size
     return True
 
 
@@ -206,6 +207,78 @@ def test_readers_agree_on_forged_headers(data, draw):
         at = draw.draw(st.integers(0, len(edited)))
         edited[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
     assert_readers_agree(bytes(edited))
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+WIDTHS = [0, 1, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, INT64_MAX, 2**64 - 1]
+COUNTS = st.one_of(st.integers(0, 200), st.sampled_from(WIDTHS))
+TEXTS = st.one_of(st.text(max_size=8), st.sampled_from([31, 32, 255, 256]).map("n".__mul__))
+DIMS = st.lists(COUNTS, max_size=20)
+WRITTEN = st.one_of(
+    st.builds(records.Tensor, TEXTS, DIMS, COUNTS, COUNTS),
+    st.builds(records.Tensor, st.just(["int64", "u1"]), DIMS, COUNTS, COUNTS),
+    st.builds(records.Jagged, TEXTS, DIMS, COUNTS, COUNTS, COUNTS, COUNTS),
+    st.builds(
+        lambda code, size: msgpack.ExtType(code, b"x" * size),
+        st.integers(0, 127),
+        st.sampled_from([*range(20), 255, 256, 2**16 - 1, 2**16]),
+    ),
+)
+GROUPS = st.builds(records.Group, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
+
+
+def both_write(batch, buffers, groups):
+    written = headers.HeaderWriter().header(batch, buffers, groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headers, "_batch", None)
+        assert written == headers.HeaderWriter().header(batch, buffers, groups)
+    return written
+
+
+@given(
+    DIMS,
+    st.dictionaries(st.one_of(TEXTS, st.just("\ud800")), WRITTEN, max_size=9),
+    st.lists(COUNTS, max_size=20),
+    st.lists(GROUPS, max_size=3),
+)
+def test_writers_agree(dims, leaves, buffers, groups):
+    both_write(records.Batch(dims, leaves), buffers, groups)
+
+
+@needs_compiled
+def test_writers_agree_on_many_columns():
+    for count in (7, 8, 40000):
+        batch = records.Batch(
+            [1], {f"{i}": records.Tensor("bool", [i], 0, i) for i in range(count)}
+        )
+        both_write(batch, [2**20], [])
+        assert compiled.write([2**20], [], *batch, *headers._BATCH_TYPES)
+
+
+@needs_compiled
+def test_what_is_no_number_is_left_to_the_other_writer():
+    for odd in (-1, 2**64, 1.0, True, None, "1"):
+        for leaf in (records.Tensor("bool", [odd], 0, 0), records.Tensor("bool", [1], odd, 0), odd):
+            assert compiled.write([1], [], [1], {"x": leaf}, *headers._BATCH_TYPES) is None
+        assert compiled.write([odd], [], [1], {}, *headers._BATCH_TYPES) is None
+        assert compiled.write([1], [odd], [1], {}, *headers._BATCH_TYPES) is None
+        assert compiled.write([1], [], [odd], {}, *headers._BATCH_TYPES) is None
+        assert compiled.write([1], [], [1], {odd: records.Size([1])}, *headers._BATCH_TYPES) is None
+    assert compiled.write([1], [], [1], {}, *headers._BATCH_TYPES) is not None
+
+
+@given(jagged_batches())
+def test_frames_are_the_same(batch):
+    options = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
+    written = encode_fields(batch.fields, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headers, "_batch", None)
+        again = encode_fields(batch.fields, **options)
+    assert list(map(bytes, written)) == list(map(bytes, again))
+
+
+# --- what it makes of odd ones -----------------------------------------------------------------
 
 
 @needs_compiled

@@ -470,19 +470,20 @@ class _Message:
         self.allow_pickle = allow_pickle
         self._splits: dict[int, RowSplits] = {}
 
-    def check_overlaps(self, batch: records.Batch) -> None:
+    def check_overlaps(self, leaves: Mapping[str, Any], held: int) -> None:
         """Check every leaf; and that they do not all lie over the same bytes.
 
-        They are copied one by one, however often a message may name a place.
+        They are copied one by one, however often a message may name a place. The records among
+        them are checked, and stand for `held` bytes.
         """
-        total = batch.size
+        total = held
 
         def measure(record: Any) -> Any:
             nonlocal total
             total += _payload_size(record)
             return record
 
-        for name, leaf in batch.leaves.items():
+        for name, leaf in leaves.items():
             if type(leaf) is msgpack.ExtType:
                 try:
                     read_extension(self.header, leaf, measure)
@@ -549,7 +550,7 @@ def open_wire(
     header, fetch = _fetched(source) if frames is None else _received(frames)
     message = _Message(header, fetch, copy, target, allow_pickle)
     if header.batch is not None:
-        batch, names = header.batch, None
+        batch, names, held = header.batch, None, header.held
     else:
         root = outline(header)
         if type(root) is not msgpack.ExtType or root.code != Kind.TENSORDICT:
@@ -557,7 +558,8 @@ def open_wire(
                 "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
             )
         batch, names = _read_batch(header, root)
-    message.check_overlaps(batch)
+        held = sum(map(_payload_size, batch.leaves.values()))
+    message.check_overlaps(batch.leaves, held)
     return _view(message, batch, names, None, None, frames)
 
 
@@ -589,7 +591,6 @@ def _read_batch(
     """The batch that an extension stands for, and its dim names."""
     record = read_record(header, extension)
     leaves = dict(zip(record.items[::2], record.items[1::2], strict=True))
-    size = 0
     for name, leaf in leaves.items():
         if type(leaf) is not msgpack.ExtType:
             raise WireFormatError("bad_value", f"$.{name}", f"expected a leaf, found {brief(leaf)}")
@@ -599,8 +600,7 @@ def _read_batch(
                 leaves[name] = read_record(header, leaf)
             except WireFormatError as error:
                 raise _of_column(name, error) from error
-            size += _payload_size(leaves[name])
-    return records.Batch(record.batch_size, leaves, size), record.names
+    return records.Batch(record.batch_size, leaves), record.names
 
 
 def _view(

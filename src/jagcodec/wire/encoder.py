@@ -523,13 +523,13 @@ class Encoding:
             parts = take_apart(tensor, "jagged tensor", seen=self._seen, staging=self.staging)
         except ArgumentError as error:
             raise self._refused(error.reason, error.detail) from error
-        return self._parts(parts)
+        return self._record(self._parts(parts))
 
     def _note_jagged(self, tensor: torch.Tensor) -> bool:
         """Ask for what of a jagged tensor has to come to the host; says whether any has."""
         return note_memory(tensor, self.staging)
 
-    def _parts(self, parts: Parts) -> Any:
+    def _parts(self, parts: Parts) -> records.Jagged:
         name = self._torch_dtype(parts.values)
         if parts.compact:
             parts = parts._replace(values=self._on_host(parts.values))
@@ -538,9 +538,9 @@ class Encoding:
         dtype, place = self._cells(name, as_bytes(values))
         group = self._group(parts)
         shape = list(values.shape)
-        return self._record(records.Jagged(dtype, shape, *place, group, parts.ragged_dim))
+        return records.Jagged(dtype, shape, *place, group, parts.ragged_dim)
 
-    def _strip(self, strip: Strip) -> Any:
+    def _strip(self, strip: Strip) -> records.Jagged:
         """A jagged column in CPU memory that is packed where it is to lie in the message."""
         name = _TORCH_NAMES.get(strip.source.dtype) or self._torch_dtype(strip.source)
         small = strip.nbytes < SMALL_BUFFER
@@ -549,7 +549,7 @@ class Encoding:
         self._large.append(strip)
         place = (len(self._large), 0)
         group = self._group_of_splits(strip.splits)  # whose offsets may be a large buffer too
-        return self._record(records.Jagged(name, list(strip.shape), *place, group, 1))
+        return records.Jagged(name, list(strip.shape), *place, group, 1)
 
     def _strided_nested(self, tensor: torch.Tensor) -> Any:
         self._torch_dtype(tensor)
@@ -597,24 +597,24 @@ class Encoding:
             f"{key!r} too, found {list(leaf.batch_size)} and {inner}",
         )
 
-    def batch(self, rows: int, columns: Iterable[tuple[str, Any]]) -> Any:
+    def batch(self, rows: int, columns: Iterable[tuple[str, Any]]) -> records.Batch:
         """The tree of a batch from its columns: tensors, `Parts`, or lists of N objects.
 
         What it makes is what the TensorDict of these columns would make.
         """
-        items: list[Any] = []
+        leaves: dict[str, Any] = {}
         for name, column in columns:
             self._path.append(name)
             if isinstance(column, Strip):
-                items += (name, self._strip(column))
+                leaves[name] = self._strip(column)
             elif isinstance(column, Parts):
-                items += (name, self._parts(column))
+                leaves[name] = self._parts(column)
             elif isinstance(column, list):
-                items += (name, self._object_rows(column))
+                leaves[name] = self._object_rows(column)
             else:
-                items += (name, self._tensor(column))
+                leaves[name] = self._tensor(column)
             self._path.pop()
-        return self._record(records.TensorDict([rows], None, items))
+        return records.Batch([rows], leaves)
 
     def _object_rows(self, payloads: list[Any]) -> Any:
         if not payloads:

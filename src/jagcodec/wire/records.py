@@ -237,25 +237,23 @@ class Pickle(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A TensorDict without dim names that is the value of a message, its columns looked at.
+    """A TensorDict without dim names that is the value of a message.
 
     Attributes:
         batch_size: Of the TensorDict.
-        leaves: By their names: the checked record of a `Tensor` or `Jagged`, anything else as the
-            extension (code, payload) that stands for it, unread.
-        size: Bytes of the payload that those records stand for.
+        leaves: By their names: the record of a `Tensor` or `Jagged`, anything else as the
+            extension (code, payload) that stands for it.
     """
 
     batch_size: list[int]
     leaves: dict[str, Any]
-    size: int
 
 
 class Header(NamedTuple):
     """A checked header: sizes of the buffers, ragged groups, checksums, and the packed tree.
 
     `checksums` are the CRC-32 of the tree and of each buffer, or None. `batch` is what the tree
-    holds, if that was read with the header.
+    holds, if that was read with the header: its records are checked, and stand for `held` bytes.
     """
 
     version: int
@@ -264,6 +262,7 @@ class Header(NamedTuple):
     checksums: Sequence[int] | None
     tree: bytes
     batch: Batch | None = None
+    held: int = 0
 
 
 def _batch(batch_size: Any, header: Header) -> None:
