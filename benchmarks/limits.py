@@ -1,66 +1,77 @@
-"""What a trip of few rows would take if its header cost nothing: ``python -m benchmarks.limits``.
+"""How little a trip of few rows can take in Python: ``python -m benchmarks.limits``.
 
     python -m benchmarks.limits [--shapes 64x512,gsm8k:64] [--rounds 300]
 
-The fused trip of `sides`, the same with a header that was made, read and checked beforehand, and
-the padded formats that are ahead at 64 rows. The second sends one batch over and over, and is no
-codec: it says how much there is to gain. One process; the sides take turns of two trips, of which
-the second counts; every result is compared with the input, outside the clock. Medians.
+The fused trip of `sides`; the least that a trip of this kind can be, one loop over the columns on
+either side around the row kernels, with no checks, no other type of column and a header that
+nothing but it can read; and two padded formats. The second is no codec: it says what is left to
+gain where Python makes a tensor per column. One process; the sides take turns of two trips, of
+which the second counts; every result is compared with the input, outside the clock. Medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
-import jagcodec
+import msgpack
+import numpy as np
+import torch
+
 from benchmarks import peers, sides
 from benchmarks.machine import machine, versions
 from benchmarks.shapes import PADS, Batch, Case, make_batch
 from benchmarks.sides import Side
 from benchmarks.trips import Runner, difference, quieted
-from jagcodec import columns
+from jagcodec import BatchedDataDict, rowcopy
+from jagcodec.rowcopy import Copy, Pad
 
 WARM_UP = 30
 
 
-def header_for_nothing(batch: Batch) -> Side:
-    """The fused trip over a header, offsets included, that is there already."""
-    options: dict[str, Any] = {"lengths": batch.lengths, "token_aligned_fields": PADS}
-    head = jagcodec.encode_fields(batch.columns, **options)[:2]
-    opened: dict[str, Any] = {}
+def least(batch: Batch) -> Side:
+    """Six columns there and back, and nothing else: neither what it is given nor what it gets."""
 
-    class Columns:
-        """In place of an encoding: what it would put behind the header."""
+    def encode(_: Any) -> list[Any]:
+        lengths = batch.lengths.numpy()
+        offsets, _, width = rowcopy.sums(lengths)
+        total, size, columns, places = int(offsets[-1]), 0, [], []
+        for name, column in batch.columns.items():
+            cells = column.numpy()
+            columns.append([name, cells.dtype.str])
+            places.append((cells, size, total * cells.itemsize))
+            size += -(-total * cells.itemsize // 64) * 64
+        block = np.empty(size, dtype=np.uint8)
+        frames, tasks = [], []
+        for cells, start, nbytes in places:
+            room = block[start : start + nbytes]
+            frames.append(room.data)
+            tasks.append(Copy(room, cells, None, cells.shape[1], lengths, cells.itemsize))
+        rowcopy.copy_all(tasks)
+        return [msgpack.packb([len(lengths), width, columns]), offsets.data, *frames]
 
-        def batch(self, rows: int, planned: list[tuple[str, Any]]) -> list[Any]:
-            return [column for _, column in planned]
+    def decode(received: list[Any]) -> BatchedDataDict:
+        rows, width, columns = msgpack.unpackb(received[0])
+        offsets = np.frombuffer(received[1], dtype=np.int64)
+        lengths, *_ = rowcopy.differences(offsets)
+        starts, size, places = offsets[:-1], 0, []
+        for (name, code), frame in zip(columns, received[2:], strict=True):
+            dtype = np.dtype(code)
+            places.append((name, dtype, frame, size))
+            size += -(-rows * width * dtype.itemsize // 64) * 64
+        block = np.empty(size, dtype=np.uint8)
+        rectangles, tasks = {}, []
+        for name, dtype, frame, start in places:
+            room = block[start : start + rows * width * dtype.itemsize]
+            rectangles[name] = torch.from_numpy(np.ndarray((rows, width), dtype, room))
+            source = np.frombuffer(frame, dtype=np.uint8)
+            pad = dtype.type(PADS[name]).tobytes()
+            tasks.append(Pad(room, source, starts, lengths, None, width, dtype.itemsize, pad))
+        rowcopy.pad_all(tasks)
+        return BatchedDataDict(rectangles)
 
-    def message(walk: Callable[[Any], list[Any]], **_: Any) -> list[Any]:
-        return [*head, *walk(Columns())]
-
-    def encode(_: Any) -> Any:
-        with mock.patch.object(columns, "message", message):
-            return jagcodec.encode_fields(batch.columns, **options)
-
-    def open_wire(received: list[Any]) -> Any:
-        if not opened:  # the receive buffers are the same ones each time
-            wire = jagcodec.open_wire(received)
-            cells = {name: wire.cells(name) for name in wire.fields}
-            mock.patch.object(wire, "cells", cells.__getitem__).start()
-            opened["wire"] = wire
-        return opened["wire"]
-
-    return Side(
-        send=(("encode_fields", encode),),
-        receive=(
-            ("open_wire", open_wire),
-            ("materialize", lambda wire: jagcodec.materialize(wire, pad_value_dict=PADS)),
-        ),
-    )
+    return Side(send=(("encode", encode),), receive=(("decode", decode),))
 
 
 def main() -> None:
@@ -72,7 +83,7 @@ def main() -> None:
     print({**machine(), **versions()})
     makers = {
         "fused": sides.fused,
-        "fused, header for nothing": header_for_nothing,
+        "least Python": least,
         "pickle": peers.pickle5,
         "safetensors": peers.safetensors,
     }

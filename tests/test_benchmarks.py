@@ -21,9 +21,9 @@ def test_a_side_brings_every_column_back_again_and_again(name):
     assert trip.frames >= 1
 
 
-def test_a_header_for_nothing_changes_no_cell():
+def test_the_least_trip_changes_no_cell():
     batch = make_batch(SMALL.lengths())
-    runner = trips.Runner(limits.header_for_nothing(batch), batch)
+    runner = trips.Runner(limits.least(batch), batch)
     for _ in range(2):
         assert trips.difference(batch, runner.run()[1]) == ""
 
