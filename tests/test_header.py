@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import msgpack
 import numpy as np
@@ -384,6 +385,7 @@ def test_the_compiled_reader_takes_only_what_it_can_read():
     assert compiled.read(plain, *types, {}) is None
 
 
+@needs_compiled
 @pytest.mark.parametrize("choice", ["python", "compiled", ""])
 def test_the_reader_is_chosen_by_the_environment(choice):
     code = "from jagcodec.wire import header; print(header._batch is None)"
@@ -394,7 +396,35 @@ def test_the_reader_is_chosen_by_the_environment(choice):
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == str(choice == "python" or compiled is None)
+    assert found.stdout.strip() == str(choice == "python")
+
+
+@pytest.mark.parametrize("choice", ["compiled", ""])
+def test_where_it_was_not_built_python_reads_unless_it_was_asked_for(choice):
+    code = (
+        "import sys; sys.modules['jagcodec.wire._batch'] = None\n"
+        "from jagcodec.wire import header; print(header._batch)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAGCODEC_HEADER": choice},
+        capture_output=True,
+        text=True,
+    )
+    if choice:
+        assert "found 'compiled', which cannot be imported" in found.stderr
+    else:
+        assert found.stdout.strip() == "None"
+
+
+def test_a_foreign_frame_is_not_copied_before_it_is_refused():
+    frame = np.full(64 << 20, 7, dtype=np.uint8)
+    tracemalloc.start()
+    try:
+        assert outcome([frame])[0] == "foreign"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_reader_that_there_is_not_is_refused():

@@ -366,6 +366,7 @@ class WireBatch:
 
     def _splits_of(self, record: records.Jagged) -> RowSplits:
         """The chosen rows of a column, if its values are as long as all of them."""
+        # Columns of one group come here one after the other, and find it without a call.
         known = self._ragged.get(record.group) or self._raggedness(record.group)
         splits = known.splits
         sent = splits if self._chosen is None else self._message.splits(record.group)

@@ -24,9 +24,9 @@ def numbers(starts: Starts, rows: int) -> IntArray:
 class Copy(NamedTuple):
     """Copy each row from its source to its target start.
 
-    Buffers are contiguous; those of targets are bytes, and apart from all others. Starts and
-    lengths count cells of `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end
-    and fill the buffer.
+    Buffers are contiguous bytes, but for the source, which may be an array of anything: what lies
+    in memory counts. Targets are apart from all others. Starts and lengths count cells of
+    `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end and fill the buffer.
     """
 
     dst: ByteArray
@@ -40,7 +40,8 @@ class Copy(NamedTuple):
 class Pad(NamedTuple):
     """Write every row of a rectangle: leads[i] (None: 0) pads, its cells, pads to `width`.
 
-    As for `Copy`; leads and width count cells too. A pad cell is `pattern`, over and over.
+    As for `Copy`, but all of it bytes; leads and width count cells too. A pad cell is `pattern`,
+    over and over.
     """
 
     dst: ByteArray

@@ -205,6 +205,11 @@ make_record(PyTypeObject *type, PyObject **fields, Py_ssize_t count)
 {
     /* As tuple.__new__ does for types derived from it. */
     PyObject *record = type->tp_alloc(type, count);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (record) {
+        ((PyTupleObject *)record)->ob_hash = -1; /* not yet known */
+    }
+#endif
     for (Py_ssize_t i = 0; i < count; i++) {
         if (record) {
             PyTuple_SET_ITEM(record, i, fields[i]);
@@ -452,6 +457,10 @@ static bool
 put(Text *text, const void *bytes, size_t size)
 {
     if (size > text->room - text->size) {
+        if (size > SIZE_MAX / 4 || text->size > SIZE_MAX / 4 - 512) {
+            PyErr_NoMemory();
+            return false;
+        }
         size_t room = 2 * (text->size + size) + 512;
         unsigned char *data = PyMem_Realloc(text->data, room);
         if (!data) {

@@ -37,18 +37,20 @@ from jagcodec.wire.records import (
 )
 from jagcodec.wire.spec import LEAF_LEVELS, MAGIC, MAX_DEPTH, TORCH_DTYPES, VERSION, Kind
 
+_missing = ""
 try:
     from jagcodec.wire import _batch
-except ImportError:  # no compiler at install
-    _batch = None  # type: ignore[assignment]
+except ImportError as error:  # no compiler at install
+    _batch, _missing = None, f", which cannot be imported ({error})"  # type: ignore[assignment]
 _BATCH_TYPES = (Group, Tensor, Jagged, msgpack.ExtType)
-if os.environ.get("JAGCODEC_HEADER", "") not in ("", "compiled", "python"):
+_choice = os.environ.get("JAGCODEC_HEADER") or ("python" if _missing else "compiled")
+if _choice not in ("compiled", "python") or (_choice == "compiled" and _missing):
     raise ArgumentError(
         "bad_option",
         "JAGCODEC_HEADER",
-        f"expected 'compiled' or 'python', found {os.environ['JAGCODEC_HEADER']!r}",
+        f"expected 'compiled' or 'python', found {_choice!r}{_missing}",
     )
-if os.environ.get("JAGCODEC_HEADER") == "python":
+if _choice == "python":
     _batch = None  # type: ignore[assignment]
 
 # Below this size unpacking allocates half a megabyte at most on the word of forged counts; above
@@ -149,8 +151,19 @@ def read_header(data: Any) -> Header:
     Raises:
         WireFormatError: `data` is not a header of this version.
     """
-    data = bytes(data)
-    return read_plain_header(data) or read_any_header(data)
+    # Before the rest is copied: a frame of something else may be large.
+    start = bytes(memoryview(data)[: len(_START)])
+    if start[1:] != _START[1:]:
+        raise fail(
+            "foreign",
+            f"expected a map that begins with the key {MAGIC!r}, found {start!r}; this is no "
+            "jagcodec message (pickled data is never read), its frames changed places, or routing "
+            "frames of the transport stand before it",
+            path="header",
+        )
+    # A copy: what was checked must not change with the message's memory.
+    whole = bytes(data)
+    return read_plain_header(whole) or read_any_header(whole)
 
 
 def read_plain_header(data: bytes) -> Header | None:
@@ -163,20 +176,11 @@ def read_plain_header(data: bytes) -> Header | None:
 
 
 def read_any_header(data: bytes) -> Header:
-    """`read_header` in Python."""
-    start = data[: len(_START)]
-    if start[1:] != _START[1:]:
-        raise fail(
-            "foreign",
-            f"expected a map that begins with the key {MAGIC!r}, found {start!r}; this is no "
-            "jagcodec message (pickled data is never read), its frames changed places, or routing "
-            "frames of the transport stand before it",
-            path="header",
-        )
+    """`read_header` in Python, of what begins as a header does."""
     fields = _unpack(data, _extension, "header")
     expect(type(fields) is dict, "foreign", "a map", fields, "header")
     count_byte = 0x80 | len(fields)
-    expect(start[0] == count_byte, "bad_header", "every key once", fields, "header")
+    expect(data[0] == count_byte, "bad_header", "every key once", fields, "header")
     version = fields[MAGIC]
     if type(version) is not int or version != VERSION:
         raise fail(
