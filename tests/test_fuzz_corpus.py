@@ -1,6 +1,8 @@
 """Replays what the fuzzer found, without the fuzzer: see `fuzz/target.py`."""
 
 import importlib.util
+import re
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -82,8 +84,17 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
     with pytest.raises(KeyError):
         run(b"\0\0\0")
     assert run.counts.inputs == 1
-    monkeypatch.setattr(target, "decode", lambda frames: bytearray(target.MEMORY_BOUND * 2))
-    with pytest.raises(target.BrokenPromiseError, match="MiB"):
-        run(b"\0\0\0")
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
         target._check_error(WireFormatError("no such reason", "$", "x"))
+
+
+def test_the_target_notices_memory(tmp_path):
+    # In a process of its own: peaks of other tests would hide this one.
+    code = (
+        "import sys, target; run = target.Target(sys.argv[1]);"
+        "target.decode = lambda frames: bytearray(target.MEMORY_BOUND * 4); run(b'\\0\\0\\0')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "blob"], cwd=FUZZ, capture_output=True, text=True
+    )
+    assert re.search(r"BrokenPromiseError: \d+ MiB for an input of 3 bytes", found.stderr)

@@ -83,8 +83,7 @@ class HeaderWriter:
             members = sorted(self._packer.pack(item) for item in record.items)
             length = msgpack.Packer().pack_array_header(len(members))
             return msgpack.ExtType(kind, b"\x91" + length + b"".join(members))
-        # As `_extension`, which would be a call for every column.
-        return tuple.__new__(msgpack.ExtType, (kind, self._packer.pack(list(record))))
+        return _extension(kind, self._packer.pack(list(record)))
 
     def header(
         self,

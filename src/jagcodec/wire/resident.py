@@ -123,16 +123,14 @@ class _ResidentEncoding(Encoding):
         stays = self._stays(inner._values)
         return note_rows(tensor, self.staging) if stays else super()._note_jagged(tensor)
 
-    def _parts(self, parts: Parts) -> Any:
+    def _parts(self, parts: Parts) -> records.Jagged:
         if not self._stays(parts.values):
             return super()._parts(parts)
         name = self._torch_dtype(parts.values)
         values = compact_values(parts)
         place = self._keep(values)
         group = self._group(parts)
-        return self._record(
-            records.Jagged(name, list(values.shape), *place, group, parts.ragged_dim)
-        )
+        return records.Jagged(name, list(values.shape), *place, group, parts.ragged_dim)
 
 
 class _ResidentDecoding(Decoding):
