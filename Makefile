@@ -64,7 +64,7 @@ guard: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
 # What is compiled under AddressSanitizer and UBSan, in a copy of the package (Linux).
-COMPILED  = rowcopy/_compiled wire/_batch
+COMPILED  = rowcopy/_kernel wire/_batch
 SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')

@@ -16,7 +16,7 @@ def optional(name: str, source: str) -> Extension:
 
 setup(
     ext_modules=[
-        optional("jagcodec.rowcopy._compiled", "src/jagcodec/rowcopy/_compiled.c"),
+        optional("jagcodec.rowcopy._kernel", "src/jagcodec/rowcopy/_kernel.c"),
         optional("jagcodec.wire._batch", "src/jagcodec/wire/_batch.c"),
     ]
 )

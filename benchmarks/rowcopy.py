@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray
+from jagcodec.memory.tensor_bytes import IntArray
 
 SHAPES = ((512, 1536), (1024, 8192), (16384, 512))
 FILL = 0.275  # of the rectangle, as of the GSM8K rollouts

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import ArgumentError, blocks, encode_fields, materialize, open_wire
-from jagcodec.blocks import new_block
+from jagcodec import ArgumentError, encode_fields, materialize, open_wire
+from jagcodec.memory import blocks
+from jagcodec.memory.blocks import new_block
 
 MB = 2**20
 
@@ -199,7 +200,7 @@ def _python(code, **environment):
 
 def test_none_is_kept_where_that_is_asked_for():
     code = """
-        from jagcodec.blocks import new_block
+        from jagcodec.memory.blocks import new_block
         new_block(40 << 20).data[:] = 1
         print(new_block(40 << 20).zeroed)
     """
@@ -218,7 +219,7 @@ def test_an_unknown_choice_is_refused():
 def test_a_limit_on_addresses_is_met_without_the_room_behind():
     code = """
         import resource
-        from jagcodec.blocks import new_block
+        from jagcodec.memory.blocks import new_block
         used = int(open("/proc/self/statm").read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + (180 << 20),) * 2)
         data = new_block(140 << 20).data  # in a room of 256 MiB
@@ -237,8 +238,8 @@ def test_a_limit_on_addresses_is_met_with_those_of_what_is_kept(size):
     """What is lent to the system takes no memory, but still counts towards such limits."""
     code = f"""
         import resource
-        from jagcodec import blocks
-        from jagcodec.blocks import new_block
+        from jagcodec.memory import blocks
+        from jagcodec.memory.blocks import new_block
         held = [new_block(kept << 20) for kept in (40, 100, 1500, 3000)]  # 6.5 GB of addresses
         held.clear()
         used = int(open("/proc/self/statm").read().split()[0]) * 4096

@@ -24,7 +24,7 @@ from jagcodec import (
     stack_or_nest,
     to_nested_by_length,
 )
-from jagcodec.buffers import contiguous_bits
+from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

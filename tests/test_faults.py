@@ -38,7 +38,7 @@ from jagcodec import (
 )
 from jagcodec.integrations.zmq import recv, send, send_frames
 from jagcodec.testing import assert_same
-from jagcodec.wire.framing import PREAMBLE
+from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION
 
 LONG = 60  # seconds, for what must come

@@ -28,7 +28,6 @@ from jagcodec import (
     TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
-    buffers,
     decode,
     encode,
     materialize,
@@ -421,7 +420,7 @@ def test_a_receiver_learns_that_the_sender_failed(world):
 
 
 def do_no_memory(rank, work):
-    original = buffers.new_block
+    original = tensor_bytes.new_block
 
     def scarce(size):
         if size == 8_000_000:
@@ -429,7 +428,7 @@ def do_no_memory(rank, work):
         return original(size)
 
     if rank == 2:
-        buffers.new_block = scarce
+        tensor_bytes.new_block = scarce
     try:
         x = torch.zeros(1_000_000 * (RANKS if work == "scatter_rows" else 1), dtype=torch.float64)
         if work == "all_gather_rows":
@@ -437,7 +436,7 @@ def do_no_memory(rank, work):
         call = {"broadcast": broadcast, "scatter_rows": scatter_rows}[work]
         return call({"x": x} if rank == 1 else None, 1)
     finally:
-        buffers.new_block = original
+        tensor_bytes.new_block = original
 
 
 @pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])

@@ -23,17 +23,17 @@ from jagcodec import (
     pack_jagged_fields,
     rowcopy,
 )
-from jagcodec.rowcopy import plain
+from jagcodec.rowcopy import numpy_kernel
 
 try:
-    from jagcodec.rowcopy import _compiled as compiled
+    from jagcodec.rowcopy import _kernel as compiled
 except ImportError:
     compiled = None
 needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
 BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy", "torch"]
 KERNELS = [
     pytest.param(compiled, marks=needs_compiled, id="compiled"),
-    pytest.param(plain, id="plain"),
+    pytest.param(numpy_kernel, id="numpy"),
 ]
 
 # (dtype, trailing shape): cells of 1, 2, 4, 8 and 16 bytes, and odd ones.
@@ -846,7 +846,7 @@ def freshly_imported():
 @pytest.fixture
 def without_compiled(monkeypatch):
     monkeypatch.delattr(rowcopy, "_compiled", raising=False)
-    monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._compiled", None)
+    monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._kernel", None)
 
 
 def test_a_backend_is_chosen_and_put_back():

@@ -19,8 +19,8 @@ from jagcodec import (
     register_type,
     response_from_nested,
     stack_or_nest,
-    staging,
 )
+from jagcodec.memory import staging
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of, tensors, trees
 
 

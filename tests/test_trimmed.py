@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jagcodec.trimmed import Trimmed, restore, trim
+from jagcodec.integrations._trimmed import Trimmed, restore, trim
 
 DTYPES = [
     torch.bool,

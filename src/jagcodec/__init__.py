@@ -4,8 +4,10 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 """
 
 from jagcodec._version import __version__
-from jagcodec.batched import BatchedDataDict
-from jagcodec.columns import encode_fields, merge_columns, pack_jagged_fields
+from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.batch.materialize import Layout, PaddingSide, materialize
+from jagcodec.batch.padding_tax import padding_tax
+from jagcodec.batch.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
 from jagcodec.errors import (
     ArgumentError,
     ArgumentIndexError,
@@ -17,7 +19,9 @@ from jagcodec.errors import (
     UnsupportedTypeError,
     WireFormatError,
 )
-from jagcodec.layout import (
+from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
+from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
+from jagcodec.pack.tensors import (
     maybe_pack_jagged,
     pack_per_token_field,
     response_from_nested,
@@ -25,12 +29,8 @@ from jagcodec.layout import (
     stack_or_nest,
     to_nested_by_length,
 )
-from jagcodec.masked import pack_masked_fields, unpack_masked_fields
-from jagcodec.packed import PackedColumn
-from jagcodec.payloads import unwrap_wire_stripped_payload
-from jagcodec.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
-from jagcodec.tax import padding_tax
-from jagcodec.trainer import Layout, PaddingSide, materialize
+from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.blobs import (
     decode_batch,
     dump,
@@ -42,8 +42,8 @@ from jagcodec.wire.blobs import (
 )
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
+from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
 from jagcodec.wire.registry import register_type
-from jagcodec.wire_batch import FieldSchema, WireBatch, open_wire
 
 __all__ = [
     "ArgumentError",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jagcodec import scaling
 from jagcodec._version import __version__
+from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
-from jagcodec.tax import padding_tax
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from jagcodec.columns import pack_jagged_fields
+from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.demo.batch import (
     PER_TOKEN,
     RESPONSE_SLICES,
@@ -21,7 +21,7 @@ from jagcodec.demo.batch import (
 )
 from jagcodec.demo.check import check_rows
 from jagcodec.demo.report import Produced
-from jagcodec.tax import padding_tax
+from jagcodec.pack.columns import pack_jagged_fields
 from jagcodec.wire.encoder import encode
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jagcodec.batch.padding_tax import PaddingTax
 from jagcodec.demo.check import MismatchError
-from jagcodec.tax import PaddingTax
 
 
 @dataclass(frozen=True)

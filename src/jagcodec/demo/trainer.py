@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from jagcodec.batch.materialize import materialize
 from jagcodec.demo.batch import (
     PAD_ID,
     RESPONSE_SLICES,
@@ -18,8 +19,7 @@ from jagcodec.demo.batch import (
 )
 from jagcodec.demo.check import check_columns, check_rows
 from jagcodec.demo.report import Consumed
-from jagcodec.layout import response_from_nested, to_nested_by_length
-from jagcodec.trainer import materialize
+from jagcodec.pack.tensors import response_from_nested, to_nested_by_length
 from jagcodec.wire.decoder import decode
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray, address
-from jagcodec.columns import encode_fields
 from jagcodec.errors import (
     ArgumentError,
     ArgumentKeyError,
@@ -26,11 +24,13 @@ from jagcodec.errors import (
     TransportError,
     TransportTimeoutError,
 )
+from jagcodec.memory.tensor_bytes import ByteArray, address
+from jagcodec.pack.columns import encode_fields
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.framing import blob_size, write_blob
+from jagcodec.wire.frames import blob_size, write_blob
+from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.spec import ALIGNMENT
-from jagcodec.wire_batch import WireBatch, open_wire
 
 try:
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig

@@ -11,11 +11,11 @@ import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from jagcodec.batched import BatchedDataDict
-from jagcodec.buffers import ByteArray, address, together
+from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.memory.tensor_bytes import ByteArray, address, together
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import Frame, encode
-from jagcodec.wire_batch import WireBatch, open_wire
+from jagcodec.wire.lazy import WireBatch, open_wire
 
 try:
     from ray import cloudpickle

@@ -22,19 +22,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from jagcodec.buffers import Blank, allocate
+from jagcodec.batch.rows import Batch, concat_rows, split_rows
 from jagcodec.errors import (
     ArgumentError,
     TransportError,
     TransportTimeoutError,
 )
-from jagcodec.rows import Batch, concat_rows, split_rows
+from jagcodec.memory.tensor_bytes import Blank, allocate
 from jagcodec.wire.decoder import decode, usable_device
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.framing import buffer_bytes
+from jagcodec.wire.frames import buffer_bytes
+from jagcodec.wire.lazy import WireBatch
 from jagcodec.wire.payload import writable
 from jagcodec.wire.resident import decode_resident, encode_resident
-from jagcodec.wire_batch import WireBatch
 
 if not dist.is_available():
     raise ModuleNotFoundError(

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
+from jagcodec.batch.leaves import Sharing, select_leaf
 from jagcodec.errors import ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.leaves import Sharing, select_leaf
-from jagcodec.payloads import stack_of_payloads
-from jagcodec.ragged import RaggedGroups, is_jagged, take_apart
+from jagcodec.ragged.nested import RaggedGroups, is_jagged, take_apart
+from jagcodec.ragged.non_tensor import stack_of_payloads
 from jagcodec.wire import decoder, encoder
-from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
+from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
 from jagcodec.wire.registry import register_type
 
 _NAMES = (

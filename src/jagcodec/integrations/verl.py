@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
-from jagcodec.trimmed import Trimmed, restore, trim
+from jagcodec.integrations._trimmed import Trimmed, restore, trim
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import Frame, encode
 from jagcodec.wire.registry import register_type

@@ -23,9 +23,9 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray, as_bytes
 from jagcodec.errors import ArgumentError
-from jagcodec.rowcopy import indexed, memory, plain
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.rowcopy import memory, numpy_kernel, torch_ops
 from jagcodec.rowcopy.memory import cells_alone
 from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, Unwritten, numbers
 
@@ -51,14 +51,14 @@ __all__ = [
 
 Name = Literal["compiled", "numpy", "torch"]
 
-_KERNELS: dict[str, Kernel | None] = {"numpy": plain, "torch": None}
+_KERNELS: dict[str, Kernel | None] = {"numpy": numpy_kernel, "torch": None}
 _missing: str | None = None
 try:
-    from jagcodec.rowcopy import _compiled
+    from jagcodec.rowcopy import _kernel
 except ImportError as error:
     _missing = str(error)
 else:
-    _KERNELS["compiled"] = _compiled
+    _KERNELS["compiled"] = _kernel
 
 
 class Backend(NamedTuple):
@@ -134,9 +134,9 @@ def gather(
     Rows may overlap, repeat and come in any order. The result owns its memory; or it is `out`,
     contiguous memory of that many bytes, apart from that of `cells`.
     """
-    kernel = _kernel(cells)
+    kernel = _kernel_for(cells)
     if kernel is None:
-        return indexed.gather(cells, starts, lengths, out)
+        return torch_ops.gather(cells, starts, lengths, out)
     return memory.gather(kernel, cells, starts, lengths, out)
 
 
@@ -145,7 +145,7 @@ def copy_all(tasks: Sequence[Copy]) -> None:
     kernel = _KERNELS[_name]
     if kernel is None:
         for task in tasks:
-            indexed.copy(task)
+            torch_ops.copy(task)
     elif tasks:
         memory.copy_all(kernel, tasks)
 
@@ -155,7 +155,7 @@ def pad_all(tasks: Sequence[Pad]) -> None:
     kernel = _KERNELS[_name]
     if kernel is None:
         for task in tasks:
-            indexed.pad_bytes(task)
+            torch_ops.pad_bytes(task)
     elif tasks:
         memory.pad_all(kernel, tasks)
 
@@ -168,9 +168,9 @@ def scatter(
     The runs must not overlap; cells between them keep what they hold. `out` is contiguous.
     Returns `out`, or for tensors that autograd follows a new tensor in its place.
     """
-    kernel = _kernel(values)
+    kernel = _kernel_for(values)
     if kernel is None:
-        return indexed.scatter(values, lengths, out, starts)
+        return torch_ops.scatter(values, lengths, out, starts)
     return memory.scatter(kernel, values, lengths, out, starts)
 
 
@@ -199,9 +199,9 @@ def pad(
     Returns:
         `out`, or for tensors that autograd follows a new tensor in its place.
     """
-    kernel = _kernel(cells)
+    kernel = _kernel_for(cells)
     if kernel is None:
-        return indexed.pad(cells, starts, lengths, out, leads, pattern, fresh)
+        return torch_ops.pad(cells, starts, lengths, out, leads, pattern, fresh)
     return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
 
 
@@ -216,7 +216,7 @@ def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntAr
     """
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
     task = Ends(as_bytes(cells), stride, width, memory.cell_bytes(cells), starts, lengths)
-    (_KERNELS[_name] or plain).ends([task], torch.get_num_threads())
+    (_KERNELS[_name] or numpy_kernel).ends([task], torch.get_num_threads())
     return starts, lengths
 
 
@@ -226,7 +226,7 @@ def sums(lengths: IntArray) -> tuple[IntArray, int, int]:
     Sums past 2**63 wrap around; without lengths, both extremes are 0.
     """
     offsets: IntArray = np.empty(len(lengths) + 1, dtype=np.int64)
-    low, high = (_KERNELS[_name] or plain).sums(lengths, offsets)
+    low, high = (_KERNELS[_name] or numpy_kernel).sums(lengths, offsets)
     return offsets, low, high
 
 
@@ -236,10 +236,10 @@ def differences(offsets: IntArray) -> tuple[IntArray, int, int, bool]:
     Otherwise the differences may have wrapped around.
     """
     lengths: IntArray = np.empty(len(offsets) - 1, dtype=np.int64)
-    low, high, rising = (_KERNELS[_name] or plain).differences(offsets, lengths)
+    low, high, rising = (_KERNELS[_name] or numpy_kernel).differences(offsets, lengths)
     return lengths, low, high, rising
 
 
-def _kernel(cells: torch.Tensor) -> Kernel | None:
+def _kernel_for(cells: torch.Tensor) -> Kernel | None:
     """The kernel for this memory; None where torch must do it."""
     return None if cells.requires_grad or not cells.is_cpu else _KERNELS[_name]

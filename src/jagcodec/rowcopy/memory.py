@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from jagcodec.blocks import new_block
-from jagcodec.buffers import ByteArray, IntArray, as_bytes, describe, from_bytes
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.blocks import new_block
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, describe, from_bytes
 from jagcodec.rowcopy.tasks import Copy, Kernel, Pad, Starts
 
 

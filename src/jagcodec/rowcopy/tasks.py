@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.buffers import ByteArray, IntArray
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -71,7 +71,7 @@ class Ends(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The loops over rows. `jagcodec.rowcopy.plain` is one, the compiled module another."""
+    """The loops over rows. `jagcodec.rowcopy.numpy_kernel` is one, the compiled module another."""
 
     def copy(self, tasks: Sequence[Copy], threads: int, /) -> None:
         """Do these in up to so many threads."""

@@ -10,7 +10,7 @@ import torch
 
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.framing import (
+from jagcodec.wire.frames import (
     blob_size,
     read_file,
     writable_bytes,

@@ -18,14 +18,14 @@ from tensordict import (
     TensorDictBase,
 )
 
-from jagcodec.buffers import ByteArray, from_bytes
 from jagcodec.errors import ArgumentError, WireFormatError
-from jagcodec.payloads import batch_of, is_non_tensor, stack_of_payloads
-from jagcodec.ragged import Raggedness, RowSplits, rows_of, splits_of_offsets
-from jagcodec.wire import numpy_types, records
+from jagcodec.memory.tensor_bytes import ByteArray, from_bytes
+from jagcodec.ragged.nested import Raggedness, RowSplits, rows_of, splits_of_offsets
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, stack_of_payloads
+from jagcodec.wire import numpy_dtypes, records
 from jagcodec.wire.checks import brief, check_distinct
 from jagcodec.wire.dtypes import torch_size
-from jagcodec.wire.framing import buffer_bytes, is_blob, split_blob
+from jagcodec.wire.frames import buffer_bytes, is_blob, split_blob
 from jagcodec.wire.header import check_crc, read_header, read_tree
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.payload import FramePayload, Payload
@@ -271,7 +271,7 @@ class Decoding:
         alignment = math.gcd(dtype.alignment, 16)
         data = self._payload.bytes_at(record.buffer, record.offset, size, alignment)
         array: AnyArray = np.ndarray(tuple(record.shape), dtype=dtype, buffer=data)
-        numpy_types.check_text(array)
+        numpy_dtypes.check_text(array)
         return array
 
     def _object_array(self, record: records.ObjectArray) -> AnyArray:
@@ -316,7 +316,7 @@ class Decoding:
         dtype = _numpy_dtype(record.dtype)
         data = np.frombuffer(bytearray(record.data), dtype=np.uint8)
         array: AnyArray = np.ndarray((), dtype=dtype, buffer=data)
-        numpy_types.check_text(array)
+        numpy_dtypes.check_text(array)
         return array[()]
 
     def _string_scalar(self, record: records.StringScalar) -> Any:
@@ -586,7 +586,7 @@ def torch_dtype(description: Any) -> torch.dtype:
 
 def _numpy_dtype(description: Any) -> np.dtype[Any]:
     try:
-        return numpy_types.restore(description)
+        return numpy_dtypes.restore(description)
     except (TypeError, ValueError) as error:
         raise WireFormatError(
             "unknown_dtype", "$", f"expected a dtype of numpy {np.__version__}, found {error}"

@@ -23,10 +23,10 @@ from tensordict import (
 from tensordict._td import _SubTensorDict
 from tensordict.utils import LinkedList
 
-from jagcodec.buffers import ALIGNMENT, ByteArray, as_bytes, from_bytes, together
 from jagcodec.errors import ArgumentError, Reason, UnsupportedTypeError, WireFormatError
-from jagcodec.payloads import dim_names, leaf_of_rows, payloads_of_stack
-from jagcodec.ragged import (
+from jagcodec.memory.staging import Staging
+from jagcodec.memory.tensor_bytes import ALIGNMENT, ByteArray, as_bytes, from_bytes, together
+from jagcodec.ragged.nested import (
     Parts,
     RowSplits,
     Seen,
@@ -35,10 +35,10 @@ from jagcodec.ragged import (
     splits_of_lengths,
     take_apart,
 )
-from jagcodec.rectangles import Strip, compact_values, packed
+from jagcodec.ragged.non_tensor import dim_names, leaf_of_rows, payloads_of_stack
+from jagcodec.ragged.views import Strip, compact_values, packed
 from jagcodec.rowcopy import Unwritten, copy_all
-from jagcodec.staging import Staging
-from jagcodec.wire import numpy_types, records
+from jagcodec.wire import numpy_dtypes, records
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.header import HeaderWriter, child_path
 from jagcodec.wire.narrow import narrowed
@@ -403,7 +403,7 @@ class Encoding:
         return self._record(records.Array(description, shape, *self._place(_array_bytes(array))))
 
     def _numpy_dtype(self, value: Any) -> Any:
-        description = numpy_types.describe(value.dtype)
+        description = numpy_dtypes.describe(value.dtype)
         if description is None:
             raise self._refusal(value, f" with dtype {value.dtype}")
         return description
@@ -669,7 +669,7 @@ _REMEDY = (
 def _array_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
     if array.nbytes == 0:
         return np.empty(0, dtype=np.uint8)
-    array = numpy_types.zero_padding(array)
+    array = numpy_dtypes.zero_padding(array)
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     flat: ByteArray = array.reshape(-1).view(np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jagcodec.buffers import ByteArray
+from jagcodec.memory.tensor_bytes import ByteArray
 
 
 def narrowed(data: ByteArray, name: str) -> tuple[str, ByteArray] | None:

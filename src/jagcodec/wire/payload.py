@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from jagcodec.blocks import new_block
-from jagcodec.buffers import ByteArray, address
+from jagcodec.memory.blocks import new_block
+from jagcodec.memory.tensor_bytes import ByteArray, address
 
 Fetch = Callable[[int, int, int], ByteArray]
 """(buffer, offset, size) -> those bytes, aliased or new."""

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from jagcodec.buffers import flat_bytes
 from jagcodec.errors import WireFormatError
-from jagcodec.ragged import Parts, note_rows
-from jagcodec.rectangles import compact_values
+from jagcodec.memory.tensor_bytes import flat_bytes
+from jagcodec.ragged.nested import Parts, note_rows
+from jagcodec.ragged.views import compact_values
 from jagcodec.wire import records
 from jagcodec.wire.checks import brief
 from jagcodec.wire.decoder import Decoding, torch_dtype

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray
+from jagcodec.memory.tensor_bytes import IntArray
 
 
 class Merged(NamedTuple):

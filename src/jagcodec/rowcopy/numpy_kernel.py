@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jagcodec.buffers import ByteArray, IntArray, array_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes
 from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec.columns import pack_jagged_fields
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.payloads import is_non_tensor
-from jagcodec.ragged import is_jagged, take_apart
-from jagcodec.rectangles import read_lengths
+from jagcodec.pack.columns import pack_jagged_fields
+from jagcodec.ragged.nested import is_jagged, take_apart
+from jagcodec.ragged.non_tensor import is_non_tensor
+from jagcodec.ragged.views import read_lengths
 from jagcodec.wire.encoder import encode
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec.buffers import contiguous_bits, describe, plain_array
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.payloads import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged import Parts, Raggedness, Seen, is_jagged, take_apart
-from jagcodec.rectangles import (
+from jagcodec.memory.tensor_bytes import contiguous_bits, describe, plain_array
+from jagcodec.pack.fields import check_fields, check_rows, field_names, leaves_of
+from jagcodec.ragged.nested import Parts, Raggedness, Seen, is_jagged, take_apart
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
+from jagcodec.ragged.views import (
     Strip,
     compact_values,
     packed,
@@ -23,7 +23,7 @@ from jagcodec.rectangles import (
     strip_or_rectangle,
 )
 from jagcodec.wire.encoder import Frame, message, written
-from jagcodec.wire.framing import blob_size, writable_bytes, write_blob
+from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
 
 
 def pack_jagged_fields(

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.blocks import Block, new_block
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.blocks import Block, new_block
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]

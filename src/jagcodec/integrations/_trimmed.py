@@ -17,8 +17,16 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import Blank, IntArray, Room, allocate, as_words, contiguous_bits, from_words
-from jagcodec.rectangles import rows_in_place
+from jagcodec.memory.tensor_bytes import (
+    Blank,
+    IntArray,
+    Room,
+    allocate,
+    as_words,
+    contiguous_bits,
+    from_words,
+)
+from jagcodec.ragged.views import rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec.batched import BatchedDataDict
-from jagcodec.buffers import (
+from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.batch.leaves import Sharing, move_leaf
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import (
     Blank,
     ByteArray,
     IntArray,
@@ -22,13 +24,11 @@ from jagcodec.buffers import (
     as_bytes,
     describe,
 )
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import field_names
-from jagcodec.leaves import Sharing, move_leaf
-from jagcodec.pads import pad_bits
-from jagcodec.payloads import is_non_tensor, rows_of_leaf
-from jagcodec.ragged import Parts, RowSplits, is_jagged, take_apart
-from jagcodec.rectangles import (
+from jagcodec.pack.fields import field_names
+from jagcodec.ragged.nested import Parts, RowSplits, is_jagged, take_apart
+from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.pad_values import pad_bits
+from jagcodec.ragged.views import (
     WireCells,
     compact_values,
     pad_into,
@@ -39,8 +39,8 @@ from jagcodec.rectangles import (
 )
 from jagcodec.rowcopy import Copy, Pad, cells_alone, copy_all, pad_all
 from jagcodec.wire.decoder import usable_device
-from jagcodec.wire.framing import writable_bytes
-from jagcodec.wire_batch import WireBatch
+from jagcodec.wire.frames import writable_bytes
+from jagcodec.wire.lazy import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""

@@ -12,18 +12,19 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import (
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.memory.staging import Staging
+from jagcodec.memory.tensor_bytes import (
     describe,
 )
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.ragged import (
+from jagcodec.ragged.nested import (
     Raggedness,
     is_jagged,
     note_rows,
     splits_of_lengths,
     take_apart,
 )
-from jagcodec.rectangles import (
+from jagcodec.ragged.views import (
     Strip,
     check_rectangle,
     packed,
@@ -32,7 +33,6 @@ from jagcodec.rectangles import (
     strip,
     strip_or_rectangle,
 )
-from jagcodec.staging import Staging
 
 # --- padded -> jagged --------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from jagcodec.buffers import ByteArray, are_apart
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
+from jagcodec.memory.tensor_bytes import ByteArray, are_apart
 from jagcodec.rowcopy import Unwritten, copy_all
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 

@@ -799,7 +799,7 @@ static PyModuleDef_Slot slots[] = {
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "jagcodec.rowcopy._compiled",
+    .m_name = "jagcodec.rowcopy._kernel",
     .m_doc = "Rows of bytes, copied from one buffer to another.",
     .m_size = 0,
     .m_methods = methods,
@@ -807,7 +807,7 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC
-PyInit__compiled(void)
+PyInit__kernel(void)
 {
     return PyModuleDef_Init(&definition);
 }

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.buffers import IntArray
+from jagcodec.batch.leaves import Sharing, concat_leaves, row_counts, same_values, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.leaves import Sharing, concat_leaves, row_counts, same_values, select_leaf
-from jagcodec.packed import PackedColumn, parts_of_packed
-from jagcodec.ragged import is_jagged, take_apart
-from jagcodec.rectangles import read_lengths
-from jagcodec.row_index import choose_rows
-from jagcodec.wire_batch import WireBatch
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.nested import is_jagged, take_apart
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.varlen import PackedColumn, parts_of_packed
+from jagcodec.ragged.views import read_lengths
+from jagcodec.wire.lazy import WireBatch
 
 Batch: TypeAlias = "TensorDictBase | WireBatch | dict[str, Any]"
 """What has rows: a TensorDict, an open message, or a dict of columns of one number of rows."""

@@ -15,9 +15,9 @@ import torch
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
 from jagcodec import rowcopy
-from jagcodec.buffers import IntArray, sent
 from jagcodec.errors import ArgumentError
-from jagcodec.staging import Staging
+from jagcodec.memory.staging import Staging
+from jagcodec.memory.tensor_bytes import IntArray, sent
 
 
 @dataclass(eq=False)  # not frozen: that makes it in three times the time

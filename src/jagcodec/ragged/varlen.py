@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from jagcodec.buffers import sent
 from jagcodec.errors import ArgumentError
-from jagcodec.ragged import Parts, RowSplits, splits_of_offsets
+from jagcodec.memory.tensor_bytes import sent
+from jagcodec.ragged.nested import Parts, RowSplits, splits_of_offsets
 
 
 class PackedColumn(NamedTuple):

@@ -15,7 +15,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from jagcodec import rowcopy
-from jagcodec.buffers import (
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import (
     Blank,
     ByteArray,
     IntArray,
@@ -28,11 +29,10 @@ from jagcodec.buffers import (
     from_words,
     refill,
 )
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.payloads import is_non_tensor, rows_of_leaf
-from jagcodec.ragged import Parts, RowSplits, Seen, is_jagged, splits_of_lengths, take_apart
-from jagcodec.rectangles import compact_values, rows_in_place
+from jagcodec.pack.fields import check_fields, check_rows, field_names, leaves_of
+from jagcodec.ragged.nested import Parts, RowSplits, Seen, is_jagged, splits_of_lengths, take_apart
+from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.views import compact_values, rows_in_place
 
 PADDING_FIELD = "padding"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from jagcodec.buffers import (
+from jagcodec.memory.tensor_bytes import (
     IntArray,
     array_bytes,
     contiguous_bits,

@@ -20,10 +20,17 @@ from tensordict import (
     TensorDictBase,
 )
 
-from jagcodec.buffers import IntArray, as_bytes, cat_bits, from_bytes, take_rows
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
-from jagcodec.packed import PackedColumn, Packing, parts_of_packed
-from jagcodec.payloads import (
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes, cat_bits, from_bytes, take_rows
+from jagcodec.ragged.nested import (
+    Parts,
+    RaggedGroups,
+    Seen,
+    is_jagged,
+    splits_of_lengths,
+    take_apart,
+)
+from jagcodec.ragged.non_tensor import (
     holds_rows,
     is_non_tensor,
     leaf_of_rows,
@@ -31,8 +38,8 @@ from jagcodec.payloads import (
     payloads_of_stack,
     rows_of_leaf,
 )
-from jagcodec.ragged import Parts, RaggedGroups, Seen, is_jagged, splits_of_lengths, take_apart
-from jagcodec.rectangles import compact_values
+from jagcodec.ragged.varlen import PackedColumn, Packing, parts_of_packed
+from jagcodec.ragged.views import compact_values
 from jagcodec.wire.encoder import encode
 
 Chosen: TypeAlias = "range | IntArray"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec.buffers import IntArray
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import IntArray
 
 
 def choose_rows(index: Any, rows: int, where: str) -> range | IntArray:

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from jagcodec.buffers import IntArray
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.rowcopy.tasks import Copy, Ends, Pad
 
 def copy(tasks: Sequence[Copy], threads: int, /) -> None: ...

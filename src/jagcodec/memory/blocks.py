@@ -77,7 +77,7 @@ def release() -> None:
     """Give the blocks that nothing refers to back to the system now.
 
     Example:
-        >>> from jagcodec import blocks
+        >>> from jagcodec.memory import blocks
         >>> blocks.release()
     """
     _kept.clear()

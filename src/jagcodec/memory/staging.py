@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jagcodec.buffers import ALIGNMENT, flat_bytes
+from jagcodec.memory.tensor_bytes import ALIGNMENT, flat_bytes
 
 
 def stageable(tensor: torch.Tensor) -> bool:

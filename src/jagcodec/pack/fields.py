@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.payloads import leaf_of_rows
-from jagcodec.ragged import Parts, RaggedGroups, is_jagged
-from jagcodec.rectangles import Strip, check_rectangle, compact_values, packed
+from jagcodec.ragged.nested import Parts, RaggedGroups, is_jagged
+from jagcodec.ragged.non_tensor import leaf_of_rows
+from jagcodec.ragged.views import Strip, check_rectangle, compact_values, packed
 
 _STRING = frozenset((str,))
 

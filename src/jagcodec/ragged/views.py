@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.buffers import (
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
     Room,
@@ -27,8 +28,7 @@ from jagcodec.buffers import (
     resolved,
     together,
 )
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.ragged.nested import Parts, Raggedness, RowSplits, splits_of_lengths
 from jagcodec.rowcopy import Copy, Pad, Starts, Unwritten
 
 # --- jagged -> jagged --------------------------------------------------------------------------

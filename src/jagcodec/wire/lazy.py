@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec.buffers import ByteArray, IntArray, from_bytes
+from jagcodec.batch.leaves import Sharing, select_leaf
 from jagcodec.errors import ArgumentKeyError, WireFormatError
-from jagcodec.leaves import Sharing, select_leaf
-from jagcodec.payloads import is_non_tensor
-from jagcodec.ragged import Parts, Raggedness, RowSplits, splits_of_lengths
-from jagcodec.rectangles import WireCells, compact_values
-from jagcodec.row_index import choose_rows
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
+from jagcodec.ragged.nested import Parts, Raggedness, RowSplits, splits_of_lengths
+from jagcodec.ragged.non_tensor import is_non_tensor
+from jagcodec.ragged.row_index import choose_rows
+from jagcodec.ragged.views import WireCells, compact_values
 from jagcodec.wire import records
 from jagcodec.wire.checks import brief
 from jagcodec.wire.decoder import (
@@ -31,7 +31,7 @@ from jagcodec.wire.decoder import (
 )
 from jagcodec.wire.dtypes import numpy_itemsize, torch_size
 from jagcodec.wire.encoder import Frame, encode
-from jagcodec.wire.framing import PREAMBLE, buffer_bytes, read_preamble, starts_of
+from jagcodec.wire.frames import PREAMBLE, buffer_bytes, read_preamble, starts_of
 from jagcodec.wire.header import (
     child_path,
     outline,

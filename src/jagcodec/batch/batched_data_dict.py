@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from jagcodec.batch.leaves import Sharing, move_leaf, row_count, row_counts, same_values
+from jagcodec.batch.rows import concat_rows, repeat_rows, select_rows, split_rows
 from jagcodec.errors import ArgumentError, ArgumentKeyError
-from jagcodec.leaves import Sharing, move_leaf, row_count, row_counts, same_values
-from jagcodec.packed import PackedColumn
-from jagcodec.rows import concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.registry import register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")

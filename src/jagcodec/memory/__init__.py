@@ -1,0 +1,1 @@
+"""Bytes, and where they come from."""

@@ -1,0 +1,1 @@
+"""The write site: padded columns to batches and messages."""

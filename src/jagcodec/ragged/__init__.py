@@ -1,0 +1,1 @@
+"""Rows of a column."""
