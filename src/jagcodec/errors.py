@@ -85,6 +85,37 @@ class JagcodecError(Exception):
         return f"{self.path}: {self.detail}"
 
 
+def child_path(path: str, key: object) -> str:
+    """`path` extended by a key: ``$.name``, or ``$['odd name']``; whatever the key, in few words."""
+    if type(key) is str:
+        if len(key) <= 60 and key.isidentifier():
+            return f"{path}.{key}"
+        return f"{path}[{brief(key)}]"
+    return f"{path}[{brief(key)}]"
+
+
+def brief(value: object) -> str:
+    """A value in a few words, whatever its size: a stranger may have chosen it.
+
+    Never its whole `repr`, which can be as long as the value, take as long, or raise.
+    """
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
+    if type(value) is int and value.bit_length() > 64:
+        return f"an int of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    plain = (int, str, bool, type(None))
+    if type(value) in (list, tuple):
+        items: list[object] = list(value)  # type: ignore[call-overload]
+        if len(items) <= 8 and all(type(item) in plain for item in items):
+            return f"[{', '.join(map(brief, items))}]"
+        return f"a {type(value).__name__} of {len(items)}"
+    if type(value) is dict:
+        return f"a dict of {len(value)}"
+    return type(value).__name__
+
+
 class ArgumentError(JagcodecError, ValueError):
     """A value handed to a function is wrong; also a `ValueError`."""
 

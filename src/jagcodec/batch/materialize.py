@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
@@ -11,36 +10,28 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.leaves import Sharing, move_leaf
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import (
-    Blank,
-    ByteArray,
-    IntArray,
-    Room,
-    allocate,
-    are_apart,
-    as_bytes,
+from jagcodec._arguments import (
+    check_option,
     describe,
+    name_set,
+    usable_device,
+    whole_number,
 )
-from jagcodec.pack.fields import field_names
-from jagcodec.ragged.nested import Parts, RowSplits, is_jagged, take_apart
+from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.batch.leaves import move_leaf
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, are_apart, as_bytes
+from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, padded_shape, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
-from jagcodec.ragged.views import (
-    WireCells,
-    compact_values,
-    pad_into,
-    pad_task,
-    padded_shape,
-    parts_of_rectangle,
-    read_lengths,
-)
-from jagcodec.rowcopy import Copy, Pad, cells_alone, copy_all, pad_all
-from jagcodec.wire.decoder import usable_device
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.varlen import varlen_column
+from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
+from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.frames import writable_bytes
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.lazy import WireBatch, columns_of
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
@@ -117,6 +108,19 @@ def materialize(
 ) -> Any:
     """A wire batch to columns for a trainer: the fetch site.
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import materialize, pack_jagged_fields
+        >>> td = pack_jagged_fields(
+        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
+        ... )
+        >>> materialize(td, pad_value_dict={"ids": -1}, pad_to_seqlen=4)["ids"].tolist()
+        [[5, 6, -1, -1], [7, 8, 9, -1]]
+        >>> materialize(td, padding_side="left", attention_mask_of="ids")["attention_mask"].tolist()
+        [[False, True, True], [True, True, True]]
+        >>> materialize(td, layout="packed")["ids"].cu_seqlens.tolist()
+        [0, 2, 5]
+
     Args:
         td: TensorDict of batch size (N, ...), or a `WireBatch`, whose columns then go straight
             from the message to where they are wanted.
@@ -174,27 +178,14 @@ def materialize(
 
     The contract of the first four arguments is that of NeMo-RL's
     ``nemo_rl.data_plane.codec.materialize``.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import materialize, pack_jagged_fields
-        >>> td = pack_jagged_fields(
-        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
-        ... )
-        >>> materialize(td, pad_value_dict={"ids": -1}, pad_to_seqlen=4)["ids"].tolist()
-        [[5, 6, -1, -1], [7, 8, 9, -1]]
-        >>> materialize(td, padding_side="left", attention_mask_of="ids")["attention_mask"].tolist()
-        [[False, True, True], [True, True, True]]
-        >>> materialize(td, layout="packed")["ids"].cu_seqlens.tolist()
-        [0, 2, 5]
     """
     where = "materialize"
-    _check_option(layout, _LAYOUTS, f"{where}(layout)")
+    check_option(layout, _LAYOUTS, f"{where}(layout)")
     _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
     by_name = not isinstance(padding_side, str) and isinstance(padding_side, Mapping)
     sides: Any = padding_side if by_name else {}
     for side in sides.values() if by_name else [padding_side]:
-        _check_option(side, _SIDES, f"{where}(padding_side)")
+        check_option(side, _SIDES, f"{where}(padding_side)")
     if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
@@ -202,13 +193,17 @@ def materialize(
     options = _Options(
         layout,
         pad_value_dict or {},
-        _whole(pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"),
-        _whole(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more"),
+        whole_number(
+            pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"
+        ),
+        whole_number(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more"),
         sides,
         "right" if by_name else padding_side,  # type: ignore[arg-type]
-        _whole(prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"),
-        field_names(token_aligned_fields, f"{where}(token_aligned_fields)"),
-        field_names(keep_jagged, f"{where}(keep_jagged)"),
+        whole_number(
+            prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"
+        ),
+        name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
+        name_set(keep_jagged, f"{where}(keep_jagged)"),
         attention_mask_of,
         usable_device(device, f"{where}(device)"),
         pin_memory,
@@ -253,41 +248,43 @@ class _Options(NamedTuple):
                 raise ArgumentError(
                     "bad_option",
                     f"materialize({name})",
-                    f"expected it with layout='padded' only, found layout={self.layout!r}",
+                    f"requires layout='padded', found layout={self.layout!r}",
                 )
 
 
 @dataclass(slots=True, eq=False)
-class _Rectangle(Blank):
+class _Rectangle(TensorSpec):
     """A padded column before there is memory for it."""
 
     key: Key
-    parts: Parts | WireCells
-    leads: IntArray | None
-    pattern: bytes
+    view: RaggedView
+    left_pad: IntArray | None
+    pad_bits: bytes
 
 
 def _filled(
-    rectangles: list[_Rectangle], rooms: list[Room], *, reused: bool
+    rectangles: list[_Rectangle], allocations: list[Allocation], *, reused: bool
 ) -> Iterator[torch.Tensor]:
-    """The rectangles in their rooms; those on the CPU are written together."""
-    copies, pads, tensors = [], [], []
-    for rectangle, room in zip(rectangles, rooms, strict=True):
-        parts, leads, pattern = rectangle.parts, rectangle.leads, rectangle.pattern
-        fresh = room.zeroed and not any(pattern)
-        task = pad_task(room, parts, leads, pattern)
-        if task is None and isinstance(parts, Parts):
-            tensors.append(pad_into(room.tensor, parts, leads, pattern, fresh=fresh))
-            continue
-        tensors.append(room.tensor)
-        if task is None:
-            pass  # no cells, and so no bytes of the message
-        elif fresh:
-            copies.append(cells_alone(task))
-        else:
-            pads.append(task)
-    tasks: list[Copy | Pad] = [*copies, *pads]
-    if reused and not _are_apart(tasks):
+    """The rectangles in their memory; those on the CPU are written in one call."""
+    copies: list[Copy] = []
+    pads: list[Pad] = []
+    tensors = []
+    for rectangle, memory in zip(rectangles, allocations, strict=True):
+        view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
+        tensor, task = memory.tensor, None
+        fresh = memory.zeroed and not any(bits)
+        if memory.data is not None:
+            width = rectangle.shape[view.ragged_dim]
+            task = pad_task(view, memory.data, width, left_pad, bits)
+        if task is not None:
+            if fresh:
+                copies.append(rows_only(task))
+            else:
+                pads.append(task)
+        elif isinstance(view.memory, torch.Tensor):
+            tensor = pad_into(tensor, view, left_pad, bits, fresh=fresh)
+        tensors.append(tensor)
+    if reused and not _are_apart([*copies, *pads]):
         raise ArgumentError(
             "conflict",
             "materialize(out)",
@@ -311,9 +308,10 @@ class _Materializing:
         self._prompt_lengths = prompt_lengths
         self._prompts: IntArray | None = None
         self._out = out
-        self._sharing = Sharing()
+        self._pool = RowSplitsPool()
         self._rectangles: list[_Rectangle] = []
-        self._places: dict[tuple[RowSplits, PaddingSide], tuple[IntArray | None, int]] = {}
+        # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
+        self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
     def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
@@ -337,34 +335,33 @@ class _Materializing:
 
     # Memory
 
-    def _memory(self) -> list[Room]:
-        """Room for each rectangle: new, or reused."""
+    def _memory(self) -> list[Allocation]:
+        """Memory for each rectangle: new, or reused."""
         wanted = self._rectangles
         if self._out is None:
             return self._allocated(wanted, None)
         if not isinstance(self._out, Mapping):
             return self._allocated(wanted, writable_bytes(self._out, "materialize(out)"))
-        given = [self._given(rectangle) for rectangle in self._rectangles]
-        fresh = self._allocated([b for b, g in zip(wanted, given, strict=True) if g is None], None)
-        rest = iter(fresh)
-        return [next(rest) if room is None else room for room in given]
+        given = [self._given(rectangle) for rectangle in wanted]
+        missing = [spec for spec, memory in zip(wanted, given, strict=True) if memory is None]
+        rest = iter(self._allocated(missing, None))
+        return [next(rest) if memory is None else memory for memory in given]
 
-    def _allocated(self, blanks: Sequence[Blank], out: ByteArray | None) -> list[Room]:
+    def _allocated(self, specs: Sequence[TensorSpec], out: ByteArray | None) -> list[Allocation]:
+        pin_memory = self._options.pin_memory
         try:
-            return allocate(blanks, out=out, pin_memory=self._options.pin_memory)
+            return allocate(specs, out=out, pin_memory=pin_memory)
         except (MemoryError, ValueError, RuntimeError) as error:
             if isinstance(error, ArgumentError):
                 raise
             raise ArgumentError(
                 "too_large",
-                "materialize(pin_memory)"
-                if self._options.pin_memory
-                else "materialize(pad_to_seqlen)",
+                f"materialize({'pin_memory' if pin_memory else 'pad_to_seqlen'})",
                 f"expected rectangles that fit in memory, found width {self._options.width}: "
                 f"{error!s:.200}",
             ) from error
 
-    def _given(self, rectangle: _Rectangle) -> Room | None:
+    def _given(self, rectangle: _Rectangle) -> Allocation | None:
         """The tensor of `out` for a rectangle, if there is one."""
         found: Any = self._out
         names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
@@ -389,7 +386,7 @@ class _Materializing:
                 f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
                 "the column out, or pass one buffer for all",
             )
-        return Room(found, as_bytes(found) if found.is_cpu else None, False)
+        return Allocation(found, as_bytes(found) if found.is_cpu else None, False)
 
     # Columns
 
@@ -409,14 +406,18 @@ class _Materializing:
             )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
-        for name, key, leaf in self._leaves(td, above):
+        leaves = columns_of(td) if isinstance(td, WireBatch) else td.items()
+        for name, leaf in leaves:
+            key = (*above, name) if above else name
             # The commonest first: what a TensorDict is takes long to ask.
-            if type(leaf) is WireCells:
-                columns[name] = self._rectangle(leaf, leaf.splits, key)
-            elif isinstance(leaf, Parts) or is_jagged(leaf):
+            if type(leaf) is RaggedView:
+                columns[name] = self._ragged(leaf, key)
+            elif is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             elif type(leaf) is torch.Tensor:
                 columns[name] = self._rectangular(leaf, key)
+            elif isinstance(leaf, np.ndarray):
+                columns[name] = leaf
             elif is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, rows)
             elif isinstance(leaf, (TensorDictBase, WireBatch)):
@@ -425,48 +426,35 @@ class _Materializing:
                 columns[name] = self._rectangular(leaf, key)
         return columns
 
-    def _leaves(
-        self, td: TensorDictBase | WireBatch, above: tuple[str, ...]
-    ) -> Iterator[tuple[str, Key, Any]]:
-        if not isinstance(td, WireBatch):
-            for name, leaf in td.items():
-                yield name, _key(above, name), leaf
-            return
+    def _jagged(self, leaf: torch.Tensor, key: Key) -> Any:
+        """A nested tensor, which stays what it is where it is to stay jagged."""
         options = self._options
-        in_place = options.layout == "padded" and options.device is None
-        for name in td.fields:
-            key = _key(above, name)
-            if options.layout == "jagged" or key in options.keep_jagged:
-                yield name, key, td.leaf(name)
-                continue
-            cells = td.cells(name) if in_place else None
-            yield name, key, td.column(name) if cells is None else cells
-
-    def _check_width(self, splits: RowSplits, path: str) -> None:
-        width = self._options.width
-        if width and splits.max > width:
-            row = int(np.argmax(splits.lengths > width))
-            raise _too_long(path, row, width, splits.lengths[row])
-
-    def _jagged(self, leaf: torch.Tensor | Parts, key: Key) -> Any:
-        options = self._options
-        path = _path(key)
         if key in options.keep_jagged:
             return self._moved(leaf)
-        parts = leaf if isinstance(leaf, Parts) else take_apart(leaf, path, seen=self._sharing.read)
-        splits = self._sharing.groups.of_lengths(parts.lengths).splits
-        self._check_width(splits, path)
-        if options.layout == "jagged":
-            return self._moved(leaf)
-        if options.device is not None and parts.values.device != options.device:
-            # Compacted first, so that no hole crosses to the device.
-            values = self._moved(compact_values(parts))
-            parts = Parts(
-                values, splits.offsets, splits.starts, splits.lengths, parts.ragged_dim, True
-            )
+        if options.layout != "jagged":
+            return self._ragged(view_of(leaf, _path(key), self._pool), key)
+        view = view_of(leaf, _path(key), self._pool)
+        if options.width and view.row_splits.max > options.width:
+            raise _too_long_in(view.row_splits, options.width, _path(key))
+        return self._moved(leaf)
+
+    def _ragged(self, view: RaggedView, key: Key) -> Any:
+        """The rows of a column in the layout that was asked for."""
+        options = self._options
+        jagged = options.layout == "jagged" or key in options.keep_jagged
+        row_splits = view.row_splits
+        if options.width and row_splits.max > options.width and key not in options.keep_jagged:
+            raise _too_long_in(row_splits, options.width, _path(key))
+        if options.layout == "padded" and not jagged and options.device in (None, view.device):
+            return self._rectangle(view, key)
+        # Compacted first, so that no hole crosses to the device.
+        row_splits = self._pool.unique(row_splits)
+        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
+        if jagged:
+            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
         if options.layout == "packed":
-            return self._sharing.packing.column(compact_values(parts), splits, path)
-        return self._rectangle(parts, splits, key)
+            return varlen_column(view, _path(key))
+        return self._rectangle(view, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         options, path = self._options, _path(key)
@@ -490,26 +478,29 @@ class _Materializing:
             )
         if held == width:
             return self._moved(leaf)
-        parts = parts_of_rectangle(self._moved(leaf.detach()))
-        leads = np.full(len(leaf), width - held) if side == "left" else None
-        return self._placed(parts, leads, width, key)
+        view = full_rows(self._moved(leaf.detach()))
+        left_pad = np.full(len(leaf), width - held) if side == "left" else None
+        return self._placed(view, left_pad, width, key)
 
-    def _rectangle(self, parts: Parts | WireCells, splits: RowSplits, key: Key) -> _Rectangle:
+    def _rectangle(self, view: RaggedView, key: Key) -> _Rectangle:
         """A column of these rows, which are placed once for all columns on one side."""
         side = self._options.sides.get(key, self._options.side)
-        place = self._places.get((splits, side))
+        row_splits = view.row_splits
+        place = self._places.get((id(row_splits), side))
         if place is None:
-            path = _path(key)
-            self._check_width(splits, path)
-            place = self._places[splits, side] = self._place(splits, side, path)
-        return self._placed(parts, *place, key)
+            place = (*self._place(row_splits, side, _path(key)), row_splits)
+            self._places[id(row_splits), side] = place
+        return self._placed(view, place[0], place[1], key)
 
     def _placed(
-        self, parts: Parts | WireCells, leads: IntArray | None, width: int, key: Key
+        self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
     ) -> _Rectangle:
-        pattern = pad_bits(self._options.pads.get(key, 0), parts.dtype, _path(key))
-        shape = padded_shape(parts, width)
-        rectangle = _Rectangle(shape, parts.dtype, parts.device, key, parts, leads, pattern)
+        value = self._options.pads.get(key, 0)
+        bits = bytes(view.dtype.itemsize) if value is _ZERO else None
+        if bits is None:
+            bits = pad_bits(value, view.dtype, _path(key))
+        shape = padded_shape(view, width)
+        rectangle = _Rectangle(shape, view.dtype, view.device, key, view, left_pad, bits)
         self._rectangles.append(rectangle)
         return rectangle
 
@@ -527,45 +518,46 @@ class _Materializing:
                 f"materialize(attention_mask_of={name!r})",
                 "expected no column 'attention_mask' in the batch, found one; select the others",
             )
-        splits = self._sharing.groups.of_lengths(column.parts.lengths).splits
-        ones = torch.ones(splits.total, dtype=torch.bool, device=column.parts.device)
-        parts = Parts(ones, splits.offsets, splits.starts, splits.lengths, 1, True)
-        width = column.shape[column.parts.ragged_dim]
-        plan["attention_mask"] = self._placed(parts, column.leads, width, "attention_mask")
+        view = column.view
+        ones = torch.ones(view.row_splits.total, dtype=torch.bool, device=view.device)
+        width = column.shape[view.ragged_dim]
+        mask = end_to_end(ones, view.row_splits)
+        plan["attention_mask"] = self._placed(mask, column.left_pad, width, "attention_mask")
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device
         if device is None or leaf.device == device:
             return leaf
-        return move_leaf(leaf, device, True, self._sharing)
+        return move_leaf(leaf, device, True, self._pool)
 
     # Where rows go in their rectangle
 
     def _place(
-        self, splits: RowSplits, side: PaddingSide, path: str
+        self, row_splits: RowSplits, side: PaddingSide, path: str
     ) -> tuple[IntArray | None, int]:
         """The first cell of each row in the rectangle (None: cell 0), and its width."""
         options = self._options
         if side == "left_right":
-            return self._place_by_prompt(splits, path)
-        width = _rounded(options.width or splits.max, options.multiple)
-        return (width - splits.lengths if side == "left" else None), width
+            return self._place_by_prompt(row_splits, path)
+        width = _rounded(options.width or row_splits.max, options.multiple)
+        return (width - row_splits.lengths if side == "left" else None), width
 
-    def _place_by_prompt(self, splits: RowSplits, path: str) -> tuple[IntArray, int]:
+    def _place_by_prompt(self, row_splits: RowSplits, path: str) -> tuple[IntArray, int]:
         options, prompts = self._options, self._prompts
+        lengths = row_splits.lengths
         if prompts is None:
             raise ArgumentError(
                 "bad_option",
                 "materialize(prompt_lengths)",
                 "expected prompt_lengths with padding_side='left_right', found None",
             )
-        wrong = np.flatnonzero(prompts > splits.lengths)
+        wrong = np.flatnonzero(prompts > lengths)
         if len(wrong):
             row = int(wrong[0])
             raise ArgumentError(
                 "bad_length",
                 f"{path}, row {row}",
-                f"expected a prompt within its row of {splits.lengths[row]} tokens, found "
+                f"expected a prompt within its row of {lengths[row]} tokens, found "
                 f"{prompts[row]}; give columns without prompts another padding_side by name",
             )
         longest = int(prompts.max(initial=0))
@@ -577,15 +569,15 @@ class _Materializing:
                 f"{path}, row {row}",
                 f"expected prompts of at most prompt_width={prompt_width} tokens, found {longest}",
             )
-        leads = prompt_width - prompts
-        ends = leads + splits.lengths
+        left_pad = prompt_width - prompts
+        ends = left_pad + lengths
         needed = max(int(ends.max(initial=0)), prompt_width)
         if options.width and needed > options.width:
             row = int(np.argmax(ends))
             raise _too_long(
                 path, row, options.width, f"{ends[row]} with its prompt padded to {prompt_width}"
             )
-        return leads, _rounded(options.width or needed, options.multiple)
+        return left_pad, _rounded(options.width or needed, options.multiple)
 
     def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
         """(N,) tokens of each row that are prompt."""
@@ -596,8 +588,8 @@ class _Materializing:
                 raise ArgumentError(
                     "bad_option",
                     where,
-                    "expected it with padding_side='left_right' only, found "
-                    f"padding_side={self._options.side!r}",
+                    "requires padding_side='left_right', "
+                    f"found padding_side={self._options.side!r}",
                 )
             return None
         if isinstance(given, str):
@@ -611,11 +603,18 @@ class _Materializing:
         return read_lengths(given, where, rows=rows).lengths
 
 
+_ZERO = 0
+"""The pad of columns that are not named: the one small integer of this process."""
+
+
+def _kept_values(view: RaggedView) -> torch.Tensor:
+    """The rows of a view end to end, in memory that may be kept and written to."""
+    if isinstance(view.memory, np.ndarray):
+        return gathered([view])[0]
+    return values_of(view)
+
+
 # --- arguments ---------------------------------------------------------------------------------
-
-
-def _key(above: tuple[str, ...], name: str) -> Key:
-    return (*above, name) if above else name
 
 
 def _path(key: Key) -> str:
@@ -635,15 +634,6 @@ def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
     )
 
 
-def _check_option(value: Any, options: tuple[str, ...], path: str) -> None:
-    if value not in options:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected one of {', '.join(map(repr, options))}, found {value!r}",
-        )
-
-
 def _check_mapping(value: Any, path: str) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentTypeError(
@@ -653,11 +643,6 @@ def _check_mapping(value: Any, path: str) -> None:
         )
 
 
-def _whole(number: Any, least: int, path: str, expected: str) -> int:
-    try:
-        whole = operator.index(number)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ArgumentError("bad_option", path, f"expected {expected}, found {number!r}")
-    return whole
+def _too_long_in(row_splits: RowSplits, width: int, path: str) -> ArgumentError:
+    row = int(np.argmax(row_splits.lengths > width))
+    return _too_long(path, row, width, row_splits.lengths[row])

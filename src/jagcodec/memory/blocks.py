@@ -15,16 +15,20 @@ which keeps it by itself; where the system has no ``MADV_FREE`` so are large blo
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
 
 # What is smaller the C library keeps well enough; from here on it may give memory back to the
 # system and take it anew for every batch. (Huge pages, too, pay off from about here on.)
@@ -47,7 +51,7 @@ class Block(NamedTuple):
         zeroed: Whether every byte is zero; otherwise it may hold anything.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: ByteArray
     zeroed: bool
 
 
@@ -120,3 +124,101 @@ def _wanted(text: str) -> bool:
 
 
 _keeps = hasattr(mmap, "MADV_FREE") and _wanted(os.environ.get("JAGCODEC_KEEP_BLOCKS", ""))
+
+# --- several tensors in one block --------------------------------------------------------------
+
+_ALIGNMENT = 64  # a cache line
+_CPU = torch.device("cpu")
+
+
+def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
+    """New memory of each of these sizes, in one block that is freed with the last of them."""
+    starts = _starts(sizes)
+    block = new_block(starts[-1]).data
+    return [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where memory of each size starts, at multiples of 64, and where the last ends."""
+    starts = [0]
+    end = 0
+    for size in sizes:
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        starts.append(end)
+    return starts
+
+
+@dataclass(slots=True)
+class TensorSpec:
+    """A tensor that needs memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)  # which is made in half the time of a named tuple
+class Allocation:
+    """Memory for a tensor; unless `zeroed`, it may hold anything.
+
+    Attributes:
+        tensor: Contiguous, over that memory.
+        data: The same memory as bytes, where it is on the CPU.
+        zeroed: Whether every byte is zero.
+    """
+
+    tensor: torch.Tensor
+    data: ByteArray | None
+    zeroed: bool
+
+
+def allocate(
+    specs: Sequence[TensorSpec], out: ByteArray | None = None, pin_memory: bool = False
+) -> list[Allocation]:
+    """Memory for tensors: on the CPU in one block, each with a storage of its own over its part.
+
+    Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
+    a tenth of many smaller ones. It is freed with the last of the tensors.
+
+    Args:
+        specs: The tensors.
+        out: Writable memory to use in place of new memory.
+        pin_memory: Whether new memory is page-locked.
+
+    Raises:
+        ArgumentError: `out` is too small; the error says what is needed.
+        RuntimeError: There is no accelerator to page-lock memory for.
+    """
+    # `type` is made anew each time it is asked for, and takes as long as the rest of this.
+    on_host = [spec.device == _CPU or spec.device.type == "cpu" for spec in specs]
+    sizes = [
+        math.prod(spec.shape) * spec.dtype.itemsize if here else 0
+        for spec, here in zip(specs, on_host, strict=True)
+    ]
+    starts = _starts(sizes)
+    block, zeroed = _block(starts[-1], out, pin_memory)
+    allocations = []
+    for spec, here, start, size in zip(specs, on_host, starts, sizes, strict=False):
+        if here:
+            data = block[start : start + size]
+            allocations.append(Allocation(from_bytes(data, spec.dtype, spec.shape), data, zeroed))
+        else:
+            words = torch.empty(spec.shape, dtype=same_width_ints(spec.dtype), device=spec.device)
+            allocations.append(Allocation(words.view(spec.dtype), None, False))
+    return allocations
+
+
+def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
+    """`size` bytes at a multiple of 64, of `out` or new."""
+    if out is not None:
+        start = -address(out) % _ALIGNMENT
+        if len(out) < start + size:
+            raise ArgumentError(
+                "too_large",
+                "out",
+                f"expected {size + _ALIGNMENT} bytes to write to, found {len(out)}",
+            )
+        return Block(out[start : start + size], False)
+    if pin_memory:
+        return Block(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False)
+    return new_block(size)

@@ -1,87 +1,60 @@
-"""CUDA memory to the host: copied together to pinned memory, and waited for once.
+"""Device tensors to the host: copied together, and waited for once.
 
-A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was told to do before.
+A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was asked to do before.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from jagcodec.memory.tensor_bytes import ALIGNMENT, flat_bytes
+from jagcodec.memory.tensor_bytes import flat_bytes
+
+_ALIGNMENT = 64
 
 
-def stageable(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor is brought to the host by way of `Staging`; never one on the CPU."""
-    return tensor.is_cuda
-
-
-class Staging:
-    """Tensors to bring to the host: `note` each of them, `fetch` all, then ask for each `on_host`.
-
-    Tensors are known by where they lie and how, not by identity: those that make up a jagged or
-    sparse tensor are new objects whenever they are asked for. What was noted is kept alive, so
-    that no other tensor can come to lie there.
-    """
-
-    def __init__(self) -> None:
-        self._noted: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._noted)
-
-    def note(self, tensor: torch.Tensor) -> bool:
-        """Ask for a tensor; says whether it is one to be brought."""
-        if not stageable(tensor) or not tensor.numel():
-            return False
-        self._noted.setdefault(_place(tensor), tensor)
-        return True
-
-    def fetch(self) -> None:
-        """Copy what was noted and wait for it: one synchronisation for each device."""
-        if self._noted:
-            copies = copied_together(list(self._noted.values()))
-            self._copies = dict(zip(self._noted, copies, strict=True))
-
-    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a tensor that was fetched; any other tensor itself."""
-        if not self._copies or not stageable(tensor):
-            return tensor
-        return self._copies.get(_place(tensor), tensor)
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        tensor.device,
-        tensor.data_ptr(),
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
-
-
-def copied_together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous CPU tensors with the same cells, in one block that is freed with the last.
 
-    The block is pinned for tensors on CUDA devices. The copies are complete when this returns.
+    The copies are complete when this returns: one wait for each device. For CUDA devices the
+    block is in page-locked memory, which such a device writes to by itself.
     """
-    sources = [flat_bytes(tensor) for tensor in tensors]
-    sizes = [-(-source.numel() // ALIGNMENT) * ALIGNMENT for source in sources]
-    devices = {source.device for source in sources if source.is_cuda}
-    block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=bool(devices))
+    sources = [flat_bytes(tensor) if tensor.numel() else None for tensor in tensors]
+    sizes = [0 if source is None else source.numel() for source in sources]
+    devices = {source.device for source in sources if source is not None and source.is_cuda}
+    total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+    block = torch.empty(total, dtype=torch.uint8, pin_memory=bool(devices))
     copies = []
-    starts = itertools.accumulate(sizes, initial=0)
-    for tensor, source, start in zip(tensors, sources, starts, strict=False):
-        cells = block[start : start + source.numel()]
-        cells.copy_(source, non_blocking=True)
+    start = 0
+    for tensor, source, size in zip(tensors, sources, sizes, strict=True):
+        if source is None:
+            copies.append(torch.empty(tensor.shape, dtype=tensor.dtype))
+            continue
+        cells = block[start : start + size]
+        cells.copy_(source, non_blocking=source.is_cuda)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
+        start += -(-size // _ALIGNMENT) * _ALIGNMENT
     for device in devices:
-        # The stream that the copies were put on.
-        torch.cuda.current_stream(device).synchronize()
+        torch.cuda.current_stream(device).synchronize()  # the stream that the copies were put on
     return copies
+
+
+class HostCopies:
+    """Host copies of device tensors, known by the identity of the tensor."""
+
+    def __init__(self) -> None:
+        # The tensor is kept, so that its id stays its own.
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy those that are not on the CPU, each once."""
+        wanted = {id(tensor): tensor for tensor in tensors if not tensor.is_cpu}
+        if wanted:
+            copies = to_host(list(wanted.values()))
+            for tensor, copy in zip(wanted.values(), copies, strict=True):
+                self._copies[id(tensor)] = (tensor, copy)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor that was fetched; a CPU tensor itself."""
+        return tensor if tensor.is_cpu else self._copies[id(tensor)][1]

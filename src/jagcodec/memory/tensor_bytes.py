@@ -1,20 +1,16 @@
-"""Tensor memory as plain bytes and back, whatever the dtype. One room, so that every other one
-can move rows by their bit width and never ask what the bits mean.
+"""Any tensor as bytes, and bytes as a tensor, whatever the dtype.
+
+Everything above moves rows by their width in bytes and never asks what the bits mean.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from jagcodec.errors import ArgumentError
-from jagcodec.memory.blocks import Block, new_block
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -33,14 +29,6 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-def describe(value: Any) -> str:
-    """What a value is, in a few words for an error."""
-    if isinstance(value, torch.Tensor):
-        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
-        return f"a {kind} tensor of layout {value.layout} on {value.device}"
-    return type(value).__name__
-
-
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` detached, contiguous, lazy conjugation and negation done, dtype kept.
 
@@ -55,7 +43,7 @@ def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(width).contiguous().view(tensor.dtype)
 
 
-def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor in pageable CPU memory, on `device`."""
     # From such memory CUDA has read everything when this returns, without a wait for the device.
     return numbers.to(device, non_blocking=device.type == "cuda")
@@ -63,7 +51,7 @@ def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def take_rows(tensor: torch.Tensor, rows: IntArray) -> torch.Tensor:
     """``tensor[rows]`` of a strided tensor, for every dtype; the result owns its memory."""
-    index = sent(torch.from_numpy(rows), tensor.device)
+    index = to_device(torch.from_numpy(rows), tensor.device)
     if tensor.requires_grad:
         return tensor.index_select(0, index)
     return from_words(as_words(tensor).index_select(0, index), tensor.dtype)
@@ -201,7 +189,6 @@ def int_of_size(size: int) -> torch.dtype:
 
 
 _WORDS = {1: "u1", 2: "i2", 4: "i4", 8: "i8", 16: "i8"}
-ALIGNMENT = 64
 
 
 def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
@@ -210,99 +197,3 @@ def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
     for i, word in enumerate(np.frombuffer(pattern, dtype=_WORDS[tensor.itemsize]).tolist()):
         words[..., i].fill_(word)
     return tensor
-
-
-_CPU = torch.device("cpu")
-
-
-@dataclass(slots=True)
-class Blank:
-    """A tensor that is wanted."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(slots=True)  # which is made in half the time of a named tuple
-class Room:
-    """Memory for a tensor; unless `zeroed`, it may hold anything.
-
-    Attributes:
-        tensor: Contiguous, over that memory.
-        data: The same memory as bytes, where it is on the CPU.
-        zeroed: Whether every byte is zero.
-    """
-
-    tensor: torch.Tensor
-    data: ByteArray | None
-    zeroed: bool
-
-
-def together(sizes: Sequence[int]) -> list[ByteArray]:
-    """New memory of these sizes, in one block that is freed with the last of them."""
-    starts = _starts(sizes)
-    block = new_block(starts[-1]).data
-    return [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where memory of these sizes begins, each at a multiple of 64, and where the last ends."""
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-    return starts
-
-
-def allocate(
-    blanks: Sequence[Blank], out: ByteArray | None = None, pin_memory: bool = False
-) -> list[Room]:
-    """Room for tensors: on the CPU in one allocation, each with a storage of its own over it.
-
-    Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
-    a tenth of many smaller ones. It is freed with the last of them; see `jagcodec.blocks`.
-
-    Args:
-        blanks: The tensors that are wanted.
-        out: Writable memory to lay them into, in place of new memory.
-        pin_memory: Whether new memory is to be page-locked.
-
-    Raises:
-        ArgumentError: `out` is too small; the error says what is needed.
-        RuntimeError: There is no accelerator to page-lock memory for.
-    """
-    # `type` is made anew each time it is asked for, and takes as long as the rest of this.
-    on_host = [blank.device == _CPU or blank.device.type == "cpu" for blank in blanks]
-    sizes = [
-        math.prod(blank.shape) * blank.dtype.itemsize if here else 0
-        for blank, here in zip(blanks, on_host, strict=True)
-    ]
-    starts = _starts(sizes)
-    block, zeroed = _block(starts[-1], out, pin_memory)
-    rooms = []
-    for blank, here, start, size in zip(blanks, on_host, starts, sizes, strict=False):
-        if here:
-            cells = block[start : start + size]
-            rooms.append(Room(from_bytes(cells, blank.dtype, blank.shape), cells, zeroed))
-        else:
-            words = torch.empty(
-                blank.shape, dtype=same_width_ints(blank.dtype), device=blank.device
-            )
-            rooms.append(Room(words.view(blank.dtype), None, False))
-    return rooms
-
-
-def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
-    """`size` bytes for rooms: of `out` at a multiple of 64."""
-    if out is not None:
-        start = -address(out) % ALIGNMENT
-        if len(out) < start + size:
-            raise ArgumentError(
-                "too_large",
-                "out",
-                f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
-            )
-        return Block(out[start : start + size], False)
-    if pin_memory:
-        return Block(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False)
-    return new_block(size)

@@ -1,29 +1,25 @@
-"""A dict of columns to a batch: what a producer calls at its write site."""
+"""A dict of columns to a batch, or to a message: what a producer calls at its write site."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from jagcodec._arguments import check_fields, describe, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import contiguous_bits, describe, plain_array
-from jagcodec.pack.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.ragged.nested import Parts, Raggedness, Seen, is_jagged, take_apart
+from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
+from jagcodec.pack.fields import check_rows, leaves_of
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged.views import (
-    Strip,
-    compact_values,
-    packed,
-    raggedness_of,
-    read_lengths,
-    strip_or_rectangle,
-)
-from jagcodec.wire.encoder import Frame, message, written
-from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.views import rows_of_rectangle
+from jagcodec.wire.encoder import Columns, pending
+from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 
 
 def pack_jagged_fields(
@@ -33,27 +29,6 @@ def pack_jagged_fields(
     token_aligned_fields: Iterable[str] | None = None,
 ) -> TensorDict:
     """Padded columns to a batch of jagged ones: the write site of a producer.
-
-    Args:
-        fields: Name to column: tensors (N, ...), jagged tensors of N rows, or object arrays (N,).
-        lengths: (N,) valid tokens per row. None packs nothing and takes N from the columns.
-        token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
-            (with its fallback); every other one stays rectangular. Names that are no column are
-            ignored, so that one set of names serves every batch. None: each tensor is packed
-            or not as `maybe_pack_jagged` guesses from its shape.
-
-    Returns:
-        ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
-        columns own their memory, one block that is freed with the last of them, and share one
-        raggedness, so ``td["a"] * td["b"]`` works; jagged columns with the same row lengths join
-        it. Rectangular columns are detached and alias contiguous input. Object arrays become one
-        payload per row (`NonTensorStack`), aliased.
-
-    Raises:
-        ArgumentError: A column has not N rows, `lengths` is not one-dimensional, or one of them
-            is negative.
-        ArgumentTypeError: A column is neither a tensor nor an object array (it is named), or
-            lengths are no integers.
 
     Example:
         >>> import torch
@@ -65,174 +40,39 @@ def pack_jagged_fields(
         ... )
         >>> td["ids"].values().tolist(), td["reward"].tolist()
         ([5, 6, 7, 8, 9], [0.0, 1.0])
-    """
-    plan = _plan(fields, lengths, token_aligned_fields, "pack_jagged_fields")
-    return batch_of(leaves_of(plan.columns), plan.rows)
-
-
-def merge_columns(
-    batch: TensorDictBase,
-    columns: Mapping[str, Any],
-    *,
-    like: str | tuple[str, ...] | None = None,
-    replace: bool = False,
-) -> TensorDict:
-    """A batch with columns that a worker wrote back, each checked against the batch.
 
     Args:
-        batch: TensorDict of batch size (N,).
-        columns: Name to column: jagged tensors of N rows, tensors (N, ...), or object arrays
-            (N,). A TensorDict of such columns will do, or of payloads with N rows.
-        like: Name of the batch's jagged column whose row lengths every jagged one of `columns`
-            must have; a tuple of names for one in a nested TensorDict. None: those of any jagged
-            column of the batch, nested ones included. In a batch without jagged columns only
-            the number of rows can be checked.
-        replace: Let columns take the place of those of the same name.
+        fields: Name to column: tensors (N, ...), jagged tensors of N rows, or object arrays (N,).
+        lengths: (N,) valid tokens per row. None packs nothing and takes N from the columns.
+        token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
+            (with its fallback); every other one stays rectangular. Names that are not columns
+            are ignored, so that one set of names serves every batch. None: each tensor is packed
+            or not as `maybe_pack_jagged` guesses from its shape.
 
     Returns:
-        A new TensorDict with the batch's leaves (the same objects), names and device, then the
-        new columns in their order. A jagged one has the offsets object of the batch's column
-        that it was checked against, so that ``batch["a"] * merged["b"]`` works; where several
-        have its row lengths, the first. Values are aliased where they are contiguous and on the
-        batch's device, and gradients flow through them. Object arrays become one payload per row.
+        ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
+        columns own their memory, one block that is freed with the last of them, and share one
+        offsets tensor, so ``td["a"] * td["b"]`` works; jagged columns with the same row lengths join
+        it. Rectangular columns are detached and alias contiguous input. Object arrays become one
+        payload per row (`NonTensorStack`), aliased.
 
     Raises:
-        ArgumentError: A column has not N rows, its row lengths are not the batch's (the row is
-            named), its name is taken, or `batch` has not one batch dim.
-        ArgumentKeyError: `like` is no column of the batch.
-        ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
-            is of another type.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import merge_columns, pack_jagged_fields, stack_or_nest
-        >>> td = pack_jagged_fields(
-        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
-        ... )
-        >>> values = stack_or_nest([torch.ones(2), torch.ones(3)])
-        >>> merged = merge_columns(td, {"values": values, "reward": torch.tensor([0.5, 1.0])})
-        >>> (td["ids"] * merged["values"]).values().tolist()
-        [5.0, 6.0, 7.0, 8.0, 9.0]
+        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of them
+            is negative.
+        ArgumentTypeError: A column is neither a tensor nor an object array (it is named), or
+            lengths are not integers.
     """
-    where = "merge_columns"
-    if not isinstance(batch, TensorDictBase) or isinstance(batch, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type", f"{where}(batch)", f"expected a TensorDict, found {type(batch).__name__}"
-        )
-    if len(batch.batch_size) != 1:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(batch)",
-            f"expected batch size (N,), found {tuple(batch.batch_size)}",
-        )
-    if isinstance(columns, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type", f"{where}(columns)", "expected a dict of columns, found a lazy stack"
-        )
-    check_fields(columns, f"{where}(columns)")
-    rows = batch.batch_size[0]
-    seen: Seen = {}
-    peers = _peers(batch, like, seen, where)
-    checked = dict(peers)
-    leaves: dict[str, Any] = dict(batch.items())
+    where = "pack_jagged_fields"
+    rows, columns = _columns(fields, lengths, token_aligned_fields, where)
+    pool = RowSplitsPool()
+    leaves: list[tuple[str, Any]] = []
     for name, column in columns.items():
-        path = f"{where}({name!r})"
-        if name in leaves and not replace:
-            raise ArgumentError(
-                "conflict",
-                path,
-                "expected a new name, found a column of it in the batch; pass replace=True",
-            )
-        if not (is_non_tensor(column) and column.batch_dims):
-            check_rows(column, rows, "like the batch", path)
-        elif column.batch_size[0] != rows:
-            raise ArgumentError(
-                "row_mismatch",
-                path,
-                f"expected {rows} rows, like the batch, found {column.batch_size[0]}",
-            )
-        if isinstance(column, np.ndarray):
-            leaves[name] = leaf_of_rows(list(column))
-        elif is_jagged(column):
-            parts = take_apart(column, path, detach=False, seen=seen)
-            key = parts.lengths.tobytes()
-            if key not in checked:
-                _check_lengths(parts, peers, path)
-                # No peer to differ from: columns of equal rows are each other's.
-                checked[key] = _Peer(name, raggedness_of(parts, parts.offsets.device))
-            values = compact_values(parts)
-            if batch.device is not None:
-                values = values.to(batch.device)
-            leaves[name] = checked[key].raggedness.jagged(values, parts.ragged_dim)
-        else:
-            leaves[name] = column
-    names = batch.names if any(name is not None for name in batch.names) else None
-    return TensorDict(leaves, batch_size=[rows], names=names, device=batch.device)
-
-
-class _Peer(NamedTuple):
-    """A jagged column of a batch, for others to be like it."""
-
-    name: str
-    raggedness: Raggedness
-
-
-def _peers(
-    batch: TensorDictBase,
-    like: str | tuple[str, ...] | None,
-    seen: Seen,
-    where: str,
-) -> dict[bytes, _Peer]:
-    """The jagged columns that written-back ones may be like, by their row lengths."""
-    jagged = dict(_jagged_columns(batch, ()))
-    if like is not None:
-        key = (like,) if isinstance(like, str) else like
-        if not isinstance(key, tuple) or key not in batch.keys(include_nested=True):
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where}(like)",
-                f"expected a column of the batch, found {like!r}",
-            )
-        if key not in jagged:
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}(like)",
-                f"expected a jagged column, found {describe(batch.get(key))} in {like!r}",
-            )
-        jagged = {key: jagged[key]}
-    peers: dict[bytes, _Peer] = {}
-    for key, column in jagged.items():
-        name = ".".join(key)
-        parts = take_apart(column, f"{where}({name!r})", seen=seen)
-        peer = _Peer(name, raggedness_of(parts, parts.offsets.device))
-        peers.setdefault(parts.lengths.tobytes(), peer)
-    return peers
-
-
-def _jagged_columns(
-    batch: TensorDictBase, above: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    leaf: Any
-    for name, leaf in batch.items():
-        if is_jagged(leaf):
-            yield (*above, name), leaf
-        elif isinstance(leaf, TensorDict):
-            yield from _jagged_columns(leaf, (*above, name))
-
-
-def _check_lengths(parts: Parts, peers: Mapping[bytes, _Peer], path: str) -> None:
-    """Refuse rows that are those of no peer, if there is one, and name the first that differs."""
-    if not peers:
-        return
-    peer = next(iter(peers.values()))
-    expected = peer.raggedness.splits.lengths
-    row = int(np.flatnonzero(parts.lengths != expected)[0])
-    others = f", nor like any of {len(peers) - 1} other lengths" if len(peers) > 1 else ""
-    raise ArgumentError(
-        "bad_length",
-        f"{path}, row {row}",
-        f"expected {expected[row]} tokens like {peer.name!r}, found {parts.lengths[row]}{others}",
-    )
+        if is_jagged(column):
+            column = view_of(column, f"{where}({name!r})", pool)
+        elif isinstance(column, torch.Tensor):
+            column = contiguous_bits(column)
+        leaves.append((name, column))
+    return batch_of(leaves_of(leaves), rows)
 
 
 @overload
@@ -273,6 +113,14 @@ def encode_fields(
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import decode, encode_fields
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
+        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
+        >>> decode(frames)["ids"].values().tolist()
+        [5, 6, 7, 8, 9]
+
     The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``.
 
     Args:
@@ -292,68 +140,210 @@ def encode_fields(
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
-        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is no writable buffer.
+        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
         UnsupportedTypeError: As from `encode`.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import decode, encode_fields
-        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
-        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
-        >>> decode(frames)["ids"].values().tolist()
-        [5, 6, 7, 8, 9]
     """
-    plan = _plan(fields, lengths, token_aligned_fields, "encode_fields")
-    frames = message(
-        lambda encoding: encoding.batch(plan.rows, plan.columns),
-        narrow=narrow,
-        checksum=checksum,
-        allow_pickle=allow_pickle,
-    )
+    columns = _columns(fields, lengths, token_aligned_fields, "encode_fields")
+    message = pending(columns, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
     if out is None:
-        return written(frames)
-    room = out(blob_size(frames)) if callable(out) else out
-    return write_blob(frames, writable_bytes(room, "encode_fields(out)"))
+        return frames_of(message)
+    target = out(blob_size(message)) if callable(out) else out
+    return write_blob(message, writable_bytes(target, "encode_fields(out)"))
 
 
-class _Plan(NamedTuple):
-    """Checked columns: tensors, jagged ones as `Parts` or `Strip`, or lists of N objects."""
-
-    rows: int
-    columns: list[tuple[str, Any]]
-
-
-def _plan(
+def _columns(
     fields: Mapping[str, Any],
     lengths: torch.Tensor | None,
     token_aligned_fields: Iterable[str] | None,
     where: str,
-) -> _Plan:
-    check_fields(fields, f"{where}(fields)")
-    splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
-    named = (
-        None
-        if token_aligned_fields is None
-        else field_names(token_aligned_fields, f"{where}(token_aligned_fields)")
-    )
+) -> Columns:
+    """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
 
-    rows = None if splits is None else splits.rows
-    columns: list[tuple[str, Any]] = []
+    Nothing of them is read but the lengths.
+    """
+    check_fields(fields, f"{where}(fields)")
+    row_splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
+    named = None
+    if token_aligned_fields is not None:
+        named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
+    rows = longest = None
+    if row_splits is not None:
+        rows, longest = row_splits.rows, row_splits.max
+    columns: dict[str, Any] = {}
     for name, column in fields.items():
-        path = f"{where}({name!r})"
         array = plain_array(column)
-        if array is None or not array.ndim or len(array) != rows:
-            like = "one per length" if splits else "like the others"
-            rows = check_rows(column, rows, like, path)
-        if array is None and isinstance(column, np.ndarray):
-            columns.append((name, list(column)))
-        elif array is None and is_jagged(column):
-            columns.append((name, take_apart(column, path)))
-        elif splits is None or (named is not None and name not in named):
-            columns.append((name, contiguous_bits(column)))
+        shape: tuple[int, ...]
+        if array is not None and array.ndim and len(array) == rows:
+            shape = array.shape
         else:
-            kept: Any = strip_or_rectangle(column, splits, path, named is None, array)
-            if isinstance(kept, Strip) and kept.data is None:
-                (kept,) = packed([kept])  # here, because columns may be encoded in two walks
-            columns.append((name, kept))
-    return _Plan(rows or 0, columns)
+            like = "one per length" if row_splits else "like the others"
+            rows = check_rows(column, rows, like, f"{where}({name!r})")
+            if array is None and not isinstance(column, torch.Tensor):
+                columns[name] = list(column)
+                continue
+            shape = () if is_jagged(column) else tuple(column.shape)
+        if (
+            row_splits is None
+            or longest is None
+            or len(shape) < 2
+            or (named is not None and name not in named)
+            # As `pack_per_token_field` for columns that are named, else as `maybe_pack_jagged`.
+            or (shape[1] < longest if named is not None else shape[1] != longest)
+        ):
+            columns[name] = column
+        else:
+            padded = column if array is not None else column.detach()
+            columns[name] = rows_of_rectangle(padded, row_splits, name, array)
+    return Columns(rows or 0, columns)
+
+
+def merge_columns(
+    batch: TensorDictBase,
+    columns: Mapping[str, Any],
+    *,
+    like: str | tuple[str, ...] | None = None,
+    replace: bool = False,
+) -> TensorDict:
+    """A batch with columns that a worker wrote back, each checked against the batch.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import merge_columns, pack_jagged_fields, stack_or_nest
+        >>> td = pack_jagged_fields(
+        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
+        ... )
+        >>> values = stack_or_nest([torch.ones(2), torch.ones(3)])
+        >>> merged = merge_columns(td, {"values": values, "reward": torch.tensor([0.5, 1.0])})
+        >>> (td["ids"] * merged["values"]).values().tolist()
+        [5.0, 6.0, 7.0, 8.0, 9.0]
+
+    Args:
+        batch: TensorDict of batch size (N,).
+        columns: Name to column: jagged tensors of N rows, tensors (N, ...), or object arrays
+            (N,). A TensorDict of such columns, or of payloads with N rows, is also accepted.
+        like: Name of the batch's jagged column whose row lengths every jagged one of `columns`
+            must have; a tuple of names for one in a nested TensorDict. None: those of any jagged
+            column of the batch, nested ones included. In a batch without jagged columns only
+            the number of rows can be checked.
+        replace: Let columns take the place of those of the same name.
+
+    Returns:
+        A new TensorDict with the batch's leaves (the same objects), names and device, then the
+        new columns in their order. A jagged one has the offsets object of the batch's column
+        that it was checked against, so that ``batch["a"] * merged["b"]`` works; where several
+        have its row lengths, the first. Values are aliased where they are contiguous and on the
+        batch's device, and gradients flow through them. Object arrays become one payload per row.
+
+    Raises:
+        ArgumentError: A column does not have N rows, its row lengths are not the batch's (the row is
+            named), its name is taken, or `batch` does not have one batch dim.
+        ArgumentKeyError: `like` is not a column of the batch.
+        ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
+            is of another type.
+    """
+    where = "merge_columns"
+    if not isinstance(batch, TensorDictBase) or isinstance(batch, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(batch)", f"expected a TensorDict, found {type(batch).__name__}"
+        )
+    if len(batch.batch_size) != 1:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}(batch)",
+            f"expected batch size (N,), found {tuple(batch.batch_size)}",
+        )
+    if isinstance(columns, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(columns)", "expected a dict of columns, found a lazy stack"
+        )
+    check_fields(columns, f"{where}(columns)")
+    rows = batch.batch_size[0]
+    pool = RowSplitsPool()
+    known = _row_splits_of(batch, like, pool, where)
+    leaves: dict[str, Any] = dict(batch.items())
+    for name, column in columns.items():
+        path = f"{where}({name!r})"
+        if name in leaves and not replace:
+            raise ArgumentError(
+                "conflict",
+                path,
+                "expected a new name, found a column of it in the batch; pass replace=True",
+            )
+        if not (is_non_tensor(column) and column.batch_dims):
+            check_rows(column, rows, "like the batch", path)
+        elif column.batch_size[0] != rows:
+            raise ArgumentError(
+                "row_mismatch",
+                path,
+                f"expected {rows} rows, like the batch, found {column.batch_size[0]}",
+            )
+        if isinstance(column, np.ndarray):
+            leaves[name] = leaf_of_rows(list(column))
+        elif is_jagged(column):
+            view = view_of(column, path, pool, detach=False)
+            row_splits = pool.unique(view.row_splits)
+            if known:
+                _check_known(row_splits, known, path)
+            values = values_of(view)
+            if batch.device is not None:
+                values = values.to(batch.device)
+            leaves[name] = nested_tensor(values, row_splits, view.ragged_dim)
+        else:
+            leaves[name] = column
+    names = batch.names if any(name is not None for name in batch.names) else None
+    return TensorDict(leaves, batch_size=[rows], names=names, device=batch.device)
+
+
+def _row_splits_of(
+    batch: TensorDictBase, like: str | tuple[str, ...] | None, pool: RowSplitsPool, where: str
+) -> dict[str, RowSplits]:
+    """The rows that written-back columns may have, by the name of a column that has them."""
+    jagged = dict(_jagged_columns(batch, ()))
+    if like is not None:
+        key = (like,) if isinstance(like, str) else like
+        if not isinstance(key, tuple) or key not in batch.keys(include_nested=True):
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where}(like)",
+                f"expected a column of the batch, found {like!r}",
+            )
+        if key not in jagged:
+            raise ArgumentTypeError(
+                "bad_type",
+                f"{where}(like)",
+                f"expected a jagged column, found {describe(batch.get(key))} in {like!r}",
+            )
+        jagged = {key: jagged[key]}
+    known: dict[str, RowSplits] = {}
+    for key, column in jagged.items():
+        name = ".".join(key)
+        row_splits = pool.unique(view_of(column, f"{where}({name!r})", pool).row_splits)
+        if not any(row_splits is other for other in known.values()):
+            known[name] = row_splits
+    return known
+
+
+def _jagged_columns(
+    batch: TensorDictBase, above: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    leaf: Any
+    for name, leaf in batch.items():
+        if is_jagged(leaf):
+            yield (*above, name), leaf
+        elif isinstance(leaf, TensorDict):
+            yield from _jagged_columns(leaf, (*above, name))
+
+
+def _check_known(row_splits: RowSplits, known: Mapping[str, RowSplits], path: str) -> None:
+    """Refuse rows that no column of the batch has, and name the first that differs."""
+    if any(row_splits is other for other in known.values()):
+        return
+    name, expected = next(iter(known.items()))
+    row = int(np.flatnonzero(row_splits.lengths != expected.lengths)[0])
+    others = f", nor like any of {len(known) - 1} other lengths" if len(known) > 1 else ""
+    raise ArgumentError(
+        "bad_length",
+        f"{path}, row {row}",
+        f"expected {expected.lengths[row]} tokens like {name!r}, "
+        f"found {row_splits.lengths[row]}{others}",
+    )

@@ -1,85 +1,31 @@
-"""Row splits, computed once and shared; the only room that touches the insides of nested tensors.
+"""`torch.jagged` nested tensors, taken apart and made: all of private torch that is used is here.
 
-PyTorch compares the raggedness of two jagged tensors by the *identity* of their offsets. So the
-offsets object is made once per batch, here, and handed to every column that has those rows.
+Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds, so their parts
+are read by attribute; each function says the public way beside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
-from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.staging import Staging
-from jagcodec.memory.tensor_bytes import IntArray, sent
-
-
-@dataclass(eq=False)  # not frozen: that makes it in three times the time
-class RowSplits:
-    """Where each of N rows begins and ends in a run of cells. Nobody changes it.
-
-    Attributes:
-        host: (N + 1,) int64 offsets, starting at 0.
-        lengths: (N,) int64, the differences.
-        total: Cells of all rows.
-        min: Length of the shortest row, 0 without rows.
-        max: Length of the longest row, 0 without rows.
-        given: The offsets tensor that these were read from, if its identity is to be kept.
-    """
-
-    host: IntArray
-    lengths: IntArray
-    total: int
-    min: int
-    max: int
-    given: torch.Tensor | None = None
-
-    @cached_property
-    def offsets(self) -> torch.Tensor:
-        """The offsets as a tensor, made when it is asked for; its identity is the raggedness."""
-        return torch.from_numpy(self.host) if self.given is None else self.given
-
-    @property
-    def rows(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def starts(self) -> IntArray:
-        return self.host[:-1]
-
-
-def splits_of_lengths(lengths: IntArray) -> RowSplits:
-    """Row splits from (N,) lengths, none of them negative; aliases them where they lie in order."""
-    if not lengths.flags.c_contiguous:
-        lengths = np.ascontiguousarray(lengths)
-    host, low, high = rowcopy.sums(lengths)
-    return RowSplits(host, lengths, int(host[-1]), low, high)
-
-
-def splits_of_offsets(host: IntArray) -> RowSplits | None:
-    """Row splits over (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
-    if not len(host):
-        return None
-    lengths, low, high, rising = rowcopy.differences(host)
-    if not rising or host[0]:
-        return None
-    return RowSplits(host, lengths, int(host[-1]), low, high)
+from jagcodec.memory.staging import HostCopies
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView
 
 
 def is_jagged(value: object) -> bool:
-    """Whether `value` is a `torch.jagged` nested tensor."""
-    # Not by its layout: every attribute of a nested tensor is dispatched, at 20 microseconds.
+    """Whether `value` is a `torch.jagged` nested tensor: ``value.layout is torch.jagged``."""
     return isinstance(value, NestedTensor)
 
 
-def rows_of(leaf: object) -> int | None:
-    """Rows of a dense or a jagged tensor; None of anything else."""
+def row_count(leaf: object) -> int | None:
+    """Rows of a dense or a jagged tensor, ``leaf.size(0)``; None of anything else."""
     if isinstance(leaf, NestedTensor):
         return int(leaf._offsets.shape[0]) - 1
     if type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested:
@@ -87,200 +33,133 @@ def rows_of(leaf: object) -> int | None:
     return None
 
 
-class Raggedness:
-    """Makes the jagged tensors of one batch, so that equal rows share one offsets object.
-
-    Holds at most one copy of the offsets per device.
-    """
-
-    def __init__(self, splits: RowSplits) -> None:
-        self.splits = splits
-        self._offsets: dict[torch.device, torch.Tensor] = {}
-        self._bounds: dict[str, Any] | None = None
-
-    def jagged(self, values: torch.Tensor, ragged_dim: int = 1) -> torch.Tensor:
-        """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a jagged tensor."""
-        device = values.device
-        offsets = self._offsets.get(device)
-        if offsets is None:
-            offsets = self.splits.offsets
-            if offsets.device != device:
-                offsets = sent(torch.from_numpy(self.splits.host), device)
-            self._offsets[device] = offsets
-        # The bounds are passed always: without them padding goes to the sum of all lengths
-        # (pytorch/pytorch#159380).
-        if values.requires_grad:
-            return torch.nested.nested_tensor_from_jagged(
-                values,
-                offsets,
-                jagged_dim=ragged_dim,
-                min_seqlen=self.splits.min,
-                max_seqlen=self.splits.max,
-            )
-        # What that call comes down to where no gradient has to pass; three times as fast, and
-        # without the warning about fx tracing that torch 2.13 logs in every process.
-        if self._bounds is None:
-            self._bounds = {
-                "min_seqlen": _store_val_in_tensor(self.splits.min),
-                "max_seqlen": _store_val_in_tensor(self.splits.max),
-            }
-            # This marks the bounds as dynamic for torch.compile. Columns share them, so the next
-            # ones are given theirs afterwards: marked once more, each would cost a quarter more.
-            return NestedTensor(
-                values, offsets, _metadata_cache=dict(self._bounds), _ragged_idx=ragged_dim
-            )
-        jagged: Any = NestedTensor(values, offsets, _ragged_idx=ragged_dim)
-        jagged._metadata_cache = dict(self._bounds)
-        return jagged  # type: ignore[no-any-return]
+# --- apart -------------------------------------------------------------------------------------
 
 
-class RaggedGroups:
-    """The raggedness of each set of row lengths in one batch: equal rows, one offsets object."""
+class NestedParts(NamedTuple):
+    """What a nested tensor is made of; nothing of it is read.
 
-    def __init__(self) -> None:
-        self._by_rows: dict[bytes, Raggedness] = {}
-        # By identity too, which is asked first; the array is kept, so that its id stays its own.
-        self._by_array: dict[int, tuple[IntArray, Raggedness]] = {}
-
-    def of_lengths(self, lengths: IntArray) -> Raggedness:
-        """The one raggedness of rows as long as these."""
-        seen = self._by_array.get(id(lengths))
-        if seen is not None:
-            return seen[1]
-        rows = lengths.tobytes()
-        if rows not in self._by_rows:
-            self._by_rows[rows] = Raggedness(splits_of_lengths(lengths))
-        self._by_array[id(lengths)] = (lengths, self._by_rows[rows])
-        return self._by_rows[rows]
-
-
-class Parts(NamedTuple):
-    """A jagged tensor taken apart, as it lies in memory.
-
-    Row i is the cells ``starts[i] : starts[i] + lengths[i]`` of dim ``ragged_dim - 1`` of
-    `values`. `compact` says that the rows touch, in order, and fill that dim.
+    Attributes:
+        values: ``jagged.values()``.
+        offsets: ``jagged.offsets()``: (N + 1,), on the device of the values.
+        lengths: ``jagged.lengths()``: (N,) where there are holes between the rows, else None.
+        ragged_dim: The dim of the nested tensor that differs by row.
     """
 
     values: torch.Tensor
     offsets: torch.Tensor
-    starts: IntArray
-    lengths: IntArray
+    lengths: torch.Tensor | None
     ragged_dim: int
-    compact: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the values."""
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the values."""
-        return self.values.device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the values."""
-        return tuple(self.values.shape)
 
 
-class ReadOffsets(NamedTuple):
-    """Offsets that were read: they, on the host, and the lengths between them.
-
-    `rising` says that none is below 0 or below the one before.
-    """
-
-    offsets: torch.Tensor  # kept, so that its id stays its own
-    host: IntArray
-    lengths: IntArray
-    rising: bool
-
-
-Seen: TypeAlias = dict[int, ReadOffsets]
-"""Offsets that were read, by their id: those that columns share are read and checked once."""
-
-
-def note_rows(jagged: torch.Tensor, staging: Staging) -> bool:
-    """Ask for what `take_apart` reads of a jagged tensor; says whether it is to be brought."""
-    inner: Any = jagged
-    holes: torch.Tensor | None = inner._lengths
-    noted = staging.note(inner._offsets)
-    return (holes is not None and staging.note(holes)) or noted
-
-
-def note_memory(jagged: torch.Tensor, staging: Staging) -> bool:
-    """As `note_rows`, and ask for the values too, if there are no holes in them."""
-    inner: Any = jagged
-    values = inner._lengths is None and staging.note(inner._values)
-    return note_rows(jagged, staging) or values
-
-
-def take_apart(
-    jagged: torch.Tensor,
-    path: str,
-    *,
-    detach: bool = True,
-    seen: Seen | None = None,
-    staging: Staging | None = None,
-) -> Parts:
-    """The memory of a jagged tensor. One device sync, none for a CPU tensor.
+def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
+    """The parts of a nested tensor.
 
     `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
-    Offsets in `seen` are not read again, and others are added to it; it is empty at first.
-    What `staging` has fetched is taken from there, without a sync; the offsets object stays.
+    """
+    inner: Any = jagged
+    values = inner._values.detach() if detach else inner._values
+    return NestedParts(values, inner._offsets, inner._lengths, inner._ragged_idx)
+
+
+def view_of(
+    jagged: torch.Tensor, path: str, pool: RowSplitsPool | None = None, *, detach: bool = True
+) -> RaggedView:
+    """The rows of a nested tensor where they lie. One device sync, none for a CPU tensor.
 
     Raises:
         ArgumentError: Its offsets do not describe rows of its values; `path` says whose.
     """
-    # Attributes, because each public accessor is a dispatched op of 5 to 25 microseconds.
-    inner: Any = jagged
-    values: torch.Tensor = inner._values.detach() if detach else inner._values
-    offsets: torch.Tensor = inner._offsets
-    holes: torch.Tensor | None = inner._lengths
-    ragged_dim: int = inner._ragged_idx
-    if staging is not None:
-        values = staging.on_host(values)
-    total = values.shape[ragged_dim - 1]
-    if holes is None:
-        read = None if seen is None else seen.get(id(offsets))
-        if read is None:
-            read = _read(offsets, staging)
-            if seen is not None:
-                seen[id(offsets)] = read
-        host, lengths = read.host, read.lengths
-        starts, end = host[:-1], int(host[-1])
-        compact, sound = host[0] == 0 and end == total, read.rising and end <= total
-    else:
-        numbers = torch.cat(
-            [
-                _on_host(offsets, staging)[:-1].to(torch.int64),
-                _on_host(holes, staging).to(torch.int64),
-            ]
+    return view_of_parts(parts_of(jagged, detach=detach), path, pool or RowSplitsPool())
+
+
+def view_of_parts(
+    parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
+) -> RaggedView:
+    """As `view_of`. Offsets are read once for all columns that share them.
+
+    Offsets on a device are taken from `copies` where they were fetched, without a sync.
+    """
+    values, dim = parts.values, parts.ragged_dim
+    shape = tuple(values.shape)
+    cells = shape[dim - 1]
+    if parts.lengths is not None:
+        return _view_with_holes(parts, parts.lengths, path, copies)
+    row_splits = pool.of_source(parts.offsets)
+    if row_splits is not None and row_splits.total == cells:
+        return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+    host = _host(parts.offsets, copies)
+    row_splits = RowSplits.from_offsets(host)
+    if row_splits is not None and row_splits.total == cells:
+        row_splits = row_splits.with_offsets(parts.offsets)
+        pool.remember(parts.offsets, row_splits)
+        return RaggedView(values, values.dtype, shape, dim, None, row_splits)
+    # Rows that touch, but begin or end inside the values.
+    starts, ends = host[:-1], host[1:]
+    if len(starts) and not (starts[0] >= 0 and (ends >= starts).all() and ends[-1] <= cells):
+        raise _outside(host, cells, path)
+    row_splits = RowSplits.from_lengths(ends - starts)
+    return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
+
+
+def _view_with_holes(
+    parts: NestedParts, row_lengths: torch.Tensor, path: str, copies: HostCopies | None
+) -> RaggedView:
+    shape = tuple(parts.values.shape)
+    cells = shape[parts.ragged_dim - 1]
+    starts = _host(parts.offsets, copies)[:-1]
+    lengths = _host(row_lengths, copies)
+    if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
+        raise _outside(starts, cells, path)
+    row_splits = RowSplits.from_lengths(lengths)
+    values = parts.values
+    return RaggedView(values, values.dtype, shape, parts.ragged_dim, starts, row_splits)
+
+
+def _outside(offsets: IntArray, cells: int, path: str) -> ArgumentError:
+    return ArgumentError(
+        "bad_length",
+        path,
+        f"expected rows within the {cells} cells of the values, "
+        f"found offsets {offsets.tolist()!r:.80}",
+    )
+
+
+def _host(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
+    if not numbers.is_cpu:
+        numbers = numbers.cpu() if copies is None else copies.of(numbers)
+    return np.ascontiguousarray(numbers.detach().numpy(), dtype=np.int64)
+
+
+# --- made --------------------------------------------------------------------------------------
+
+
+def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> torch.Tensor:
+    """`values`, whose dim ``ragged_dim - 1`` holds all rows end to end, as a nested tensor.
+
+    It has the offsets tensor of `row_splits`, and the lengths of the shortest and longest row:
+    without them padding goes to the sum of all lengths (pytorch/pytorch#159380).
+    """
+    offsets = row_splits.offsets(values.device)
+    if values.requires_grad:
+        return torch.nested.nested_tensor_from_jagged(
+            values,
+            offsets,
+            jagged_dim=ragged_dim,
+            min_seqlen=row_splits.min,
+            max_seqlen=row_splits.max,
         )
-        host = _host(numbers)
-        starts, lengths = host[: len(holes)], host[len(holes) :]
-        compact, sound = False, bool((host >= 0).all() and (lengths <= total - starts).all())
-    if len(lengths) and not sound:
-        raise ArgumentError(
-            "bad_length",
-            path,
-            f"expected rows within the {total} cells of the values, "
-            f"found offsets {_on_host(offsets, staging).tolist()!r:.80}",
-        )
-    return Parts(values, offsets, starts, lengths, ragged_dim, bool(compact))
-
-
-def _read(offsets: torch.Tensor, staging: Staging | None) -> ReadOffsets:
-    host = _host(_on_host(offsets, staging))
-    lengths, _, _, rising = rowcopy.differences(host)
-    return ReadOffsets(offsets, host, lengths, rising and bool(host[0] >= 0))
-
-
-def _on_host(tensor: torch.Tensor, staging: Staging | None) -> torch.Tensor:
-    """What `staging` has fetched of a tensor; the tensor itself where it was not asked to."""
-    return tensor if staging is None else staging.on_host(tensor)
-
-
-def _host(numbers: torch.Tensor) -> IntArray:
-    array = numbers.detach().cpu().numpy()
-    return np.ascontiguousarray(array, dtype=np.int64)
+    # What that call comes down to where no gradient has to pass; three times as fast, and without
+    # the warning about fx tracing that torch 2.13 logs in every process.
+    bounds = row_splits.bounds
+    if bounds is None:
+        bounds = row_splits.bounds = {
+            "min_seqlen": _store_val_in_tensor(row_splits.min),
+            "max_seqlen": _store_val_in_tensor(row_splits.max),
+        }
+        # This marks the bounds as dynamic for torch.compile. Columns share them, so the next ones
+        # are given theirs afterwards: marked once more, each would cost a quarter more.
+        return NestedTensor(values, offsets, _metadata_cache=dict(bounds), _ragged_idx=ragged_dim)
+    jagged: Any = NestedTensor(values, offsets, _ragged_idx=ragged_dim)
+    jagged._metadata_cache = dict(bounds)
+    return jagged  # type: ignore[no-any-return]

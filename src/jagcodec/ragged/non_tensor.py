@@ -1,4 +1,4 @@
-"""Non-tensor values: the one room that knows how tensordict stores them, and what it holds.
+"""How tensordict stores Python objects: all of private tensordict that is used is here.
 
 Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
 `NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
@@ -13,9 +13,29 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    PersistentTensorDict,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+)
+from tensordict._td import _SubTensorDict
+from tensordict.utils import LinkedList
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
+
+TENSORDICT_TYPES: tuple[type, ...] = (
+    TensorDict,
+    TensorDictParams,
+    PersistentTensorDict,
+    _SubTensorDict,
+)
+"""What holds leaves by name, with a batch size."""
+
+LIST_TYPES: tuple[type, ...] = (list, LinkedList)
+"""What `NonTensorStack.tolist` and its kin give for a list."""
 
 
 def unwrap_wire_stripped_payload(item: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -10,8 +10,11 @@ import torch
 from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
 
+Chosen: TypeAlias = "range | IntArray"
+"""Rows that were chosen: a range is contiguous, of step 1."""
 
-def choose_rows(index: Any, rows: int, where: str) -> range | IntArray:
+
+def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     """An index of any kind as rows of 0 to ``rows - 1``; a range where it is a contiguous one.
 
     Args:

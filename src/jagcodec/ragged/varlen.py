@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import sent
-from jagcodec.ragged.nested import Parts, RowSplits, splits_of_offsets
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView, end_to_end
 
 
 class PackedColumn(NamedTuple):
@@ -22,7 +23,7 @@ class PackedColumn(NamedTuple):
         max_seqlen: Length of the longest row.
         position_ids: (total,) int64: 0, 1, ... within each row.
 
-    Columns of one raggedness share the last three.
+    Columns with equal rows share the last three.
     """
 
     values: torch.Tensor
@@ -31,60 +32,46 @@ class PackedColumn(NamedTuple):
     position_ids: torch.Tensor
 
 
-class Packing:
-    """Makes the packed columns of one batch: those of equal rows share all but their values."""
+def varlen_column(view: RaggedView, path: str) -> PackedColumn:
+    """The rows of a view as a varlen column; columns of one `RowSplits` share all but the values.
 
-    def __init__(self) -> None:
-        self._shared: dict[tuple[bytes, torch.device], tuple[torch.Tensor, int, torch.Tensor]] = {}
-
-    def column(self, values: torch.Tensor, splits: RowSplits, path: str) -> PackedColumn:
-        """Rows that lie end to end in `values`, packed.
-
-        Raises:
-            ArgumentError: There are 2^31 tokens or more, too many for int32 `cu_seqlens`.
-        """
-        key = (splits.host.tobytes(), values.device)
-        if key not in self._shared:
-            self._shared[key] = _shared_by(splits, values.device, path)
-        return PackedColumn(values, *self._shared[key])
-
-
-def _shared_by(
-    splits: RowSplits, device: torch.device, path: str
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    if splits.total > np.iinfo(np.int32).max:
+    Raises:
+        ArgumentError: There are 2**31 tokens or more, too many for int32 `cu_seqlens`.
+    """
+    row_splits = view.row_splits
+    if row_splits.total > np.iinfo(np.int32).max:
         raise ArgumentError(
             "bad_length",
             path,
-            f"expected fewer than 2**31 tokens for int32 cu_seqlens, found {splits.total}; "
+            f"expected fewer than 2**31 tokens for int32 cu_seqlens, found {row_splits.total}; "
             "split the batch",
         )
-    cu_seqlens = torch.from_numpy(splits.host.astype(np.int32))
-    positions = np.arange(splits.total) - np.repeat(splits.starts, splits.lengths)
-    return sent(cu_seqlens, device), splits.max, sent(torch.from_numpy(positions), device)
+    values = values_of(view)
+    cu_seqlens, position_ids = row_splits.varlen(values.device)
+    return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
 
 
-def parts_of_packed(column: PackedColumn, path: str) -> Parts:
-    """The rows of a packed column. One device sync.
+def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
+    """The rows of a varlen column. One device sync.
 
     Raises:
         ArgumentError: Its parts do not fit together, or do not tell which dim is ragged.
     """
     offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
-    splits = splits_of_offsets(offsets) if offsets.ndim == 1 else None
-    if splits is None:
+    row_splits = RowSplits.from_offsets(offsets) if offsets.ndim == 1 else None
+    if row_splits is None:
         raise ArgumentError(
             "bad_shape",
             path,
             "expected (N + 1,) cu_seqlens from 0 that never fall, "
             f"found {offsets.reshape(-1)[:8].tolist()} of shape {offsets.shape}",
         )
-    fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (splits.total,)]
+    fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
         raise ArgumentError(
             "bad_shape",
             path,
-            f"expected values with one dim of {splits.total} tokens as cu_seqlens say, found shape "
-            f"{tuple(column.values.shape)}; choose rows before materialize(layout='packed')",
+            f"expected values with one dim of {row_splits.total} tokens as cu_seqlens say, found "
+            f"shape {tuple(column.values.shape)}; choose rows before materialize(layout='packed')",
         )
-    return Parts(column.values, splits.offsets, splits.starts, splits.lengths, 1 + fits[0], True)
+    return end_to_end(column.values, row_splits, 1 + fits[0])

@@ -1,336 +1,135 @@
-"""Rectangles and the rows in them, where they lie: what every room that packs or pads is built on.
-
-Nothing here is public, and little is checked: `layout` and the rooms above do that.
-"""
+"""The rows of a column where they lie: in a rectangle, in a nested tensor, or in a message."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec import rowcopy
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import (
-    ByteArray,
-    IntArray,
-    Room,
-    as_bytes,
-    contiguous_bits,
-    describe,
-    from_bytes,
-    plain_array,
-    resolved,
-    together,
-)
-from jagcodec.ragged.nested import Parts, Raggedness, RowSplits, splits_of_lengths
-from jagcodec.rowcopy import Copy, Pad, Starts, Unwritten
-
-# --- jagged -> jagged --------------------------------------------------------------------------
-
-
-def raggedness_of(parts: Parts, device: torch.device) -> Raggedness:
-    """The raggedness of a jagged tensor: its own offsets where they fit, for their identity."""
-    splits = splits_of_lengths(parts.lengths)
-    if parts.compact and parts.offsets.device == device:
-        splits = replace(splits, given=parts.offsets)
-    return Raggedness(splits)
-
-
-def compact_values(parts: Parts) -> torch.Tensor:
-    """The values of a jagged tensor, contiguous and without holes; aliased where they are."""
-    values = parts.values
-    if parts.compact:
-        return values if values.requires_grad else contiguous_bits(values)
-    cells, outer, total = _as_cells(values, parts.ragged_dim)
-    starts = (np.arange(outer)[:, None] * total + parts.starts).reshape(-1)
-    packed = rowcopy.gather(cells, starts, np.tile(parts.lengths, outer))
-    shape = list(values.shape)
-    shape[parts.ragged_dim - 1] = int(parts.lengths.sum())
-    return packed.view(shape)
-
-
-# --- jagged -> padded --------------------------------------------------------------------------
-
-
-def padded_shape(parts: Parts | WireCells, width: int) -> tuple[int, ...]:
-    """The shape of a jagged column's rectangle: (N, ..., width, ...)."""
-    dim, shape = parts.ragged_dim, parts.shape
-    rows = len(parts.lengths)
-    return (rows, width, *shape[1:]) if dim == 1 else (rows, *shape[: dim - 1], width, *shape[dim:])
-
-
-def parts_of_rectangle(padded: torch.Tensor) -> Parts:
-    """A rectangle (N, S, ...) as N rows of S cells each."""
-    rows, width = padded.shape[:2]
-    splits = splits_of_lengths(np.full(rows, width, dtype=np.int64))
-    values = contiguous_bits(padded).view(rows * width, *padded.shape[2:])
-    return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
-
-
-def pad_into(
-    out: torch.Tensor,
-    parts: Parts,
-    leads: IntArray | None,
-    pattern: bytes,
-    *,
-    fresh: bool = False,
-) -> torch.Tensor:
-    """Write the rows of a jagged tensor and their pads into its rectangle, contiguous as it is.
-
-    Row i begins at cell ``leads[i]`` of its rectangle, or at 0. `pattern` is the bits of one pad
-    element; `fresh` says that `out` holds nothing else yet.
-    """
-    values, dim = parts.values, parts.ragged_dim
-    if dim == 1:
-        return rowcopy.pad(values, parts.starts, parts.lengths, out, leads, pattern, fresh=fresh)
-    cells, outer, total = _as_cells(values, dim)
-    starts, lengths, leads = _runs(parts.starts, parts.lengths, leads, outer, total)
-    flat = out.view(len(starts), out.shape[dim], *cells.shape[1:])
-    return rowcopy.pad(cells, starts, lengths, flat, leads, pattern, fresh=fresh).view(out.shape)
-
-
-@dataclass(slots=True, eq=False)
-class WireCells:
-    """A jagged column as its values lie in a message: bytes to read, not to write to.
-
-    Attributes:
-        data: The bytes of the values, at any address.
-        dtype: Of the values.
-        shape: Of the values.
-        ragged_dim: Of the column: the rows lie end to end in dim ``ragged_dim - 1``.
-        splits: The rows.
-    """
-
-    data: ByteArray
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    ragged_dim: int
-    splits: RowSplits
-
-    @property
-    def lengths(self) -> IntArray:
-        """(N,) lengths of the rows."""
-        return self.splits.lengths
-
-    @property
-    def device(self) -> torch.device:
-        """Where the bytes are."""
-        return _CPU
-
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.tensor_bytes import IntArray, contiguous_bits, plain_array, resolved
+from jagcodec.ragged.row_splits import RowSplits
 
 _CPU = torch.device("cpu")
 
 
-def pad_task(
-    room: Room, cells: Parts | WireCells, leads: IntArray | None, pattern: bytes
-) -> Pad | None:
-    """`pad_into` as a task over bytes, of a message or of a tensor; None if it takes torch."""
-    if room.data is None or not len(room.data):
-        return None
-    dim = cells.ragged_dim
-    if isinstance(cells, WireCells):
-        data, starts = cells.data, cells.splits.starts
-    elif cells.values.requires_grad or not cells.values.is_cpu:
-        return None
-    else:
-        data, starts = as_bytes(cells.values), cells.starts
-    lengths = cells.lengths
-    if dim > 1:
-        outer = math.prod(cells.shape[: dim - 1])
-        starts, lengths, leads = _runs(starts, lengths, leads, outer, cells.shape[dim - 1])
-    size = math.prod(cells.shape[dim:]) * len(pattern)
-    width = room.tensor.shape[dim]
-    return Pad(room.data, data, starts, lengths, leads, width, size, pattern)
-
-
-def _runs(
-    starts: IntArray, lengths: IntArray, leads: IntArray | None, outer: int, total: int
-) -> tuple[IntArray, IntArray, IntArray | None]:
-    """Row i of a rectangle has `outer` runs; run a of it lies among those of all rows."""
-    starts = (starts[:, None] + np.arange(outer) * total).reshape(-1)
-    return starts, np.repeat(lengths, outer), None if leads is None else np.repeat(leads, outer)
-
-
-# --- arguments ---------------------------------------------------------------------------------
-
-
-def check_rectangle(value: Any, path: str) -> None:
-    """Refuse what is no strided, non-nested tensor."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a padded (strided) tensor, found {describe(value)}"
-        )
-    if value.is_quantized:
-        raise ArgumentTypeError(
-            "bad_dtype", path, f"expected a plain dtype, found {value.dtype}; dequantise it first"
-        )
-
-
-_LENGTH_DTYPES = frozenset(
-    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
-)
-
-
-_LONGEST = np.iinfo(np.int64).max
-
-
-def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """Check (N,) lengths and sum them to row splits; the one place where they are read."""
-    sent = plain_array(lengths)
-    if sent is None:
-        sent = _fetched_lengths(lengths, path)
-    shape = sent.shape
-    if len(shape) != 1 or (rows is not None and shape != (rows,)):
-        expected = "(N,)" if rows is None else f"({rows},)"
-        raise ArgumentError(
-            "bad_shape", path, f"lengths shape {shape} != {expected}: expected one length per row"
-        )
-    kind = sent.dtype.kind
-    if kind not in "iu":
-        raise _bad_dtype(lengths, path)
-    if kind == "u" and sent.itemsize == 8:
-        # It alone may hold more than int64: what does reads as the largest length, and is too much.
-        sent = np.minimum(sent, _LONGEST)
-    host: IntArray = sent.astype(np.int64)
-    splits = splits_of_lengths(host)
-    if splits.min < 0:
-        row = int(np.argmax(host < 0))
-        raise ArgumentError(
-            "bad_length", f"{path}, row {row}", f"expected a length of 0 or more, found {host[row]}"
-        )
-    if splits.max * len(host) > _LONGEST:
-        raise ArgumentError(
-            "bad_length", path, f"expected lengths that add up below 2**63, found {splits.max}"
-        )
-    return splits
-
-
-def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
-    """Lengths that are no plain array: on a device, of a dtype that not every torch shares."""
-    if not isinstance(lengths, torch.Tensor):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
-        )
-    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
-        )
-    if lengths.dtype not in _LENGTH_DTYPES:
-        raise _bad_dtype(lengths, path)
-    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
-    return array
-
-
-def _bad_dtype(lengths: torch.Tensor, path: str) -> ArgumentTypeError:
-    return ArgumentTypeError("bad_dtype", path, f"expected integer lengths, found {lengths.dtype}")
-
-
-# --- padded -> jagged --------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Strip(Unwritten):
-    """The valid cells of a rectangle, where they lie: a column that is still to be packed.
+class RaggedView(NamedTuple):
+    """N rows of a column, where they lie in memory. Nothing is copied to make one.
 
     Attributes:
-        source: (N, S, ...) or (M, ...), contiguous: M cells in either case.
-        data: Their memory, where it is the CPU's and no gradient has to pass.
-        starts: Where rows begin, of as many cells as `splits` says.
-        splits: The rows.
-        shape: Of the packed values: (total, ...).
-        nbytes: Of the packed values.
+        memory: A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells
+            in row-major order, an array of anything.
+        dtype: Of the cells.
+        shape: (A..., M, B...): M cells lie along the ragged dim, in each of A runs.
+        ragged_dim: Of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`.
+        starts: Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i
+            begins at ``i * s``; None where the rows lie end to end and fill M.
+        row_splits: How long the rows are.
     """
 
-    source: torch.Tensor
-    data: npt.NDArray[Any] | None
-    starts: Starts
-    splits: RowSplits
+    memory: torch.Tensor | npt.NDArray[Any]
+    dtype: torch.dtype
     shape: tuple[int, ...]
-    nbytes: int
+    ragged_dim: int
+    starts: IntArray | int | None
+    row_splits: RowSplits
 
-    def copy_to(self, out: ByteArray) -> Copy:
-        """What puts the packed values into `nbytes` bytes of CPU memory, if there is `data`."""
-        cell = self.nbytes // self.shape[0]
-        data: Any = self.data
-        return Copy(out, data, None, self.starts, self.splits.lengths, cell)
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self.memory.device if isinstance(self.memory, torch.Tensor) else _CPU
+
+    @property
+    def values_shape(self) -> tuple[int, ...]:
+        """(A..., total, B...): of the rows, once they lie end to end."""
+        if self.starts is None:
+            return self.shape
+        dim = self.ragged_dim - 1
+        return (*self.shape[:dim], self.row_splits.total, *self.shape[dim + 1 :])
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell (B...)."""
+        return math.prod(self.shape[self.ragged_dim :]) * self.dtype.itemsize
+
+    def row_starts(self) -> IntArray:
+        """`starts` as (N,) numbers."""
+        if self.starts is None:
+            return self.row_splits.host[:-1]
+        if isinstance(self.starts, int):
+            return np.arange(self.row_splits.rows, dtype=np.int64) * self.starts
+        return self.starts
+
+    def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
+        """Some of the rows, in any order, whose lengths are those of `row_splits`."""
+        return self._replace(starts=self.row_starts()[rows], row_splits=row_splits)
 
 
-def packed(strips: Iterable[Strip]) -> list[Parts]:
-    """Packed columns, copied: those in CPU memory into one block, freed with the last of them."""
-    strips = list(strips)
-    rooms = together([0 if strip.data is None else strip.nbytes for strip in strips])
-    columns, copies = [], []
-    for strip, room in zip(strips, rooms, strict=True):
-        splits = strip.splits
-        if strip.data is not None:
-            if strip.nbytes:
-                copies.append(strip.copy_to(room))
-            values = from_bytes(room, strip.source.dtype, strip.shape)
-        else:
-            cells, starts = strip.source, rowcopy.numbers(strip.starts, splits.rows)
-            if cells.dim() > len(strip.shape):
-                cells = cells.flatten(0, 1)
-            values = rowcopy.gather(cells, starts, splits.lengths)
-        columns.append(Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True))
-    rowcopy.copy_all(copies)
-    return columns
+def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
+    """Rows that lie end to end in a tensor, and fill it."""
+    return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
 
 
-def strip(
-    padded: torch.Tensor, splits: RowSplits, path: str, array: npt.NDArray[Any] | None = None
-) -> Strip:
-    """The valid cells of a rectangle (N, S, ...), `array` being its `plain_array` if it has one.
+def rows_of_rectangle(
+    padded: torch.Tensor,
+    row_splits: RowSplits,
+    path: str,
+    array: npt.NDArray[Any] | None = None,
+) -> RaggedView:
+    """The valid cells of a rectangle (N, S, ...), which begin each of its rows.
+
+    `array` is the rectangle's `plain_array`, where the caller has it already.
 
     Raises:
-        ArgumentError: A row is longer than the rectangle is wide.
+        ArgumentError: A row is longer than the rectangle is wide; it is named.
     """
     dims = padded.shape if array is None else array.shape
     width = dims[1]
-    if splits.max > width:
-        row = int(np.argmax(splits.lengths > width))
+    if row_splits.max > width:
+        row = int(np.argmax(row_splits.lengths > width))
         raise ArgumentError(
             "bad_length",
             f"{path}, row {row}",
-            f"expected a length of at most {width} (the padded width), found {splits.lengths[row]}",
+            f"expected a length of at most {width} (the padded width), "
+            f"found {row_splits.lengths[row]}",
         )
-    shape = (splits.total, *dims[2:])
-    cells = math.prod(shape)
     if array is not None and array.flags.c_contiguous:
-        nbytes = cells * array.itemsize
-        return Strip(padded, array, width, splits, shape, nbytes)
-    if not cells:
-        return Strip(padded.new_empty(shape), None, splits.starts, splits, shape, 0)
-    source, stride = rows_in_place(padded)
-    data = as_bytes(source) if source.is_cpu and not source.requires_grad else None
-    return Strip(source, data, stride, splits, shape, cells * padded.itemsize)
+        shape = (dims[0] * width, *dims[2:])
+        return RaggedView(array, padded.dtype, shape, 1, width, row_splits)
+    if not row_splits.total or not padded.numel():
+        shape = (row_splits.total, *dims[2:])
+        return RaggedView(padded.new_empty(shape), padded.dtype, shape, 1, None, row_splits)
+    cells, stride = rows_in_place(padded)
+    memory: Any = cells if cells.requires_grad else plain_array(cells)
+    if memory is None:
+        memory = cells
+    return RaggedView(memory, padded.dtype, tuple(cells.shape), 1, stride, row_splits)
 
 
-def strip_or_rectangle(
-    val: torch.Tensor,
-    splits: RowSplits,
-    path: str,
-    exact_width: bool,
-    array: npt.NDArray[Any] | None = None,
-) -> Strip | torch.Tensor:
-    """What to pack of a rectangle shaped as a per-token field; any other as it is; detached."""
-    shape = val.shape if array is None else array.shape
-    if len(shape) >= 2 and shape[0] == splits.rows:
-        width = shape[1]
-        if width == splits.max or (width > splits.max and not exact_width):
-            return strip(val if array is not None else val.detach(), splits, path, array)
-    return contiguous_bits(val)
+def full_rows(padded: torch.Tensor) -> RaggedView:
+    """A rectangle (N, S, ...) as N rows of S cells each."""
+    rows, width = padded.shape[:2]
+    row_splits = RowSplits.from_lengths(np.full(rows, width, dtype=np.int64))
+    values = contiguous_bits(padded).view(rows * width, *padded.shape[2:])
+    return end_to_end(values, row_splits)
+
+
+def is_per_token(shape: tuple[int, ...], row_splits: RowSplits, exact_width: bool) -> bool:
+    """Whether a rectangle of this shape holds one cell per token, padded.
+
+    With `exact_width` it must be as wide as the longest row, as `maybe_pack_jagged` guesses;
+    without, as wide or wider.
+    """
+    if len(shape) < 2 or shape[0] != row_splits.rows:
+        return False
+    return shape[1] == row_splits.max or (shape[1] > row_splits.max and not exact_width)
 
 
 def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A rectangle as (M, ...) cells in which row i begins at ``i * stride``.
+    """A rectangle with cells as (M, ...) cells in which row i begins at ``i * stride``.
 
     Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
     """
@@ -342,11 +141,3 @@ def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     cells = (padded.shape[0] - 1) * stride + padded.shape[1]
     flat = padded.as_strided((cells * inner,), (1,))
     return flat.view(cells, *padded.shape[2:]), stride
-
-
-def _as_cells(values: torch.Tensor, ragged_dim: int) -> tuple[torch.Tensor, int, int]:
-    """(A..., T, B...) -> (A * T, B...) cells, the number A of runs over the rows, and T."""
-    values = values.contiguous() if values.requires_grad else contiguous_bits(values)
-    outer = math.prod(values.shape[: ragged_dim - 1])
-    total = values.shape[ragged_dim - 1]
-    return values.view(outer * total, *values.shape[ragged_dim:]), outer, total

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import encode, pending
 from jagcodec.wire.frames import (
     blob_size,
+    finished,
     read_file,
     writable_bytes,
     write_blob,
@@ -34,8 +35,9 @@ def to_blob(frames: Sequence[Any]) -> bytearray:
         >>> decode(to_blob(encode({"a": 1})))
         {'a': 1}
     """
-    blob = bytearray(blob_size(frames))
-    write_blob(frames, writable_bytes(blob, "to_blob"))
+    message = finished(frames)
+    blob = bytearray(blob_size(message))
+    write_blob(message, writable_bytes(blob, "to_blob"))
     return blob
 
 
@@ -54,7 +56,7 @@ def encoded_size(obj: Any, **options: bool) -> int:
         >>> encoded_size([1, 2]) == len(to_blob(encode([1, 2])))
         True
     """
-    return blob_size(encode(obj, **options))
+    return blob_size(pending(obj, **options))
 
 
 def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
@@ -82,7 +84,7 @@ def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
         >>> decode(memory)
         {'a': (1, 2)}
     """
-    return write_blob(encode(obj, **options), writable_bytes(buffer, "encode_into(buffer)"))
+    return write_blob(pending(obj, **options), writable_bytes(buffer, "encode_into(buffer)"))
 
 
 def encode_batch_into(
@@ -110,16 +112,16 @@ def encode_batch_into(
         >>> decode_batch(blobs)
         [{'a': 1}, 'two']
     """
-    messages = [encode(obj, **options) for obj in objs]
-    sizes = [blob_size(frames) for frames in messages]
+    messages = [pending(obj, **options) for obj in objs]
+    sizes = [blob_size(message) for message in messages]
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
         end += -(-size // ALIGNMENT) * ALIGNMENT
     memory = writable_bytes(allocate(end), "encode_batch_into(allocate)")
     blobs = []
-    for frames, start, size in zip(messages, starts, sizes, strict=True):
-        write_blob(frames, memory[start:])
+    for message, start, size in zip(messages, starts, sizes, strict=True):
+        write_blob(message, memory[start:])
         blobs.append(memory[start : start + size].data)
     return blobs
 

@@ -1,32 +1,33 @@
-"""Frames <-> one buffer, for shared memory, RDMA stores and files.
+"""Frames: what a message is sent as, in one buffer or several; where its bytes come from.
 
-A blob is a preamble of 24 bytes (magic, version, header size), the header, and the frames of the
-payload, each at a multiple of 64 bytes, the bytes between them zero.
+A blob is a message in one buffer: a preamble of 24 bytes (magic, version, header size), the header,
+and the frames of the payload, each at a multiple of 64 bytes, the bytes between them zero.
 """
 
 from __future__ import annotations
 
-import itertools
 import mmap as mmap_module
 import os
 import secrets
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
-from jagcodec.memory.tensor_bytes import ByteArray, are_apart
-from jagcodec.rowcopy import Unwritten, copy_all
+from jagcodec.memory.blocks import allocate_together, new_block
+from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
+
+Frame: TypeAlias = bytes | bytearray | memoryview
 
 PREAMBLE = struct.Struct("<8sIIQ")
 """Magic, version, zero, header size."""
 
-# msgpack's extensions, and so the value tree, end at 4 GiB.
+# Numbers and values are msgpack byte strings, which end at 4 GiB.
 _MAX_HEADER = 1 << 33
 
 
@@ -110,18 +111,21 @@ def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
     return [*starts, end]
 
 
-def split_blob(blob: ByteArray, sizes_of: Callable[[memoryview], Sequence[int]]) -> list[ByteArray]:
-    """The frames of a blob, aliasing it. `sizes_of` reads the buffer sizes out of a header.
+def blob_end(header_size: int, sizes: Sequence[int]) -> int:
+    """Bytes of a blob."""
+    return starts_of(header_size, sizes)[-1]
+
+
+def split_blob(blob: ByteArray, header_size: int, sizes: Sequence[int]) -> list[ByteArray]:
+    """The header of a blob and frames of these sizes behind it, aliasing it.
 
     Bytes behind the end are not looked at: shared memory comes in whole pages.
 
     Raises:
         WireFormatError: It is cut.
     """
-    header_size = read_preamble(blob)
     _whole(blob, PREAMBLE.size + header_size, "header")
     header = blob[PREAMBLE.size : PREAMBLE.size + header_size]
-    sizes = sizes_of(header.data)
     *starts, end = starts_of(header_size, sizes)
     _whole(blob, end, "payload")
     return [header, *(blob[a : a + n] for a, n in zip(starts, sizes, strict=True))]
@@ -137,56 +141,107 @@ def _whole(blob: ByteArray, size: int, path: str) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def blob_size(frames: Sequence[Any]) -> int:
-    """Bytes of the blob that these frames make."""
-    header, *payload = [part.nbytes for part in map(_part, frames)]
-    return starts_of(header, payload)[-1]
+class PendingMessage(NamedTuple):
+    """A message, some of whose buffers are still to be written, straight where they are wanted.
+
+    Attributes:
+        header: The first frame.
+        buffers: The others: bytes, or how many of them there will be.
+        write: Fills memory for each buffer that is only a number yet, all of them in one call.
+        sources: The memory that `write` reads.
+    """
+
+    header: bytes
+    buffers: list[ByteArray | int]
+    write: Callable[[list[ByteArray]], None]
+    sources: Callable[[], list[np.ndarray[Any, Any]]]
 
 
-def write_blob(frames: Sequence[Any], target: ByteArray) -> int:
-    """Write frames as a blob to the start of `target`; every byte up to the end is written.
+def frames_of(message: PendingMessage) -> list[Frame]:
+    """The frames of a message: new ones in one allocation, which is freed with the last of them."""
+    return [message.header, *(part.data for part in written(message.buffers, message.write))]
 
-    Frames that are `Unwritten` are written to their place there, and nowhere before.
+
+def written(
+    buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
+) -> list[ByteArray]:
+    """Buffers of which nothing is left to be written; see `PendingMessage`."""
+    memory = allocate_together([part for part in buffers if isinstance(part, int)])
+    write(memory)
+    fresh = iter(memory)
+    return [next(fresh) if isinstance(part, int) else part for part in buffers]
+
+
+def finished(frames: Sequence[Any]) -> PendingMessage:
+    """Frames as a message of which nothing is left to be written."""
+    header, *buffers = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
+    return PendingMessage(header.tobytes(), list(buffers), lambda memory: None, list)
+
+
+def blob_size(message: PendingMessage) -> int:
+    """Bytes of the blob of a message."""
+    return blob_end(len(message.header), _sizes(message.buffers))
+
+
+def _sizes(buffers: Sequence[ByteArray | int]) -> list[int]:
+    return [part if isinstance(part, int) else len(part) for part in buffers]
+
+
+def blob_pieces(frames: Sequence[Any]) -> list[Any]:
+    """The blob of a message as buffers to be joined."""
+    header, *payload = frames
+    pieces = [PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(header)), header]
+    end = PREAMBLE.size + len(header)
+    for start, part in zip(starts_of(len(header), list(map(len, payload))), payload, strict=False):
+        pieces += (bytes(start - end), part)
+        end = start + len(part)
+    return pieces
+
+
+def write_blob(message: PendingMessage, target: ByteArray) -> int:
+    """Write a message as a blob to the start of `target`; every byte up to the end is written.
 
     Returns:
         Bytes written.
 
     Raises:
-        ArgumentError: `target` is too small, or overlaps a frame; nothing was written.
+        ArgumentError: `target` is too small, or overlaps what is read; nothing was written.
     """
-    header, *payload = parts = list(map(_part, frames))
-    *starts, size = starts_of(header.nbytes, [part.nbytes for part in payload])
+    *starts, size = starts_of(len(message.header), _sizes(message.buffers))
     if len(target) < size:
         raise ArgumentError(
             "too_large",
             "buffer",
             f"expected a buffer of at least {size} bytes, found {len(target)}; "
-            "encoded_size tells the size beforehand",
+            "encoded_size gives the size beforehand",
         )
-    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, header.nbytes)
-    parts.insert(0, np.frombuffer(preamble, dtype=np.uint8))
+    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
+    parts: list[Any] = [_flat(preamble), _flat(message.header), *message.buffers]
     begins = [0, PREAMBLE.size, *starts]
-    ends = [begin + part.nbytes for begin, part in zip(begins, parts, strict=True)]
-    copies, kept = [], []
-    for begin, end, part in zip(begins, ends, parts, strict=True):
-        if isinstance(part, Unwritten):
-            copies.append(part.copy_to(target[begin:end]))
-        else:
-            kept.append((target[begin:end], part))
-    sources = [*(copy.src for copy in copies), *(part for _, part in kept)]
-    if not are_apart([target[:size]], sources):
+    sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
+    ready = [part for part in parts[2:] if not isinstance(part, int)]
+    if not are_apart([target[:size]], [*message.sources(), *ready]):
         raise ArgumentError(
             "conflict",
             "buffer",
             "expected memory apart from what is encoded, found an overlap; write to memory that "
             "no tensor of the value lies in",
         )
-    for room, part in kept:
-        room[:] = part
-    copy_all(copies)
-    for end, begin in zip(ends, itertools.islice(begins, 1, None), strict=False):
+    rest: list[ByteArray] = []
+    end = 0
+    for part, begin, length in zip(parts, begins, sizes, strict=True):
         target[end:begin] = 0
+        end = begin + length
+        if isinstance(part, int):
+            rest.append(target[begin:end])
+        else:
+            target[begin:end] = part
+    message.write(rest)
     return size
+
+
+def _flat(data: bytes) -> ByteArray:
+    return np.frombuffer(data, dtype=np.uint8)
 
 
 def writable_bytes(buffer: Any, path: str) -> ByteArray:
@@ -204,10 +259,6 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
             "bad_type", path, f"expected writable memory, found read-only {type(buffer).__name__}"
         )
     return array
-
-
-def _part(frame: Any) -> ByteArray | Unwritten:
-    return frame if isinstance(frame, Unwritten) else buffer_bytes(frame, "frame")
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -235,12 +286,8 @@ def write_file(path: str | os.PathLike[str], frames: Sequence[Any]) -> None:
 
 
 def _write(file: BinaryIO, frames: Sequence[Any]) -> None:
-    header, *payload = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
-    *starts, _ = starts_of(len(header), [len(part) for part in payload])
-    end = file.write(PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(header)))
-    for begin, part in zip([PREAMBLE.size, *starts], [header, *payload], strict=True):
-        end += file.write(bytes(begin - end))
-        end += file.write(part.data)
+    for piece in blob_pieces([memoryview(frame) for frame in frames]):
+        file.write(piece)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -260,3 +307,156 @@ def read_file(path: str | os.PathLike[str], *, mmap: bool) -> Any:
         data = bytearray(size)
         file.readinto(data)
         return data
+
+
+# --- where bytes come from ---------------------------------------------------------------------
+
+Fetch: TypeAlias = Callable[[int, int, int], ByteArray]
+"""(buffer, offset, size) -> those bytes, aliased or new."""
+
+_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
+
+
+class Payload(Protocol):
+    """The buffers of a message. The header vouches for every place that is asked for.
+
+    Attributes:
+        in_memory: Whether whole buffers can be looked at without a cost.
+    """
+
+    in_memory: bool
+
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
+        """`size` bytes, flat, aligned, and writable without harm to anyone."""
+        ...
+
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """`size` bytes to look at, as they came."""
+        ...
+
+    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
+        """`size` bytes of a buffer that is on a device, as a flat uint8 tensor; or None."""
+        ...
+
+    def to_read(self) -> Payload:
+        """The same buffers for someone who never writes to what they hold: nothing is copied."""
+        ...
+
+
+class FramePayload:
+    """Frames in memory.
+
+    A read-only frame is copied at the first value in it, once for all of them; with `by_range`
+    each value is copied by itself, because few of them may be asked for.
+    """
+
+    in_memory = True
+
+    def __init__(self, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False) -> None:
+        # Arrays; and flat uint8 tensors, where a frame is on a device.
+        self._frames = frames
+        self._copy = copy
+        self._by_range = by_range
+        self._owned: list[tuple[ByteArray, int] | None] = [None] * len(frames)
+
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
+        """See `Payload`."""
+        if size == 0:
+            return _NOTHING
+        known = self._owned[buffer]
+        if known is None:
+            if self._by_range:
+                data = writable(self.read(buffer, offset, size), self._copy)
+                return copied(data) if address(data) % alignment else data
+            frame = writable(self._on_host(buffer), self._copy)
+            known = self._owned[buffer] = frame, address(frame)
+        data = known[0][offset : offset + size]
+        return copied(data) if (known[1] + offset) % alignment else data
+
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """See `Payload`."""
+        if not size:
+            return _NOTHING
+        frame = self._frames[buffer]
+        if type(frame) is not np.ndarray:
+            frame = self._on_host(buffer)
+        data: ByteArray = frame[offset : offset + size]
+        return data
+
+    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
+        """See `Payload`."""
+        frame = self._frames[buffer] if buffer < len(self._frames) else None
+        return frame[offset : offset + size] if isinstance(frame, torch.Tensor) else None
+
+    def to_read(self) -> FramePayload:
+        """See `Payload`."""
+        return FramePayload(self._frames, False)
+
+    def _on_host(self, buffer: int) -> ByteArray:
+        frame = self._frames[buffer]
+        if isinstance(frame, torch.Tensor):
+            raise WireFormatError(
+                "bad_value",
+                f"frame {buffer + 1}",
+                f"expected bytes on the host, found a frame on {frame.device}, where only cells "
+                "of tensors may be",
+            )
+        array: ByteArray = frame
+        return array
+
+
+class RangePayload:
+    """Ranges that are fetched as they are asked for. A read-only range is copied by itself."""
+
+    in_memory = False
+
+    def __init__(self, fetch: Fetch, copy: bool | None) -> None:
+        self._fetch = fetch
+        self._copy = copy
+
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
+        """See `Payload`."""
+        data = writable(self.read(buffer, offset, size), self._copy)
+        return copied(data) if address(data) % alignment else data
+
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """See `Payload`."""
+        return self._fetch(buffer, offset, size) if size else _NOTHING
+
+    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
+        """See `Payload`."""
+        return None
+
+    def to_read(self) -> RangePayload:
+        """See `Payload`."""
+        return RangePayload(self._fetch, False)
+
+
+def writable(data: ByteArray, copy: bool | None) -> ByteArray:
+    """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False)."""
+    read_only = not data.flags.writeable
+    if copy or (copy is None and read_only):
+        data = copied(data)
+    elif read_only:
+        data = np.asarray(_Writable(data), dtype=np.uint8)
+    return data
+
+
+def copied(data: ByteArray) -> ByteArray:
+    """New memory with the same bytes, at an address that suits every dtype."""
+    copy: ByteArray = new_block(len(data)).data
+    copy[:] = data
+    return copy
+
+
+class _Writable:
+    """Read-only memory that numpy is told it may write: for `copy=False` alone."""
+
+    def __init__(self, array: ByteArray) -> None:
+        self._keep_alive = array
+        self.__array_interface__ = {
+            "data": (address(array), False),
+            "shape": array.shape,
+            "typestr": "|u1",
+            "version": 3,
+        }

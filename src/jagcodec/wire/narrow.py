@@ -5,27 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
 
-def narrowed(data: ByteArray, name: str) -> tuple[str, ByteArray] | None:
-    """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width.
-
-    `stored` is ``bits`` for cells of 0 and 1, or ``u`` or ``i`` and a number of bytes.
-    """
+def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
+    """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
     # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
     cells = data.view("u1" if name == "bool" else name)
     if not len(cells):
         return None
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:
-        return "bits", np.packbits(cells != 0, bitorder="little")
+        return BITS, np.packbits(cells != 0, bitorder="little")
     itemsize = cells.dtype.itemsize
     for width in range(1, itemsize):
         bits = 8 * width
         if low >= 0 and high < 1 << bits:
-            return f"u{width}", _low_bytes(data, itemsize, width)
+            return narrow_code(width, signed=False), _low_bytes(data, itemsize, width)
         if -(1 << bits - 1) <= low and high < 1 << bits - 1:
-            return f"i{width}", _low_bytes(data, itemsize, width)
+            return narrow_code(width, signed=True), _low_bytes(data, itemsize, width)
     return None
 
 
@@ -35,16 +33,16 @@ def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
     return np.ascontiguousarray(low).reshape(-1)
 
 
-def widened(data: ByteArray, stored: str, name: str, cells: int) -> ByteArray:
+def widened(data: ByteArray, stored: int, name: str, cells: int) -> ByteArray:
     """The bytes of `cells` cells of dtype `name` that were stored as `narrowed` says."""
-    if stored == "bits":
+    if stored == BITS:
         return np.unpackbits(data, count=cells, bitorder="little").astype(name).view(np.uint8)
-    width = int(stored[1])
+    width, signed = STORED_WIDTHS[stored]
     if width in (1, 2, 4):
-        return data.view(f"<{stored}").astype(name).view(np.uint8)
+        return data.view(f"<{'i' if signed else 'u'}{width}").astype(name).view(np.uint8)
     wide = np.zeros((cells, np.dtype(name).itemsize), dtype=np.uint8)
     narrow = data.reshape(cells, width)
     wide[:, :width] = narrow
-    if stored[0] == "i":
+    if signed:
         wide[:, width:] = np.where(narrow[:, width - 1 :] & 0x80, 0xFF, 0)
     return wide.reshape(-1)

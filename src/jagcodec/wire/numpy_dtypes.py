@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jagcodec.memory.tensor_bytes import ByteArray, array_bytes
+
 # One C type, two formats in the world: x87's 80 bits in 16 bytes, and IEEE quad.
 _LONG_DOUBLE = {
     "float80": np.finfo(np.longdouble).nmant == 63 and np.dtype("g").itemsize == 16,
@@ -21,7 +23,7 @@ _EXTENDED_NAMES = {dtype: name for name, dtype in _EXTENDED.items()}
 
 
 def describe(dtype: np.dtype[Any]) -> Any | None:
-    """The wire's description of a dtype, or None for one that cannot ride."""
+    """The wire's description of a dtype, as nested tuples, or None for one that cannot be encoded."""
     description = _describe(dtype)
     if description is None:
         return None
@@ -41,7 +43,7 @@ def _describe(dtype: np.dtype[Any]) -> Any | None:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         inner = _describe(base)
-        return None if inner is None else ["sub", inner, list(shape)]
+        return None if inner is None else ("sub", inner, tuple(shape))
     if dtype.names is not None and dtype.fields is not None:
         fields = []
         for name in dtype.names:
@@ -50,8 +52,8 @@ def _describe(dtype: np.dtype[Any]) -> Any | None:
             title = entry[2] if len(entry) > 2 else None
             if inner is None or not (title is None or type(title) is str):
                 return None
-            fields.append([name, title, int(entry[1]), inner])
-        return ["struct", dtype.itemsize, dtype.isalignedstruct, fields]
+            fields.append((name, title, int(entry[1]), inner))
+        return ("struct", dtype.itemsize, dtype.isalignedstruct, tuple(fields))
     return dtype.str if dtype.kind in "biufcmMSUVO" and dtype.char not in "gG" else None
 
 
@@ -82,7 +84,17 @@ def restore(description: Any) -> np.dtype[Any]:
     return dtype
 
 
-def zero_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def cell_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
+    """The cells of an array in order, those bytes of structs that are in no field zero."""
+    if array.nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    array = _zero_padding(array)
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    return array_bytes(array)
+
+
+def _zero_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`array` with the bytes between and behind its fields zero: equal arrays, equal bytes."""
     dtype = array.dtype
     if not _has_padding(dtype):
@@ -90,7 +102,7 @@ def zero_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if dtype.names is not None:
         clean = np.zeros(array.shape, dtype)
         for name in dtype.names:
-            clean[name] = zero_padding(array[name])
+            clean[name] = _zero_padding(array[name])
         return clean
     clean = np.array(array, order="C")
     clean.reshape(-1).view(np.uint8).reshape(-1, 16)[:, 10:] = 0

@@ -1,4 +1,4 @@
-"""The wire's constants: magic, version, kinds, dtypes, limits. No torch, no logic.
+"""The wire's constants: magic, version, kinds, dtypes, limits. No torch.
 
 Everything a reader in another language needs to know by number or by name stands here;
 `docs/wire-format.md` says what it means.
@@ -23,13 +23,10 @@ SMALL_BUFFER = 16 * 1024
 """Buffers below this many bytes share frame 1: copying them costs less than a frame each."""
 
 INLINE_BYTES = 4 * 1024
-"""`bytes` objects of at least this size ride as buffers, so a header stays a header."""
+"""`bytes` objects of at least this size are buffers, so that a header stays small."""
 
 MAX_DEPTH = 100
 """Containers inside containers. Writers refuse more; readers must accept this much."""
-
-LEAF_LEVELS = 4
-"""Extensions that a value makes inside itself (a sparse tensor holds tensors): beyond MAX_DEPTH."""
 
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
@@ -47,9 +44,12 @@ without a bound a stranger could make a table of n keys cost n squared."""
 
 
 class Kind(IntEnum):
-    """Extension codes. 1 to 5 stay unused: vLLM's and TransferQueue's decoders unpickle those."""
+    """What a node of a schema, or a record of a document, is. As extension codes, 1 to 5 stay
+    unused: vLLM's and TransferQueue's decoders unpickle those.
+    """
 
-    TREE = 16
+    VALUE = 0  # nil in a schema: the next of the values
+    SCHEMA = 16
     # Python values
     BIG_INT = 17
     COMPLEX = 18
@@ -60,6 +60,8 @@ class Kind(IntEnum):
     RANGE = 23
     SLICE = 24
     BYTES = 25
+    LIST = 26
+    MAP = 27
     # numpy
     ARRAY = 32
     OBJECT_ARRAY = 33
@@ -126,3 +128,17 @@ INTEGER_DTYPES = frozenset(
 """Dtypes whose cells may be stored narrower than they are."""
 
 COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+
+PLAIN, BITS = 0, 1
+"""How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
+
+
+def narrow_code(width: int, signed: bool) -> int:
+    """How integers are stored in `width` bytes each, little-endian."""
+    return (0x20 if signed else 0x10) + width
+
+
+STORED_WIDTHS: dict[int, tuple[int, bool]] = {
+    narrow_code(width, signed): (width, signed) for width in range(1, 8) for signed in (False, True)
+}
+"""The codes of `narrow_code`, taken apart: bytes per cell, and whether there is a sign."""

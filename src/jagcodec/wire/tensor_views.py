@@ -1,7 +1,7 @@
 """Lists of tensors that view one storage: found, merged, and sent as one buffer.
 
 What TransferQueue sends as thousands of row views is one range of memory, or a few. Sent view by
-view each would be a frame; sent as a storage, padding and neighbours would ride along.
+view each would be a frame; sent as a storage, padding and neighbours would be sent too.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 
 
 class Merged(NamedTuple):
-    """Views as ranges ``starts[i] : ends[i]`` of the rows of `base`."""
+    """Views as ranges ``starts[i] : ends[i]`` of the cells that `view` has, end to end."""
 
-    base: torch.Tensor
+    view: RaggedView
     starts: IntArray
     ends: IntArray
 
@@ -27,8 +28,8 @@ class Merged(NamedTuple):
 def merge(values: Sequence[Any]) -> Merged | None:
     """Plain tensors over one storage as ranges of one tensor, or None if they are not that.
 
-    `base` aliases the storage where the views touch or overlap; where there are gaps between
-    them it is a copy without the gaps, so that only what is viewed is sent.
+    The storage is aliased; gaps between the tensors are left out, so that only what is viewed is
+    sent.
     """
     first = values[0]
     if len(values) < 2 or not _viewable(first):
@@ -64,11 +65,11 @@ def merge(values: Sequence[Any]) -> Merged | None:
     piece_ends = reach[np.append(np.flatnonzero(opens)[1:] - 1, len(values) - 1)]
     sizes = piece_ends - piece_starts
     span = first.as_strided((int(piece_ends[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
-    if len(sizes) == 1:
-        return Merged(span, starts, ends)
-    shift = np.cumsum(sizes) - sizes - piece_starts
-    base = rowcopy.gather(span, piece_starts, sizes)
-    return Merged(base, starts + shift[piece], ends + shift[piece])
+    row_splits = RowSplits.from_lengths(sizes)
+    pieces = None if len(sizes) == 1 else piece_starts
+    view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
+    shift = row_splits.host[:-1] - piece_starts
+    return Merged(view, starts + shift[piece], ends + shift[piece])
 
 
 def _viewable(value: Any) -> bool:

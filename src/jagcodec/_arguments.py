@@ -1,0 +1,196 @@
+"""What callers hand in: names, lengths, counts and options, each checked in one place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_STRING = frozenset((str,))
+
+
+def describe(value: Any) -> str:
+    """What a value is, in a few words for an error."""
+    if isinstance(value, torch.Tensor):
+        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
+        return f"a {kind} tensor of layout {value.layout} on {value.device}"
+    return type(value).__name__
+
+
+# --- columns and their names -------------------------------------------------------------------
+
+
+def check_fields(fields: Any, path: str) -> None:
+    """Refuse anything but a dict of names to columns."""
+    if type(fields) is dict and _STRING.issuperset(map(type, fields)):
+        return
+    if not isinstance(fields, Mapping) or not all(
+        # By items, because a TensorDict iterates over its rows.
+        isinstance(name, str)
+        for name, _ in fields.items()
+    ):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected a dict of names to columns, found {type(fields).__name__}"
+            + (" with keys that are not strings" if isinstance(fields, Mapping) else ""),
+        )
+
+
+def name_set(names: Any, path: str) -> frozenset[Any]:
+    """The names that an argument holds, in no order.
+
+    Raises:
+        ArgumentTypeError: It is a single string, or not a collection.
+    """
+    if isinstance(names, str):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected a set of names, found the string {names!r}; put it in a list",
+        )
+    try:
+        return frozenset(names)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected a set of names, found {error}"
+        ) from error
+
+
+def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -> list[str]:
+    """The names that an argument holds, in their order; one string is one name.
+
+    Raises:
+        ArgumentKeyError: One of them is not a column.
+    """
+    listed = [names] if isinstance(names, str) else list(names)
+    columns = list(columns)
+    known = set(columns)
+    for name in listed:
+        if name not in known:
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{path}({name!r})",
+                f"expected one of {columns}, found {name!r}",
+            )
+    return listed
+
+
+def check_rectangle(value: Any, path: str) -> None:
+    """Refuse anything but a strided tensor that is not nested."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected a padded (strided) tensor, found {describe(value)}"
+        )
+    if value.is_quantized:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        )
+
+
+# --- numbers and options -----------------------------------------------------------------------
+
+
+def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
+    """An integer of `least` or more, of any type that counts as one."""
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = least - 1
+    if whole < least:
+        raise ArgumentError(
+            "bad_option", path, f"expected {expected or f'{least} or more'}, found {number!r:.80}"
+        )
+    return whole
+
+
+def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
+    """Refuse anything but one of a few words."""
+    if value not in options:
+        raise ArgumentError(
+            "bad_option",
+            path,
+            f"expected one of {', '.join(map(repr, options))}, found {value!r}",
+        )
+
+
+def usable_device(device: torch.device | str | None, path: str) -> torch.device | None:
+    """The device, if tensors can be put there; None stays None.
+
+    Raises:
+        ArgumentError: There is no such device.
+    """
+    if device is None:
+        return None
+    try:
+        if str(device) == "meta":
+            return torch.device("meta")
+        return torch.empty(0, device=device).device
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise ArgumentError(
+            "bad_option", path, f"expected a device of this machine, found {device!r}: {error}"
+        ) from error
+
+
+# --- lengths -----------------------------------------------------------------------------------
+
+_INT64 = torch.int64
+_LARGEST = np.iinfo(np.int64).max
+_LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+
+
+def length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
+    """(N,) lengths as int64 on the host, copied. One device sync, none for a CPU tensor.
+
+    Whether one of them is negative is for `RowSplits` to find, which looks at them all anyway.
+
+    Raises:
+        ArgumentError: They are not (N,), or not `rows`.
+        ArgumentTypeError: They are not a tensor of integers.
+    """
+    if type(lengths) is torch.Tensor and lengths.dtype is _INT64 and lengths.is_cpu:
+        array = lengths.detach().numpy()
+    else:
+        array = _fetched_lengths(lengths, path)
+    if array.ndim != 1 or (rows is not None and len(array) != rows):
+        expected = "(N,)" if rows is None else f"({rows},)"
+        raise ArgumentError(
+            "bad_shape",
+            path,
+            f"lengths shape {array.shape} != {expected}: expected one length per row",
+        )
+    if array.dtype.kind == "u" and array.itemsize == 8:
+        # It alone may hold more than int64: what does reads as the largest length, and is too much.
+        array = np.minimum(array, _LARGEST)
+    # Copied: what was checked must not change with the caller's tensor.
+    numbers: IntArray = array.astype(np.int64)
+    return numbers
+
+
+def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
+    if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
+        )
+    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
+        )
+    if lengths.dtype not in _LENGTH_DTYPES:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
+        )
+    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return array

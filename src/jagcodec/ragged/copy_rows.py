@@ -1,0 +1,150 @@
+"""The rows of views, moved: end to end, or apart into rectangles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec import rowcopy
+from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, contiguous_bits, from_bytes
+from jagcodec.ragged.views import RaggedView
+from jagcodec.rowcopy import Copy, Pad, Starts
+
+# --- end to end --------------------------------------------------------------------------------
+
+
+def values_of(view: RaggedView) -> torch.Tensor:
+    """The rows end to end in a tensor (A..., total, B...); aliased where they lie so already."""
+    if view.starts is None:
+        if isinstance(view.memory, torch.Tensor):
+            return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
+        return from_bytes(_flat(view.memory), view.dtype, view.shape)
+    (values,) = gathered([view])
+    return values
+
+
+def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
+    """The rows of each view, copied end to end: those on the CPU into one block, in one call."""
+    views = list(views)
+    on_host = [_on_host(view) for view in views]
+    sizes = [
+        math.prod(view.values_shape) * view.dtype.itemsize if here else 0
+        for view, here in zip(views, on_host, strict=True)
+    ]
+    values, copies = [], []
+    for view, here, data in zip(views, on_host, allocate_together(sizes), strict=True):
+        if here:
+            values.append(from_bytes(data, view.dtype, view.values_shape))
+            if len(data):
+                copies.append(copy_task(view, data))
+        else:
+            values.append(_gathered_by_torch(view))
+    rowcopy.copy_all(copies)
+    return values
+
+
+def copy_task(view: RaggedView, out: ByteArray) -> Copy:
+    """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
+    starts, lengths = _runs(view)
+    memory = view.memory
+    source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+    return Copy(out, source, None, starts, lengths, view.cell_bytes)
+
+
+def _on_host(view: RaggedView) -> bool:
+    memory = view.memory
+    return not isinstance(memory, torch.Tensor) or (memory.is_cpu and not memory.requires_grad)
+
+
+def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
+    cells, starts, lengths = _cells_and_runs(view)
+    return rowcopy.gather(cells, starts, lengths).view(view.values_shape)
+
+
+def _runs(view: RaggedView) -> tuple[Starts | None, IntArray]:
+    """Where runs of cells begin, and how long they are: one per row, or A where A is not 1."""
+    lengths = view.row_splits.lengths
+    outer = math.prod(view.shape[: view.ragged_dim - 1])
+    if view.ragged_dim == 1:
+        return view.starts, lengths
+    extent = view.shape[view.ragged_dim - 1]
+    starts = (np.arange(outer)[:, None] * extent + view.row_starts()).reshape(-1)
+    return starts, np.tile(lengths, outer)
+
+
+def _cells_and_runs(view: RaggedView) -> tuple[torch.Tensor, IntArray, IntArray]:
+    """(A..., M, B...) as (A * M, B...) cells, and the runs of the rows among them."""
+    memory: Any = view.memory
+    values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
+    starts, lengths = _runs(view)
+    if starts is None or isinstance(starts, int):
+        starts = view.row_starts()
+    return values.reshape(-1, *view.shape[view.ragged_dim :]), starts, lengths
+
+
+def _flat(memory: Any) -> ByteArray:
+    flat: ByteArray = memory.reshape(-1).view(np.uint8)
+    return flat
+
+
+# --- apart -------------------------------------------------------------------------------------
+
+
+def padded_shape(view: RaggedView, width: int) -> tuple[int, ...]:
+    """(N, A..., width, B...): the shape of a view's rectangle."""
+    dim, shape = view.ragged_dim, view.shape
+    return (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
+
+
+def pad_task(
+    view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
+) -> Pad | None:
+    """What writes the rows of a view, and their pads, into the bytes of its rectangle.
+
+    Row i begins at cell ``left_pad[i]`` of its part of the rectangle, or at 0; `pad_bits` is one
+    pad element. None where nothing is to be written, or where torch has to do it (`pad_into`).
+    """
+    if not len(out) or not _on_host(view):
+        return None
+    memory = view.memory
+    source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
+    if source.dtype != np.uint8 or source.ndim != 1:
+        source = _flat(source)
+    starts: Starts = view.row_starts() if view.starts is None else view.starts
+    lengths = view.row_splits.lengths
+    if view.ragged_dim > 1:
+        starts, lengths, left_pad = _rectangle_runs(view, left_pad)
+    return Pad(out, source, starts, lengths, left_pad, width, view.cell_bytes, pad_bits)
+
+
+def pad_into(
+    out: torch.Tensor,
+    view: RaggedView,
+    left_pad: IntArray | None,
+    pad_bits: bytes,
+    *,
+    fresh: bool = False,
+) -> torch.Tensor:
+    """`pad_task` by torch, for devices and autograd; `fresh` says that `out` holds pads already."""
+    cells, starts, lengths = _cells_and_runs(view)
+    if view.ragged_dim > 1:
+        starts, lengths, left_pad = _rectangle_runs(view, left_pad)
+    flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
+    padded = rowcopy.pad(cells, starts, lengths, flat, left_pad, pad_bits, fresh=fresh)
+    return padded.view(out.shape)
+
+
+def _rectangle_runs(
+    view: RaggedView, left_pad: IntArray | None
+) -> tuple[IntArray, IntArray, IntArray | None]:
+    """As a rectangle orders them: all A runs of row 0, then those of row 1."""
+    outer = math.prod(view.shape[: view.ragged_dim - 1])
+    extent = view.shape[view.ragged_dim - 1]
+    starts = (view.row_starts()[:, None] + np.arange(outer) * extent).reshape(-1)
+    lengths = np.repeat(view.row_splits.lengths, outer)
+    return starts, lengths, None if left_pad is None else np.repeat(left_pad, outer)

@@ -1,0 +1,157 @@
+"""Row splits: where the rows of a column begin and end.
+
+PyTorch compares the raggedness of two nested tensors by the *identity* of their offsets. So there
+is one `RowSplits` for each set of rows in a batch, and it owns the offsets tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec._arguments import length_numbers
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.tensor_bytes import IntArray, to_device
+
+_CPU = torch.device("cpu")
+
+
+class RowSplits:
+    """N rows that lie end to end in a run of cells. Immutable, and free to share.
+
+    Attributes:
+        host: (N + 1,) int64 offsets, starting at 0.
+        lengths: (N,) int64, the differences.
+        rows: N.
+        total: Cells of all rows.
+        min: Length of the shortest row, 0 without rows.
+        max: Length of the longest row, 0 without rows.
+        bounds: `min` and `max` as nested tensors keep them; `jagcodec.ragged.nested` makes them.
+    """
+
+    __slots__ = ("_offsets", "_varlen", "bounds", "host", "lengths", "max", "min", "rows", "total")
+
+    def __init__(self, host: IntArray, lengths: IntArray, low: int, high: int) -> None:
+        """Use `from_lengths` or `from_offsets`."""
+        self.host = host
+        self.lengths = lengths
+        self.rows = len(lengths)
+        self.total = int(host[-1])
+        self.min = low
+        self.max = high
+        self.bounds: dict[str, Any] | None = None
+        self._offsets: dict[torch.device, torch.Tensor] | None = None
+        self._varlen: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @classmethod
+    def from_lengths(cls, lengths: IntArray) -> RowSplits:
+        """Row splits of (N,) lengths, none of them negative; the lengths are aliased."""
+        host: IntArray = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.add.accumulate(lengths, out=host[1:])
+        return cls(host, lengths, *_extremes(lengths))
+
+    @classmethod
+    def from_offsets(cls, host: IntArray) -> RowSplits | None:
+        """Row splits of (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
+        if not len(host) or host[0]:
+            return None
+        lengths: IntArray = host[1:] - host[:-1]
+        if len(lengths) and not (host[1:] >= host[:-1]).all():
+            return None
+        return cls(host, lengths, *_extremes(lengths))
+
+    def offsets(self, device: torch.device = _CPU) -> torch.Tensor:
+        """The offsets as a tensor on a device, always the same one."""
+        if self._offsets is None:
+            self._offsets = {}
+        found = self._offsets.get(device)
+        if found is None:
+            found = torch.from_numpy(self.host)
+            if device != _CPU:
+                found = to_device(found, device)
+            # Of two threads that come here at once, both get the one that was first.
+            found = self._offsets.setdefault(device, found)
+        return found
+
+    def with_offsets(self, offsets: torch.Tensor) -> RowSplits:
+        """The same rows with an offsets tensor that exists already, whose identity is kept."""
+        same = RowSplits(self.host, self.lengths, self.min, self.max)
+        same.bounds = self.bounds
+        same._offsets = {offsets.device: offsets}
+        return same
+
+    def varlen(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """(N + 1,) int32 ``cu_seqlens`` and (total,) int64 positions within each row."""
+        if self._varlen is None:
+            self._varlen = {}
+        found = self._varlen.get(device)
+        if found is None:
+            positions = np.arange(self.total) - np.repeat(self.host[:-1], self.lengths)
+            made = torch.from_numpy(self.host.astype(np.int32)), torch.from_numpy(positions)
+            both = to_device(made[0], device), to_device(made[1], device)
+            found = self._varlen.setdefault(device, both)
+        return found
+
+
+def _extremes(lengths: IntArray) -> tuple[int, int]:
+    if not len(lengths):
+        return 0, 0
+    return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
+
+
+def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
+    """The row splits of a caller's (N,) lengths: the one place where they are read and summed.
+
+    Raises:
+        ArgumentError: They are not (N,), one is negative (the row is named), or they add up to
+            2**63 or more.
+        ArgumentTypeError: They are not a tensor of integers.
+    """
+    numbers = length_numbers(lengths, path, rows)
+    row_splits = RowSplits.from_lengths(numbers)
+    if row_splits.min < 0:
+        row = int(np.argmax(numbers < 0))
+        raise ArgumentError(
+            "bad_length",
+            f"{path}, row {row}",
+            f"expected a length of 0 or more, found {numbers[row]}",
+        )
+    if row_splits.max * row_splits.rows >= 1 << 63:
+        raise ArgumentError(
+            "bad_length",
+            path,
+            f"expected lengths that add up below 2**63, found {row_splits.max}",
+        )
+    return row_splits
+
+
+class RowSplitsPool:
+    """Makes equal rows one object, for the columns of one batch.
+
+    Rows are looked up by the identity of what they were read from first, and by value second.
+    """
+
+    def __init__(self) -> None:
+        self._by_value: dict[bytes, RowSplits] = {}
+        # The source is kept, so that its id stays its own.
+        self._by_source: dict[int, tuple[object, RowSplits]] = {}
+
+    def unique(self, row_splits: RowSplits) -> RowSplits:
+        """The one `RowSplits` of these rows: the first that was asked about."""
+        known = self._by_source.get(id(row_splits))
+        if known is not None:
+            return known[1]
+        one = self._by_value.setdefault(row_splits.host.tobytes(), row_splits)
+        self._by_source[id(row_splits)] = (row_splits, one)
+        return one
+
+    def of_source(self, source: object) -> RowSplits | None:
+        """What was `remember`ed of an offsets tensor."""
+        known = self._by_source.get(id(source))
+        return None if known is None else known[1]
+
+    def remember(self, source: object, row_splits: RowSplits) -> None:
+        """Columns that share an offsets tensor have it read once."""
+        self._by_source[id(source)] = (source, row_splits)

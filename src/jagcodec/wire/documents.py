@@ -1,0 +1,156 @@
+"""Values that need no buffers, as msgpack: scalars, payloads, keys. No torch, no numpy.
+
+msgpack's own types stand for themselves. Anything else is a *record*: an array whose first item is
+a *tag*, an empty extension with the code of the record's kind. Extensions hold nothing, so nothing
+nests in one, and a document is unpacked in one pass however deep it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from jagcodec.errors import WireFormatError, brief
+from jagcodec.wire.checks import fail
+from jagcodec.wire.schema import not_msgpack, walk
+from jagcodec.wire.spec import Kind
+
+RECORDS: dict[Kind, tuple[str, ...]] = {
+    Kind.BIG_INT: ("data",),
+    Kind.COMPLEX: ("real", "imag"),
+    Kind.TUPLE: ("*items",),
+    Kind.SET: ("*items",),
+    Kind.FROZENSET: ("*items",),
+    Kind.DICT: ("*items",),
+    Kind.RANGE: ("start", "stop", "step"),
+    Kind.SLICE: ("start", "stop", "step"),
+    Kind.STRING_ARRAY: ("shape", "items", "coerce", "has_na", "na"),
+    Kind.SCALAR: ("dtype", "data"),
+    Kind.STRING_SCALAR: ("value",),
+    Kind.SIZE: ("*items",),
+    Kind.DTYPE: ("name",),
+    Kind.DEVICE: ("type", "number"),
+    Kind.USER: ("name", "state"),
+    Kind.PICKLE: ("data",),
+}
+"""The fields of each kind of record, behind its tag; a star is any number of items."""
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+TAGS = {kind: msgpack.ExtType(kind, b"") for kind in RECORDS}
+
+
+def packer() -> Any:
+    """A msgpack packer for documents; one per thread at a time."""
+    return msgpack.Packer(strict_types=True, unicode_errors="surrogatepass", default=_big_int)
+
+
+def _big_int(value: Any) -> list[Any]:
+    # msgpack asks only about what it cannot hold; the encoder lets nothing else through.
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} is not part of a document")
+    size = value.bit_length() // 8 + 1
+    return [TAGS[Kind.BIG_INT], value.to_bytes(size, "little", signed=True)]
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+class Tag:
+    """A tag that was read; there is one of each kind."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+
+_TAGS = {int(kind): Tag(kind) for kind in RECORDS}
+
+
+def _known_tag(code: int, data: bytes) -> Tag:
+    tag = _TAGS.get(code)
+    if tag is None:
+        raise fail(
+            "unknown_kind",
+            f"expected the code of a known record, found {code}; "
+            "the sender may be newer than this reader",
+        )
+    if data:
+        raise fail("bad_record", f"expected an empty tag, found {brief(data)}")
+    return tag
+
+
+def may_hold_records(data: bytes) -> bool:
+    """Whether there is anything in a document that does not stand for itself.
+
+    False is certain. It is asked of bytes, because it is false of most documents, and takes far
+    less time than to look at every value.
+    """
+    return any(mark in data for mark in _EXTENSION_MARKS)
+
+
+# The first bytes of msgpack's extensions; they occur in other data too. Extension -1 is msgpack's
+# own timestamp, which it turns into an object without asking.
+_EXTENSION_MARKS = (b"\xc7", b"\xc8", b"\xc9", b"\xd4", b"\xd5", b"\xd6", b"\xd7", b"\xd8")
+
+
+def unpack(data: bytes, path: str = "$") -> Any:
+    """One document, its records still as arrays that begin with a `Tag`.
+
+    Raises:
+        WireFormatError: The bytes are not one.
+    """
+    try:
+        walk(data)
+        return msgpack.unpackb(
+            data, ext_hook=_known_tag, strict_map_key=True, unicode_errors="surrogatepass"
+        )
+    except WireFormatError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise not_msgpack(error, path) from error
+
+
+def unpack_rows(data: Any, ends: Sequence[int]) -> list[Any]:
+    """Documents that lie end to end, each of which ends exactly where `ends` says.
+
+    Raises:
+        WireFormatError: They do not; the row is named.
+    """
+    size = len(data)
+    unpacker = msgpack.Unpacker(
+        ext_hook=_known_tag,
+        strict_map_key=True,
+        unicode_errors="surrogatepass",
+        max_buffer_size=max(size, 1),
+    )
+    items: list[Any] = []
+    try:
+        walk_rows(data, len(ends))
+        unpacker.feed(data)
+        for end in ends:
+            items.append(unpacker.unpack())
+            if unpacker.tell() != end:
+                raise fail(
+                    "bad_value",
+                    f"expected a document that ends at {end}, found {unpacker.tell()}",
+                    path=f"$[{len(items) - 1}]",
+                )
+    except WireFormatError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise not_msgpack(error, f"$[{len(items)}]") from error
+    return items
+
+
+def walk_rows(data: Any, rows: int) -> None:
+    """`walk`, of documents that lie end to end."""
+    if len(data) > 512:
+        scanner = msgpack.Unpacker(max_buffer_size=len(data))
+        scanner.feed(data)
+        for _ in range(rows):
+            scanner.skip()

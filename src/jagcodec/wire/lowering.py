@@ -1,0 +1,612 @@
+"""A value -> a schema, and what needs a place in the message. No cell is read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+)
+
+from jagcodec.errors import Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import NestedParts, is_jagged, parts_of
+from jagcodec.ragged.non_tensor import (
+    LIST_TYPES,
+    TENSORDICT_TYPES,
+    dim_names,
+    payloads_of_stack,
+)
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.checks import check_distinct
+from jagcodec.wire.documents import TAGS
+from jagcodec.wire.registry import registered_name, state_of
+from jagcodec.wire.spec import (
+    INLINE_BYTES,
+    MAX_DEPTH,
+    MAX_NDIM,
+    MAX_STACKS,
+    MAX_UNBACKED_ROWS,
+    PLAIN,
+    TORCH_DTYPES,
+    Kind,
+)
+from jagcodec.wire.tensor_views import Merged, merge
+
+
+class Columns(NamedTuple):
+    """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
+
+    Attributes:
+        rows: N.
+        columns: Name to a tensor, a `RaggedView`, or a list of N objects.
+    """
+
+    rows: int
+    columns: Mapping[str, Any]
+
+
+Tree: TypeAlias = Any
+"""A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
+
+
+class Dense(NamedTuple):
+    """Cells that need a place: of a tensor, of an array, of tensors end to end, of a view's rows.
+
+    Its numbers are buffer and offset; and how the cells are stored, where `dtype` names the torch
+    dtype that they have.
+    """
+
+    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView
+    dtype: str | None
+
+
+class Ragged(NamedTuple):
+    """A jagged column: numbers of a Dense, the group, and the dims of its values."""
+
+    source: RaggedView | NestedParts
+    dtype: str
+    path: str
+
+
+class Documents(NamedTuple):
+    """One document per row: its numbers are buffer, offset, size and group."""
+
+    rows: list[bytes | Lowered]
+
+
+class Lowered(NamedTuple):
+    """A value that is ready to be placed.
+
+    Attributes:
+        schema: Nested tuples; None for a value that is one document.
+        items: In the order of the schema's walk: numbers, and what needs a place.
+        values: The documents, in the same order.
+        unbacked: Paths and numbers of rows that the payload has to vouch for.
+    """
+
+    schema: Any
+    items: list[Any]
+    values: list[Any]
+    unbacked: list[tuple[str, int]]
+
+
+_TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
+
+# What msgpack holds by itself and gives back as it was.
+_NATIVE = frozenset((str, int, float, bool, type(None)))
+_STRING = frozenset((str,))
+
+
+class Lowering:
+    """The state of one walk over a value. No cell of a tensor is read."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._packer = documents.packer()
+        self._path: list[Any] = []
+        self._stacks = 0
+        self.items: list[Any] = []
+        self.values: list[Any] = []
+        self.unbacked: list[tuple[str, int]] = []
+        # Tensors on devices: cells, which may stay there, and what has to come to the host.
+        self.on_devices: list[torch.Tensor] = []
+        self.off_devices: list[torch.Tensor] = []
+
+    def lower(self, value: Any) -> Tree:
+        """The tree of a value; what it needs a place for is added to `items`."""
+        kind = type(value)
+        if kind in _NATIVE:
+            return value
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            handler = next((h for base, h in _BASES if isinstance(value, base)), None)
+        if handler is not None:
+            return handler(self, value)
+        name = registered_name(kind)
+        if name is not None:
+            state = self._child("state", state_of(value))
+            if type(state) is tuple:
+                return (Kind.USER, name, state)
+            return [TAGS[Kind.USER], name, state]
+        return self._foreign(value)
+
+    def _foreign(self, value: Any) -> Tree:
+        if not self._allow_pickle:
+            raise self._refusal(value)
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except Exception as error:  # whatever a __reduce__ raises
+            raise self._refusal(value, f", and pickle says: {error}") from error
+        return [TAGS[Kind.PICKLE], data]
+
+    def _child(self, key: Any, value: Any) -> Tree:
+        if type(value) in _NATIVE or (
+            # The messages of a batch: a dict of plain values is its own document.
+            type(value) is dict
+            and len(self._path) < MAX_DEPTH
+            and _STRING.issuperset(map(type, value))
+            and _NATIVE.issuperset(map(type, value.values()))
+        ):
+            return value
+        self._path.append(key)
+        if len(self._path) > MAX_DEPTH:
+            raise self._refused(
+                "too_deep", f"expected at most {MAX_DEPTH} nested containers, found more (a cycle?)"
+            )
+        lowered = self.lower(value)
+        self._path.pop()
+        return lowered
+
+    def _children(self, keys: Iterable[Any], values: Iterable[Any]) -> tuple[list[Tree], bool]:
+        """The trees of several values, and whether one is a node.
+
+        If one is, the documents among the others are values of the message, in their order.
+        """
+        trees: list[Tree] = []
+        nodes = False
+        for key, value in zip(keys, values, strict=False):
+            mark = len(self.values)
+            tree = self._child(key, value)
+            if nodes and type(tree) is not tuple:
+                self.values.append(tree)
+                tree = None
+            elif type(tree) is tuple and not nodes:
+                # The documents before the first node come before those in it.
+                nodes = True
+                self.values[mark:mark] = trees
+                trees = [None] * len(trees)
+            trees.append(tree)
+        return trees, nodes
+
+    def _items(self, values: Sequence[Any]) -> tuple[list[Tree], bool]:
+        if _NATIVE.issuperset(map(type, values)):
+            return list(values), False
+        return self._children(range(len(values)), values)
+
+    def _payload(self, key: Any, value: Any) -> Tree:
+        """The tree of the only child of a node."""
+        mark = len(self.values)
+        tree = self._child(key, value)
+        if type(tree) is tuple:
+            return tree
+        self.values.insert(mark, tree)
+        return None
+
+    # Errors
+
+    def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
+        return UnsupportedTypeError(reason, self._where(), detail)
+
+    def _where(self) -> str:
+        path = "$"
+        for key in self._path:
+            path = child_path(path, key)
+        return path
+
+    def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
+        cls = type(value)
+        builtin = cls.__module__ == "builtins"
+        name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+        return self._refused("unsupported_type", f"{name} cannot be encoded{why or _REMEDY}")
+
+    # Python
+
+    def _list(self, values: list[Any]) -> Tree:
+        if values and type(values[0]) is torch.Tensor:
+            merged = merge(values)
+            if merged is not None:
+                return self._views(merged)
+        trees, nodes = self._items(values)
+        return (Kind.LIST, *trees) if nodes else trees
+
+    def _tuple(self, value: tuple[Any, ...]) -> Tree:
+        trees, nodes = self._items(value)
+        return (Kind.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
+
+    def _dict(self, value: dict[Any, Any]) -> Tree:
+        if not _STRING.issuperset(map(type, value)):
+            return self._dict_of_any_keys(value)
+        if _NATIVE.issuperset(map(type, value.values())):
+            return value
+        trees, nodes = self._children(value, value.values())
+        if nodes:
+            return (Kind.MAP, tuple(value), *trees)
+        return dict(zip(value, trees, strict=True))
+
+    def _dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
+        self._check_distinct(value)
+        keys = [self._key(key) for key in value]
+        mark = len(self.values)
+        trees, nodes = self._children(value, value.values())
+        if not nodes:
+            pairs = zip(keys, trees, strict=True)
+            return [TAGS[Kind.DICT], *(part for pair in pairs for part in pair)]
+        self.values.insert(mark, keys)
+        return (Kind.DICT, None, *trees)
+
+    def _check_distinct(self, keys: Collection[Any]) -> None:
+        try:
+            check_distinct(list(keys), "keys")
+        except WireFormatError as error:
+            # What every reader refuses is refused here, where the keys come from.
+            raise self._refused(error.reason, error.detail) from error
+
+    def _key(self, key: Any) -> Tree:
+        """A dict key or set member: what is hashed by identity would lose its meaning."""
+        self._check_key(key)
+        if type(key) is bytes:
+            return key
+        tree = self._child(key, key)
+        if type(tree) is tuple:
+            raise self._refusal(key, " as a dict key or set member: it holds tensors or arrays")
+        return tree
+
+    def _check_key(self, key: Any) -> None:
+        if isinstance(key, (torch.Tensor, TensorDictBase, NonTensorData)):
+            raise self._refusal(key, " as a dict key or set member: it is hashed by identity")
+        if isinstance(key, (tuple, frozenset)):
+            for item in key:
+                self._check_key(item)
+
+    def _set(self, value: Any) -> Tree:
+        self._check_distinct(value)
+        members = [self._key(item) for item in value]
+        # Sorted by encoded bytes: a set's own order follows the process's hash seed.
+        members.sort(key=self._packer.pack)
+        return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
+
+    def _bytes(self, value: bytes) -> Tree:
+        if len(value) < INLINE_BYTES:
+            return value
+        self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
+        return (Kind.BYTES,)
+
+    def _slice(self, value: slice) -> Tree:
+        parts = (value.start, value.stop, value.step)
+        trees, nodes = self._children(("start", "stop", "step"), parts)
+        return (Kind.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
+
+    # Rows of objects
+
+    def _rows(self, payloads: Iterable[Any]) -> None:
+        """A document per row; what needs buffers is a message of its own."""
+        pack = self._packer.pack
+        rows: list[bytes | Lowered] = []
+        outer = self.items, self.values, self.unbacked
+        for i, payload in enumerate(payloads):
+            if type(payload) in _NATIVE:
+                rows.append(pack(payload))
+                continue
+            self.items, self.values, self.unbacked = [], [], []
+            tree = self._child(i, payload)
+            try:
+                if type(tree) is tuple:
+                    rows.append(Lowered(tree, self.items, self.values, self.unbacked))
+                else:
+                    rows.append(pack(tree))
+            except ValueError as error:
+                raise self._refused("too_large", f"msgpack: {error}") from error
+        self.items, self.values, self.unbacked = outer
+        self.items.append(Documents(rows))
+
+    # numpy
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Tree:
+        dtype, shape = array.dtype, array.shape
+        if dtype.kind == "O":
+            self._rows(array.flat)
+            self.items += shape
+            return (Kind.OBJECT_ARRAY, len(shape))
+        if dtype.kind == "T":
+            return self._string_array(array)
+        description = self._numpy_dtype(array)
+        if not dtype.hasobject:
+            self.items += (Dense(array, None), *shape)
+            return (Kind.ARRAY, description, len(shape))
+        fields = [dtype.fields[name][0] for name in dtype.names or ()]
+        # A reader must not be made to allocate gaps that no byte of the message stands for.
+        gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
+        if dtype.names is None or gaps:
+            raise self._refusal(array, f" with dtype {dtype}")
+        self.items += shape
+        columns = [self._child(name, array[name]) for name in dtype.names]
+        return (Kind.FIELD_ARRAY, description, len(shape), *columns)
+
+    def _numpy_dtype(self, value: Any) -> Any:
+        description = numpy_dtypes.describe(value.dtype)
+        if description is None:
+            raise self._refusal(value, f" with dtype {value.dtype}")
+        return description
+
+    def _string_array(self, array: np.ndarray[Any, Any]) -> Tree:
+        dtype: Any = array.dtype
+        has_na = hasattr(dtype, "na_object")
+        na = dtype.na_object if has_na else None
+        if type(na) not in (type(None), float, str):
+            raise self._refusal(array, f" with {na!r:.60} for missing; use None, nan or a str")
+        # Where a string stands for missing, numpy itself cannot tell the two apart.
+        text = has_na and type(na) is str
+        items = [str(item) if text or isinstance(item, str) else None for item in array.flat]
+        return [TAGS[Kind.STRING_ARRAY], list(array.shape), items, dtype.coerce, has_na, na]
+
+    def _scalar(self, value: np.generic) -> Tree:
+        if isinstance(value, np.str_):
+            return [TAGS[Kind.STRING_SCALAR], str(value)]
+        if isinstance(value, np.bytes_):
+            return [TAGS[Kind.STRING_SCALAR], bytes(value)]
+        if not type(value).__module__.startswith("numpy"):
+            raise self._refusal(value)
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            return (Kind.SCALAR, self._array(array))
+        description = self._numpy_dtype(value)
+        return [TAGS[Kind.SCALAR], _listed(description), numpy_dtypes.cell_bytes(array).tobytes()]
+
+    # torch
+
+    def _tensor(self, tensor: torch.Tensor) -> Tree:
+        if is_jagged(tensor):
+            parts = parts_of(tensor)
+            holes = () if parts.lengths is None else (parts.lengths,)
+            if not parts.values.is_cpu:
+                # What has holes is compacted where it lies: only rows leave the device.
+                self.on_devices += () if holes else (parts.values,)
+                self.off_devices += (parts.offsets, *holes)
+            return self._jagged(parts, parts.values, parts.ragged_dim)
+        if type(tensor) not in TENSOR_TYPES:
+            raise self._refusal(tensor)
+        if tensor.layout is torch.strided:
+            return self._strided_nested(tensor) if tensor.is_nested else self._dense(tensor)
+        tensor = tensor.detach()
+        shape = tuple(tensor.shape)
+        if tensor.layout is torch.sparse_coo:
+            self.items += (int(tensor.is_coalesced()), *shape)
+            parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
+            return (Kind.SPARSE_COO, len(shape), *parts_)
+        if tensor.layout in _COMPRESSED:
+            row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
+            plain = tensor.col_indices() if row_first else tensor.row_indices()
+            self.items += shape
+            return (
+                Kind.SPARSE_COMPRESSED,
+                str(tensor.layout).removeprefix("torch."),
+                len(shape),
+                self._plain(compressed),
+                self._plain(plain),
+                self._dense(tensor.values()),
+            )
+        raise self._refusal(tensor, f" with layout {tensor.layout}; call .to_dense() first")
+
+    def _torch_dtype(self, tensor: torch.Tensor) -> str:
+        name = _TORCH_NAMES.get(tensor.dtype)
+        if name is None:
+            raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
+        if tensor.is_meta:
+            raise self._refusal(tensor, " from the meta device: it has no values")
+        return name
+
+    def _dense(self, tensor: torch.Tensor) -> Tree:
+        name = self._torch_dtype(tensor)
+        shape = tensor.shape
+        rank = len(shape)
+        if rank > MAX_NDIM:
+            raise self._refusal(tensor, f" with {rank} dims: the limit is {MAX_NDIM}")
+        if not tensor.is_cpu:
+            self.on_devices.append(tensor)
+        self.items.append(Dense(tensor, name))
+        self.items += shape
+        return (Kind.TENSOR, name, rank)
+
+    def _plain(self, indices: torch.Tensor) -> Tree:
+        """A tensor that is never stored narrow."""
+        tree = self._dense(indices)
+        shape = indices.shape
+        self.items[-1 - len(shape) :] = (Dense(indices, None), PLAIN, *shape)
+        return tree
+
+    def _jagged(
+        self, source: RaggedView | NestedParts, like: torch.Tensor | None, dim: int
+    ) -> Tree:
+        if like is not None:
+            name, rank = self._torch_dtype(like), like.dim()
+        else:
+            view: Any = source
+            name, rank = _TORCH_NAMES[view.dtype], len(view.shape)
+        self.items.append(Ragged(source, name, "jagged tensor"))
+        return (Kind.JAGGED, name, rank, dim)
+
+    def _views(self, merged: Merged) -> Tree:
+        view = merged.view
+        name = _TORCH_NAMES[view.dtype]
+        shape = view.values_shape
+        bounds = np.stack([merged.starts, merged.ends])
+        self.items += (Dense(view, None), Dense(bounds, None), len(merged.starts), *shape)
+        return (Kind.TENSOR_VIEWS, name, len(shape))
+
+    def _strided_nested(self, tensor: torch.Tensor) -> Tree:
+        name = self._torch_dtype(tensor)
+        components = tensor.detach().unbind() if tensor.size(0) else ()
+        if components and not components[0].is_cpu:
+            self.off_devices += components
+        rank = components[0].dim() if components else 0
+        shapes = [component.shape for component in components]
+        sizes = np.array(shapes, dtype=np.int64).reshape(len(shapes), rank)
+        cells = sum(component.numel() for component in components)
+        self.items += (Dense(components, None), cells, Dense(sizes, None), len(shapes))
+        return (Kind.STRIDED_NESTED, name, rank)
+
+    # tensordict
+
+    def _columns(self, value: Columns) -> Tree:
+        """The tree of a batch from its columns: that of the TensorDict they would make."""
+        self.items.append(value.rows)
+        nodes: list[Tree] = []
+        for name, column in value.columns.items():
+            if type(column) is RaggedView:
+                dtype = _TORCH_NAMES.get(column.dtype)
+                if dtype is None:
+                    memory: Any = column.memory
+                    self._path.append(name)
+                    raise self._refusal(memory, f" with dtype {column.dtype}; dequantise it first")
+                if type(column.memory) is torch.Tensor and not column.memory.is_cpu:
+                    # Only rows leave the device.
+                    column = end_to_end(values_of(column), column.row_splits)
+                    self.on_devices.append(column.memory)
+                self.items.append(Ragged(column, dtype, name))
+                nodes.append((Kind.JAGGED, dtype, len(column.shape), column.ragged_dim))
+                continue
+            self._path.append(name)
+            if isinstance(column, list):
+                self._rows(column)
+                nodes.append((Kind.NON_TENSOR_ROWS,))
+            else:
+                nodes.append(self._tensor(column))
+            self._path.pop()
+        return (Kind.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+
+    def _tensordict(self, td: TensorDictBase) -> Tree:
+        names = td.names if td.batch_dims else []
+        self._batch_size(td)
+        keys: list[str] = []
+        nodes: list[Tree] = []
+        for key, leaf in td.items():
+            if isinstance(leaf, TensorDictBase):
+                self._check_nested(key, leaf, td, names)
+            keys.append(key)
+            node = self._child(key, leaf)
+            if type(node) is not tuple:
+                self._path.append(key)
+                raise self._refusal(leaf, " as a leaf of a TensorDict")
+            nodes.append(node)
+        dims = tuple(names) if any(name is not None for name in names) else None
+        return (Kind.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
+
+    def _check_nested(
+        self, key: str, leaf: TensorDictBase, td: TensorDictBase, names: Sequence[Any]
+    ) -> None:
+        """No TensorDict can be built around a nested one of other rows or other dim names."""
+        dims = td.batch_dims
+        try:
+            inner: Any = dim_names(leaf)
+        except ValueError as error:  # the members of a lazy stack have different ones
+            inner = error
+        else:
+            if leaf.batch_size[:dims] == td.batch_size and inner[:dims] == list(names):
+                return
+        raise self._refused(
+            "row_mismatch",
+            f"expected batch size {list(td.batch_size)} and dim names {list(names)} in nested "
+            f"{key!r} too, found {list(leaf.batch_size)} and {inner}",
+        )
+
+    def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
+        members = self._members_of(stack)
+        try:
+            name = stack.names[stack.stack_dim] if members else None
+        except ValueError as error:  # its members have different ones
+            raise self._refused(
+                "row_mismatch", f"expected one name per dim, found {error}"
+            ) from error
+        return (Kind.LAZY_STACK, stack.stack_dim, name, *members)
+
+    def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
+        if self._stacks == MAX_STACKS:
+            raise self._refused(
+                "too_deep", f"expected at most {MAX_STACKS} stacks in each other, found more"
+            )
+        self._stacks += 1
+        members = [self._child(i, member) for i, member in enumerate(stack.tensordicts)]
+        self._stacks -= 1
+        return members
+
+    def _non_tensor_data(self, data: NonTensorData) -> Tree:
+        self._batch_size(data)
+        return (Kind.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
+
+    def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
+        payloads = payloads_of_stack(stack)
+        if payloads is not None:
+            self._rows(payloads)
+            return (Kind.NON_TENSOR_ROWS,)
+        members = self._members_of(stack)
+        return (Kind.NON_TENSOR_STACK, stack.stack_dim, *members)
+
+    def _batch_size(self, td: Any) -> None:
+        batch_size: torch.Size = td.batch_size
+        if batch_size.numel() > MAX_UNBACKED_ROWS:
+            self.unbacked.append((self._where(), batch_size.numel()))
+        self.items += batch_size
+
+
+_REMEDY = (
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type, or pass allow_pickle=True on both sides"
+)
+
+TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def _listed(description: Any) -> Any:
+    """A description of a numpy dtype as documents hold it: msgpack is strict about tuples."""
+    return [_listed(part) for part in description] if type(description) is tuple else description
+
+
+_HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
+    dict: Lowering._dict,
+    tuple: Lowering._tuple,
+    bytes: Lowering._bytes,
+    complex: lambda _, v: [TAGS[Kind.COMPLEX], v.real, v.imag],
+    set: Lowering._set,
+    frozenset: Lowering._set,
+    range: lambda _, v: [TAGS[Kind.RANGE], v.start, v.stop, v.step],
+    slice: Lowering._slice,
+    np.ndarray: Lowering._array,
+    np.memmap: Lowering._array,
+    torch.Size: lambda _, v: [TAGS[Kind.SIZE], *v],
+    torch.dtype: lambda _, v: [TAGS[Kind.DTYPE], str(v).removeprefix("torch.")],
+    torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
+    Columns: Lowering._columns,
+    **dict.fromkeys(LIST_TYPES, Lowering._list),
+    **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),
+    LazyStackedTensorDict: Lowering._lazy_stack,
+    NonTensorData: Lowering._non_tensor_data,
+    NonTensorStack: Lowering._non_tensor_stack,
+}
+
+# Types of which there are too many to list; the handlers look closer.
+_BASES: tuple[tuple[type, Callable[[Lowering, Any], Tree]], ...] = (
+    (torch.Tensor, Lowering._tensor),
+    (np.generic, Lowering._scalar),
+)

@@ -1,0 +1,680 @@
+"""The schema of a message: what stays the same from batch to batch. No torch, no numpy.
+
+A schema is a tree of *nodes*. Each kind of node has a *form*: fields that stand in the schema,
+numbers that stand in the message's array of numbers, and children. The schema fixes how many
+numbers and values there are, and so where those of each node are: a node knows the index of its
+first.
+
+A schema is known by its bytes. What was made of them depends on nothing else, so it is kept for
+the next message that has the same ones.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgpack
+
+from jagcodec.errors import WireFormatError, brief, child_path
+from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, list_of
+from jagcodec.wire.spec import (
+    BITS,
+    COMPRESSED_LAYOUTS,
+    INTEGER_DTYPES,
+    MAX_DEPTH,
+    MAX_NDIM,
+    MAX_UNBACKED_ROWS,
+    PLAIN,
+    STORED_WIDTHS,
+    TORCH_DTYPES,
+    Kind,
+)
+
+T = TypeVar("T")
+
+_MAX_LEVELS = MAX_DEPTH + 4
+"""Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
+
+
+class Node:
+    """One node of a schema.
+
+    Attributes:
+        kind: Which form it has.
+        fields: What the form says stands in the schema, checked.
+        children: The nodes in it.
+        number: Index of the first of its numbers.
+        value: Index of the first value in it.
+        itemsize: Of a tensor: bytes per cell as wide as its dtype.
+    """
+
+    __slots__ = ("children", "fields", "itemsize", "kind", "number", "value")
+
+    def __init__(self, kind: Kind, fields: list[Any], number: int, value: int) -> None:
+        self.kind = kind
+        self.fields = fields
+        self.number = number
+        self.value = value
+        self.children: Sequence[Node] = ()
+        self.itemsize = 0
+
+
+class Group(NamedTuple):
+    """A ragged group: rows that columns share.
+
+    From two rows on, their int64 offsets (rows + 1 of them) lie at a place; `min` and `max` say it
+    all of fewer.
+    """
+
+    buffer: int
+    offset: int
+    rows: int
+    min: int
+    max: int
+
+
+# --- checks of fields --------------------------------------------------------------------------
+
+
+def _rank(value: Any) -> None:
+    expect(type(value) is int and 0 <= value <= MAX_NDIM, "bad_record", "a rank", value)
+
+
+def _ragged_dim(value: Any) -> None:
+    expect(type(value) is int and 1 <= value <= MAX_NDIM, "bad_record", "a ragged dim", value)
+
+
+def _dim(value: Any) -> None:
+    count(value, "a stack dim")
+
+
+def _flag(value: Any) -> None:
+    expect(type(value) is bool, "bad_record", "a bool", value)
+
+
+def _name(value: Any) -> None:
+    expect(type(value) is str, "bad_record", "a name", value)
+
+
+def _name_or_nil(value: Any) -> None:
+    expect(value is None or type(value) is str, "bad_record", "a dim name or nil", value)
+
+
+def _dim_names(value: Any) -> None:
+    if value is None:
+        return
+    given = [name for name in list_of(value, "dim names") if name is not None]
+    for name in given:
+        _name(name)
+    expect(len(set(given)) == len(given), "bad_record", "distinct dim names", value)
+
+
+def _keys(value: Any) -> None:
+    for key in list_of(value, "keys"):
+        expect(type(key) is str, "bad_record", "a string key", key)
+    expect(len(set(value)) == len(value), "bad_record", "every key once", value)
+
+
+def _torch_dtype(value: Any) -> None:
+    known = type(value) is str and value in TORCH_DTYPES
+    expect(known, "unknown_dtype", "a torch dtype of the table", value)
+
+
+def _array_dtype(value: Any) -> None:
+    numpy_itemsize(value)
+    expect(not has_object(value), "unknown_dtype", "a dtype without objects", value)
+
+
+def _struct_dtype(value: Any) -> None:
+    numpy_itemsize(value)
+    struct = type(value) is list and value[0] == "struct"
+    expect(struct, "unknown_dtype", "a structured dtype", value)
+
+
+def _layout(value: Any) -> None:
+    known = type(value) is str and value in COMPRESSED_LAYOUTS
+    expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
+
+
+# --- forms -------------------------------------------------------------------------------------
+
+ANY, PER_KEY = -1, -2
+"""How many children: any number, or one for each key, which are the last field."""
+
+
+class Form(NamedTuple):
+    """What a kind of node is made of.
+
+    Attributes:
+        fields: Names and checks of what stands in the schema.
+        numbers: Names of its numbers; ``"*"`` stands for as many dims as the field "rank" says.
+        children: How many, or `ANY` or `PER_KEY`.
+    """
+
+    fields: dict[str, Callable[[Any], None]]
+    numbers: tuple[str, ...]
+    children: int
+
+
+_PLACE = ("buffer", "offset")
+_CELLS = (*_PLACE, "stored")
+_DOCUMENTS = (*_PLACE, "size", "group")
+
+FORMS: dict[Kind, Form] = {
+    Kind.TUPLE: Form({}, (), ANY),
+    Kind.LIST: Form({}, (), ANY),
+    Kind.MAP: Form({"keys": _keys}, (), PER_KEY),
+    Kind.DICT: Form({}, (), ANY),
+    Kind.SLICE: Form({}, (), 3),
+    Kind.BYTES: Form({}, (*_PLACE, "size"), 0),
+    Kind.ARRAY: Form({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
+    Kind.OBJECT_ARRAY: Form({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
+    Kind.FIELD_ARRAY: Form({"dtype": _struct_dtype, "rank": _rank}, ("*",), ANY),
+    Kind.SCALAR: Form({}, (), 1),
+    Kind.TENSOR: Form({"dtype": _torch_dtype, "rank": _rank}, (*_CELLS, "*"), 0),
+    Kind.JAGGED: Form(
+        {"dtype": _torch_dtype, "rank": _rank, "ragged_dim": _ragged_dim},
+        (*_CELLS, "group", "*"),
+        0,
+    ),
+    Kind.STRIDED_NESTED: Form(
+        {"dtype": _torch_dtype, "rank": _rank},
+        (*_PLACE, "cells", "sizes_buffer", "sizes_offset", "components"),
+        0,
+    ),
+    Kind.SPARSE_COO: Form({"rank": _rank}, ("coalesced", "*"), 2),
+    Kind.SPARSE_COMPRESSED: Form({"layout": _layout, "rank": _rank}, ("*",), 3),
+    Kind.TENSOR_VIEWS: Form(
+        {"dtype": _torch_dtype, "rank": _rank},
+        (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
+        0,
+    ),
+    Kind.TENSORDICT: Form({"rank": _rank, "names": _dim_names, "keys": _keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form({"stack_dim": _dim, "dim_name": _name_or_nil}, (), ANY),
+    Kind.NON_TENSOR_DATA: Form({"rank": _rank}, ("*",), 1),
+    Kind.NON_TENSOR_ROWS: Form({}, _DOCUMENTS, 0),
+    Kind.NON_TENSOR_STACK: Form({"stack_dim": _dim}, (), ANY),
+    Kind.USER: Form({"name": _name}, (), 1),
+}
+
+
+def _number_count(form: Form, fields: list[Any]) -> int:
+    if not form.numbers or form.numbers[-1] != "*":
+        return len(form.numbers)
+    rank: int = fields[list(form.fields).index("rank")]
+    return len(form.numbers) - 1 + rank
+
+
+# --- schemas -----------------------------------------------------------------------------------
+
+
+class Schema:
+    """A checked schema.
+
+    Attributes:
+        root: The node of the message's value.
+        numbers: How many numbers its nodes have.
+        values: How many values.
+        nodes: Those that have numbers, in the order of their numbers.
+        weight: About how many bytes of memory it takes.
+    """
+
+    __slots__ = ("nodes", "numbers", "root", "values", "weight")
+
+    def __init__(self, data: bytes) -> None:
+        """Read and check a schema.
+
+        Raises:
+            WireFormatError: It is not one.
+        """
+        self.numbers = 0
+        self.values = 0
+        self.nodes: list[Node] = []
+        self.weight = 32 * len(data)
+        self.root = self._node(unpack_plain(data, "schema"), 0)
+
+    def _node(self, item: Any, depth: int) -> Node:
+        self.weight += 160
+        if item is None:
+            node = Node(Kind.VALUE, [], self.numbers, self.values)
+            self.values += 1
+            return node
+        if type(item) is not list or not item or type(item[0]) is not int:
+            raise fail("bad_record", f"expected a node, found {brief(item)}")
+        if depth > _MAX_LEVELS:
+            raise fail("too_deep", f"expected at most {_MAX_LEVELS} levels, found more")
+        form = _FORMS_BY_CODE.get(item[0])
+        if form is None:
+            raise fail(
+                "unknown_kind",
+                f"expected a known kind of node, found {item[0]}; "
+                "the sender may be newer than this reader",
+            )
+        ends = 1 + len(form.fields)
+        fields, children = item[1:ends], item[ends:]
+        kind = Kind(item[0])
+        if len(fields) != len(form.fields):
+            raise fail(
+                "bad_record",
+                f"expected {len(form.fields)} fields of {kind.name}, found {brief(fields)}",
+            )
+        for check, field in zip(form.fields.values(), fields, strict=True):
+            check(field)
+        _check_form(kind, form, fields, len(children))
+        node = Node(kind, fields, self.numbers, self.values)
+        own = _number_count(form, fields)
+        if own:
+            self.nodes.append(node)
+            self.numbers += own
+        if "dtype" in form.fields and type(fields[0]) is str:
+            node.itemsize = TORCH_DTYPES.get(fields[0], 0)
+        nodes: list[Node] = []
+        node.children = nodes
+        for i, child in enumerate(children):
+            try:
+                nodes.append(self._node(child, depth + 1))
+            except WireFormatError as error:
+                raise inside(error, child_step(node, i)) from error
+        return node
+
+
+def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
+    wanted = form.children
+    if wanted == PER_KEY:
+        wanted = len(fields[-1])
+    elif kind == Kind.FIELD_ARRAY:
+        wanted = len(fields[0][3])
+    if wanted not in (ANY, children):
+        raise fail("bad_record", f"expected {wanted} children of {kind.name}, found {children}")
+    if kind == Kind.DICT and children % 2:
+        raise fail("bad_record", f"expected keys and values in turn, found {children}")
+    if kind == Kind.JAGGED and fields[2] > fields[1]:
+        raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
+    if kind == Kind.TENSORDICT and fields[1] is not None and len(fields[1]) != fields[0]:
+        raise fail("bad_record", f"expected {fields[0]} dim names, found {brief(fields[1])}")
+    if kind == Kind.LAZY_STACK and fields[1] is not None and not children:
+        raise fail("bad_record", f"expected members for the dim name, found {brief(fields[1])}")
+    if kind == Kind.TENSOR_VIEWS and not fields[1]:
+        raise fail("bad_record", "expected views of rows, found rank 0")
+
+
+_FORMS_BY_CODE = {int(kind): form for kind, form in FORMS.items()}
+
+
+def child_step(node: Node, child: int) -> Any:
+    """The step of a path from a node to one of its children: a key, or ``None`` for no step."""
+    if node.kind in (Kind.MAP, Kind.TENSORDICT):
+        return node.fields[-1][child]
+    if node.kind in (Kind.TUPLE, Kind.LIST, Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
+        return child
+    if node.kind == Kind.FIELD_ARRAY:
+        return node.fields[0][3][child][0]
+    return None
+
+
+def inside(error: WireFormatError, step: Any) -> WireFormatError:
+    """An error with a step put in front of its path: a key, an index, or None for nothing."""
+    if step is None:
+        return error
+    rest = error.path.removeprefix("$")
+    path = f"$[{step}]" if type(step) is int else child_path("$", step)
+    return WireFormatError(error.reason, f"{path}{rest}", error.detail)
+
+
+def unpack_plain(data: bytes, path: str) -> Any:
+    """Msgpack's own types out of bytes that a stranger chose.
+
+    Raises:
+        WireFormatError: It is not one whole msgpack object of such types.
+    """
+    try:
+        walk(data)
+        return msgpack.unpackb(data, strict_map_key=True, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise not_msgpack(error, path) from error
+
+
+def not_msgpack(error: Exception, path: str) -> WireFormatError:
+    """What to say of bytes that msgpack does not take."""
+    text = str(error) or type(error).__name__
+    return fail(
+        "bad_header",
+        f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
+        path=path,
+    )
+
+
+# Below this size unpacking allocates half a megabyte at most on the word of forged counts.
+_TRUSTED_SIZE = 512
+
+
+def walk(data: bytes) -> None:
+    """See that the counts in msgpack bytes have bytes behind them, without building anything.
+
+    msgpack allocates a list as soon as it reads its count.
+    """
+    if len(data) > _TRUSTED_SIZE:
+        scanner = msgpack.Unpacker(max_buffer_size=len(data))
+        scanner.feed(data)
+        scanner.skip()
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+
+class Places:
+    """The buffers of a message, as its numbers are checked against them."""
+
+    def __init__(self, sizes: Sequence[int], header_bytes: int) -> None:
+        self.sizes = sizes
+        self.payload = sum(sizes)
+        self.left = self.payload  # what no value has claimed yet
+        self.field_bytes = 64 * (1024 + header_bytes + self.payload)
+
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """See that `size` bytes lie at a place, and that all values together fit the payload.
+
+        Nothing lies anywhere, so 0 bytes need no buffer.
+        """
+        if size == 0:
+            return
+        if buffer >= len(self.sizes):
+            raise fail(
+                "out_of_bounds",
+                f"expected a buffer below {len(self.sizes)}, found buffer {buffer}",
+                path=path,
+            )
+        if offset + size > self.sizes[buffer]:
+            raise fail(
+                "out_of_bounds",
+                f"expected {size} bytes at {offset} of buffer {buffer}, "
+                f"found a buffer of {self.sizes[buffer]}",
+                path=path,
+            )
+        self.left -= size
+        if self.left < 0:
+            raise fail(
+                "out_of_bounds",
+                f"expected values that do not overlap, found more bytes of them than the "
+                f"{self.payload} of the payload",
+                path=path,
+            )
+
+
+def check_groups(groups: Sequence[Group], places: Places) -> None:
+    """Check what the numbers say of the ragged groups."""
+    for i, group in enumerate(groups):
+        path = f"ragged group {i}"
+        if group.min > group.max:
+            raise fail("bad_offsets", f"expected min <= max, found {list(group[3:])}", path=path)
+        if group.rows > 1:
+            places.claim(group.buffer, group.offset, 8 * (group.rows + 1), path)
+        elif group.min < group.max or group.max > 0 == group.rows:
+            expected = "one length of one row" if group.rows else "0 without rows"
+            raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
+
+
+def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: Places) -> None:
+    """Check every number of every node: what passed points inside the buffers of its message.
+
+    None of them is negative; that was seen to before.
+
+    Raises:
+        WireFormatError: A place is outside its buffer, or values claim more than there is.
+    """
+    sizes = places.sizes
+    for node in schema.nodes:
+        kind, i = node.kind, node.number
+        if kind is Kind.JAGGED or kind is Kind.TENSOR:
+            # Most nodes. What is sound at first sight, as most are, takes no call.
+            size = node.itemsize
+            first = i + 3
+            if kind is Kind.JAGGED:
+                if numbers[first] >= groups:
+                    raise _failed(schema, node, _no_group(numbers[first], groups))
+                first += 1
+            for dim in numbers[first : first + node.fields[1]]:
+                size *= dim
+            buffer = numbers[i]
+            if (
+                size
+                and numbers[i + 2] == PLAIN
+                and buffer < len(sizes)
+                and numbers[i + 1] + size <= sizes[buffer]
+                and size <= places.left
+            ):
+                places.left -= size
+                continue
+        try:
+            _check_node(node, numbers, groups, places)
+        except WireFormatError as error:
+            raise _failed(schema, node, error) from error
+
+
+def _no_group(group: int, groups: int) -> WireFormatError:
+    return fail("bad_record", f"expected a ragged group below {groups}, found {group}")
+
+
+def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places) -> None:
+    kind, i = node.kind, node.number
+    form = FORMS[kind]
+    count = _number_count(form, node.fields)
+    own = list(numbers[i : i + count])
+    shape = own[len(form.numbers) - 1 :] if form.numbers[-1] == "*" else []
+    cells = cells_of(shape)
+    if kind in (Kind.TENSOR, Kind.JAGGED):
+        places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
+    elif kind is Kind.ARRAY:
+        size = cells * numpy_itemsize(node.fields[0])
+        expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
+        places.claim(own[0], own[1], size)
+    elif kind is Kind.BYTES:
+        places.claim(*own)
+    elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
+        places.claim(*own[:3])
+        if own[3] >= groups:
+            raise _no_group(own[3], groups)
+    elif kind is Kind.TENSOR_VIEWS:
+        places.claim(own[0], own[1], cells * node.itemsize)
+        places.claim(own[2], own[3], 16 * own[4])
+    elif kind is Kind.STRIDED_NESTED:
+        places.claim(own[0], own[1], own[2] * node.itemsize)
+        rank = node.fields[1]
+        if not rank and own[5] != own[2]:
+            # Without dims every component is one cell, and no byte of sizes vouches for them.
+            raise fail("bad_value", f"expected {own[2]} components without dims, found {own[5]}")
+        places.claim(own[3], own[4], 8 * rank * own[5])
+    elif kind is Kind.SPARSE_COO:
+        expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])
+    elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
+        # A dim of 0 makes a large one beside it no smaller.
+        rows = 1
+        for dim in shape:
+            rows *= dim or 1
+        if rows > MAX_UNBACKED_ROWS and rows > places.payload:
+            raise fail(
+                "bad_rows",
+                f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
+                f"found batch size {brief(shape)} over {places.payload} bytes",
+            )
+    elif kind is Kind.FIELD_ARRAY:
+        # The fields are sent, the array's own bytes are not: gaps must not be believed.
+        places.field_bytes -= cells * numpy_itemsize(node.fields[0])
+        if places.field_bytes < 0:
+            raise fail("out_of_bounds", "expected fields, found mostly gaps between them")
+
+
+def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:
+    """The error with the path to its node, which is looked for only now."""
+    for step in reversed(_steps(schema.root, node) or []):
+        error = inside(error, step)
+    return error
+
+
+def _steps(root: Node, target: Node) -> list[Any] | None:
+    if root is target:
+        return []
+    for i, child in enumerate(root.children):
+        steps = _steps(child, target)
+        if steps is not None:
+            return [child_step(root, i), *steps]
+    return None
+
+
+# --- dtypes ------------------------------------------------------------------------------------
+
+_NUMPY_DTYPE = re.compile(
+    r"(?P<bool>\|b1)|\|[iu]1|[<>][iu](?:2|4|8)|[<>]f(?:2|4|8)|[<>]c(?:8|16)"
+    r"|[<>][mM]8(?:\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+    r"|\|[SV]\d{1,10}|[<>]U\d{1,10}"
+)
+# long double has one name in numpy and two formats in the world
+_LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
+
+
+def stored_size(dtype: str, stored: int, cells: int) -> int:
+    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says.
+
+    Raises:
+        WireFormatError: Cells of this dtype are not stored that way.
+    """
+    itemsize = TORCH_DTYPES[dtype]
+    if stored == PLAIN:
+        return cells * itemsize
+    if dtype in INTEGER_DTYPES:
+        if stored == BITS:
+            return (cells + 7) // 8
+        width, signed = STORED_WIDTHS.get(stored, (itemsize, False))
+        if width < itemsize and not (signed and dtype.startswith(("u", "b"))):
+            return cells * width
+    raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {stored}")
+
+
+def numpy_itemsize(dtype: Any, depth: int = 0) -> int:
+    """Bytes per element of a numpy dtype as the wire describes it.
+
+    A string is numpy's own (``<f4``, ``|S8``, ``<M8[ns]``) or a long double's name;
+    ``["sub", dtype, shape]`` and ``["struct", itemsize, aligned, [[name, title, offset, dtype]]]``
+    nest. ``|O`` counts as a pointer: it occurs only in the fields of a FIELD_ARRAY.
+
+    Raises:
+        WireFormatError: The description is none of these.
+    """
+    if type(dtype) is str:
+        if dtype in _LONG_DOUBLES:
+            return _LONG_DOUBLES[dtype]
+        if dtype == "|O":
+            return 8
+        if _NUMPY_DTYPE.fullmatch(dtype) is None:
+            raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
+        digits = re.match(r"\d+", dtype[2:])
+        size = int(digits.group()) if digits else 0
+        return size * 4 if dtype[1] == "U" else size
+    expect(depth <= MAX_DEPTH, "too_deep", "a shallower dtype", "more levels")
+    if type(dtype) is list and len(dtype) == 3 and dtype[0] == "sub":
+        return cells_of(dtype[2]) * numpy_itemsize(dtype[1], depth + 1)
+    if type(dtype) is list and len(dtype) == 4 and dtype[0] == "struct":
+        _, itemsize, aligned, fields = dtype
+        itemsize = count(itemsize, "an item size")
+        expect(type(aligned) is bool, "bad_record", "a bool", aligned)
+        for field in list_of(fields, "fields"):
+            expect(type(field) is list and len(field) == 4, "bad_record", "a field", field)
+            name, title, offset, inner = field
+            expect(type(name) is str, "bad_record", "a field name", name)
+            expect(title is None or type(title) is str, "bad_record", "a field title", title)
+            end = count(offset, "a field offset") + numpy_itemsize(inner, depth + 1)
+            expect(end <= itemsize, "out_of_bounds", f"a field within {itemsize} bytes", end)
+        return itemsize
+    raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
+
+
+def has_object(dtype: Any) -> bool:
+    """Whether a (checked) numpy dtype description holds Python objects."""
+    if type(dtype) is str:
+        return dtype == "|O"
+    if dtype[0] == "sub":
+        return has_object(dtype[1])
+    return any(has_object(field[3]) for field in dtype[3])
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+class _Entry(Generic[T]):
+    __slots__ = ("size", "used", "value")
+
+    def __init__(self, value: T, size: int) -> None:
+        self.value = value
+        self.size = size
+        self.used = False
+
+
+class Table(Generic[T]):
+    """What was made of schemas: bounded in entries and in bytes, and safe to share by threads.
+
+    An entry that was asked for again since the table was last full stays; of the others the oldest
+    makes way. So a stranger with ever new schemas only pushes out what nobody asks for.
+    """
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._most_entries = entries
+        self._most_bytes = size
+        self._bytes = 0
+        self._entries: dict[Any, _Entry[T]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: Any) -> T | None:
+        """What was kept under a key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.used = True
+        return entry.value
+
+    def keep(self, key: Any, value: T, size: int) -> None:
+        """Keep a value that takes about `size` bytes."""
+        with self._lock:
+            if key in self._entries or size > self._most_bytes:
+                return
+            while len(self._entries) >= self._most_entries or self._bytes + size > self._most_bytes:
+                oldest = next(iter(self._entries))
+                entry = self._entries.pop(oldest)
+                if entry.used:
+                    entry.used = False
+                    self._entries[oldest] = entry
+                else:
+                    self._bytes -= entry.size
+            self._entries[key] = _Entry(value, size)
+            self._bytes += size
+
+
+MOST_SCHEMAS = 256
+"""How many schemas a table keeps."""
+
+MOST_BYTES = 8 << 20
+"""How much memory a table of schemas takes, at most."""
+
+LARGEST_KEPT = 64 * 1024
+"""Bytes of the largest schema that is kept."""
+
+_schemas: Table[Schema] = Table(MOST_SCHEMAS, MOST_BYTES)
+
+
+def read_schema(data: bytes) -> Schema:
+    """The schema of these bytes, read or looked up.
+
+    Raises:
+        WireFormatError: They are not one.
+    """
+    known = _schemas.find(data)
+    if known is None:
+        known = Schema(data)
+        if len(data) <= LARGEST_KEPT:
+            _schemas.keep(data, known, known.weight)
+    return known
