@@ -37,7 +37,7 @@ from jagcodec.ragged.views import (
     parts_of_rectangle,
     read_lengths,
 )
-from jagcodec.rowcopy import Copy, Pad, cells_alone, copy_all, pad_all
+from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.decoder import usable_device
 from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lazy import WireBatch
@@ -283,7 +283,7 @@ def _filled(
         if task is None:
             pass  # no cells, and so no bytes of the message
         elif fresh:
-            copies.append(cells_alone(task))
+            copies.append(rows_only(task))
         else:
             pads.append(task)
     tasks: list[Copy | Pad] = [*copies, *pads]

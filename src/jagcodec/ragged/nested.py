@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
 
-from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import Staging
 from jagcodec.memory.tensor_bytes import IntArray, sent
@@ -58,7 +57,7 @@ def splits_of_lengths(lengths: IntArray) -> RowSplits:
     """Row splits from (N,) lengths, none of them negative; aliases them where they lie in order."""
     if not lengths.flags.c_contiguous:
         lengths = np.ascontiguousarray(lengths)
-    host, low, high = rowcopy.sums(lengths)
+    host, low, high = _sums(lengths)
     return RowSplits(host, lengths, int(host[-1]), low, high)
 
 
@@ -66,10 +65,33 @@ def splits_of_offsets(host: IntArray) -> RowSplits | None:
     """Row splits over (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
     if not len(host):
         return None
-    lengths, low, high, rising = rowcopy.differences(host)
+    lengths, low, high, rising = _differences(host)
     if not rising or host[0]:
         return None
     return RowSplits(host, lengths, int(host[-1]), low, high)
+
+
+def _sums(lengths: IntArray) -> tuple[IntArray, int, int]:
+    """(N,) lengths to (N + 1,) offsets from 0 on, and the least and the greatest length.
+
+    Sums past 2**63 wrap around; without lengths, both extremes are 0.
+    """
+    offsets: IntArray = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets, *_extremes(lengths)
+
+
+def _differences(offsets: IntArray) -> tuple[IntArray, int, int, bool]:
+    """The inverse: lengths, extremes, and whether no offset is below the one before it.
+
+    Otherwise the differences may have wrapped around.
+    """
+    lengths: IntArray = offsets[1:] - offsets[:-1]
+    return lengths, *_extremes(lengths), bool((offsets[1:] >= offsets[:-1]).all())
+
+
+def _extremes(numbers: IntArray) -> tuple[int, int]:
+    return (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
 
 
 def is_jagged(value: object) -> bool:
@@ -272,7 +294,7 @@ def take_apart(
 
 def _read(offsets: torch.Tensor, staging: Staging | None) -> ReadOffsets:
     host = _host(_on_host(offsets, staging))
-    lengths, _, _, rising = rowcopy.differences(host)
+    lengths, _, _, rising = _differences(host)
     return ReadOffsets(offsets, host, lengths, rising and bool(host[0] >= 0))
 
 

@@ -29,7 +29,8 @@ from jagcodec.memory.tensor_bytes import (
     together,
 )
 from jagcodec.ragged.nested import Parts, Raggedness, RowSplits, splits_of_lengths
-from jagcodec.rowcopy import Copy, Pad, Starts, Unwritten
+from jagcodec.rowcopy import Copy, Pad, Starts
+from jagcodec.wire.frames import Unwritten
 
 # --- jagged -> jagged --------------------------------------------------------------------------
 

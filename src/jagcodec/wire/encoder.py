@@ -37,9 +37,10 @@ from jagcodec.ragged.nested import (
 )
 from jagcodec.ragged.non_tensor import dim_names, leaf_of_rows, payloads_of_stack
 from jagcodec.ragged.views import Strip, compact_values, packed
-from jagcodec.rowcopy import Unwritten, copy_all
+from jagcodec.rowcopy import copy_all
 from jagcodec.wire import numpy_dtypes, records
 from jagcodec.wire.checks import check_distinct
+from jagcodec.wire.frames import Unwritten
 from jagcodec.wire.header import HeaderWriter, child_path
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.registry import registered_name, state_of

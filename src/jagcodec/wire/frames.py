@@ -20,7 +20,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, are_apart
-from jagcodec.rowcopy import Unwritten, copy_all
+from jagcodec.rowcopy import Copy, copy_all
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 
 PREAMBLE = struct.Struct("<8sIIQ")
@@ -28,6 +28,20 @@ PREAMBLE = struct.Struct("<8sIIQ")
 
 # msgpack's extensions, and so the value tree, end at 4 GiB.
 _MAX_HEADER = 1 << 33
+
+
+class Unwritten:
+    """Rows in CPU memory that are still to be put together, straight where they are wanted.
+
+    Attributes:
+        nbytes: Of the rows.
+    """
+
+    nbytes: int
+
+    def copy_to(self, out: ByteArray) -> Copy:
+        """What puts them into `out`, memory that is just as large."""
+        raise NotImplementedError
 
 
 def buffer_bytes(buffer: Any, path: str) -> ByteArray:
