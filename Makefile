@@ -67,8 +67,8 @@ guard: $(VENV)-bench/.bench
 COMPILED  = rowcopy/_kernel wire/_batch
 SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
+SUFFIX    = abi3.so
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
-SUFFIX    = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 
 sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED)
@@ -77,7 +77,7 @@ sanitize: $(VENV)/.dev
 	rm -f $(addprefix $(SANITIZED)/jagcodec/,rowcopy/*.so wire/*.so)
 	for module in $(COMPILED); do \
 		$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
-			src/jagcodec/$$module.c -o $(SANITIZED)/jagcodec/$$module$(SUFFIX) || exit 1; \
+			src/jagcodec/$$module.c -o $(SANITIZED)/jagcodec/$$module.$(SUFFIX) || exit 1; \
 	done
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \

@@ -7,12 +7,10 @@
              pads already
 
 All memory was written before ("warm"), so that no page is new. memcpy and memset are numpy's
-`copyto` and `fill`, in one thread. The torch backend is there for accelerators and autograd;
-``--backends torch`` times it on the CPU, where it is many times slower. The players take turns, so
-that a slow moment of the machine hits all of them; times are medians, and ratios the medians of
-each run over the floor's next to it. "best" is the fastest run over the floor's fastest, which a
-busy machine disturbs less. Every result is compared with one made by plain slices, after
-the clock stopped.
+`copyto` and `fill`, in one thread. The players take turns, so that a slow moment of the machine
+hits all of them; times are medians, and ratios the medians of each run over the floor's next to it.
+"best" is the fastest run over the floor's fastest, which a busy machine disturbs less. Every result
+is compared with one made by plain slices, after the clock stopped.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     if rowcopy.backend().missing is not None:
         print(f"no compiled backend: {rowcopy.backend().missing}")
-    every: list[rowcopy.Name] = ["compiled", "numpy", "torch"]
+    every: list[rowcopy.Name] = ["compiled", "numpy"]
     backends = [name for name in every if name in (options.backends or _installed())]
     print(f"{torch.get_num_threads()} threads at most, medians of {options.runs} runs in turn")
     print(f"{'rows x width':14}{'task':12}{'floor us':>10}", end="")

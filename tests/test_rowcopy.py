@@ -1,12 +1,14 @@
-"""Every backend of the row copies against rows of plain bytes; then what only the compiled has."""
+"""Row copies against rows of plain bytes, by every backend; then what only the compiled has."""
 
 import importlib.util
-import itertools
 import math
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +25,16 @@ from jagcodec import (
     pack_jagged_fields,
     rowcopy,
 )
-from jagcodec.rowcopy import numpy_kernel
+from jagcodec.rowcopy import numpy_kernel, torch_ops
 
 try:
     from jagcodec.rowcopy import _kernel as compiled
 except ImportError:
     compiled = None
 needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
-BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy", "torch"]
+BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy"]
+# The torch ops are for accelerators and autograd, but they do the same on the CPU.
+WAYS = [*BACKENDS, "torch_ops"]
 KERNELS = [
     pytest.param(compiled, marks=needs_compiled, id="compiled"),
     pytest.param(numpy_kernel, id="numpy"),
@@ -57,11 +61,13 @@ def backend(request):
     rowcopy.use_backend(former)
 
 
-def using(name, function, *args, **options):
+def using(way, function, *args, **options):
     """Hypothesis reruns a test's body, not its fixtures; so each call chooses for itself."""
-    former = rowcopy.use_backend(name)
+    if way == "torch_ops":
+        return getattr(torch_ops, function)(*args, **options)
+    former = rowcopy.use_backend(way)
     try:
-        return function(*args, **options)
+        return getattr(rowcopy, function)(*args, **options)
     finally:
         rowcopy.use_backend(former)
 
@@ -112,7 +118,7 @@ def split(rows):
     return ints([a for a, _ in rows]), ints([n for _, n in rows])
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", WAYS)
 @given(st.data())
 def test_gather_puts_rows_end_to_end(name, data):
     memory, count, dtype, trailing, size = data.draw(sources())
@@ -122,50 +128,50 @@ def test_gather_puts_rows_end_to_end(name, data):
     starts, lengths = split(rows)
     shape = (sum(n for _, n in rows), *trailing)
 
-    result = using(name, rowcopy.gather, cells, starts, lengths)
+    result = using(name, "gather", cells, starts, lengths, None)
     assert (raw(result), result.dtype, tuple(result.shape)) == (expected, dtype, shape)
     assert result.is_contiguous()
 
     out = tensor(b"\x5a" * len(expected), dtype, shape)
-    assert using(name, rowcopy.gather, cells, starts, lengths, out) is out
+    assert using(name, "gather", cells, starts, lengths, out) is out
     assert raw(out) == expected
     memory_out = torch.empty(len(expected), dtype=torch.uint8)
-    assert using(name, rowcopy.gather, cells, starts, lengths, memory_out) is memory_out
+    assert using(name, "gather", cells, starts, lengths, memory_out) is memory_out
     assert raw(memory_out) == expected
     assert raw(cells) == memory
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", WAYS)
 @given(st.data())
 def test_pad_writes_every_byte_of_the_rectangle(name, data):
     memory, count, dtype, trailing, size = data.draw(sources())
     width = data.draw(st.integers(0, 8))
     rows = data.draw(runs(count, width))
-    leads = (
+    left_pad = (
         [data.draw(st.integers(0, width - n)) for _, n in rows]
         if data.draw(st.booleans())
         else None
     )
     kind = st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)
-    pattern = data.draw(st.just(bytes(dtype.itemsize)) | kind)
-    pad = pattern * (size // dtype.itemsize)
+    pad_bits = data.draw(st.just(bytes(dtype.itemsize)) | kind)
+    pad = pad_bits * (size // dtype.itemsize)
     expected = b"".join(
-        pad * lead + memory[a * size : (a + n) * size] + pad * (width - lead - n)
-        for (a, n), lead in zip(rows, leads or [0] * len(rows), strict=True)
+        pad * left + memory[a * size : (a + n) * size] + pad * (width - left - n)
+        for (a, n), left in zip(rows, left_pad or [0] * len(rows), strict=True)
     )
     cells = tensor(memory, dtype, (count, *trailing))
     starts, lengths = split(rows)
-    places = None if leads is None else ints(leads)
+    places = None if left_pad is None else ints(left_pad)
     for fresh in (False, True):
-        before = pattern * (len(expected) // dtype.itemsize) if fresh else b"\x5a" * len(expected)
+        before = pad_bits * (len(expected) // dtype.itemsize) if fresh else b"\x5a" * len(expected)
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        args = (cells, starts, lengths, out, places, pattern)
-        result = using(name, rowcopy.pad, *args, fresh=fresh)
+        args = (cells, starts, lengths, out, places, pad_bits)
+        result = using(name, "pad", *args, fresh=fresh)
         assert result.data_ptr() == out.data_ptr()
         assert (raw(result), result.shape) == (expected, out.shape)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", WAYS)
 @given(st.data())
 def test_scatter_leaves_what_lies_between_rows(name, data):
     memory, count, dtype, trailing, size = data.draw(sources())
@@ -183,7 +189,7 @@ def test_scatter_leaves_what_lies_between_rows(name, data):
         here += length * size
     values = tensor(memory, dtype, (count, *trailing))
     out = tensor(b"\x5a" * (at * size), dtype, (at, *trailing))
-    result = using(name, rowcopy.scatter, values, ints(lengths), out, ints(starts))
+    result = using(name, "scatter", values, ints(lengths), out, ints(starts))
     assert raw(result) == bytes(expected)
     assert result.data_ptr() == out.data_ptr()
 
@@ -198,10 +204,10 @@ def test_every_backend_does_the_tasks_of_a_batch(name, data):
         width = data.draw(st.integers(0, 8))
         rows = data.draw(runs(count, width))
         starts, lengths = split(rows)
-        pattern = data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
+        pad_bits = data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
         cells = [memory[a * size : (a + n) * size] for a, n in rows]
         source = np.frombuffer(memory, dtype=np.uint8)  # read-only, as of a message
-        pad = pattern * (size // dtype.itemsize)
+        pad = pad_bits * (size // dtype.itemsize)
         rectangle = b"".join(
             row + pad * (width - n) for row, (_, n) in zip(cells, rows, strict=True)
         )
@@ -209,10 +215,10 @@ def test_every_backend_does_the_tasks_of_a_batch(name, data):
         packed, padded = (np.full(len(b), 0x5A, np.uint8) for b in (b"".join(cells), rectangle))
         copies.append(rowcopy.Copy(packed, source, None, starts, lengths, size))
         copies.append(rowcopy.Copy(spread, source, width, starts, lengths, size))
-        pads.append(rowcopy.Pad(padded, source, starts, lengths, None, width, size, pattern))
+        pads.append(rowcopy.Pad(padded, source, starts, lengths, None, width, size, pad_bits))
         expected += [(packed, b"".join(cells)), (spread, rectangle), (padded, rectangle)]
-    using(name, rowcopy.copy_all, copies)
-    using(name, rowcopy.pad_all, pads)
+    using(name, "copy_all", copies)
+    using(name, "pad_all", pads)
     for found, wanted in expected:
         assert found.tobytes() == wanted
 
@@ -255,19 +261,19 @@ def test_gradients_flow_through_every_backend(backend):
 
     cells.grad = None
     out = torch.empty(3, 4)
-    pattern = np.float32(7).tobytes()
-    padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pattern)
+    pad_bits = np.float32(7).tobytes()
+    padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits)
     assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
     padded.sum().backward()
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
 
-@pytest.mark.parametrize("name", BACKENDS[:2])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_out_must_be_the_memory_that_is_written(name):
     cells = torch.arange(6)
     for out in (torch.empty(5, dtype=torch.int64), torch.empty(8, dtype=torch.int64)[::2]):
         with pytest.raises(ArgumentError, match="expected contiguous CPU memory of 32 bytes"):
-            using(name, rowcopy.gather, cells, ints([0]), ints([4]), out)
+            using(name, "gather", cells, ints([0]), ints([4]), out)
 
 
 # --- large batches -----------------------------------------------------------------------------
@@ -307,26 +313,26 @@ def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, lar
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
-@pytest.mark.parametrize("pattern", [bytes(8), bytes(range(8)), b"abc", bytes(range(16))], ids=len)
+@pytest.mark.parametrize("pad_bits", [bytes(8), bytes(range(8)), b"abc", bytes(range(16))], ids=len)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pattern, threads, large):
+def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pad_bits, threads, large):
     memory, _, _ = large
     rng = np.random.default_rng(1)
     cell, width, rows = 48, 1009, 400
     lengths = rng.integers(0, width + 1, rows)
     lengths[:3] = 0, width, 1
     starts = rng.integers(0, memory.size // cell - width, rows)
-    leads = rng.integers(0, width - lengths + 1)
+    left_pad = rng.integers(0, width - lengths + 1)
     source = memory.reshape(-1)[: memory.size // cell * cell]
-    pad = np.frombuffer(pattern * (cell // len(pattern)), dtype=np.uint8)
-    for places in (None, leads):
+    pad = np.frombuffer(pad_bits * (cell // len(pad_bits)), dtype=np.uint8)
+    for places in (None, left_pad):
         expected = np.tile(pad, (rows, width, 1))
         for row in range(rows):
             cells = source.reshape(-1, cell)[starts[row] : starts[row] + lengths[row]]
             first = 0 if places is None else places[row]
             expected[row, first : first + lengths[row]] = cells
         out = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-        kernel.pad([(out, source, starts, lengths, places, width, cell, pattern)], threads)
+        kernel.pad([(out, source, starts, lengths, places, width, cell, pad_bits)], threads)
         assert out.tobytes() == expected.tobytes()
 
 
@@ -341,15 +347,15 @@ def test_columns_of_a_batch_are_copied_together(kernel, threads):
         source = rng.integers(0, 256, (rows, width, cell), dtype=np.uint8)
         kept = [source[row, :n] for row, n in enumerate(lengths)]
         packed = np.concatenate([np.empty((0, cell), dtype=np.uint8), *kept])
-        pattern = bytes(rng.integers(1, 9, min(cell, 8), dtype=np.uint8))
+        pad_bits = bytes(rng.integers(1, 9, min(cell, 8), dtype=np.uint8))
         rectangle = np.empty((rows, width, cell), dtype=np.uint8)
-        rectangle[:] = np.frombuffer(pattern * (cell // len(pattern)), dtype=np.uint8)
+        rectangle[:] = np.frombuffer(pad_bits * (cell // len(pad_bits)), dtype=np.uint8)
         for row, n in enumerate(lengths):
             rectangle[row, :n] = source[row, :n]
         out, back = np.empty(packed.nbytes, np.uint8), np.empty(rectangle.nbytes, np.uint8)
         copies.append((out, source.reshape(-1), None, width, lengths, cell))
         starts = np.cumsum(lengths) - lengths
-        pads.append((back, out, starts, lengths, None, width, cell, pattern))
+        pads.append((back, out, starts, lengths, None, width, cell, pad_bits))
         expected.append((packed.tobytes(), rectangle.tobytes()))
     kernel.copy(copies, threads)
     kernel.pad(pads, threads)
@@ -369,61 +375,6 @@ def test_rows_may_begin_at_multiples_of_a_stride(kernel):
     assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 0, 1, 2, 99]
     kernel.pad([(out, cells, 4, lengths, ints([1, 0, 0]), 4, 1, b"x")], 1)
     assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@given(st.lists(st.integers(0, 2**40), max_size=9))
-def test_offsets_are_sums_and_lengths_their_differences(kernel, lengths):
-    sums = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    extremes = (min(lengths, default=0), max(lengths, default=0))
-    offsets, again = np.full(len(sums), -7), np.full(len(lengths), -7)
-    assert kernel.sums(ints(lengths), offsets) == extremes
-    assert offsets.tolist() == sums
-    assert kernel.differences(offsets, again) == (*extremes, True)
-    assert again.tolist() == lengths
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6))
-def test_offsets_that_fall_are_told_although_differences_wrap_around(kernel, offsets):
-    lengths = np.empty(len(offsets) - 1, dtype=np.int64)
-    low, high, rising = kernel.differences(ints(offsets), lengths)
-    assert rising == (sorted(offsets) == offsets)
-    wrapped = [(b - a + 2**63) % 2**64 - 2**63 for a, b in itertools.pairwise(offsets)]
-    assert lengths.tolist() == wrapped
-    assert (low, high) == (min(wrapped, default=0), max(wrapped, default=0))
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_lengths_below_zero_are_the_least(kernel):
-    offsets = np.empty(4, dtype=np.int64)
-    assert kernel.sums(ints([3, -2, 1]), offsets) == (-2, 3)
-    assert offsets.tolist() == [0, 3, 1, 2]
-
-
-MISFITS = {
-    "few sums": (ints([1, 2]), np.zeros(2, np.int64)),
-    "many sums": (ints([1, 2]), np.zeros(4, np.int64)),
-    "int32 sums": (ints([1, 2]), np.zeros(3, np.int32)),
-    "int32": (np.zeros(2, np.int32), np.zeros(3, np.int64)),
-    "strided": (ints([1, 9, 2, 9])[::2], np.zeros(3, np.int64)),
-    "matrix": (ints([[1, 2]]), np.zeros(3, np.int64)),
-    "list": ([1, 2], np.zeros(3, np.int64)),
-    "read-only": (ints([1, 2]), memoryview(np.zeros(3, np.int64)).toreadonly()),
-    "one": (ints([1, 2]),),
-}
-
-
-@needs_compiled
-@pytest.mark.parametrize("arguments", MISFITS.values(), ids=MISFITS)
-def test_numbers_that_do_not_fit_together_are_refused(arguments):
-    with pytest.raises((ValueError, TypeError, BufferError)):
-        compiled.sums(*arguments)
-    if isinstance(arguments[-1], np.ndarray):  # which is written here, and only read there
-        with pytest.raises((ValueError, TypeError, BufferError)):
-            compiled.differences(*arguments[::-1])
-    with pytest.raises((ValueError, BufferError)):
-        compiled.differences(ints([1, 2, 3]), memoryview(ints([1, 2])).toreadonly())
 
 
 def ends_of(row):
@@ -518,6 +469,7 @@ def test_ends_are_not_written_over_what_is_read():
         (numbers[:3], ints([7] * 3)),
         (ints([7] * 3), numbers[9:]),
         (numbers[:0], numbers[:0]),
+        (same := ints([7] * 3), same),
     ):
         task = (cells, 4, 4, 8, starts, lengths)
         if len(starts):
@@ -532,6 +484,42 @@ def test_ends_are_not_written_over_what_is_read():
 def test_no_tasks_are_nothing_to_do(kernel):
     assert kernel.copy([], 2) is None
     assert kernel.pad((), 2) is None
+
+
+@pytest.mark.parametrize("width", [2**62, 2**63 - 1])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_rows_a_width_may_be_of_any_size(kernel, width):
+    """Of which the bytes, width * cell, wrap around to 0."""
+    empty, nothing = ints([]), np.empty(0, dtype=np.uint8)
+    assert kernel.ends([(nothing, 0, width, 4, empty, ints([]))], 1) is None
+    assert kernel.pad([(nothing, nothing, empty, empty, None, width, 4, b"ab")], 1) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_columns_may_share_their_numbers(kernel, threads):
+    """Among columns that do not, and with arrays that are cells of one task, numbers of another."""
+    lengths, starts, others = ints([2, 0, 1]), ints([1, 0, 4]), ints([1, 1, 0])
+    cells = np.arange(6 * 8, dtype=np.uint8)
+    copies, pads, expected = [], [], []
+    for i in range(40):
+        own = others.copy() if i % 3 else lengths
+        out, rectangle = np.zeros(8 * own.sum(), np.uint8), np.zeros(8 * 9, np.uint8)
+        rows = cells.reshape(6, 8)
+        kept = [rows[a : a + n] for a, n in zip(starts, own, strict=True)]
+        spread = np.full((3, 3, 8), 0x11, np.uint8)
+        for row, (left, values) in enumerate(zip(others, kept, strict=True)):
+            spread[row, left : left + len(values)] = values
+        copies.append((out, cells, None, starts, own, 8))
+        pads.append((rectangle, cells, starts, own, others, 3, 8, b"\x11"))
+        expected.append((np.concatenate(kept).tobytes(), spread.tobytes()))
+    as_cells = np.zeros(24, dtype=np.uint8)
+    copies.append((as_cells, lengths, None, None, ints([3]), 8))
+    kernel.copy(copies, threads)
+    kernel.pad(pads, threads)
+    assert as_cells.view(np.int64).tolist() == lengths.tolist()
+    found = [(a[0].tobytes(), b[0].tobytes()) for a, b in zip(copies, pads, strict=False)]
+    assert found == expected
 
 
 # --- what the compiled kernel refuses ----------------------------------------------------------
@@ -559,10 +547,10 @@ def pad_task(**changes):
         "src": bytes(20),
         "starts": ints([0, 4]),
         "lengths": ints([2, 1]),
-        "leads": ints([1, 2]),
+        "left_pad": ints([1, 2]),
         "width": 3,
         "cell": 4,
-        "pattern": b"ab",
+        "pad_bits": b"ab",
     }
     return tuple((args | changes).values())
 
@@ -572,6 +560,9 @@ def test_good_arguments_are_good():
     for threads in (-1, 0, 1, 2**40):
         assert compiled.copy([copy_task()], threads) is None
         assert compiled.pad([pad_task(), pad_task()], threads) is None
+    number = np.int64(4)  # not an int, but a whole number
+    assert compiled.copy((copy_task(cell=number),), number) is None
+    assert compiled.pad([pad_task(cell=number, width=np.int32(3))], number) is None
 
 
 SHARED = bytearray(40)
@@ -640,27 +631,27 @@ BAD_PADS = {
     "huge width": {"width": HUGE},
     "width and rows that overflow": {"width": 2**63 - 1, "dst": bytearray(0)},
     "width 0": {"width": 0},
-    "too long": {"lengths": ints([4, 1]), "leads": None},
-    "lead too long": {"leads": ints([2, 2])},
-    "negative lead": {"leads": ints([-1, 2])},
-    "huge lead": {"leads": ints([HUGE, 2])},
+    "too long": {"lengths": ints([4, 1]), "left_pad": None},
+    "left pad too long": {"left_pad": ints([2, 2])},
+    "negative left pad": {"left_pad": ints([-1, 2])},
+    "huge left pad": {"left_pad": ints([HUGE, 2])},
     "negative length": {"lengths": ints([-1, 1])},
     "negative start": {"starts": ints([0, -1])},
     "start past the end": {"starts": ints([0, 5])},
     "greatest start": {"starts": ints([0, 2**63 - 1])},
-    "fewer leads": {"leads": ints([1])},
+    "fewer left pads": {"left_pad": ints([1])},
     "fewer starts": {"starts": ints([0])},
     "no starts": {"starts": None},
     "stride past the end": {"starts": 5},
     "negative stride": {"starts": -1},
-    "no pattern": {"pattern": b""},
-    "pattern of 3 in a cell of 4": {"pattern": b"abc"},
-    "pattern above 16": {"pattern": bytes(20), "cell": 20, "width": 0, "dst": bytearray(0)},
-    "strided leads": {"leads": ints([1, 9, 2, 9])[::2]},
+    "no pad bits": {"pad_bits": b""},
+    "pad bits of 3 bytes in a cell of 4": {"pad_bits": b"abc"},
+    "pad bits of 20 bytes": {"pad_bits": bytes(20), "cell": 20, "width": 0, "dst": bytearray(0)},
+    "strided left pads": {"left_pad": ints([1, 9, 2, 9])[::2]},
     "read-only dst": {"dst": bytes(24)},
     "strided dst": {"dst": np.zeros(48, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]},
-    "dst over its leads": {"dst": memoryview(SHARED)[15:39], "leads": NUMBERS[:2]},
+    "dst over its left pads": {"dst": memoryview(SHARED)[15:39], "left_pad": NUMBERS[:2]},
     "no cell": {"cell": 0},
 }
 
@@ -718,7 +709,7 @@ def test_a_refusal_names_the_row():
     with pytest.raises(ValueError, match=r"src, row 1: expected cells within 5, found 1 from 5 on"):
         compiled.copy([copy_task(src_starts=ints([0, 5]))], 1)
     with pytest.raises(ValueError, match=r"dst, row 0: expected cells within a width of 3"):
-        compiled.pad([pad_task(leads=ints([2, 2]))], 1)
+        compiled.pad([pad_task(left_pad=ints([2, 2]))], 1)
 
 
 @needs_compiled
@@ -727,6 +718,29 @@ def test_a_refusal_names_the_row():
 def test_what_is_no_task_is_refused(function, tasks):
     with pytest.raises(TypeError):
         getattr(compiled, function)(tasks, 1)
+
+
+@needs_compiled
+@pytest.mark.parametrize("function", ["copy", "pad", "ends"])
+@pytest.mark.parametrize("arguments", [(), ([],), ([], 1, 2), ([], "1"), ([], 1.0)], ids=repr)
+def test_wrong_arguments_are_refused(function, arguments):
+    with pytest.raises(TypeError):
+        getattr(compiled, function)(*arguments)
+
+
+@needs_compiled
+def test_numbers_of_another_task_are_checked_against_this_one():
+    lengths, starts = ints([2, 1]), ints([0, 4])
+    good = copy_task(lengths=lengths, src_starts=starts)
+    for changes, match in (
+        ({"src": bytes(16)}, "src, row 1"),
+        ({"dst": bytearray(8)}, "dst, row 1"),
+        ({"src_starts": ints([0])}, "src_starts: expected 2 numbers, found 1"),
+        ({"lengths": ints([3])}, "src_starts: expected 1 numbers, found 2"),
+    ):
+        bad = copy_task(**({"lengths": lengths, "src_starts": starts} | changes))
+        with pytest.raises(ValueError, match=match):
+            compiled.copy([good, bad], 1)
 
 
 @needs_compiled
@@ -740,6 +754,46 @@ def test_buffers_are_let_go_whether_the_copy_fails_or_not():
     dst.append(0)  # a BufferError while anything holds it
 
 
+# --- what the source, the build and Python agree on ------------------------------------------
+
+
+def repository_file(name):
+    root = next(path for path in Path(__file__).parents if (path / "setup.py").exists())
+    return (root / name).read_text()
+
+
+@needs_compiled
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="a free-threaded Python has no abi3"
+)
+def test_one_extension_file_serves_every_python():
+    assert compiled.__file__.endswith(".abi3.so")
+
+
+def test_the_source_and_the_wheel_name_one_python():
+    source = repository_file("src/jagcodec/rowcopy/_kernel.c")
+    (version,) = re.findall(r"#define Py_LIMITED_API 0x(..)(..)0000\n", source)
+    major, minor = (int(digits, 16) for digits in version)
+    assert f'"cp{major}{minor}"' in repository_file("setup.py")
+    assert f'requires-python = ">={major}.{minor}"' in repository_file("pyproject.toml")
+
+
+def test_the_kernel_reads_the_fields_of_a_task_in_their_order():
+    source = repository_file("src/jagcodec/rowcopy/_kernel.c")
+    fields = [names.lower().split(", ") for names in re.findall(r"enum { (.*), FIELDS };", source)]
+    kinds = (rowcopy.Copy, rowcopy.Pad, rowcopy.Ends)
+    assert fields == [list(kind._fields) for kind in kinds]
+
+
+def test_the_largest_element_can_be_a_pad(backend):
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    largest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    cells, bits = torch.zeros(1, dtype=largest), bytes(range(largest.itemsize))
+    out = torch.zeros(1, 2, dtype=largest)
+    rowcopy.pad(cells, ints([0]), ints([1]), out, ints([1]), bits)
+    assert raw(out) == bits + bytes(largest.itemsize)
+
+
 # --- threads and processes ---------------------------------------------------------------------
 
 
@@ -748,7 +802,7 @@ def run(code):
     load = (
         "import importlib.util, sys, threading\n"
         "import numpy as np\n"
-        f"spec = importlib.util.spec_from_file_location('_compiled', {compiled.__file__!r})\n"
+        f"spec = importlib.util.spec_from_file_location('_kernel', {compiled.__file__!r})\n"
         "kernel = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(kernel)\n"
     )
@@ -845,7 +899,7 @@ def freshly_imported():
 
 @pytest.fixture
 def without_compiled(monkeypatch):
-    monkeypatch.delattr(rowcopy, "_compiled", raising=False)
+    monkeypatch.delattr(rowcopy, "_kernel", raising=False)
     monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._kernel", None)
 
 
@@ -887,10 +941,10 @@ def test_without_the_compiled_backend_numpy_serves_and_says_why(monkeypatch):
     monkeypatch.delenv("JAGCODEC_ROWCOPY", raising=False)
     fresh = freshly_imported()
     assert fresh.backend().name == "numpy"
-    assert "_compiled" in fresh.backend().missing
+    assert "_kernel" in fresh.backend().missing
     assert fresh.gather(torch.arange(5), ints([3, 0]), ints([2, 1])).tolist() == [3, 4, 0]
     with pytest.raises(ArgumentError, match="install a C compiler"):
         fresh.use_backend("compiled")
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
-    with pytest.raises(ArgumentError, match="expected one of 'numpy', 'torch', found 'compiled'"):
+    with pytest.raises(ArgumentError, match="expected one of 'numpy', found 'compiled'"):
         freshly_imported()

@@ -1,17 +1,18 @@
-"""The hot loop: copy ragged rows together, or apart into a rectangle.
+"""The hot loop: copies of ragged rows, end to end or into a rectangle.
 
-A *row* here is a run of cells, a *cell* everything that lies under one index of dim 0. The
-functions move bytes and know no dtype. There are three backends:
+A *row* here is a run of cells, and a *cell* is everything under one index of dim 0. The functions
+move bytes and know no dtype. CPU memory has two backends:
 
-    compiled  a C extension of this package, if it was built: one memcpy per row, several threads
-    numpy     the same in Python, for CPU memory where there is no compiled one
-    torch     index ops: accelerators, and tensors that autograd follows, whatever is chosen
+    compiled  the C extension of this package: one memcpy per row, several threads, no GIL
+    numpy     the same loop in Python, where the extension was not built
 
-The best one there is serves CPU memory. The environment variable ``JAGCODEC_ROWCOPY`` or
-`use_backend` chooses another; `backend` says which it is, and why it is not the compiled one.
+Tensors on accelerators, and those that autograd follows, are copied by index ops of torch under
+either backend. The environment variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend;
+`backend` says which one is in use, and why it is not the compiled one.
 
-Starts, lengths and leads are int64 arrays, one number per row, that callers have checked; the
-compiled backend checks them once more against the buffers, because it could not survive them.
+Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
+The compiled backend checks them once more against the buffers, because it could not survive a
+wrong one.
 """
 
 from __future__ import annotations
@@ -24,34 +25,33 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes
-from jagcodec.rowcopy import memory, numpy_kernel, torch_ops
-from jagcodec.rowcopy.memory import cells_alone
-from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, Unwritten, numbers
+from jagcodec.memory.blocks import new_block
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, describe, from_bytes
+from jagcodec.rowcopy import numpy_kernel, torch_ops
+from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, numbers, rows_only
 
 __all__ = [
     "Backend",
     "Copy",
+    "Ends",
+    "Name",
     "Pad",
     "Starts",
-    "Unwritten",
     "backend",
-    "cells_alone",
     "copy_all",
-    "differences",
     "ends",
     "gather",
     "numbers",
     "pad",
     "pad_all",
+    "rows_only",
     "scatter",
-    "sums",
     "use_backend",
 ]
 
-Name = Literal["compiled", "numpy", "torch"]
+Name = Literal["compiled", "numpy"]
 
-_KERNELS: dict[str, Kernel | None] = {"numpy": numpy_kernel, "torch": None}
+_KERNELS: dict[str, Kernel] = {"numpy": numpy_kernel}
 _missing: str | None = None
 try:
     from jagcodec.rowcopy import _kernel
@@ -62,11 +62,11 @@ else:
 
 
 class Backend(NamedTuple):
-    """What serves CPU memory.
+    """What copies rows in CPU memory.
 
     Attributes:
-        name: ``"compiled"``, ``"numpy"`` or ``"torch"``.
-        missing: Why the compiled backend could not be imported; None where it could.
+        name: ``"compiled"`` or ``"numpy"``.
+        missing: Why the compiled backend could not be imported; None if it was.
     """
 
     name: Name
@@ -74,11 +74,11 @@ class Backend(NamedTuple):
 
 
 def backend() -> Backend:
-    """Which backend is in use, and what the import of the compiled one said if it failed.
+    """Return the backend in use, and what went wrong if the compiled one could not be imported.
 
     Example:
         >>> from jagcodec import rowcopy
-        >>> rowcopy.backend().name in ("compiled", "numpy", "torch")
+        >>> rowcopy.backend().name in ("compiled", "numpy")
         True
     """
     return Backend(_name, _missing)
@@ -87,23 +87,24 @@ def backend() -> Backend:
 def use_backend(name: Name) -> Name:
     """Choose the backend for CPU memory in this process.
 
-    Args:
-        name: ``"compiled"``, ``"numpy"`` or ``"torch"``.
-
-    Returns:
-        The name of the one that was in use before, so that it can be put back.
-
-    Raises:
-        ArgumentError: There is none of this name, or it is not installed.
-
     Example:
         >>> from jagcodec import rowcopy
         >>> before = rowcopy.use_backend("numpy")
         >>> rowcopy.use_backend(before)
         'numpy'
+
+    Args:
+        name: ``"compiled"`` or ``"numpy"``.
+
+    Returns:
+        The name of the backend that was in use before, so that it can be restored.
+
+    Raises:
+        ArgumentError: There is no backend of this name, or it could not be imported.
     """
-    global _name
+    global _name, _active
     former, _name = _name, _checked(name, "use_backend(name)")
+    _active = _KERNELS[_name]
     return former
 
 
@@ -124,6 +125,19 @@ def _checked(name: str, where: str) -> Name:
 _name: Name = _checked(
     os.environ.get("JAGCODEC_ROWCOPY") or ("numpy" if _missing else "compiled"), "JAGCODEC_ROWCOPY"
 )
+_active: Kernel = _KERNELS[_name]
+
+
+def copy_all(tasks: Sequence[Copy]) -> None:
+    """Copy the rows of every task, all in CPU memory: the columns of a batch share threads."""
+    if tasks:
+        _active.copy(tasks, torch.get_num_threads())
+
+
+def pad_all(tasks: Sequence[Pad]) -> None:
+    """Write the rectangle of every task, all in CPU memory, like `copy_all`."""
+    if tasks:
+        _active.pad(tasks, torch.get_num_threads())
 
 
 def gather(
@@ -131,33 +145,21 @@ def gather(
 ) -> torch.Tensor:
     """(M, ...) cells -> (sum(lengths), ...): rows ``cells[start : start + length]``, end to end.
 
-    Rows may overlap, repeat and come in any order. The result owns its memory; or it is `out`,
+    Rows may overlap, repeat and come in any order. The result owns its memory, or it is `out`:
     contiguous memory of that many bytes, apart from that of `cells`.
     """
-    kernel = _kernel_for(cells)
-    if kernel is None:
+    if _needs_torch(cells):
         return torch_ops.gather(cells, starts, lengths, out)
-    return memory.gather(kernel, cells, starts, lengths, out)
-
-
-def copy_all(tasks: Sequence[Copy]) -> None:
-    """Copy the rows of every task, in CPU memory: columns of one batch, which share threads."""
-    kernel = _KERNELS[_name]
-    if kernel is None:
-        for task in tasks:
-            torch_ops.copy(task)
-    elif tasks:
-        memory.copy_all(kernel, tasks)
-
-
-def pad_all(tasks: Sequence[Pad]) -> None:
-    """Write the rectangle of every task, in CPU memory: columns of one batch, as `copy_all`."""
-    kernel = _KERNELS[_name]
-    if kernel is None:
-        for task in tasks:
-            torch_ops.pad_bytes(task)
-    elif tasks:
-        memory.pad_all(kernel, tasks)
+    size = _cell_bytes(cells)
+    total = int(lengths.sum())
+    if out is None:
+        data = new_block(total * size).data
+        out = from_bytes(data, cells.dtype, (total, *cells.shape[1:]))
+    else:
+        data = _writable(out, total * size)
+    if data.nbytes:
+        copy_all([Copy(data, as_bytes(cells), None, starts, lengths, size)])
+    return out
 
 
 def scatter(
@@ -165,13 +167,15 @@ def scatter(
 ) -> torch.Tensor:
     """Write the rows that lie end to end in `values` to ``out[start : start + length]`` each.
 
-    The runs must not overlap; cells between them keep what they hold. `out` is contiguous.
+    The target rows must not overlap; cells between them keep what they hold. `out` is contiguous.
     Returns `out`, or for tensors that autograd follows a new tensor in its place.
     """
-    kernel = _kernel_for(values)
-    if kernel is None:
+    if _needs_torch(values):
         return torch_ops.scatter(values, lengths, out, starts)
-    return memory.scatter(kernel, values, lengths, out, starts)
+    if values.numel():
+        data = _writable(out, out.nbytes)
+        copy_all([Copy(data, as_bytes(values), starts, None, lengths, _cell_bytes(values))])
+    return out
 
 
 def pad(
@@ -179,8 +183,8 @@ def pad(
     starts: IntArray,
     lengths: IntArray,
     out: torch.Tensor,
-    leads: IntArray | None,
-    pattern: bytes,
+    left_pad: IntArray | None,
+    pad_bits: bytes,
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
@@ -191,55 +195,64 @@ def pad(
         starts: (R,) first cells.
         lengths: (R,), at most `width` each.
         out: (R, width, ...), contiguous, of the dtype of `cells` and apart from its memory.
-        leads: (R,) pad cells before each row, at most ``width - length``; None for none. The
-            rest of the width is padded after it.
-        pattern: The bits of one pad element, ``dtype.itemsize`` bytes.
-        fresh: `out` holds nothing but the pattern already, as new zeroed memory does.
+        left_pad: (R,) pad cells before each row, at most ``width - length``; None if no row has
+            any. The rest of the width is padded after the row.
+        pad_bits: The bits of one pad element, ``dtype.itemsize`` bytes.
+        fresh: Every element of `out` already holds the pad bits, as new zeroed memory does.
 
     Returns:
         `out`, or for tensors that autograd follows a new tensor in its place.
     """
-    kernel = _kernel_for(cells)
-    if kernel is None:
-        return torch_ops.pad(cells, starts, lengths, out, leads, pattern, fresh)
-    return memory.pad(kernel, cells, starts, lengths, out, leads, pattern, fresh)
+    if _needs_torch(cells):
+        return torch_ops.pad(cells, starts, lengths, out, left_pad, pad_bits, fresh)
+    size, width = _cell_bytes(cells), out.shape[1]
+    data = _writable(out, len(lengths) * width * size)
+    if data.nbytes:
+        task = Pad(data, as_bytes(cells), starts, lengths, left_pad, width, size, pad_bits)
+        if fresh:
+            copy_all([rows_only(task)])
+        else:
+            pad_all([task])
+    return out
 
 
 def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntArray, IntArray]:
-    """What lies between the constant ends of each row, of (M, ...) contiguous cells on the CPU.
+    """Find what lies between the constant ends of each row of (M, ...) contiguous cells on the CPU.
 
     Row i is `width` cells from cell ``i * stride`` on.
 
     Returns:
         (rows,) how many equal cells each row begins with, and (rows,) how many follow before the
-        equal cells that it ends with; both 0 where all are equal.
+        equal cells that it ends with; both are 0 if all cells are equal.
     """
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
-    task = Ends(as_bytes(cells), stride, width, memory.cell_bytes(cells), starts, lengths)
-    (_KERNELS[_name] or numpy_kernel).ends([task], torch.get_num_threads())
+    task = Ends(as_bytes(cells), stride, width, _cell_bytes(cells), starts, lengths)
+    _active.ends([task], torch.get_num_threads())
     return starts, lengths
 
 
-def sums(lengths: IntArray) -> tuple[IntArray, int, int]:
-    """(N,) lengths to (N + 1,) offsets from 0 on, and the least and the greatest length.
-
-    Sums past 2**63 wrap around; without lengths, both extremes are 0.
-    """
-    offsets: IntArray = np.empty(len(lengths) + 1, dtype=np.int64)
-    low, high = (_KERNELS[_name] or numpy_kernel).sums(lengths, offsets)
-    return offsets, low, high
+def _needs_torch(cells: torch.Tensor) -> bool:
+    return cells.requires_grad or not cells.is_cpu
 
 
-def differences(offsets: IntArray) -> tuple[IntArray, int, int, bool]:
-    """The inverse: lengths, extremes, and whether no offset is below the one before it.
-
-    Otherwise the differences may have wrapped around.
-    """
-    lengths: IntArray = np.empty(len(offsets) - 1, dtype=np.int64)
-    low, high, rising = (_KERNELS[_name] or numpy_kernel).differences(offsets, lengths)
-    return lengths, low, high, rising
+def _cell_bytes(cells: torch.Tensor) -> int:
+    """The size of what lies under one index of dim 0."""
+    return cells.shape[1:].numel() * cells.itemsize
 
 
-def _kernel_for(cells: torch.Tensor) -> Kernel | None:
-    """The kernel for this memory; None where torch must do it."""
-    return None if cells.requires_grad or not cells.is_cpu else _KERNELS[_name]
+def _writable(out: torch.Tensor, size: int) -> ByteArray:
+    """The memory of `out` itself, never a copy: rows written there would be lost."""
+    if (
+        not out.is_cpu
+        or not out.is_contiguous()
+        or out.is_conj()
+        or out.is_neg()
+        or out.nbytes != size
+    ):
+        raise ArgumentError(
+            "bad_shape",
+            "rowcopy(out)",
+            f"expected contiguous CPU memory of {size} bytes, found {describe(out)}, "
+            f"strides {out.stride()}, of {out.nbytes} bytes",
+        )
+    return as_bytes(out)

@@ -1,14 +1,21 @@
-/* Rows of bytes, copied from one buffer to another: the compiled kernel of jagcodec.rowcopy.
+/* Copies rows of bytes from one buffer to another: the compiled kernel of jagcodec.rowcopy.
  *
- * A row is a run of cells, a cell a fixed number of bytes. Nothing here knows a dtype, numpy or
- * torch: arguments are anything with the buffer protocol. A call has a list of tasks, which are the
- * columns of a batch: together they are worth threads that one of them is not. Every row of every
- * task is checked against its buffers before the first byte is written, so that no argument can
- * make this read or write outside of them. The buffers must not be changed by others during a call,
- * which runs without the GIL. There is no global state, and no thread outlives the call that
- * started it.
+ * A row is a run of cells, and a cell is a fixed number of bytes. Nothing here knows a dtype, numpy
+ * or torch: every argument is anything with the buffer protocol. One call takes a list of tasks,
+ * one for each column of a batch, because all columns together are worth starting threads for when
+ * a single column is not. Every row of every task is checked against its buffers before the first
+ * byte is written, so no argument can make this code read or write outside them. The call runs
+ * without the GIL, and nobody else may change the buffers meanwhile. There is no global state, and
+ * no thread outlives the call that started it.
+ *
+ * Only the limited API of Python 3.11 is used, so that one binary serves that and all later
+ * versions. setup.py says the same to the build.
  */
 
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* a free-threaded Python has no limited API yet */
+#define Py_LIMITED_API 0x030B0000
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -22,9 +29,11 @@
 
 enum {
     MAX_THREADS = 64,
-    MAX_PATTERN = 16,
-    BLOCK = 4096, /* bytes of repeated pattern that long pads are copied from; fits in L1 */
-    SCANNED = 256, /* bytes compared at a time */
+    MAX_PAD_BYTES = 16, /* of the largest element, a complex128 */
+    BLOCK = 4096,       /* bytes of repeated pad bits that long pads are copied from; fits in L1 */
+    SCANNED = 256,      /* bytes compared at a time */
+    MAX_VIEWS = 6,      /* buffers of one task */
+    RECENT = 12,        /* buffers among which one that was given before is looked for */
 };
 
 /* Measured on two cores: two threads are level with one at 3 MiB, and a seventh faster at 6. */
@@ -33,10 +42,10 @@ static const size_t BYTES_PER_THREAD = 2 << 20;
 /* What a thread takes at a time. */
 static const size_t CHUNK = 1 << 19;
 
-/* Below this the copy is done before another thread would have woken up to the GIL. */
+/* A smaller copy is done before another thread would have woken up and taken the GIL. */
 static const size_t BYTES_WITHOUT_GIL = 1 << 16;
 
-/* Where a thread has come to in the rows; its chunks lie further and further on. */
+/* The row that a thread has reached. Its chunks come in ascending order. */
 typedef struct {
     size_t row;
     size_t before; /* bytes of the rows before that one */
@@ -44,50 +53,56 @@ typedef struct {
 
 /* Where rows begin, in cells. */
 typedef struct {
-    const int64_t *numbers; /* one for each row; or NULL: */
-    int64_t stride;         /* row i begins at i times this; or -1: the rows lie end to end */
+    int64_t *numbers; /* one for each row; or NULL: */
+    int64_t stride;   /* row i begins at i times this; or -1: the rows lie end to end */
 } Starts;
 
-/* One column. Everything is checked; sizes and places are in bytes unless said. */
+/* One column. Everything is checked; sizes and positions are in bytes unless a comment says
+ * otherwise. */
 typedef struct Task {
     void (*run)(const struct Task *task, Cursor *cursor, size_t begin, size_t end);
-    unsigned written; /* which views are written to, a bit for each */
     size_t bytes;  /* the work, of which `run` does the part from `begin` to `end` */
     size_t chunk;  /* parts begin at multiples of this */
     size_t chunks; /* how many parts there are in this task and those before it */
     unsigned char *dst;
-    const unsigned char *src;
+    unsigned char *src; /* read only, as are all numbers but results */
     Starts dst_starts;
     Starts src_starts;
-    const int64_t *lengths; /* in cells */
+    int64_t *lengths; /* in cells */
     size_t cell;
-    /* of `pad` alone */
-    const int64_t *leads; /* in cells; NULL: none */
-    size_t width;         /* of a row of the rectangle */
-    int fill;             /* the byte that the pattern repeats; or -1: */
+    /* `pad` only */
+    int64_t *left_pad; /* in cells; NULL: no row has any */
+    size_t width;      /* of a row of the rectangle */
+    int fill;          /* the byte that pads repeat; or -1: */
     size_t block_size;
-    unsigned char *block; /* the pattern over and over */
-    /* of `ends` alone, which are written */
+    unsigned char *block; /* the pad bits over and over */
+    /* `ends` only: the results */
     int64_t *row_starts;
     int64_t *row_lengths;
 } Task;
 
-enum { DST, SRC, VIEWS = 6 }; /* buffers of a task, of which each kind has its own others */
-
-/* What one call is to do. */
+/* A buffer in use until the call ends. */
 typedef struct {
-    PyObject *given; /* a tuple of the tasks as they came */
+    Py_buffer buffer;
+    PyObject *numbers; /* the object whose int64 numbers these are; NULL for any other buffer */
+    bool written;
+} View;
+
+/* What one call has to do. */
+typedef struct {
+    PyObject *given; /* a tuple of the tasks as the caller passed them */
     Task *tasks;
-    Py_buffer *views; /* VIEWS for each task */
     size_t count;
+    View *views; /* of all tasks */
+    size_t view_count;
     size_t bytes;
     size_t chunks;
     atomic_size_t next; /* the first part that no thread has taken */
 } Batch;
 
-/* The place of a row whose end-to-end place is `at`. */
+/* The position of a row, which is `at` where rows lie end to end. */
 static inline size_t
-place(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
+position(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
 {
     if (starts.numbers) {
         return (size_t)starts.numbers[row] * cell + skip;
@@ -97,7 +112,7 @@ place(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
 
 /* --- the loops ------------------------------------------------------------------------------ */
 
-/* Copies bytes `begin` to `end` of all rows, as if the rows lay end to end. */
+/* Copies bytes `begin` to `end` of all rows, counted as if the rows lay end to end. */
 static void
 run_copy(const Task *task, Cursor *cursor, size_t begin, size_t end)
 {
@@ -113,15 +128,15 @@ run_copy(const Task *task, Cursor *cursor, size_t begin, size_t end)
             size = end - at;
         }
         if (size) {
-            size_t to = place(task->dst_starts, row, task->cell, skip, at);
-            size_t from = place(task->src_starts, row, task->cell, skip, at);
+            size_t to = position(task->dst_starts, row, task->cell, skip, at);
+            size_t from = position(task->src_starts, row, task->cell, skip, at);
             memcpy(task->dst + to, task->src + from, size);
             at += size;
         }
     }
 }
 
-/* Fills bytes `begin` to `end` of the rectangle, `begin` being a multiple of the pattern. */
+/* Fills bytes `begin` to `end` of the rectangle; `begin` is a multiple of the size of the bits. */
 static void
 fill(const Task *task, size_t begin, size_t end)
 {
@@ -144,7 +159,7 @@ run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
     for (size_t at = begin; at < end; row++) {
         size_t cells = row * task->width;
         size_t stop = cells + task->width < end ? cells + task->width : end;
-        cells += task->leads ? (size_t)task->leads[row] * task->cell : 0;
+        cells += task->left_pad ? (size_t)task->left_pad[row] * task->cell : 0;
         size_t tail = cells + (size_t)task->lengths[row] * task->cell;
         if (at < cells) {
             size_t to = cells < stop ? cells : stop;
@@ -153,7 +168,7 @@ run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
         }
         if (at < tail && at < stop) {
             size_t to = tail < stop ? tail : stop;
-            size_t from = place(task->src_starts, row, task->cell, at - cells, 0);
+            size_t from = position(task->src_starts, row, task->cell, at - cells, 0);
             memcpy(task->dst + at, task->src + from, to - at);
             at = to;
         }
@@ -164,7 +179,7 @@ run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
     }
 }
 
-/* The first byte of `size` that is unlike the one `cell` bytes on; `size` if none is. */
+/* The first of `size` bytes that differs from the byte one cell further on; `size` if all agree. */
 static size_t
 first_change(const unsigned char *bytes, size_t size, size_t cell)
 {
@@ -178,11 +193,12 @@ first_change(const unsigned char *bytes, size_t size, size_t cell)
     return at;
 }
 
-/* The last byte of `size` that is unlike the one `cell` bytes on; there is one. */
+/* The last of `size` bytes that differs from the byte one cell further on; at least one does. */
 static size_t
 last_change(const unsigned char *bytes, size_t size, size_t cell)
 {
-    while (size >= SCANNED && !memcmp(bytes + size - SCANNED, bytes + size - SCANNED + cell, SCANNED)) {
+    while (size >= SCANNED
+           && !memcmp(bytes + size - SCANNED, bytes + size - SCANNED + cell, SCANNED)) {
         size -= SCANNED;
     }
     while (bytes[size - 1] == bytes[size - 1 + cell]) {
@@ -197,7 +213,7 @@ run_ends(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
 {
     for (size_t row = begin / task->width; row < end / task->width; row++) {
         const unsigned char *bytes = task->src + row * (size_t)task->src_starts.stride * task->cell;
-        size_t size = task->width - task->cell; /* of what has a cell behind it */
+        size_t size = task->width - task->cell; /* bytes with a cell after them */
         size_t first = first_change(bytes, size, task->cell);
         int64_t start = 0, stop = 0;
         if (first < size) {
@@ -211,8 +227,8 @@ run_ends(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
 
 /* --- threads -------------------------------------------------------------------------------- */
 
-/* Takes parts until there are none: a thread that the system lets wait then leaves its share to
- * the others, and rows of very different lengths keep all of them busy. */
+/* Takes parts until none is left. So a thread that the system keeps waiting leaves its share to the
+ * others, and rows of very different lengths keep all threads busy. */
 static void *
 run_chunks(void *argument)
 {
@@ -238,22 +254,21 @@ run_chunks(void *argument)
 static void
 run(Batch *batch, size_t threads)
 {
-    size_t useful = batch->bytes / BYTES_PER_THREAD;
-    threads = useful < threads ? useful : threads;
     for (size_t i = 0; i < batch->count; i++) {
         Task *task = &batch->tasks[i];
         if (threads <= 1) {
             task->chunk = task->bytes;
+            batch->chunks += task->bytes > 0;
+        } else if (task->bytes) {
+            batch->chunks += (task->bytes - 1) / task->chunk + 1;
         }
-        batch->chunks += task->bytes / (task->chunk ? task->chunk : 1)
-                         + (task->chunk && task->bytes % task->chunk);
         task->chunks = batch->chunks;
     }
     pthread_t started[MAX_THREADS];
     size_t count = 0;
     while (count + 1 < threads && count < MAX_THREADS
            && pthread_create(&started[count], NULL, run_chunks, batch) == 0) {
-        count++; /* where no thread can be had, those there are do the work */
+        count++; /* if the system refuses one, those that run do its work */
     }
     run_chunks(batch);
     while (count > 0) {
@@ -262,72 +277,119 @@ run(Batch *batch, size_t threads)
 }
 
 static void
-run_without_gil(Batch *batch, Py_ssize_t threads)
+run_without_gil(Batch *batch, Py_ssize_t allowed)
 {
-    size_t allowed = threads > 1 ? (size_t)threads : 1;
+    size_t threads = allowed > 1 ? (size_t)allowed : 1, useful = batch->bytes / BYTES_PER_THREAD;
+    if (threads > useful) {
+        threads = useful;
+    }
     if (batch->bytes < BYTES_WITHOUT_GIL) {
-        run(batch, allowed);
+        run(batch, threads);
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    run(batch, allowed);
+    run(batch, threads);
     Py_END_ALLOW_THREADS
 }
 
-/* --- checks --------------------------------------------------------------------------------- */
+/* --- reading and checking the fields of a task ---------------------------------------------- */
 
-/* Borrows a one-dimensional int64 buffer of `rows` numbers, or of any number if that is -1. */
-static bool
-borrow_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view, int flags)
+/* A new view of the batch; NULL with an error set if `object` has no such buffer. */
+static View *
+borrow(Batch *batch, PyObject *object, int flags)
 {
-    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT | flags) < 0) {
-        return false;
+    View *view = &batch->views[batch->view_count];
+    if (PyObject_GetBuffer(object, &view->buffer, flags) < 0) {
+        return NULL;
     }
-    const char *format = view->format ? view->format : "B";
-    format += *format == '@' || *format == '=' || *format == '<';
-    if (view->ndim != 1 || view->itemsize != (Py_ssize_t)sizeof(int64_t)
-        || (strcmp(format, "l") && strcmp(format, "q"))
-        || (uintptr_t)view->buf % _Alignof(int64_t)) {
-        PyErr_Format(PyExc_ValueError, "%s: expected one dim of aligned int64, found %d of '%s'",
-                     name, view->ndim, view->format ? view->format : "B");
-    } else if (rows >= 0 && view->shape[0] != rows) {
-        PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, found %zd", name, rows,
-                     view->shape[0]);
-    } else {
-        return true;
-    }
-    PyBuffer_Release(view);
-    return false;
+    view->numbers = NULL;
+    view->written = flags & PyBUF_WRITABLE;
+    batch->view_count++;
+    return view;
 }
 
+/* A contiguous buffer of whole cells, of which `*cells` becomes the number. */
 static bool
-get_numbers(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view)
+get_cells(Batch *batch, PyObject *object, const char *name, int flags, Py_ssize_t cell,
+          unsigned char **bytes, Py_ssize_t *cells)
 {
-    return borrow_numbers(object, name, rows, view, PyBUF_SIMPLE);
-}
-
-/* As `get_numbers`, but None is allowed; `*numbers` is then NULL. */
-static bool
-get_optional(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view,
-             const int64_t **numbers)
-{
-    if (object == Py_None) {
-        return true;
-    }
-    if (!get_numbers(object, name, rows, view)) {
+    View *view = borrow(batch, object, PyBUF_SIMPLE | flags);
+    if (!view) {
         return false;
     }
-    *numbers = view->buf;
+    Py_ssize_t size = view->buffer.len;
+    if (!PyBuffer_IsContiguous(&view->buffer, 'C') || size % cell) {
+        PyErr_Format(PyExc_ValueError, "%s: expected contiguous cells of %zd bytes, found %zd bytes",
+                     name, cell, size);
+        return false;
+    }
+    *bytes = view->buffer.buf;
+    *cells = size / cell;
+    return true;
+}
+
+/* A view of these numbers that was taken and checked shortly before; NULL if there is none.
+ * Columns of a batch share their lengths, and asking for a format again takes longer than the rest
+ * of a small task. */
+static const View *
+recent_numbers(const Batch *batch, PyObject *object)
+{
+    size_t first = batch->view_count > RECENT ? batch->view_count - RECENT : 0;
+    for (size_t i = batch->view_count; i > first; i--) {
+        if (batch->views[i - 1].numbers == object) {
+            return &batch->views[i - 1];
+        }
+    }
+    return NULL;
+}
+
+/* A one-dimensional int64 buffer of `*rows` numbers. If that is -1, any number of them will do,
+ * and is stored there. */
+static bool
+get_numbers(Batch *batch, PyObject *object, const char *name, int flags, Py_ssize_t *rows,
+            int64_t **numbers)
+{
+    bool written = flags & PyBUF_WRITABLE;
+    const View *view = written ? NULL : recent_numbers(batch, object);
+    if (!view) {
+        View *new = borrow(batch, object, PyBUF_ND | PyBUF_FORMAT | flags);
+        if (!new) {
+            return false;
+        }
+        const Py_buffer *found = &new->buffer;
+        const char *format = found->format ? found->format : "B";
+        const char *letter = format + (*format == '@' || *format == '=' || *format == '<');
+        if (found->ndim != 1 || found->itemsize != (Py_ssize_t)sizeof(int64_t)
+            || (strcmp(letter, "l") && strcmp(letter, "q"))
+            || (uintptr_t)found->buf % _Alignof(int64_t)) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s: expected one dim of aligned int64, found %d of '%s'", name,
+                         found->ndim, format);
+            return false;
+        }
+        new->numbers = written ? NULL : object;
+        view = new;
+    }
+    Py_ssize_t count = view->buffer.shape[0];
+    if (*rows >= 0 && count != *rows) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, found %zd", name, *rows, count);
+        return false;
+    }
+    *rows = count;
+    *numbers = view->buffer.buf;
     return true;
 }
 
 /* Where rows begin: int64 numbers, a stride, or None where they lie end to end. */
 static bool
-get_starts(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view, Starts *starts)
+get_starts(Batch *batch, PyObject *object, const char *name, Py_ssize_t rows, Starts *starts)
 {
     *starts = (Starts){NULL, -1};
+    if (object == Py_None) {
+        return true;
+    }
     if (!PyLong_Check(object)) {
-        return get_optional(object, name, rows, view, &starts->numbers);
+        return get_numbers(batch, object, name, 0, &rows, &starts->numbers);
     }
     starts->stride = PyLong_AsLongLong(object);
     if (starts->stride < 0 && !PyErr_Occurred()) {
@@ -337,27 +399,44 @@ get_starts(PyObject *object, const char *name, Py_ssize_t rows, Py_buffer *view,
     return starts->stride >= 0;
 }
 
-/* A number of cells from a number of bytes; -1 with an error set if that is not whole. */
-static Py_ssize_t
-cells_of(const Py_buffer *view, const char *name, Py_ssize_t cell)
+static bool
+get_size(PyObject *object, const char *name, Py_ssize_t least, Py_ssize_t *size)
 {
-    if (view->len % cell) {
-        PyErr_Format(PyExc_ValueError, "%s: expected whole cells of %zd bytes, found %zd bytes",
-                     name, cell, view->len);
-        return -1;
+    *size = PyNumber_AsSsize_t(object, PyExc_OverflowError);
+    if (*size == -1 && PyErr_Occurred()) {
+        return false;
     }
-    return view->len / cell;
+    if (*size < least) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %zd or more, found %zd", name, least, *size);
+    }
+    return *size >= least;
 }
 
-/* Whether all rows lie within `limit` cells; where they lie end to end, fill them exactly. */
+/* The fields of a task, which live as long as it does. */
+static bool
+get_fields(PyObject *given, const char *kind, Py_ssize_t count, PyObject **fields)
+{
+    Py_ssize_t found = PyTuple_Size(given);
+    if (found != count) {
+        PyErr_Format(PyExc_TypeError, "%s: expected tasks of %zd fields, found %zd", kind, count,
+                     found);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        fields[i] = PyTuple_GetItem(given, i);
+    }
+    return true;
+}
+
+/* Whether all rows lie within `limit` cells, and fill them exactly where they lie end to end. */
 static bool
 rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssize_t rows,
                 int64_t limit)
 {
-    int64_t total = 0; /* of a row that begins within `limit`, so nothing overflows */
+    int64_t next = 0; /* at most limit + 1, and limits are sizes of buffers: nothing overflows */
     bool end_to_end = !starts.numbers && starts.stride < 0;
     for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t start = starts.numbers ? starts.numbers[row] : total, length = lengths[row];
+        int64_t start = starts.numbers ? starts.numbers[row] : next, length = lengths[row];
         if (length < 0 || length > limit || start < 0 || start > limit - length) {
             PyErr_Format(PyExc_ValueError,
                          "%s, row %zd: expected cells within %lld, found %lld from %lld on", name,
@@ -365,46 +444,18 @@ rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssiz
             return false;
         }
         if (end_to_end) {
-            total = start + length;
+            next = start + length;
         } else if (!starts.numbers) {
-            /* Past the end is as wrong as far past it. */
-            total = starts.stride > limit - start ? limit + 1 : start + starts.stride;
+            /* One past the end is as wrong as any start further on. */
+            next = starts.stride > limit - start ? limit + 1 : start + starts.stride;
         }
     }
-    if (end_to_end && total != limit) {
+    if (end_to_end && next != limit) {
         PyErr_Format(PyExc_ValueError, "%s: expected lengths that add up to %lld cells, found %lld",
-                     name, (long long)limit, (long long)total);
+                     name, (long long)limit, (long long)next);
         return false;
     }
     return true;
-}
-
-static bool
-cell_is_positive(Py_ssize_t cell)
-{
-    if (cell < 1) {
-        PyErr_Format(PyExc_ValueError, "cell_bytes: expected 1 or more, found %zd", cell);
-    }
-    return cell >= 1;
-}
-
-/* --- the functions -------------------------------------------------------------------------- */
-
-/* A task as it came -> what to do; releasing a view that was never taken does nothing. */
-typedef bool (*Reader)(PyObject *given, Task *task, Py_buffer *views);
-
-static void
-end_batch(Batch *batch)
-{
-    for (size_t i = 0; i < batch->count; i++) {
-        PyMem_Free(batch->tasks[i].block);
-        for (size_t j = 0; j < VIEWS; j++) {
-            PyBuffer_Release(&batch->views[i * VIEWS + j]);
-        }
-    }
-    PyMem_Free(batch->tasks);
-    PyMem_Free(batch->views);
-    Py_XDECREF(batch->given);
 }
 
 /* Memory of a buffer. */
@@ -426,17 +477,16 @@ static bool
 targets_are_apart(const Batch *batch)
 {
     size_t count = 0;
-    Span *spans = PyMem_Calloc(batch->count * VIEWS + 1, sizeof(Span));
+    Span *spans = PyMem_Malloc((batch->view_count + 1) * sizeof(Span));
     if (!spans) {
         PyErr_NoMemory();
         return false;
     }
-    for (size_t i = 0; i < batch->count * VIEWS; i++) {
-        const Py_buffer *view = &batch->views[i];
-        if (view->len) {
-            uintptr_t begin = (uintptr_t)view->buf;
-            bool written = batch->tasks[i / VIEWS].written >> i % VIEWS & 1;
-            spans[count++] = (Span){begin, begin + (size_t)view->len, written};
+    for (size_t i = 0; i < batch->view_count; i++) {
+        const View *view = &batch->views[i];
+        if (view->buffer.len) {
+            uintptr_t begin = (uintptr_t)view->buffer.buf;
+            spans[count++] = (Span){begin, begin + (size_t)view->buffer.len, view->written};
         }
     }
     qsort(spans, count, sizeof(Span), by_begin);
@@ -456,114 +506,89 @@ targets_are_apart(const Batch *batch)
     return apart;
 }
 
-static PyObject *
-do_batch(PyObject *args, const char *format, Reader read)
-{
-    Batch batch = {0};
-    PyObject *tasks, *done = NULL;
-    Py_ssize_t threads;
-    if (!PyArg_ParseTuple(args, format, &tasks, &threads)) {
-        return NULL;
-    }
-    batch.given = PySequence_Tuple(tasks); /* of our own: nobody can change it */
-    if (!batch.given) {
-        return NULL;
-    }
-    size_t count = (size_t)PyTuple_GET_SIZE(batch.given);
-    batch.tasks = PyMem_Calloc(count ? count : 1, sizeof(Task));
-    batch.views = PyMem_Calloc(count ? count * VIEWS : 1, sizeof(Py_buffer));
-    if (!batch.tasks || !batch.views) {
-        PyErr_NoMemory();
-        goto end;
-    }
-    batch.count = count;
-    for (size_t i = 0; i < count; i++) {
-        PyObject *given = PyTuple_GET_ITEM(batch.given, i);
-        Task *task = &batch.tasks[i];
-        if (!PyTuple_Check(given)) {
-            PyErr_Format(PyExc_TypeError, "tasks[%zu]: expected a tuple, found %s", i,
-                         Py_TYPE(given)->tp_name);
-            goto end;
-        }
-        if (!read(given, task, &batch.views[i * VIEWS])) {
-            goto end;
-        }
-        if (task->bytes > (size_t)PY_SSIZE_T_MAX - batch.bytes) {
-            PyErr_SetString(PyExc_ValueError, "tasks: expected fewer than 2**63 bytes in all");
-            goto end;
-        }
-        batch.bytes += task->bytes;
-    }
-    if (!targets_are_apart(&batch)) {
-        goto end;
-    }
-    run_without_gil(&batch, threads);
-    done = Py_NewRef(Py_None);
-end:
-    end_batch(&batch);
-    return done;
-}
+/* --- the three kinds of task ---------------------------------------------------------------- */
+
+/* Turns a task as the caller passed it into what is to be done. */
+typedef bool (*Reader)(Batch *batch, PyObject *given, Task *task);
 
 static bool
-read_copy(PyObject *given, Task *task, Py_buffer *views)
+read_copy(Batch *batch, PyObject *given, Task *task)
 {
-    enum { DST_STARTS = SRC + 1, SRC_STARTS, LENGTHS };
-    PyObject *dst_starts, *src_starts, *lengths;
-    Py_ssize_t cell, dst_cells, src_cells;
-    if (!PyArg_ParseTuple(given, "w*y*OOOn:copy", &views[DST], &views[SRC], &dst_starts,
-                          &src_starts, &lengths, &cell)) {
-        return false; /* which has released what it took */
-    }
-    if (!cell_is_positive(cell) || !get_numbers(lengths, "lengths", -1, &views[LENGTHS])) {
-        return false;
-    }
-    Py_ssize_t rows = views[LENGTHS].shape[0];
-    task->lengths = views[LENGTHS].buf;
-    if (!get_starts(dst_starts, "dst_starts", rows, &views[DST_STARTS], &task->dst_starts)
-        || !get_starts(src_starts, "src_starts", rows, &views[SRC_STARTS], &task->src_starts)
-        || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
-        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
+    enum { DST, SRC, DST_STARTS, SRC_STARTS, LENGTHS, CELL_BYTES, FIELDS };
+    PyObject *fields[FIELDS];
+    Py_ssize_t cell, dst_cells, src_cells, rows = -1;
+    if (!get_fields(given, "copy", FIELDS, fields)
+        || !get_size(fields[CELL_BYTES], "cell_bytes", 1, &cell)
+        || !get_cells(batch, fields[DST], "dst", PyBUF_WRITABLE, cell, &task->dst, &dst_cells)
+        || !get_cells(batch, fields[SRC], "src", 0, cell, &task->src, &src_cells)
+        || !get_numbers(batch, fields[LENGTHS], "lengths", 0, &rows, &task->lengths)
+        || !get_starts(batch, fields[DST_STARTS], "dst_starts", rows, &task->dst_starts)
+        || !get_starts(batch, fields[SRC_STARTS], "src_starts", rows, &task->src_starts)
         || !rows_are_within("dst", task->dst_starts, task->lengths, rows, dst_cells)
         || !rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
         return false;
     }
-    task->run = run_copy;
-    task->written = 1 << DST;
-    task->chunk = CHUNK;
-    task->dst = views[DST].buf;
-    task->src = views[SRC].buf;
-    task->cell = (size_t)cell;
+    size_t bytes = 0;
     for (Py_ssize_t row = 0; row < rows; row++) {
-        /* Rows of `src` may repeat, and of `dst` should not, but that is the caller's affair. */
-        size_t size = (size_t)task->lengths[row] * task->cell;
-        if (size > (size_t)PY_SSIZE_T_MAX - task->bytes) {
+        /* Rows of `src` may repeat. Rows of `dst` should not, but that is the caller's affair. */
+        size_t size = (size_t)task->lengths[row] * (size_t)cell;
+        if (size > (size_t)PY_SSIZE_T_MAX - bytes) {
             PyErr_SetString(PyExc_ValueError, "lengths: expected fewer than 2**63 bytes in all");
             return false;
         }
-        task->bytes += size;
+        bytes += size;
+    }
+    task->run = run_copy;
+    task->bytes = bytes;
+    task->chunk = CHUNK;
+    task->cell = (size_t)cell;
+    return true;
+}
+
+/* How pad cells are written: by memset if all bytes of the pad bits are equal, or else from a block
+ * that repeats them. */
+static bool
+prepare_fill(Task *task, const unsigned char *bits, size_t size)
+{
+    task->fill = bits[0];
+    for (size_t i = 1; i < size; i++) {
+        task->fill = bits[i] == bits[0] ? task->fill : -1;
+    }
+    if (task->fill >= 0) {
+        return true;
+    }
+    task->block_size = (task->bytes < BLOCK ? task->bytes : BLOCK) / size * size;
+    task->block = PyMem_Malloc(task->block_size);
+    if (!task->block) {
+        PyErr_NoMemory();
+        return false;
+    }
+    memcpy(task->block, bits, size);
+    for (size_t filled = size; filled < task->block_size;) {
+        size_t left = task->block_size - filled, part = filled < left ? filled : left;
+        memcpy(task->block + filled, task->block, part);
+        filled += part;
     }
     return true;
 }
 
 static bool
-read_pad(PyObject *given, Task *task, Py_buffer *views)
+read_pad(Batch *batch, PyObject *given, Task *task)
 {
-    enum { PATTERN = SRC + 1, STARTS, LENGTHS, LEADS };
-    PyObject *starts, *lengths, *leads;
-    Py_ssize_t width, cell, dst_cells, src_cells;
-    if (!PyArg_ParseTuple(given, "w*y*OOOnny*:pad", &views[DST], &views[SRC], &starts, &lengths,
-                          &leads, &width, &cell, &views[PATTERN])) {
-        return false;
-    }
-    if (!cell_is_positive(cell) || !get_numbers(lengths, "lengths", -1, &views[LENGTHS])) {
-        return false;
-    }
-    Py_ssize_t rows = views[LENGTHS].shape[0];
-    task->lengths = views[LENGTHS].buf;
-    if (!get_starts(starts, "starts", rows, &views[STARTS], &task->src_starts)
-        || !get_optional(leads, "leads", rows, &views[LEADS], &task->leads)
-        || (dst_cells = cells_of(&views[DST], "dst", cell)) < 0
-        || (src_cells = cells_of(&views[SRC], "src", cell)) < 0) {
+    enum { DST, SRC, STARTS, LENGTHS, LEFT_PAD, WIDTH, CELL_BYTES, PAD_BITS, FIELDS };
+    PyObject *fields[FIELDS];
+    unsigned char *pad_bits;
+    Py_ssize_t width, cell, dst_cells, src_cells, bits, rows = -1;
+    if (!get_fields(given, "pad", FIELDS, fields)
+        || !get_size(fields[WIDTH], "width", 0, &width)
+        || !get_size(fields[CELL_BYTES], "cell_bytes", 1, &cell)
+        || !get_cells(batch, fields[DST], "dst", PyBUF_WRITABLE, cell, &task->dst, &dst_cells)
+        || !get_cells(batch, fields[SRC], "src", 0, cell, &task->src, &src_cells)
+        || !get_cells(batch, fields[PAD_BITS], "pad_bits", 0, 1, &pad_bits, &bits)
+        || !get_numbers(batch, fields[LENGTHS], "lengths", 0, &rows, &task->lengths)
+        || !get_starts(batch, fields[STARTS], "starts", rows, &task->src_starts)
+        || (fields[LEFT_PAD] != Py_None
+            && !get_numbers(batch, fields[LEFT_PAD], "left_pad", 0, &rows, &task->left_pad))) {
         return false;
     }
     if (!task->src_starts.numbers && task->src_starts.stride < 0) {
@@ -571,98 +596,70 @@ read_pad(PyObject *given, Task *task, Py_buffer *views)
         return false;
     }
     /* By division, because rows * width may overflow. */
-    bool fits = rows && width > 0 ? dst_cells % width == 0 && dst_cells / width == rows
-                                  : width >= 0 && dst_cells == 0;
-    if (!fits) {
+    if (rows && width ? dst_cells % width || dst_cells / width != rows : dst_cells) {
         PyErr_Format(PyExc_ValueError, "dst: expected %zd rows of %zd cells, found %zd cells", rows,
                      width, dst_cells);
         return false;
     }
-    Py_ssize_t pattern = views[PATTERN].len;
-    if (pattern < 1 || pattern > MAX_PATTERN || cell % pattern) {
+    if (bits < 1 || bits > MAX_PAD_BYTES || cell % bits) {
         PyErr_Format(PyExc_ValueError,
-                     "pattern: expected 1 to %d bytes that divide a cell of %zd, found %zd",
-                     MAX_PATTERN, cell, pattern);
+                     "pad_bits: expected 1 to %d bytes that divide a cell of %zd, found %zd",
+                     MAX_PAD_BYTES, cell, bits);
         return false;
     }
     if (!rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
         return false;
     }
     for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t length = task->lengths[row], lead = task->leads ? task->leads[row] : 0;
-        if (length > width || lead < 0 || lead > width - length) {
+        int64_t length = task->lengths[row], left = task->left_pad ? task->left_pad[row] : 0;
+        if (length > width || left < 0 || left > width - length) {
             PyErr_Format(PyExc_ValueError,
                          "dst, row %zd: expected cells within a width of %zd, found %lld from %lld "
-                         "on", row, width, (long long)length, (long long)lead);
+                         "on", row, width, (long long)length, (long long)left);
             return false;
         }
     }
+    if (!dst_cells) {
+        return true; /* nothing to write, and width * cell may overflow */
+    }
     task->run = run_pad;
-    task->written = 1 << DST;
-    task->dst = views[DST].buf;
-    task->src = views[SRC].buf;
     task->cell = (size_t)cell;
     task->width = (size_t)width * task->cell;
-    task->bytes = (size_t)views[DST].len;
-    task->chunk = CHUNK / (size_t)pattern * (size_t)pattern;
-    const unsigned char *element = views[PATTERN].buf;
-    task->fill = element[0];
-    for (Py_ssize_t i = 1; i < pattern; i++) {
-        task->fill = element[i] == element[0] ? task->fill : -1;
-    }
-    if (task->fill >= 0) {
-        return true;
-    }
-    task->block_size = BLOCK / (size_t)pattern * (size_t)pattern;
-    task->block = PyMem_Malloc(task->block_size);
-    if (!task->block) {
-        PyErr_NoMemory();
-        return false;
-    }
-    memcpy(task->block, element, (size_t)pattern);
-    for (size_t filled = (size_t)pattern; filled < task->block_size;) {
-        size_t left = task->block_size - filled, size = filled < left ? filled : left;
-        memcpy(task->block + filled, task->block, size);
-        filled += size;
-    }
-    return true;
+    task->bytes = (size_t)dst_cells * task->cell;
+    task->chunk = CHUNK / (size_t)bits * (size_t)bits;
+    return prepare_fill(task, pad_bits, (size_t)bits);
 }
 
 static bool
-read_ends(PyObject *given, Task *task, Py_buffer *views)
+read_ends(Batch *batch, PyObject *given, Task *task)
 {
-    enum { STARTS = SRC + 1, LENGTHS };
-    PyObject *starts, *lengths;
-    Py_ssize_t stride, width, cell, src_cells;
-    if (!PyArg_ParseTuple(given, "y*nnnOO:ends", &views[SRC], &stride, &width, &cell, &starts,
-                          &lengths)) {
+    enum { SRC, STRIDE, WIDTH, CELL_BYTES, STARTS, LENGTHS, FIELDS };
+    PyObject *fields[FIELDS];
+    Py_ssize_t stride, width, cell, src_cells, rows = -1;
+    if (!get_fields(given, "ends", FIELDS, fields)
+        || !get_size(fields[STRIDE], "stride", 0, &stride)
+        || !get_size(fields[WIDTH], "width", 1, &width)
+        || !get_size(fields[CELL_BYTES], "cell_bytes", 1, &cell)
+        || !get_cells(batch, fields[SRC], "src", 0, cell, &task->src, &src_cells)
+        || !get_numbers(batch, fields[STARTS], "starts", PyBUF_WRITABLE, &rows, &task->row_starts)
+        || !get_numbers(batch, fields[LENGTHS], "lengths", PyBUF_WRITABLE, &rows,
+                        &task->row_lengths)) {
         return false;
     }
-    if (!cell_is_positive(cell) || (src_cells = cells_of(&views[SRC], "src", cell)) < 0
-        || !borrow_numbers(starts, "starts", -1, &views[STARTS], PyBUF_WRITABLE)) {
-        return false;
-    }
-    Py_ssize_t rows = views[STARTS].shape[0];
-    if (!borrow_numbers(lengths, "lengths", rows, &views[LENGTHS], PyBUF_WRITABLE)) {
-        return false;
+    if (!rows) {
+        return true; /* nothing to measure, and width * cell may overflow */
     }
     /* By division, because rows * stride may overflow. */
-    if (width < 1 || stride < 0
-        || (rows && (width > src_cells || (rows > 1 && stride > (src_cells - width) / (rows - 1))))) {
-        PyErr_Format(PyExc_ValueError,
-                     "src: expected %zd rows of %zd cells, 1 or more, every %zd, found %zd cells",
-                     rows, width, stride, src_cells);
+    if (width > src_cells || (rows > 1 && stride > (src_cells - width) / (rows - 1))) {
+        PyErr_Format(PyExc_ValueError, "src: expected %zd rows of %zd cells, one every %zd, found "
+                     "%zd cells", rows, width, stride, src_cells);
         return false;
     }
     task->run = run_ends;
-    task->written = 1 << STARTS | 1 << LENGTHS;
-    task->src = views[SRC].buf;
     task->src_starts = (Starts){NULL, stride};
     task->cell = (size_t)cell;
     task->width = (size_t)width * task->cell;
-    task->row_starts = views[STARTS].buf;
-    task->row_lengths = views[LENGTHS].buf;
-    if (rows && task->width > (size_t)PY_SSIZE_T_MAX / (size_t)rows) {
+    if (task->width > (size_t)PY_SSIZE_T_MAX / (size_t)rows) {
         PyErr_SetString(PyExc_ValueError, "src: expected fewer than 2**63 bytes in all");
         return false;
     }
@@ -671,127 +668,103 @@ read_ends(PyObject *given, Task *task, Py_buffer *views)
     return true;
 }
 
-PyDoc_STRVAR(copy_doc,
-"copy(tasks, threads)\n--\n\n"
-"Of each task (dst, src, dst_starts, src_starts, lengths, cell_bytes) copy row i, cells\n"
-"src_starts[i] on, to cells dst_starts[i] on. An int: rows begin at multiples of it; None: they\n"
-"lie end to end.");
+/* --- the functions -------------------------------------------------------------------------- */
 
-static PyObject *
-rowcopy_copy(PyObject *Py_UNUSED(module), PyObject *args)
+static bool
+read_tasks(Batch *batch, Reader read)
 {
-    return do_batch(args, "On:copy", read_copy);
+    for (size_t i = 0; i < batch->count; i++) {
+        PyObject *given = PyTuple_GetItem(batch->given, (Py_ssize_t)i);
+        Task *task = &batch->tasks[i];
+        if (!PyTuple_Check(given)) {
+            PyErr_Format(PyExc_TypeError, "tasks[%zu]: expected a tuple, found %R", i,
+                         (PyObject *)Py_TYPE(given));
+            return false;
+        }
+        if (!read(batch, given, task)) {
+            return false;
+        }
+        if (task->bytes > (size_t)PY_SSIZE_T_MAX - batch->bytes) {
+            PyErr_SetString(PyExc_ValueError, "tasks: expected fewer than 2**63 bytes in all");
+            return false;
+        }
+        batch->bytes += task->bytes;
+    }
+    return targets_are_apart(batch);
 }
 
-PyDoc_STRVAR(pad_doc,
-"pad(tasks, threads)\n--\n\n"
-"Of each task (dst, src, starts, lengths, leads, width, cell_bytes, pattern) write row i of a\n"
-"rectangle: leads[i] pad cells (None: 0), lengths[i] cells of src from starts[i] on (an int: from\n"
-"multiples of it on), and pad cells up to width. A pad cell is the pattern over and over.");
-
 static PyObject *
-rowcopy_pad(PyObject *Py_UNUSED(module), PyObject *args)
+do_batch(PyObject *const *args, Py_ssize_t nargs, const char *name, Reader read)
 {
-    return do_batch(args, "On:pad", read_pad);
-}
-
-PyDoc_STRVAR(ends_doc,
-"ends(tasks, threads)\n--\n\n"
-"Of each task (src, stride, width, cell_bytes, starts, lengths) write to starts[i] how many equal\n"
-"cells row i of width cells begins with, and to lengths[i] how many there are from there to the\n"
-"equal cells that it ends with: 0 and 0 where all are equal. Row i begins at cell i * stride.");
-
-static PyObject *
-rowcopy_ends(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return do_batch(args, "On:ends", read_ends);
-}
-
-PyDoc_STRVAR(sums_doc,
-"sums(lengths, offsets)\n--\n\n"
-"Write the N + 1 sums of N lengths, from 0 on, to offsets. Returns the least and the greatest\n"
-"length, 0 without any. Sums past 2**63 wrap around.");
-
-static PyObject *
-rowcopy_sums(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *lengths, *offsets, *done = NULL;
-    Py_buffer source = {0}, target = {0};
-    if (!PyArg_ParseTuple(args, "OO:sums", &lengths, &offsets)
-        || !get_numbers(lengths, "lengths", -1, &source)) {
+    Batch batch = {0};
+    Py_ssize_t threads;
+    bool done = false;
+    if (nargs != 2) {
+        PyErr_Format(PyExc_TypeError, "%s: expected tasks and threads, found %zd arguments", name,
+                     nargs);
         return NULL;
     }
-    Py_ssize_t rows = source.shape[0];
-    if (borrow_numbers(offsets, "offsets", rows + 1, &target, PyBUF_WRITABLE)) {
-        const int64_t *numbers = source.buf;
-        int64_t *sums = target.buf, low = rows ? numbers[0] : 0, high = low;
-        uint64_t sum = 0;
-        sums[0] = 0;
-        for (Py_ssize_t row = 0; row < rows; row++) {
-            int64_t length = numbers[row];
-            low = length < low ? length : low;
-            high = length > high ? length : high;
-            sum += (uint64_t)length;
-            sums[row + 1] = (int64_t)sum;
-        }
-        done = Py_BuildValue("LL", (long long)low, (long long)high);
-    }
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&source);
-    return done;
-}
-
-PyDoc_STRVAR(differences_doc,
-"differences(offsets, lengths)\n--\n\n"
-"Write the N differences of N + 1 offsets to lengths. Returns the least and the greatest of them,\n"
-"0 without any, and whether no offset is below the one before it: otherwise they may have wrapped\n"
-"around.");
-
-static PyObject *
-rowcopy_differences(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *offsets, *lengths, *done = NULL;
-    Py_buffer source = {0}, target = {0};
-    if (!PyArg_ParseTuple(args, "OO:differences", &offsets, &lengths)
-        || !borrow_numbers(lengths, "lengths", -1, &target, PyBUF_WRITABLE)) {
+    if (!get_size(args[1], "threads", PY_SSIZE_T_MIN, &threads)) {
         return NULL;
     }
-    Py_ssize_t rows = target.shape[0];
-    if (get_numbers(offsets, "offsets", rows + 1, &source)) {
-        const int64_t *numbers = source.buf;
-        int64_t *differences = target.buf, low = 0, high = 0;
-        bool rising = true;
-        for (Py_ssize_t row = 0; row < rows; row++) {
-            int64_t before = numbers[row], after = numbers[row + 1];
-            int64_t length = (int64_t)((uint64_t)after - (uint64_t)before);
-            low = row && low < length ? low : length;
-            high = row && high > length ? high : length;
-            rising = rising && after >= before;
-            differences[row] = length;
-        }
-        done = Py_BuildValue("LLO", (long long)low, (long long)high, rising ? Py_True : Py_False);
+    batch.given = PySequence_Tuple(args[0]); /* a copy, which nobody else can change */
+    if (!batch.given) {
+        return NULL;
     }
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&target);
-    return done;
+    batch.count = (size_t)PyTuple_Size(batch.given);
+    batch.tasks = PyMem_Calloc(batch.count + 1, sizeof(Task));
+    batch.views = PyMem_Malloc((batch.count * MAX_VIEWS + 1) * sizeof(View));
+    if (!batch.tasks || !batch.views) {
+        PyErr_NoMemory();
+    } else if (read_tasks(&batch, read)) {
+        run_without_gil(&batch, threads);
+        done = true;
+    }
+    for (size_t i = 0; batch.tasks && i < batch.count; i++) {
+        PyMem_Free(batch.tasks[i].block);
+    }
+    for (size_t i = 0; i < batch.view_count; i++) {
+        PyBuffer_Release(&batch.views[i].buffer);
+    }
+    PyMem_Free(batch.tasks);
+    PyMem_Free(batch.views);
+    Py_DECREF(batch.given);
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* --- the module ----------------------------------------------------------------------------- */
+static PyObject *
+kernel_copy(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    return do_batch(args, nargs, "copy", read_copy);
+}
+
+static PyObject *
+kernel_pad(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    return do_batch(args, nargs, "pad", read_pad);
+}
+
+static PyObject *
+kernel_ends(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    return do_batch(args, nargs, "ends", read_ends);
+}
+
+#define METHOD(name, function, task) \
+    {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, \
+     name "(tasks, threads, /)\n--\n\nSee jagcodec.rowcopy.tasks." task "."}
 
 static PyMethodDef methods[] = {
-    {"copy", rowcopy_copy, METH_VARARGS, copy_doc},
-    {"pad", rowcopy_pad, METH_VARARGS, pad_doc},
-    {"ends", rowcopy_ends, METH_VARARGS, ends_doc},
-    {"sums", rowcopy_sums, METH_VARARGS, sums_doc},
-    {"differences", rowcopy_differences, METH_VARARGS, differences_doc},
+    METHOD("copy", kernel_copy, "Copy"),
+    METHOD("pad", kernel_pad, "Pad"),
+    METHOD("ends", kernel_ends, "Ends"),
     {NULL, NULL, 0, NULL},
 };
 
+/* --- the module ----------------------------------------------------------------------------- */
+
 static PyModuleDef_Slot slots[] = {
-#ifdef Py_mod_multiple_interpreters
-    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
-#endif
-#ifdef Py_mod_gil
+#ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
@@ -800,7 +773,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "jagcodec.rowcopy._kernel",
-    .m_doc = "Rows of bytes, copied from one buffer to another.",
+    .m_doc = "Copies rows of bytes from one buffer to another.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,

@@ -1,4 +1,7 @@
-"""What a kernel is asked to do: one task for each column, all columns of a batch in one call."""
+"""What a kernel is asked to do: one task for each column, all columns of a batch in one call.
+
+A kernel takes the fields of a task by position, so their order is part of its interface.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 Starts: TypeAlias = IntArray | int
-"""Where rows begin, in cells: (N,) numbers, or a stride, of which row i begins at the i-fold."""
+"""Where rows begin, in cells: (N,) numbers, or a stride, and then row i begins at i times that."""
 
 
 def numbers(starts: Starts, rows: int) -> IntArray:
-    """Starts as numbers."""
+    """Starts as an array of numbers."""
     return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
 class Copy(NamedTuple):
-    """Copy each row from its source to its target start.
+    """Copy each row from its source start to its target start.
 
-    Buffers are contiguous bytes, but for the source, which may be an array of anything: what lies
-    in memory counts. Targets are apart from all others. Starts and lengths count cells of
-    `cell_bytes` (1 or more) bytes. Starts of None: the rows lie end to end and fill the buffer.
+    Buffers are contiguous bytes, except for the source, which may be an array of any dtype: only
+    its memory counts. No target may overlap any other buffer. Starts and lengths count cells of
+    `cell_bytes` (1 or more) bytes. If starts are None, the rows lie end to end and fill the buffer.
     """
 
     dst: ByteArray
@@ -38,28 +41,36 @@ class Copy(NamedTuple):
 
 
 class Pad(NamedTuple):
-    """Write every row of a rectangle: leads[i] (None: 0) pads, its cells, pads to `width`.
+    """Write every row of a rectangle: left_pad[i] pad cells, its own cells, pad cells to `width`.
 
-    As for `Copy`, but all of it bytes; leads and width count cells too. A pad cell is `pattern`,
-    over and over.
+    As for `Copy`, but every buffer is bytes; `left_pad` and `width` count cells too. If `left_pad`
+    is None, no row has any. A pad cell repeats `pad_bits`, which are 1 to 16 bytes.
     """
 
     dst: ByteArray
     src: ByteArray
     starts: Starts
     lengths: IntArray
-    leads: IntArray | None
+    left_pad: IntArray | None
     width: int
     cell_bytes: int
-    pattern: bytes
+    pad_bits: bytes
+
+
+def rows_only(task: Pad) -> Copy:
+    """The same task for a rectangle that already holds the pad bits everywhere."""
+    dst_starts: Starts = task.width
+    if task.left_pad is not None:
+        dst_starts = numbers(task.width, len(task.lengths)) + task.left_pad
+    return Copy(task.dst, task.src, dst_starts, task.starts, task.lengths, task.cell_bytes)
 
 
 class Ends(NamedTuple):
     """Measure the constant ends of the rows of a rectangle.
 
-    Row i is `width` cells (1 or more) from cell ``i * stride`` of `src` on. ``starts[i]`` becomes
-    how many equal cells it begins with, ``lengths[i]`` how many there are from there to the equal
-    cells that it ends with; both 0 where all are equal.
+    Row i is `width` cells (1 or more) from cell ``i * stride`` of `src` on. ``starts[i]`` is set to
+    how many equal cells the row begins with, ``lengths[i]`` to how many there are from there to the
+    equal cells that it ends with; both are 0 if all cells are equal.
     """
 
     src: ByteArray
@@ -71,33 +82,13 @@ class Ends(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The loops over rows. `jagcodec.rowcopy.numpy_kernel` is one, the compiled module another."""
+    """The loops over rows: `jagcodec.rowcopy.numpy_kernel` is one, the compiled module another."""
 
     def copy(self, tasks: Sequence[Copy], threads: int, /) -> None:
-        """Do these in up to so many threads."""
+        """Do these tasks in up to `threads` threads."""
 
     def pad(self, tasks: Sequence[Pad], threads: int, /) -> None:
-        """Do these in up to so many threads."""
+        """Do these tasks in up to `threads` threads."""
 
     def ends(self, tasks: Sequence[Ends], threads: int, /) -> None:
-        """Do these in up to so many threads."""
-
-    def sums(self, lengths: IntArray, offsets: IntArray, /) -> tuple[int, int]:
-        """See `rowcopy.sums`; `offsets` are written."""
-
-    def differences(self, offsets: IntArray, lengths: IntArray, /) -> tuple[int, int, bool]:
-        """See `rowcopy.differences`; `lengths` are written."""
-
-
-class Unwritten:
-    """Rows in CPU memory that are still to be put together, straight where they are wanted.
-
-    Attributes:
-        nbytes: Of the rows.
-    """
-
-    nbytes: int
-
-    def copy_to(self, out: ByteArray) -> Copy:
-        """What puts them into `out`, memory that is just as large."""
-        raise NotImplementedError
+        """Do these tasks in up to `threads` threads."""

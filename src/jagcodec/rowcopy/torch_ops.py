@@ -1,4 +1,4 @@
-"""Row copies by index, in torch ops: for accelerators, and wherever autograd looks on.
+"""Row copies by index, in torch ops: for accelerators, and for tensors that autograd follows.
 
 No kernel per row and no synchronisation: every size is known on the host beforehand.
 """
@@ -8,16 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    array_bytes,
-    contiguous_bits,
-    from_bytes,
-    int_of_size,
-    refill,
-    same_width_ints,
-)
-from jagcodec.rowcopy.tasks import Copy, Pad, numbers
+from jagcodec.memory.tensor_bytes import IntArray, contiguous_bits, refill, same_width_ints
+from jagcodec.rowcopy.tasks import numbers
 
 
 def gather(
@@ -53,56 +45,26 @@ def pad(
     starts: IntArray,
     lengths: IntArray,
     out: torch.Tensor,
-    leads: IntArray | None,
-    pattern: bytes,
+    left_pad: IntArray | None,
+    pad_bits: bytes,
     fresh: bool,
 ) -> torch.Tensor:
     """See `rowcopy.pad`."""
     rows, width = out.shape[:2]
     if not fresh:
-        refill(out.detach(), pattern)
-    to = np.arange(rows, dtype=np.int64) * width
-    if leads is not None:
-        to = to + leads
+        refill(out.detach(), pad_bits)
+    out_starts = numbers(width, rows)
+    if left_pad is not None:
+        out_starts = out_starts + left_pad
     total = int(lengths.sum())
     end_to_end = total == len(cells) and np.array_equal(starts, np.cumsum(lengths) - lengths)
     values = cells if end_to_end else gather(cells, starts, lengths, None)
     flat = out.view(rows * width, *cells.shape[1:])
-    return scatter(values, lengths, flat, to).view(out.shape)
-
-
-def copy(task: Copy) -> None:
-    """One task of `rowcopy.copy_all`."""
-    if not task.dst.nbytes or not task.lengths.any():
-        return
-    lengths = task.lengths
-    end_to_end = np.cumsum(lengths) - lengths
-    src_starts, dst_starts = (
-        end_to_end if starts is None else numbers(starts, len(lengths))
-        for starts in (task.src_starts, task.dst_starts)
-    )
-    source, target = (
-        from_bytes(data, torch.uint8, (len(data) // task.cell_bytes, task.cell_bytes))
-        # torch has no tensors of read-only memory
-        for data in (array_bytes(task.src).copy(), task.dst)
-    )
-    scatter(gather(source, src_starts, lengths, None), lengths, target, dst_starts)
-
-
-def pad_bytes(task: Pad) -> None:
-    """One task of `rowcopy.pad_all`."""
-    if not task.dst.nbytes:
-        return
-    words = int_of_size(len(task.pattern))
-    rows, elements = len(task.lengths), task.cell_bytes // len(task.pattern)
-    shape = (len(task.src) // task.cell_bytes, elements)
-    cells = from_bytes(task.src.copy(), words, shape)
-    out = from_bytes(task.dst, words, (rows, task.width, elements))
-    pad(cells, numbers(task.starts, rows), task.lengths, out, task.leads, task.pattern, False)
+    return scatter(values, lengths, flat, out_starts).view(out.shape)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: they have the kernels that some dtypes lack."""
+    """The same memory as integers: torch has index kernels for them that some dtypes lack."""
     return tensor.view(same_width_ints(tensor.dtype))
 
 
