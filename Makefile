@@ -7,7 +7,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 .PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record soak guard fuzz clean
 
 demo: $(VENV)/.demo
-	$(BIN)/jagcodec demo
+	$(BIN)/python -m examples.grpo_demo
 
 test: lint types
 	$(BIN)/python -m pytest -n 2

@@ -39,7 +39,8 @@ shows where.
     sides      jagcodec and the floor
     peers      the other ways
     trips      processes, rounds, verification
-    scaling    seconds of one core, for the model of `jagcodec.scaling`, and its page
+    scaling    seconds of one core, for the model below, and its page
+    scaling_model  what a step of many GPUs moves and waits for: a model, on paper
     soaks      many producers and an account of every batch
     reliability  the command that runs them for minutes, and its page
     pages      tables of pages that have a record of their own

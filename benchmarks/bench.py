@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name for name in trips.SIDES if name in options.only]
     seconds = 5.0 if options.quick else 25.0
     report: dict[str, Any] = {
-        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "quick": options.quick,
         "machine": machine.machine(),
         "versions": machine.versions(),

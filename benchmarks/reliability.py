@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     quieted()
     found: dict[str, Any] = {
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": {**versions(), "pyzmq": zmq.pyzmq_version()},
         "soak": soak(Plan(options.producers, options.seconds)),

@@ -1,8 +1,8 @@
-"""What one core pays per byte, for the model of `jagcodec.scaling`.
+"""What one core pays per byte, for the model in `benchmarks/scaling_model.py`.
 
 ``python -m benchmarks.scaling`` prints what it measured; with ``--write``, it stores that in
-`src/jagcodec/data/costs.json`, where the model reads it, and writes the tables of
-`docs/scaling.md`. ``--page`` writes the tables alone.
+`benchmarks/scaling.json`, where the model reads it, and writes the tables of `docs/scaling.md`.
+``--page`` writes the tables alone.
 
 Everything is CPU time of processes that compute in one thread, so that other load on the machine
 stretches it less than it would stretch the clock; medians of runs in memory that was written
@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,24 @@ import jagcodec
 from benchmarks import pages
 from benchmarks.machine import machine
 from benchmarks.report import RECORD as BENCH
-from benchmarks.report import ROOT
+from benchmarks.scaling_model import (
+    FORMS,
+    GRPO,
+    PARTS,
+    RECORD,
+    WIRE,
+    Cluster,
+    Costs,
+    Workload,
+    measured_costs,
+    step_cost,
+    wire_limit,
+)
 from benchmarks.shapes import LARGE, PADS, REAL_FILL, TOKEN_BYTES, Batch, Case, make_batch
 from benchmarks.trips import processes, quieted
-from jagcodec import scaling
-from jagcodec.demo.batch import rollout_table
+from jagcodec.data import rollout_table
 from jagcodec.integrations.zmq import recv_frames, send_frames
 
-RECORD = ROOT / "src" / "jagcodec" / "data" / "costs.json"
 PAGE = pages.DOCS / "scaling.md"
 
 FULL = Case("lognormal", LARGE.rows, LARGE.width // 4, 1.0)  # as many tokens, and no padding
@@ -52,10 +62,10 @@ def measure() -> dict[str, Any]:
     with context.Pool(1) as pool:
         codec = pool.apply(_codec)
     send, receive = _sockets(context)
-    costs = scaling.Costs(**codec, send=send, receive=receive)
+    costs = Costs(**codec, send=send, receive=receive)
     rounded = {name: float(f"{cost:.3g}") for name, cost in dataclasses.asdict(costs).items()}
     return {
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "by": "python -m benchmarks.scaling --write",
         "machine": {**machine(), "torch_threads": 1},
         "costs": rounded,
@@ -161,7 +171,7 @@ def _send(connection: Any) -> None:
 
 # --- the page ----------------------------------------------------------------------------------
 
-JOB = scaling.Cluster(1024)
+JOB = Cluster(1024)
 STORES = {
     name: dataclasses.replace(JOB, store_nodes=nodes, store_cores=cores)
     for name, nodes, cores in (
@@ -172,7 +182,7 @@ STORES = {
 }
 SHOWN = STORES["8 nodes, 8 cores each"]
 SPEEDS = (25, 100, 200, 400)
-LONG = scaling.Workload(rows=16_384, width=32_768, fill=REAL_FILL)
+LONG = Workload(rows=16_384, width=32_768, fill=REAL_FILL)
 NODE_MEMORY = 2 * 8 * 4800e6 * 8
 """Bytes per second of a node: two sockets of eight channels of DDR5-4800, as in a DGX H100. From
 datasheets, not measured."""
@@ -180,7 +190,7 @@ datasheets, not measured."""
 
 def tables() -> dict[str, str]:
     """Name of a table to its Markdown."""
-    tcp = scaling.measured_costs()
+    tcp = measured_costs()
     return {
         "costs": _costs(tcp),
         "bytes": _bytes(),
@@ -194,19 +204,19 @@ def tables() -> dict[str, str]:
     }
 
 
-def _without_sockets(costs: scaling.Costs) -> scaling.Costs:
+def _without_sockets(costs: Costs) -> Costs:
     """What RDMA between nodes and NVLink inside one make of it: no core moves bytes."""
     return dataclasses.replace(costs, send=0.0, receive=0.0)
 
 
-def _real() -> scaling.Workload:
+def _real() -> Workload:
     """The GSM8K rollouts, as many of them as LONG has rows."""
     lengths = rollout_table().lengths
     width = int(lengths.max())
-    return scaling.Workload(LONG.rows, width, float(lengths.mean()) / width)
+    return Workload(LONG.rows, width, float(lengths.mean()) / width)
 
 
-def _costs(costs: scaling.Costs) -> str:
+def _costs(costs: Costs) -> str:
     text = {
         "copy": "memcpy, to compare with",
         "pack": "padded columns to a message, per byte of tokens",
@@ -245,9 +255,9 @@ def _bytes() -> str:
             for each in workloads
             for cells in (each.cells, each.tokens)
         ]
-        for hop in scaling.GRPO
+        for hop in GRPO
     ]
-    token = sum(hop.cell_bytes for hop in scaling.GRPO)
+    token = sum(hop.cell_bytes for hop in GRPO)
     rows.append(
         ["all", "", str(token)]
         + [
@@ -256,19 +266,15 @@ def _bytes() -> str:
             for cells in (each.cells, each.tokens)
         ]
     )
-    head = [
-        f"{each.rows:,} x {each.width:,}, {form} GB" for each in workloads for form in scaling.FORMS
-    ]
+    head = [f"{each.rows:,} x {each.width:,}, {form} GB" for each in workloads for form in FORMS]
     return pages.table(("hop", "", "bytes per token", *head), rows)
 
 
-def _steps(costs: scaling.Costs) -> str:
+def _steps(costs: Costs) -> str:
     rows = []
     for store, cluster in STORES.items():
         for gbit in SPEEDS:
-            padded, packed = (
-                scaling.step_cost(LONG, cluster, gbit, form, costs=costs) for form in scaling.FORMS
-            )
+            padded, packed = (step_cost(LONG, cluster, gbit, form, costs=costs) for form in FORMS)
             rows.append(
                 [store, str(gbit), _s(padded.seconds), padded.bottleneck]
                 + [_s(packed.seconds), packed.bottleneck, f"{padded.seconds / packed.seconds:.2f}"]
@@ -277,41 +283,39 @@ def _steps(costs: scaling.Costs) -> str:
     return pages.table(head, rows)
 
 
-def _parts(costs: scaling.Costs) -> str:
+def _parts(costs: Costs) -> str:
     gbit = 100
     found = [
-        (form, store, scaling.step_cost(LONG, cluster, gbit, form, costs=costs))
+        (form, store, step_cost(LONG, cluster, gbit, form, costs=costs))
         for store, cluster in STORES.items()
-        for form in scaling.FORMS
+        for form in FORMS
     ]
-    rows = [[name, *(_s(cost.parts[name]) for _, _, cost in found)] for name in scaling.PARTS]
+    rows = [[name, *(_s(cost.parts[name]) for _, _, cost in found)] for name in PARTS]
     head = (f"{gbit} Gb/s", *(f"{form}, {store}" for form, store, _ in found))
     return pages.table(head, rows)
 
 
-def _limits(tcp: scaling.Costs) -> str:
+def _limits(tcp: Costs) -> str:
     rows = []
     for name, costs in (("TCP", tcp), ("RDMA, NVLink", _without_sockets(tcp))):
         for store, cluster in STORES.items():
             cells = [name, store]
-            for form in scaling.FORMS:
-                limit = scaling.wire_limit(LONG, cluster, form, costs=costs)
-                beyond = scaling.step_cost(LONG, cluster, 1.01 * limit, form, costs=costs)
-                always = beyond.bottleneck == scaling.WIRE
+            for form in FORMS:
+                limit = wire_limit(LONG, cluster, form, costs=costs)
+                beyond = step_cost(LONG, cluster, 1.01 * limit, form, costs=costs)
+                always = beyond.bottleneck == WIRE
                 cells += ["never", ""] if always else [f"{limit:,.3g} Gb/s", beyond.bottleneck]
             rows.append(cells)
     head = ("moved by", "store", "padded: up to", "then", "packed: up to", "then")
     return pages.table(head, rows)
 
 
-def _siblings(costs: scaling.Costs) -> str:
+def _siblings(costs: Costs) -> str:
     rows = []
     for siblings in (1, 2, 8, 16):
         for alone in (False, True) if siblings > 1 else (False,):
             cluster = dataclasses.replace(SHOWN, tensor_parallel=siblings, siblings_fetch=alone)
-            found = [
-                scaling.step_cost(LONG, cluster, 100, form, costs=costs) for form in scaling.FORMS
-            ]
+            found = [step_cost(LONG, cluster, 100, form, costs=costs) for form in FORMS]
             who = "each fetches" if alone else "one fetches, and broadcasts"
             rows.append(
                 [str(siblings), who if siblings > 1 else ""]
@@ -321,7 +325,7 @@ def _siblings(costs: scaling.Costs) -> str:
     return pages.table(head, rows)
 
 
-def _memory(costs: scaling.Costs) -> str:
+def _memory(costs: Costs) -> str:
     fill = LONG.fill
     cell = fill * costs.pad_copy + (1 - fill) * costs.pad_fill
     touched = (1 + fill) / cell  # bytes per second: rectangles written, tokens read
@@ -335,7 +339,7 @@ def _memory(costs: scaling.Costs) -> str:
     )
 
 
-def _held(costs: scaling.Costs) -> str:
+def _held(costs: Costs) -> str:
     """The model beside stages that `make bench` timed, two threads and all."""
     rows = []
     for found in pages.read(BENCH)["stages"]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from jagcodec.data import rollout_table
 
 PADS: dict[str, int | float] = {
     "input_ids": 151643,
@@ -150,10 +150,8 @@ def lognormal_lengths(rows: int, width: int, fill: float = REAL_FILL) -> Lengths
 
 def gsm8k_lengths(rows: int) -> Lengths:
     """Prompt + response tokens of whole groups of real GSM8K rollouts, drawn with a fixed seed."""
-    resource = importlib.resources.files("jagcodec") / "data" / "gsm8k_rollout_lengths.json"
-    data = json.loads(resource.read_text(encoding="utf-8"))
-    tokens = np.array([row[:2] for row in data["rows"]], dtype=np.int64).sum(axis=1)
-    groups = tokens.reshape(-1, data["group_size"])
-    drawn = np.random.default_rng(SEED).permutation(len(groups))[: rows // data["group_size"]]
+    table = rollout_table()
+    groups = table.lengths.reshape(-1, table.group_size)
+    drawn = np.random.default_rng(SEED).permutation(len(groups))[: rows // table.group_size]
     lengths: Lengths = groups[drawn].reshape(-1)
     return lengths

@@ -27,7 +27,7 @@ from ray import cloudpickle
 from verl import DataProto
 
 from benchmarks.machine import machine, versions
-from jagcodec.demo.batch import rollout_table
+from jagcodec.data import rollout_table
 from jagcodec.integrations.verl import install, uninstall
 
 PROMPT, RESPONSE = 512, 1024

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from jagcodec.integrations.mooncake import Store
 HOST = "127.0.0.1"
 
 
-def free_ports(count):
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -26,7 +27,7 @@ def free_ports(count):
     return ports
 
 
-def start_master(rpc, http, metrics):
+def start_master(rpc: int, http: int, metrics: int) -> subprocess.Popen[bytes]:
     """Mooncake's master with its metadata server, which a cluster has running anyway."""
     options = {
         "rpc_address": HOST,
@@ -51,7 +52,7 @@ def start_master(rpc, http, metrics):
     raise SystemExit("mooncake_master did not start")
 
 
-def main():
+def main() -> None:
     rpc, http, metrics = free_ports(3)
     master = start_master(rpc, http, metrics)
     client = MooncakeDistributedStore()
@@ -68,10 +69,10 @@ def main():
         master.wait()
 
 
-def put_and_get(store):
+def put_and_get(store: Store) -> None:
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
-    columns = {
+    columns: dict[str, Any] = {
         "input_ids": torch.randint(0, 152_000, (4, 900)),
         "logprobs": torch.randn(4, 900),
         "message": messages,

@@ -3,28 +3,31 @@
 pip install 'jagcodec[ray]'; python examples/ray_store.py
 """
 
+from typing import Any
+
 import numpy as np
 import ray
 import torch
+from tensordict import TensorDict
 
-from jagcodec import encode_fields, materialize, open_wire, pack_jagged_fields
+from jagcodec import WireBatch, encode_fields, materialize, open_wire, pack_jagged_fields
 from jagcodec.integrations.ray import register
 
 
 @ray.remote
-def reward(batch):
+def reward(batch: WireBatch) -> list[int]:
     """A worker that needs one column of two rows, and reads no more of the store than that."""
     ids = batch.select(["input_ids"]).rows(slice(0, 2)).to_tensordict()["input_ids"]
     return [len(row) for row in ids.unbind()]
 
 
 @ray.remote
-def double(td):
+def double(td: TensorDict) -> TensorDict:
     td["logprobs"].values().mul_(2)  # its own copy
     return td
 
 
-def main():
+def main() -> None:
     register()
     ray.init(
         num_cpus=2,
@@ -34,7 +37,7 @@ def main():
     )
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
-    columns = {
+    columns: dict[str, Any] = {
         "input_ids": torch.randint(0, 152_000, (4, 900)),
         "logprobs": torch.randn(4, 900),
         "message": messages,

@@ -6,7 +6,9 @@ or with ``torchrun --nproc-per-node 2 examples/torch_distributed_broadcast.py``.
 
 import os
 import tempfile
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ ROWS, WIDTH = 64, 128
 LEADER = 0
 
 
-def fetch():
+def fetch() -> Sequence[Any]:
     """What a data plane would return: a message."""
     lengths = torch.arange(ROWS) + 1
     messages = np.empty(ROWS, dtype=object)
@@ -48,7 +50,9 @@ def work() -> None:
 
 
 def start(rank: int, ranks: int, path: str) -> None:
-    options = {"init_method": f"file://{path}", "rank": rank, "world_size": ranks} if path else {}
+    options: dict[str, Any] = (
+        {"init_method": f"file://{path}", "rank": rank, "world_size": ranks} if path else {}
+    )
     dist.init_process_group("gloo", timeout=timedelta(seconds=60), **options)
     try:
         work()
@@ -61,4 +65,4 @@ if __name__ == "__main__":
         start(-1, -1, "")
     else:
         with tempfile.TemporaryDirectory() as directory:
-            torch.multiprocessing.spawn(start, (2, f"{directory}/store"), nprocs=2)
+            torch.multiprocessing.spawn(start, (2, f"{directory}/store"), nprocs=2)  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ PROMPT, RESPONSE, PAD = 256, 1024, 151_643
 
 
 @ray.remote
-def compute_values(data):
+def compute_values(data: DataProto) -> DataProto:
     """A worker: its own copy, padded as it was sent."""
     data.batch["values"] = data.batch["old_log_probs"] * 2
     return data.select(batch_keys=["values"], non_tensor_batch_keys=["uid"])
 
 
-def make_batch(rows):
+def make_batch(rows: int) -> DataProto:
     """Prompts padded on the left, responses on the right, as verl's rollouts make them."""
     mask = torch.zeros(rows, PROMPT + RESPONSE, dtype=torch.int64)
     for row in range(rows):
@@ -40,7 +40,7 @@ def make_batch(rows):
     )
 
 
-def main():
+def main() -> None:
     install()
     ray.init(
         num_cpus=2,

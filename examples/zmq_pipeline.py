@@ -4,6 +4,7 @@ Run it with ``python examples/zmq_pipeline.py``; it needs ``pip install 'jagcode
 """
 
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ WORKERS, BATCHES, ROWS, WIDTH = 2, 3, 64, 256
 TIMEOUT = 60  # seconds: a peer that died is an error, not a silence
 
 
-def rollouts(seed: int):
+def rollouts(seed: int) -> dict[str, Any]:
     """A batch as an inference engine hands it out: padded rectangles and Python objects."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, WIDTH + 1, (ROWS,), generator=generator)

@@ -20,11 +20,11 @@ import pytest
 import torch
 import zmq
 
-from jagcodec import JagcodecError, WireFormatError, cli, decode, demo, encode
-from jagcodec.demo import batch as batch_module
-from jagcodec.demo import check as check_module
-from jagcodec.demo import run_demo
-from jagcodec.demo.batch import (
+from examples import grpo_demo
+from examples.grpo_demo import batch as batch_module
+from examples.grpo_demo import check as check_module
+from examples.grpo_demo.__main__ import main
+from examples.grpo_demo.batch import (
     LOGPROBS,
     PAD_ID,
     PER_TOKEN,
@@ -32,14 +32,18 @@ from jagcodec.demo.batch import (
     group_advantages,
     load_reference,
     make_batch,
-    rollout_table,
     save_reference,
 )
-from jagcodec.demo.check import MismatchError, check_columns, check_rows
-from jagcodec.demo.producer import produce
-from jagcodec.demo.report import Consumed, Produced, settle
-from jagcodec.demo.trainer import consume
+from examples.grpo_demo.check import MismatchError, check_columns, check_rows
+from examples.grpo_demo.producer import produce
+from examples.grpo_demo.report import Consumed, Produced, settle
+from examples.grpo_demo.run import run_demo
+from examples.grpo_demo.trainer import consume
+from jagcodec import JagcodecError, WireFormatError, decode, encode
+from jagcodec.data import rollout_table
 
+DEMO = Path(grpo_demo.__file__).parent
+CHECKOUT = DEMO.parent.parent
 TABLE = rollout_table()
 ROWS = 16
 FIRST_LENGTH = int(TABLE.lengths[0])
@@ -66,10 +70,11 @@ def cells_owed(rows: int, batches: int) -> int:
 
 def test_demo_verifies_every_cell() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "jagcodec", "demo"],
+        [sys.executable, "-W", "error", "-m", "examples.grpo_demo"],
         capture_output=True,
         text=True,
         timeout=120,
+        cwd=CHECKOUT,
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -129,18 +134,35 @@ def hang(socket: Any, directory: Path, batches: int) -> None:
 
 
 def test_a_wrong_cell_ends_the_command_with_its_column_and_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = functools.partial(run_demo, rows=ROWS, producer=produce_wrongly)
-    monkeypatch.setattr(demo, "run_demo", wrong)
-    assert cli.main(["demo"]) == 1
+    assert main(functools.partial(run_demo, rows=ROWS, producer=produce_wrongly)) == 1
     captured = capsys.readouterr()
     last = int(TABLE.lengths[ROWS - 1]) - 1
     assert captured.err.startswith(
-        f"jagcodec: error: prev_logprobs, row {ROWS - 1}, token {last}: expected "
+        f"grpo_demo: error: prev_logprobs, row {ROWS - 1}, token {last}: expected "
     )
     assert captured.err.count("\n") == 1
     assert "verified" not in captured.out
+
+
+def test_the_command_without_pyzmq_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    assert main() == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("grpo_demo: error: ")
+    assert "pip install 'jagcodec[zmq]'" in captured.err
+    assert "verified" not in captured.out
+
+
+def test_the_command_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    assert main(interrupted) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_a_process_that_dies_is_named() -> None:
@@ -203,7 +225,7 @@ def exchange(
 def test_the_exchange_settles(tmp_path: Path) -> None:
     result = settle(*exchange(tmp_path))
     assert result.cells == cells_owed(ROWS, 1)
-    assert sum(result.frame_sizes) == result.tax.wire_bytes
+    assert sum(result.frame_sizes) == result.last.wire_bytes
     assert f"verified: {result.cells:,} cells" in str(result)
 
 
@@ -385,18 +407,32 @@ def test_rows_that_differ() -> None:
         check_rows("c", rows, values, np.array([2, 1]))
 
 
+def imports_of(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return imported | {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+
+
 @pytest.mark.parametrize("module", [batch_module, check_module])
 def test_the_reference_is_independent_of_the_codec(module: Any) -> None:
-    tree = ast.parse(Path(module.__file__).read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert {name for name in imported if name and "jagcodec" in name} == {"jagcodec.errors"}
+    imported = imports_of(Path(module.__file__))
+    library = {name for name in imported if name.startswith("jagcodec")}
+    assert "jagcodec.errors" in library
+    assert library <= {"jagcodec.data", "jagcodec.errors"}
     assert not imported & {"torch", "tensordict"}
+
+
+def test_the_demo_imports_only_what_is_public() -> None:
+    paths = list(DEMO.glob("*.py"))
+    library = {name for path in paths for name in imports_of(path) if name.startswith("jagcodec")}
+    assert library == {
+        "jagcodec",
+        "jagcodec.data",
+        "jagcodec.errors",
+        "jagcodec.integrations.zmq",
+    }
 
 
 # --- the batches -------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import tensordict
 import torch
 
 import jagcodec
+from examples.grpo_demo.batch import PER_TOKEN, make_batch
 from jagcodec import padding_tax, stack_or_nest
-from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
+from jagcodec.data import rollout_table
 from jagcodec.wire import records, spec
 
 ROOT = Path(__file__).parent.parent

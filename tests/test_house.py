@@ -13,7 +13,7 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up. A room may import rooms of lower floors only, never beside it or above.
 FLOORS = (
-    ("_version", "errors", "wire.spec"),
+    ("_version", "errors", "data", "wire.spec"),
     ("memory.blocks",),
     ("memory.tensor_bytes", "wire.checks"),
     ("memory.staging", "rowcopy"),
@@ -43,9 +43,8 @@ FLOORS = (
     ),
     ("batch.rows",),
     ("batch.batched_data_dict",),
-    ("batch.materialize", "batch.padding_tax", "scaling", "testing"),
+    ("batch.materialize", "batch.padding_tax", "testing"),
     ("integrations",),
-    ("demo",),
     ("cli",),
     ("__main__",),
 )

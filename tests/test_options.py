@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 
+from examples.grpo_demo.batch import PER_TOKEN, make_batch
 from jagcodec import (
     MsgpackDecoder,
     MsgpackEncoder,
@@ -22,7 +23,7 @@ from jagcodec import (
     padding_tax,
     register_type,
 )
-from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
+from jagcodec.data import rollout_table
 from jagcodec.testing import assert_same, bits, tensors, trees
 from jagcodec.wire.spec import INTEGER_DTYPES
 

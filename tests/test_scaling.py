@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import scaling as command
-from benchmarks.report import rewritten
-from benchmarks.shapes import DTYPES, PADS
-from jagcodec import JagcodecError
-from jagcodec.scaling import (
+from benchmarks import scaling_model
+from benchmarks.report import ROOT, rewritten
+from benchmarks.scaling_model import (
     COLUMNS,
     FORMS,
     GRPO,
@@ -29,6 +30,8 @@ from jagcodec.scaling import (
     table,
     wire_limit,
 )
+from benchmarks.shapes import DTYPES, PADS
+from jagcodec import JagcodecError
 
 FREE = Costs(*[0.0] * len(dataclasses.fields(Costs)))
 ONE_HOP = (Hop("all", False, tuple(COLUMNS), shared=True),)
@@ -162,6 +165,85 @@ def test_bad_arguments(call, path):
     with pytest.raises(JagcodecError) as caught:
         call()
     assert (caught.value.reason, caught.value.path) == ("bad_option", path)
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_about_given_lengths(tmp_path, capsys):
+    file = tmp_path / "lengths.json"
+    file.write_text("[100, 200, 900]")
+    job = ["--lengths", str(file), "--gpus", "64", "--rows", "3000", "--width", "1000"]
+    job += ["--gbit", "25,400"]
+    assert scaling_model.main([*job, "--store-nodes", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "64 GPUs, 8 data-parallel ranks, store on 1 node; 3,000 rows of 1,000, 40.0% tokens"
+    )
+    assert "84 bytes per token: 0.25 GB padded, 0.10 GB packed" in lines[1]
+    assert [line.split()[0] for line in lines[3:5]] == ["25", "400"]
+    for line in lines[3:5]:
+        padded, packed = (float(word) for word in line.split() if "." in word)
+        assert 0 < packed < padded
+    assert lines[5].startswith("the wire is what a step waits for up to ")
+    assert len(lines) == 6
+
+    assert scaling_model.main([*job, "--store-cores", "4", "--tensor-parallel", "4"]) == 0
+    expected = Cluster(64, store_cores=4, tensor_parallel=4)
+    assert capsys.readouterr().out == table(Workload(3000, 1000, 0.4), expected, [25, 400]) + "\n"
+
+
+def test_the_command_about_real_lengths():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scaling_model", "--gpus", "1024"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "openai/grade-school-math" in lines[0]
+    assert "1,024 GPUs, 128 data-parallel ranks, store on 8 nodes; 5,276 rows of 574" in lines[1]
+    assert [line.split()[0] for line in lines[4:7]] == ["25", "100", "400"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "arguments", "said"),
+    [
+        ("[1]", ["--gpus", "12"], "expected a multiple of tensor_parallel=8, found 12"),
+        ("[3, 9]", ["--gpus", "8", "--width", "4"], "expected rows of at most 4 tokens, found 9"),
+        ("[1, 2.5]", ["--gpus", "8"], "row 1: expected a whole number of tokens, found 2.5"),
+        ("[]", ["--gpus", "8"], "Workload(rows): expected 1 or more, found 0"),
+    ],
+)
+def test_the_command_about_jobs_that_are_not_valid(tmp_path, capsys, lengths, arguments, said):
+    file = tmp_path / "lengths.json"
+    file.write_text(lengths)
+    assert scaling_model.main(["--lengths", str(file), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("scaling_model: error: ")
+    assert said in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--gbit", "25"],
+        ["--gpus", "0"],
+        ["--gpus", "8", "--rows", "-1"],
+        ["--gpus", "8", "--gbit", "25,0"],
+        ["--gpus", "8", "--gbit", "fast"],
+        ["--gpus", "8", "--gbit", "inf"],
+    ],
+)
+def test_arguments_that_do_not_parse(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        scaling_model.main(arguments)
+    assert left.value.code == 2
+    assert ": error: " in capsys.readouterr().err
 
 
 # --- the page ----------------------------------------------------------------------------------

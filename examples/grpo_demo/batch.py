@@ -7,15 +7,14 @@ nothing of the codec stands between what was padded and what it is compared with
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from jagcodec.data import RolloutTable
 from jagcodec.errors import ArgumentError
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -32,48 +31,7 @@ PER_TOKEN = ("input_ids", "token_mask", *LOGPROBS, "advantages")
 
 RESPONSE_SLICES = {name: f"{name} of responses" for name in LOGPROBS}
 WRITTEN_BACK = "advantages written back"
-"""What the comparisons that are no column of the batch are called."""
-
-
-@dataclass(frozen=True, eq=False)
-class RolloutTable:
-    """Lengths and rewards of real rollouts; the rows of one prompt follow each other.
-
-    Attributes:
-        source: Where the rollouts are from.
-        tokenizer: What counted their tokens.
-        group_size: Rollouts per prompt.
-        prompts: (N,) prompt tokens.
-        responses: (N,) response tokens.
-        rewards: (N,) 1 where the answer is right, else 0.
-    """
-
-    source: str
-    tokenizer: str
-    group_size: int
-    prompts: IntArray
-    responses: IntArray
-    rewards: FloatArray
-
-    @property
-    def lengths(self) -> IntArray:
-        return self.prompts + self.responses
-
-
-def rollout_table() -> RolloutTable:
-    """The table that is shipped with the library."""
-    text = resources.files("jagcodec").joinpath("data/gsm8k_rollout_lengths.json").read_text()
-    table = json.loads(text)
-    rows = np.array(table["rows"], dtype=np.int64)
-    column = {name: rows[:, i] for i, name in enumerate(table["columns"])}
-    return RolloutTable(
-        source=table["source"],
-        tokenizer=table["tokenizer"],
-        group_size=table["group_size"],
-        prompts=column["prompt_tokens"],
-        responses=column["response_tokens"],
-        rewards=column["is_correct"].astype(np.float32),
-    )
+"""Names of the comparisons that are not of a whole column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +55,7 @@ def make_batch(table: RolloutTable, number: int, rows: int) -> Batch:
     The same arguments give the same batch, in any process.
 
     Raises:
-        ArgumentError: The table has not so many rows, or `rows` breaks a group apart.
+        ArgumentError: The table has too few rows, or `rows` breaks a group apart.
     """
     part = slice(number * rows, (number + 1) * rows)
     if rows < 1 or rows % table.group_size or part.stop > len(table.rewards):

@@ -1,4 +1,4 @@
-"""Comparing what came with what was padded: every cell, bit for bit.
+"""Comparing what arrived with what was padded: every cell, bit for bit.
 
 numpy and the standard library only: nothing of the codec vouches for itself here. Every function
 returns how many cells it compared, and raises `MismatchError` at the first that differs.
@@ -18,7 +18,7 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 class MismatchError(JagcodecError):
-    """Something came back other than it was; `path` names the column and the row."""
+    """Something arrived changed; `path` names the column and the row."""
 
 
 def _mismatch(path: str, expected: object, found: object) -> MismatchError:
@@ -41,7 +41,7 @@ def check_columns(expected: Mapping[str, AnyArray], found: Mapping[str, Any]) ->
         >>> check_columns({"ids": ids}, {"ids": np.array([[5, 6], [7, 9]])})
         Traceback (most recent call last):
         ...
-        jagcodec.demo.check.MismatchError: ids, row 1, token 1: expected 8 (0x8), found 9 (0x9)
+        examples.grpo_demo.check.MismatchError: ids, row 1, token 1: expected 8 (0x8), found 9 (0x9)
     """
     if list(expected) != list(found):
         raise _mismatch("columns", ", ".join(expected), ", ".join(found) or "none")

@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from jagcodec.batch.materialize import materialize
-from jagcodec.demo.batch import (
-    PAD_ID,
-    RESPONSE_SLICES,
-    group_advantages,
-    load_reference,
-    rollout_table,
-)
-from jagcodec.demo.check import check_columns, check_rows
-from jagcodec.demo.report import Consumed
-from jagcodec.pack.tensors import response_from_nested, to_nested_by_length
-from jagcodec.wire.decoder import decode
+from examples.grpo_demo.batch import PAD_ID, RESPONSE_SLICES, group_advantages, load_reference
+from examples.grpo_demo.check import check_columns, check_rows
+from examples.grpo_demo.report import Consumed
+from jagcodec import decode, materialize, response_from_nested, to_nested_by_length
+from jagcodec.data import rollout_table
 
 if TYPE_CHECKING:
     import zmq
@@ -48,6 +41,7 @@ def consume(socket: zmq.Socket[bytes], directory: Path, batches: int) -> list[Co
 
 
 def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: int) -> Consumed:
+    # Imported here, so that `run_demo` can say what to install where pyzmq is missing.
     from jagcodec.integrations.zmq import recv_frames, send
 
     frames = recv_frames(socket).frames

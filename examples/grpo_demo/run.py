@@ -13,11 +13,11 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from jagcodec.demo.batch import rollout_table
-from jagcodec.demo.producer import produce
-from jagcodec.demo.report import DemoResult, settle
-from jagcodec.demo.trainer import consume
-from jagcodec.errors import JagcodecError, TransportTimeoutError
+from examples.grpo_demo.producer import produce
+from examples.grpo_demo.report import DemoResult, settle
+from examples.grpo_demo.trainer import consume
+from jagcodec import JagcodecError, TransportTimeoutError
+from jagcodec.data import rollout_table
 
 ROWS = 512
 BATCHES = 2
@@ -100,7 +100,7 @@ class _Child:
         self._process = _SPAWN.Process(
             target=_main,
             args=(role, self._far_end, plug, work, arguments, timeout),
-            name=f"jagcodec demo, {role}",
+            name=f"grpo_demo, {role}",
             daemon=True,
         )
 

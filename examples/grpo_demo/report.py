@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jagcodec.batch.padding_tax import PaddingTax
-from jagcodec.demo.check import MismatchError
+from examples.grpo_demo.check import MismatchError
 
 
 @dataclass(frozen=True)
@@ -17,13 +16,17 @@ class Produced:
         marks: What had just happened, to when, by a clock that both processes share.
         owed: What must be compared, to number of cells: all of the batch, by its shapes.
         compared: What this process compared, to number of cells.
-        tax: What padding would have cost.
+        columns: Number of columns.
+        wire_bytes: Bytes of the message.
+        padding_tax: What padding would have cost, as a table.
     """
 
     marks: dict[str, float]
     owed: dict[str, int]
     compared: dict[str, int]
-    tax: PaddingTax
+    columns: int
+    wire_bytes: int
+    padding_tax: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Consumed:
     Attributes:
         marks: As in `Produced`.
         compared: As in `Produced`.
-        frame_sizes: Bytes of each frame of the message that came.
+        frame_sizes: Bytes of each frame of the message.
     """
 
     marks: dict[str, float]
@@ -55,18 +58,18 @@ _STAGES = (
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What a run measured; `str()` of it is what `jagcodec demo` prints.
+    """What a run measured; `str()` of it is what the demo prints.
 
     One exists only if every cell that was owed was compared, and equal.
 
     Attributes:
-        tax: What padding would have cost the last batch.
+        last: The producer's report on the last batch.
         frame_sizes: Bytes of each frame of the last batch, as received.
         milliseconds: Stage to its time in each batch.
         compared: What was compared, to number of cells, over all batches.
     """
 
-    tax: PaddingTax
+    last: Produced
     frame_sizes: tuple[int, ...]
     milliseconds: dict[str, tuple[float, ...]]
     compared: dict[str, int]
@@ -83,7 +86,7 @@ class DemoResult:
         heads = "".join(f"{f'batch {number}':>10}" for number in range(1, self.batches + 1))
         return "\n".join(
             [
-                f"batch {self.batches}: {self.tax}",
+                f"batch {self.batches}: {self.last.padding_tax}",
                 f"measured at the socket: {sum(self.frame_sizes):,} bytes "
                 f"in {len(self.frame_sizes)} frames",
                 "",
@@ -95,7 +98,7 @@ class DemoResult:
                 "Each stage ran once per batch; batch 1 pays for all first calls.",
                 "",
                 f"verified: {self.cells:,} cells, equal bit for bit: "
-                f"{len(self.tax.fields)} columns of {self.batches} batches, "
+                f"{self.last.columns} columns of {self.batches} batches, "
                 "their response slices, and the advantages written back",
             ]
         )
@@ -115,8 +118,8 @@ def settle(produced: Sequence[Produced], consumed: Sequence[Consumed]) -> DemoRe
         )
     total: dict[str, int] = {}
     times: dict[str, tuple[float, ...]] = {stage: () for stage, _, _ in _STAGES}
-    for made, came in zip(produced, consumed, strict=True):
-        compared = came.compared | made.compared
+    for made, checked in zip(produced, consumed, strict=True):
+        compared = checked.compared | made.compared
         for name in made.owed | compared:
             owed, cells = made.owed.get(name, 0), compared.get(name, 0)
             if cells != owed:
@@ -124,7 +127,7 @@ def settle(produced: Sequence[Produced], consumed: Sequence[Consumed]) -> DemoRe
                     "bad_value", name, f"expected {owed} cells to be compared, found {cells}"
                 )
             total[name] = total.get(name, 0) + cells
-        marks = made.marks | came.marks
+        marks = made.marks | checked.marks
         for stage, begin, end in _STAGES:
             times[stage] += (1000 * (marks[end] - marks[begin]),)
-    return DemoResult(produced[-1].tax, consumed[-1].frame_sizes, times, total)
+    return DemoResult(produced[-1], consumed[-1].frame_sizes, times, total)

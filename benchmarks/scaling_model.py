@@ -1,5 +1,8 @@
 """What one training step of many GPUs waits for, padded and packed: a model, on paper.
 
+``python -m benchmarks.scaling_model --gpus 1024`` asks it about your lengths and machines;
+``--help`` lists what it can be told.
+
 Rows travel between *ranks* (a data-parallel rank is the tensor-parallel siblings that compute on
 the same rows) and a *store*: the data plane, or the one controller that all batches pass through.
 A step is a list of *hops*, one after the other; each is a put or a get of some columns. A hop is
@@ -10,14 +13,17 @@ out and says what the model leaves out.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Literal, TypeAlias
 
-from jagcodec.errors import ArgumentError
+from jagcodec import ArgumentError, JagcodecError, padding_tax
+from jagcodec.cli import add_lengths_options, positive, read_lengths
 
 Form: TypeAlias = Literal["padded", "packed"]
 FORMS: tuple[Form, Form] = ("padded", "packed")
@@ -30,8 +36,10 @@ COLUMNS: Mapping[str, int] = {
     "reference_logprobs": 4,
     "advantages": 4,
 }
-"""Per-token columns of GRPO and the bytes of one cell: those of `jagcodec demo` and of
-``make bench``."""
+"""Per-token columns of GRPO and the bytes of one cell: those of ``make bench``."""
+
+RECORD = Path(__file__).with_name("scaling.json")
+"""The costs that ``python -m benchmarks.scaling --write`` measured."""
 
 BITS = 8
 GIGA = 1e9
@@ -63,15 +71,14 @@ class Costs:
 
 
 def measured_costs() -> Costs:
-    """The costs that ``python -m benchmarks.scaling`` measured and stored with the package.
+    """The costs in `RECORD`.
 
     Example:
-        >>> from jagcodec.scaling import measured_costs
+        >>> from benchmarks.scaling_model import measured_costs
         >>> measured_costs().pack > 0
         True
     """
-    text = resources.files("jagcodec").joinpath("data/costs.json").read_text(encoding="utf-8")
-    return Costs(**json.loads(text)["costs"])
+    return Costs(**json.loads(RECORD.read_text(encoding="utf-8"))["costs"])
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,7 @@ def step_cost(
         ArgumentError: `gbit` is not above 0.
 
     Example:
-        >>> from jagcodec.scaling import Cluster, Workload, step_cost
+        >>> from benchmarks.scaling_model import Cluster, Workload, step_cost
         >>> workload = Workload(rows=16_384, width=32_768, fill=0.275)
         >>> cost = step_cost(workload, Cluster(1024, store_nodes=1), 10, "padded")
         >>> cost.bottleneck, round(cost.moved / 1e9)
@@ -293,7 +300,7 @@ def wire_limit(
     """The speed of links, Gb/s, from which on a step waits for something else more than for them.
 
     Example:
-        >>> from jagcodec.scaling import Cluster, Workload, step_cost, wire_limit
+        >>> from benchmarks.scaling_model import Cluster, Workload, step_cost, wire_limit
         >>> workload, cluster = Workload(16_384, 32_768, 0.275), Cluster(1024)
         >>> limit = wire_limit(workload, cluster, "packed")
         >>> step_cost(workload, cluster, 0.99 * limit, "packed").bottleneck
@@ -341,6 +348,89 @@ def table(workload: Workload, cluster: Cluster, gbits: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        print(_answer(options))
+    except (JagcodecError, OSError) as error:
+        print(f"scaling_model: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling_model",
+        description="Say what a step of many GPUs moves and waits for, padded and packed. This is "
+        "a model: docs/scaling.md says what it leaves out.",
+    )
+    add_lengths_options(parser)
+    parser.add_argument(
+        "--rows",
+        metavar="N",
+        type=positive,
+        help="rows of the step, of lengths such as these; by default, as many as there are lengths",
+    )
+    parser.add_argument("--gpus", metavar="G", type=positive, required=True, help="GPUs of the job")
+    parser.add_argument(
+        "--gbit",
+        metavar="B,B",
+        type=_speeds,
+        default=[25.0, 100.0, 400.0],
+        help="speeds of each node's link in Gb/s; by default 25,100,400",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        metavar="T",
+        type=positive,
+        default=Cluster.tensor_parallel,
+        help="GPUs that compute on the same rows; by default %(default)s",
+    )
+    parser.add_argument(
+        "--store-nodes",
+        metavar="K",
+        type=positive,
+        default=Cluster.store_nodes,
+        help="nodes of the store; 1 is a single controller; by default %(default)s",
+    )
+    parser.add_argument(
+        "--store-cores",
+        metavar="C",
+        type=positive,
+        default=Cluster.store_cores,
+        help="cores of each of these nodes that serve sockets; by default %(default)s",
+    )
+    return parser
+
+
+def _speeds(text: str) -> list[float]:
+    try:
+        speeds = [float(part) for part in text.split(",")]
+    except ValueError:
+        speeds = []
+    if not speeds or not all(0 < speed < math.inf for speed in speeds):
+        raise argparse.ArgumentTypeError(
+            f"expected Gb/s above 0, with commas between them, found {text!r}"
+        )
+    return speeds
+
+
+def _answer(options: argparse.Namespace) -> str:
+    cluster = Cluster(
+        options.gpus,
+        tensor_parallel=options.tensor_parallel,
+        store_nodes=options.store_nodes,
+        store_cores=options.store_cores,
+    )
+    lengths = read_lengths(options.lengths)
+    workload = Workload(
+        rows=options.rows or len(lengths),
+        width=options.width or max(lengths, default=0),
+        fill=padding_tax(lengths, padded_width=options.width).fill,
+    )
+    return table(workload, cluster, options.gbit)
+
+
 def _doublings(parties: int) -> int:
     return math.ceil(math.log2(parties))
 
@@ -354,3 +444,7 @@ def _check_count(owner: str, name: str, value: object) -> None:
         raise ArgumentError(
             "bad_option", f"{owner}({name})", f"expected 1 or more, found {value!r}"
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from jagcodec.batch.padding_tax import padding_tax
-from jagcodec.demo.batch import (
+from examples.grpo_demo.batch import (
     PER_TOKEN,
     RESPONSE_SLICES,
     WRITTEN_BACK,
     Batch,
     make_batch,
-    rollout_table,
     save_reference,
 )
-from jagcodec.demo.check import check_rows
-from jagcodec.demo.report import Produced
-from jagcodec.pack.columns import pack_jagged_fields
-from jagcodec.wire.encoder import encode
+from examples.grpo_demo.check import check_rows
+from examples.grpo_demo.report import Produced
+from jagcodec import encode, pack_jagged_fields, padding_tax
+from jagcodec.data import rollout_table
 
 if TYPE_CHECKING:
     import zmq
@@ -54,7 +52,7 @@ def produce(socket: zmq.Socket[bytes], directory: Path, rows: int, batches: int)
 
 
 def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
-    # Here, because the lengths of `jagcodec.demo` serve commands that need no pyzmq.
+    # Imported here, so that `run_demo` can say what to install where pyzmq is missing.
     from jagcodec.integrations.zmq import recv, send_frames
 
     fields = {
@@ -85,4 +83,11 @@ def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
     owed = {name: column.size for name, column in batch.columns.items()}
     owed |= dict.fromkeys([*RESPONSE_SLICES.values(), WRITTEN_BACK], tokens)
     tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
-    return Produced(marks, owed, compared, tax)
+    return Produced(
+        marks,
+        owed,
+        compared,
+        columns=len(fields),
+        wire_bytes=tax.wire_bytes,
+        padding_tax=str(tax),
+    )

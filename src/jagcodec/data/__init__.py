@@ -1,0 +1,62 @@
+"""The data shipped with the library: lengths and rewards of real rollouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutTable:
+    """Lengths and rewards of real rollouts; the rows of one prompt follow each other.
+
+    Attributes:
+        source: Where the rollouts are from.
+        tokenizer: What counted their tokens.
+        group_size: Rollouts per prompt.
+        prompts: (N,) prompt tokens.
+        responses: (N,) response tokens.
+        rewards: (N,) 1 where the answer is right, else 0.
+    """
+
+    source: str
+    tokenizer: str
+    group_size: int
+    prompts: npt.NDArray[np.int64]
+    responses: npt.NDArray[np.int64]
+    rewards: npt.NDArray[np.float32]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(N,) prompt and response tokens."""
+        return self.prompts + self.responses
+
+
+def rollout_table() -> RolloutTable:
+    """The lengths and rewards of 5,276 answers to questions of GSM8K.
+
+    Example:
+        >>> from jagcodec.data import rollout_table
+        >>> table = rollout_table()
+        >>> len(table.lengths), table.group_size, int(table.lengths.max())
+        (5276, 4, 574)
+
+    Returns:
+        The table, in arrays of its own.
+    """
+    path = resources.files("jagcodec").joinpath("data/gsm8k_rollout_lengths.json")
+    table = json.loads(path.read_text(encoding="utf-8"))
+    columns = np.array(table["rows"], dtype=np.int64).T
+    column = dict(zip(table["columns"], columns, strict=True))
+    return RolloutTable(
+        source=table["source"],
+        tokenizer=table["tokenizer"],
+        group_size=table["group_size"],
+        prompts=column["prompt_tokens"].copy(),
+        responses=column["response_tokens"].copy(),
+        rewards=column["is_correct"].astype(np.float32),
+    )
