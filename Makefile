@@ -63,25 +63,21 @@ soak: $(VENV)/.dev
 guard: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
-# What is compiled under AddressSanitizer and UBSan, in a copy of the package (Linux).
-COMPILED  = rowcopy/_kernel wire/_batch
+# The row kernel under AddressSanitizer and UBSan, in a copy of the package (Linux).
 SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
-SUFFIX    = abi3.so
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
 sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED)
 	mkdir -p $(SANITIZED)
 	cp -R src/jagcodec $(SANITIZED)
-	rm -f $(addprefix $(SANITIZED)/jagcodec/,rowcopy/*.so wire/*.so)
-	for module in $(COMPILED); do \
-		$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
-			src/jagcodec/$$module.c -o $(SANITIZED)/jagcodec/$$module.$(SUFFIX) || exit 1; \
-	done
+	rm -f $(SANITIZED)/jagcodec/rowcopy/*.so
+	$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
+		src/jagcodec/rowcopy/_kernel.c -o $(SANITIZED)/jagcodec/rowcopy/_kernel.abi3.so
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest tests/test_rowcopy.py tests/test_header.py tests/test_hostile.py
+		$(BIN)/python -m pytest tests/rowcopy tests/wire/test_hostile.py
 
 # Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000

@@ -1,4 +1,4 @@
-"""The one part of the build that `pyproject.toml` cannot say: the optional C extensions."""
+"""The one part of the build that `pyproject.toml` cannot say: the optional C extension."""
 
 import sysconfig
 
@@ -8,27 +8,16 @@ from setuptools import Extension, setup
 # free-threaded Python has no limited API yet, so there the extension is built for that version.
 STABLE_ABI = None if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
 
-
-def optional(name: str, source: str, *, stable_abi: bool) -> Extension:
-    """An extension that is left out where there is no compiler; Python code replaces it."""
-    return Extension(
-        name,
-        [source],
-        extra_compile_args=["-std=c11", "-O3", "-pthread", "-Wall", "-Wextra"],
-        extra_link_args=["-pthread"],
-        optional=True,
-        py_limited_api=stable_abi,
-    )
-
-
 setup(
     ext_modules=[
-        optional(
+        Extension(
             "jagcodec.rowcopy._kernel",
-            "src/jagcodec/rowcopy/_kernel.c",
-            stable_abi=STABLE_ABI is not None,
-        ),
-        optional("jagcodec.wire._batch", "src/jagcodec/wire/_batch.c", stable_abi=False),
+            ["src/jagcodec/rowcopy/_kernel.c"],
+            extra_compile_args=["-std=c11", "-O3", "-pthread", "-Wall", "-Wextra"],
+            extra_link_args=["-pthread"],
+            optional=True,  # without a compiler numpy does what it does, more slowly
+            py_limited_api=STABLE_ABI is not None,
+        )
     ],
     options={"bdist_wheel": {"py_limited_api": STABLE_ABI}} if STABLE_ABI else {},
 )
