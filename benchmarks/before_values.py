@@ -26,8 +26,8 @@ LENGTHS: tuple[tuple[int, ...], ...] = (
     (0, 0),
     (5, 0, 2, 7),
     (4, 4, 4),
-    tuple(range(17)),
-    tuple(40 * (i % 7) for i in range(64)),
+    tuple(range(9)),
+    tuple(70 * (i % 5) for i in range(15)),  # buffers above and below the size of small ones
 )
 ENCODINGS: dict[str, dict[str, Any]] = {
     "plain": {},
