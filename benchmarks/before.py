@@ -186,35 +186,59 @@ class Version:
         self._process = process
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer of the worker's method of that name.
+        """The answer of the worker's method of that name."""
+        self.post(what, *arguments)
+        return self.answer()
+
+    def post(self, what: str, *arguments: Any) -> None:
+        """Let the worker begin; `answer` waits for what it says.
 
         Raises:
             SystemExit: The process died.
         """
-        questions, answers = self._process.stdin, self._process.stdout
+        questions = self._process.stdin
         assert questions is not None
-        assert answers is not None
         try:
             questions.write(json.dumps({"ask": what, "arguments": arguments}) + "\n")
             questions.flush()
-            line = answers.readline()
-        except BrokenPipeError:
-            line = ""
+        except BrokenPipeError as error:
+            raise self._died() from error
+
+    def answer(self) -> Any:
+        """The answer to the last `post`.
+
+        Raises:
+            SystemExit: The process died.
+        """
+        answers = self._process.stdout
+        assert answers is not None
+        line = answers.readline()
         if not line:
-            raise SystemExit(f"{self.name}: the process died; its error is above")
+            raise self._died()
         return json.loads(line)
+
+    def _died(self) -> SystemExit:
+        return SystemExit(f"{self.name}: the process died; its error is above")
 
 
 @contextmanager
-def version(name: str, source: Path) -> Iterator[Version]:
-    """A process that has imported the library built in `source`.
+def running(sources: Mapping[str, Path]) -> Iterator[list[Version]]:
+    """Processes that have imported the libraries built in these directories.
 
     Raises:
-        SystemExit: It has imported another one.
+        SystemExit: One has imported another library.
     """
-    package = source / "src"
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
+    with ExitStack() as stack:
+        both = [Version(name, stack.enter_context(_started(src))) for name, src in sources.items()]
+        for each, imported in _both(both, "version").items():
+            if not Path(imported).is_relative_to(sources[each]):
+                raise SystemExit(f"{each}: imported {imported}, expected {sources[each]}/src")
+        yield both  # on leaving, their pipes are closed, and so they end
+
+
+def _started(source: Path) -> subprocess.Popen[str]:
+    paths = [str(source / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.before_worker"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -222,12 +246,13 @@ def version(name: str, source: Path) -> Iterator[Version]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    with process:
-        started = Version(name, process)
-        imported = started.ask("version")
-        if not Path(imported).is_relative_to(package):
-            raise SystemExit(f"{name}: imported {imported}, expected a file under {package}")
-        yield started  # on leaving, its pipes are closed, and so it ends
+
+
+def _both(both: Sequence[Version], what: str, *arguments: Any) -> dict[str, Any]:
+    """The answers of all to one question, on which they work at the same time."""
+    for each in both:
+        each.post(what, *arguments)
+    return {each.name: each.answer() for each in both}
 
 
 # --- comparing ---------------------------------------------------------------------------------
@@ -235,10 +260,8 @@ def version(name: str, source: Path) -> Iterator[Version]:
 
 def different_values(sources: Mapping[str, Path]) -> dict[str, Any]:
     """How many values were compared, and the names of those that differ."""
-    found = {}
-    for name, source in sources.items():
-        with version(name, source) as each:
-            found[name] = each.ask("values")
+    with running(sources) as both:
+        found = _both(both, "values")
     errors = [name for name, digest in found["new"].items() if ":" in digest]
     return {
         "compared": len(found["new"]),
@@ -303,11 +326,9 @@ def measure(
     Raises:
         SystemExit: A trip did not give back what was put in.
     """
-    with ExitStack() as stack:
-        both = [stack.enter_context(version(name, source)) for name, source in sources.items()]
-        for each in both:
-            each.ask("open", str(directory))
-        digests = {each.name: each.ask("digests") for each in both}
+    with running(sources) as both:
+        _both(both, "open", str(directory))
+        digests = _both(both, "digests")
         calls = {side: _calls(both, side) for side in MAKERS}
         ms: dict[str, dict[str, list[float]]] = {side: {"old": [], "new": []} for side in MAKERS}
         order, start, done = random.Random(0), time.perf_counter(), 0
