@@ -132,11 +132,12 @@ def make_batch(lengths: Lengths, pads: Mapping[str, int | float] = PADS) -> Batc
 
 
 def make_small_batch(rows: int, mean: int = 300, pads: Mapping[str, int | float] = PADS) -> Batch:
-    """The same with one more column, a number per row; lengths from half to one and a half `mean`.
+    """Columns as of `make_batch` and one more, a number per row: what a rollout worker sends.
 
-    What a rollout worker sends: 1 row, or a group of them.
+    Lengths are spread evenly between half and one and a half `mean`; one row has `mean` tokens.
     """
-    lengths = np.random.default_rng(SEED).integers(mean // 2, mean * 3 // 2, rows)
+    spread = np.linspace(mean / 2, mean * 3 / 2, rows + 2)[1:-1]
+    lengths = np.random.default_rng(SEED).permutation(np.rint(spread).astype(np.int64))
     batch = make_batch(lengths, pads)
     reward = torch.randn(rows, generator=torch.Generator().manual_seed(SEED))
     return replace(batch, columns={**batch.columns, "reward": reward})

@@ -1,6 +1,6 @@
 """Messages of few rows beside pickle: ``python -m benchmarks.small``.
 
-    python -m benchmarks.small [--rows 1,8,64] [--rounds 15] [--turns 200] [--json FILE]
+    python -m benchmarks.small [--rows 1,8,64] [--rounds 15] [--turns 200] [--pairs] [--json FILE]
 
 Rows of about 300 tokens in seven columns: six per-token columns and a reward per row. Every side
 begins with padded tensors in memory and ends with padded tensors:
@@ -15,7 +15,9 @@ begins with padded tensors in memory and ends with padded tensors:
 The copy stands for the transport: the header of a message becomes `bytes`, every other frame a new
 `bytearray`. The head of the pickle and its buffers are treated in the same way.
 
-One process; all sides take turns, one call each, in an order drawn anew for every turn. What a
+One process; all sides take turns, one call each, in an order drawn anew for every turn: each finds
+in the caches what the others left, as in a program that does something between two messages. With
+``--pairs`` only the two sides of a ratio take turns, which favours the one of less code. What a
 call makes is freed inside the clock, and garbage is collected whenever Python does so by itself,
 because a program that sends small messages in a loop pays for both. A round is so many turns; its
 ratio is that of the medians, and the ratio printed is the median of the rounds, with the lowest
@@ -75,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("something else runs here: look at the lowest ratios too")
     print()
     for rows in options.rows:
-        found = measure(make_small_batch(rows, pads=ZEROS), options.rounds, options.turns)
+        batch = make_small_batch(rows, pads=ZEROS)
+        found = measure(batch, options.rounds, options.turns, options.pairs)
         report["trips"].append(found)
         print(text(found), flush=True)
     report["functions"] = functions(make_small_batch(FUNCTION_ROWS, pads=ZEROS))
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=_numbers, default=ROWS, help="comma-separated: 1,8,64")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--turns", type=int, default=200, help="calls of each side in a round")
+    parser.add_argument("--pairs", action="store_true", help="turns of two sides, not of all")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser
 
@@ -161,35 +165,41 @@ def verify(batch: Batch, calls: Mapping[str, Callable[[], Any]]) -> None:
 # --- measuring ---------------------------------------------------------------------------------
 
 
-def measure(batch: Batch, rounds: int, turns: int) -> dict[str, Any]:
+def measure(batch: Batch, rounds: int, turns: int, pairs: bool = False) -> dict[str, Any]:
     """Microseconds and ratios of all sides over one batch, and the bytes of its header."""
     calls = sides(batch)
     order = random.Random(0)
-    timed(calls, WARM_UP, order)
-    medians = []
-    for _ in range(rounds):
-        verify(batch, calls)
-        found = timed(calls, turns, order)
-        medians.append({name: statistics.median(us) for name, us in found.items()})
+    groups = list(RATIOS.values()) if pairs else [tuple(calls)]
+    us: dict[str, list[float]] = {name: [] for name in calls}
+    ratios: dict[str, list[float]] = {name: [] for name in RATIOS}
+    for group in groups:
+        sharing = {name: calls[name] for name in group}
+        timed(sharing, WARM_UP, order)
+        for _ in range(rounds):
+            verify(batch, calls)
+            found = timed(sharing, turns, order)
+            medians = {name: statistics.median(each) for name, each in found.items()}
+            for name, median in medians.items():
+                us[name].append(median)
+            for name, (ours, theirs) in RATIOS.items():
+                if ours in medians and theirs in medians:
+                    ratios[name].append(medians[ours] / medians[theirs])
     rows = len(batch.lengths)
-    ratios = {
-        name: [each[ours] / each[theirs] for each in medians]
-        for name, (ours, theirs) in RATIOS.items()
-    }
     return {
         "rows": rows,
         "tokens": batch.tokens,
         "rounds": rounds,
         "turns": turns,
-        "us": {name: statistics.median(each[name] for each in medians) for name in calls},
+        "pairs": pairs,
+        "us": {name: statistics.median(each) for name, each in us.items()},
         "ratios": {
             name: {
-                "median": statistics.median(found),
-                "lowest": min(found),
-                "highest": max(found),
+                "median": statistics.median(each),
+                "lowest": min(each),
+                "highest": max(each),
                 "asked": ASKED[name].get(rows),
             }
-            for name, found in ratios.items()
+            for name, each in ratios.items()
         },
         "header_bytes": len(bytes(calls["encode"]()[0])),
         "header_asked": HEADER_ASKED.get(rows),

@@ -78,10 +78,11 @@ def test_a_batch_is_mapped_as_it_was_saved(tmp_path):
 # --- small -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-def test_small_messages_are_measured_beside_pickle(rows, tmp_path, capsys):
+@pytest.mark.parametrize(("rows", "pairs"), [(1, []), (8, ["--pairs"])])
+def test_small_messages_are_measured_beside_pickle(rows, pairs, tmp_path, capsys):
     file = tmp_path / "small.json"
-    assert small.main(["--rows", str(rows), "--rounds", "2", "--turns", "3", f"--json={file}"]) == 0
+    asked = [f"--rows={rows}", "--rounds=2", "--turns=3", *pairs, f"--json={file}"]
+    assert small.main(asked) == 0
     report = json.loads(file.read_text())
     (found,) = report["trips"]
     assert found["rows"] == rows
