@@ -48,6 +48,10 @@ shows where.
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip
     bars       what the project asks of itself, and whether it is met
+    small      messages of few rows beside pickle
+    before     an earlier version of the library beside this one; before_worker, before_values
+    house      lines and import chains of the library
+    costs      what is counted instead of timed
     charts     PNG
     report     tables of README.md and docs/ from the JSON
     guard      a quick run beside stored figures

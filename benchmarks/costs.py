@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -31,6 +32,31 @@ def calls(run: Callable[[], Any]) -> int:
             sys.setprofile(None)
     del made
     return count - 1  # of setprofile itself
+
+
+def functions_entered(run: Callable[[], Any], package: Path) -> int:
+    """Calls of named Python functions whose source lies under `package`, during one run.
+
+    Comprehensions, lambdas and module bodies do not count. A generator counts each time that it is
+    resumed.
+    """
+    count = 0
+
+    def profile(frame: Any, event: str, _arg: Any) -> None:
+        nonlocal count
+        code = frame.f_code
+        named = not code.co_name.startswith("<")
+        count += event == "call" and named and Path(code.co_filename).is_relative_to(package)
+
+    run()  # what the first run imports and caches is not counted
+    with collector_off():
+        sys.setprofile(profile)
+        try:
+            made = run()
+        finally:
+            sys.setprofile(None)
+    del made
+    return count
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +102,7 @@ class Batch:
 
     def save(self, directory: Path) -> None:
         """To files, so that several processes can map one batch."""
+        (directory / "columns.json").write_text(json.dumps(list(self.columns)))
         np.save(directory / "lengths.npy", self.lengths.numpy())
         for name, column in self.columns.items():
             np.save(directory / f"column.{name}.npy", column.numpy())
@@ -113,7 +114,8 @@ class Batch:
         def read(name: str) -> torch.Tensor:
             return torch.from_numpy(np.load(directory / f"{name}.npy", mmap_mode="c"))
 
-        return cls(read("lengths"), {name: read(f"column.{name}") for name in PADS})
+        names = json.loads((directory / "columns.json").read_text())
+        return cls(read("lengths"), {name: read(f"column.{name}") for name in names})
 
 
 def make_batch(lengths: Lengths, pads: Mapping[str, int | float] = PADS) -> Batch:
@@ -127,6 +129,18 @@ def make_batch(lengths: Lengths, pads: Mapping[str, int | float] = PADS) -> Batc
         for name, pad in pads.items()
     }
     return Batch(rows, columns)
+
+
+def make_small_batch(rows: int, mean: int = 300, pads: Mapping[str, int | float] = PADS) -> Batch:
+    """Columns as of `make_batch` and one more, a number per row: what a rollout worker sends.
+
+    Lengths are spread evenly between half and one and a half `mean`; one row has `mean` tokens.
+    """
+    spread = np.linspace(mean / 2, mean * 3 / 2, rows + 2)[1:-1]
+    lengths = np.random.default_rng(SEED).permutation(np.rint(spread).astype(np.int64))
+    batch = make_batch(lengths, pads)
+    reward = torch.randn(rows, generator=torch.Generator().manual_seed(SEED))
+    return replace(batch, columns={**batch.columns, "reward": reward})
 
 
 def _cells(shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -169,7 +169,7 @@ def measure(
     if reason:
         return {"case": str(case), **asdict(case), "skipped": reason}
     with ExitStack() as stack:
-        directory = stack.enter_context(_shared_directory())
+        directory = stack.enter_context(shared_directory())
         batch = make_batch(lengths)
         batch.save(directory)
         rows, width = batch.shape
@@ -265,7 +265,7 @@ def spread(ms: Sequence[float]) -> dict[str, float]:
 
 
 @contextmanager
-def _shared_directory() -> Iterator[Path]:
+def shared_directory() -> Iterator[Path]:
     """A place for the batch that all sides map: in memory where there is one."""
     memory = Path("/dev/shm")
     free = shutil.disk_usage(memory).free if os.access(memory, os.W_OK) else 0

@@ -1,11 +1,16 @@
 """The benchmark's sides run and are verified, so that it cannot rot; nothing is timed here."""
 
+import json
+import subprocess
+
+import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorStack, TensorDict
 
-from benchmarks import limits, trips
+from benchmarks import before, before_values, costs, house, limits, small, trips
 from benchmarks.bars import bars
-from benchmarks.shapes import SMALL, Case, make_batch
+from benchmarks.shapes import PADS, SMALL, Batch, Case, make_batch, make_small_batch
 
 EXTRAS = {"rows", "safetensors", "arrow"}  # need packages that only `make bench` installs
 BATCH = make_batch(Case("lognormal", 16, 64).lengths())
@@ -59,3 +64,209 @@ def test_what_was_not_measured_is_not_met():
     found = bars({"trips": [], "stages": [], "memory": {}})
     assert found
     assert {bar["met"] for bar in found} == {None}
+
+
+def test_a_batch_is_mapped_as_it_was_saved(tmp_path):
+    batch = make_small_batch(3)
+    batch.save(tmp_path)
+    mapped = Batch.mapped(tmp_path)
+    assert trips.difference(batch, mapped.columns) == ""
+    assert torch.equal(mapped.lengths, batch.lengths)
+    assert list(mapped.columns) == [*PADS, "reward"]
+
+
+# --- small -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "pairs"), [(1, []), (8, ["--pairs"])])
+def test_small_messages_are_measured_beside_pickle(rows, pairs, tmp_path, capsys):
+    file = tmp_path / "small.json"
+    asked = [f"--rows={rows}", "--rounds=2", "--turns=3", *pairs, f"--json={file}"]
+    assert small.main(asked) == 0
+    report = json.loads(file.read_text())
+    (found,) = report["trips"]
+    assert found["rows"] == rows
+    assert set(found["us"]) == {"fused", "decoded", "pickle", "encode", "in band"}
+    assert all(us > 0 for us in found["us"].values())
+    assert set(found["ratios"]) == {"fused", "decoded", "encode"}
+    assert found["header_bytes"] > 0
+    assert all(each["entered"] > 0 for each in report["functions"].values())
+    printed = capsys.readouterr().out
+    assert "fused / pickle" in printed
+    assert "open_wire + materialize" in printed
+
+
+def test_a_small_message_that_loses_a_cell_ends_the_run():
+    batch = make_small_batch(2, pads=small.ZEROS)
+    calls = small.sides(batch)
+    small.verify(batch, calls)
+    columns = {**batch.columns, "reward": batch.columns["reward"] + 1}
+    with pytest.raises(SystemExit, match="pickle, 2 rows: column 'reward'"):
+        small.verify(batch, {**calls, "pickle": lambda: columns})
+
+
+def test_figures_are_held_against_what_is_asked():
+    assert small._asked({"median": 2.2, "asked": 2.2}) == "asked 2.2: met"
+    assert small._asked({"median": 2.21, "asked": 2.2}) == "asked 2.2: missed"
+    assert small._asked({"median": 2.21, "asked": None}) == ""
+
+
+def test_functions_of_the_package_are_counted_and_no_others(tmp_path):
+    file = tmp_path / "inside.py"
+    file.write_text(
+        "import json\n"
+        "def outer():\n"
+        "    return [inner() for _ in range(3)], (lambda: inner())(), json.dumps([])\n"
+        "def inner():\n"
+        "    return len([])\n"
+    )
+    names = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    assert costs.functions_entered(names["outer"], tmp_path) == 5
+    assert costs.functions_entered(names["outer"], tmp_path / "elsewhere") == 0
+
+
+# --- house -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path):
+    files = {
+        "__init__.py": "from jagcodec.top import top\n",
+        "top.py": "from jagcodec import middle\nfrom jagcodec.wire import low\n\ntop = low\n",
+        "middle.py": "import jagcodec.wire.low\n",
+        "lazy.py": "def f():\n    from jagcodec import top\n",
+        "typed.py": "import typing as t\n\nif t.TYPE_CHECKING:\n    import jagcodec.top\n",
+        "cli.py": "from jagcodec.top import top\n",
+        "wire/__init__.py": "",
+        "wire/low.py": "import json\n",
+        "wire/kernel.c": "int x;\n\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "src" / "jagcodec" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "src"
+
+
+def test_the_longest_import_chain_is_found_file_by_file(source):
+    found = house.measure(source)
+    assert found["engine_chain"] == ["top.py", "middle.py", "wire/low.py"]
+    assert found["chain"] == ["cli.py", "top.py", "middle.py", "wire/low.py"]
+    assert found["lines"] == {"python": 14, "c": 2}
+    assert found["files"] == {"python": 8, "c": 1}
+
+
+def test_a_cycle_of_imports_has_no_longest_chain(source):
+    (source / "jagcodec" / "wire" / "low.py").write_text("from jagcodec import top\n")
+    with pytest.raises(ValueError, match=r"import cycle: .*middle > .*low > .*top > .*middle"):
+        house.measure(source)
+
+
+def test_this_library_is_measured(tmp_path, capsys):
+    file = tmp_path / "house.json"
+    assert house.main([f"--json={file}"]) == 0
+    found = json.loads(file.read_text())
+    assert found["engine_chain"][-1] == "errors.py"
+    assert len(found["engine_chain"]) <= len(found["chain"])
+    assert "lines of Python" in capsys.readouterr().out
+
+
+# --- before ------------------------------------------------------------------------------------
+
+
+def test_a_revision_runs_beside_the_working_tree(tmp_path, capsys):
+    inside = subprocess.run(["git", "rev-parse", "HEAD"], cwd=before.ROOT, capture_output=True)
+    if inside.returncode:
+        pytest.skip("not a git checkout")
+    file = tmp_path / "before.json"
+    asked = ["--revision=HEAD", "--shapes=small:1", "--seconds=0", "--rounds=2"]
+    # The margin is one that no machine exceeds, so that the status is that of the values.
+    status = before.main([*asked, "--margin=1000", f"--json={file}"])
+    report = json.loads(file.read_text())
+    assert (status, before.failures(report)) == (0, [])
+    assert report["different"]["compared"] > 500
+    assert [found["shape"] for found in report["shapes"]] == ["small:1"]
+    for found in report["shapes"]:
+        assert set(found["trips"]) == {"fused", "reused", "composed"}
+        assert all(trip["ratio"] > 0 for trip in found["trips"].values())
+    assert "values compared" in capsys.readouterr().out
+
+
+def test_a_revision_that_does_not_exist_ends_the_run(tmp_path):
+    with pytest.raises(SystemExit, match="revision nowhere"):
+        before.take_revision("nowhere", tmp_path / "old")
+
+
+def trip(ratio):
+    return {"ratio": ratio, "old_ms": 1.0, "new_ms": ratio, "q1": ratio, "q3": ratio, "rounds": 1}
+
+
+def test_slower_trips_and_different_values_fail():
+    trips_found = {"fused": trip(1.05), "reused": trip(1.2), "composed": trip(0.5)}
+    shape = {"shape": "16x64", "different": ["decode"], "trips": trips_found}
+    report = {
+        "margin": 0.1,
+        "different": {"names": ["scalars"]},
+        "shapes": [shape, {"shape": "9x9", "skipped": "too large"}],
+    }
+    assert before.failures(report) == [
+        "DIFFERENT: scalars",
+        "DIFFERENT: 16x64: decode",
+        "SLOWER: 16x64, reused: 1.20 times the time of before",
+    ]
+    assert before.failures({**report, "margin": 0.3})[2:] == []
+    assert before.text(shape, 0.1).count("SLOWER") == 1
+
+
+def test_the_fastest_attempt_counts():
+    attempts = [
+        {"trips": {"fused": trip(1.3), "reused": trip(0.9), "composed": trip(1.0)}},
+        {"trips": {"fused": trip(1.0), "reused": trip(1.3), "composed": trip(1.0)}},
+    ]
+    ratios = {side: found["ratio"] for side, found in before.best(attempts).items()}
+    assert ratios == {"fused": 1.0, "reused": 0.9, "composed": 1.0}
+
+
+def test_values_that_one_version_lacks_differ():
+    assert before.differing({"a": "1", "b": "2"}, {"a": "1", "c": "3"}) == ["b", "c"]
+
+
+@pytest.mark.parametrize("shape", ["small:x", "7", "gsm9k:1"])
+def test_a_shape_of_no_kind_is_refused(shape, capsys):
+    with pytest.raises(SystemExit):
+        before.main([f"--shapes={shape}"])
+    assert "expected shapes such as" in capsys.readouterr().err
+
+
+def test_digests_tell_values_apart():
+    offsets = torch.tensor([0, 1, 3])
+    jagged = torch.nested.nested_tensor_from_jagged(torch.ones(3), offsets)
+    other = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 2, 3]))
+    values = [
+        *(None, 1, True, 1.0, -0.0, 0.0, "1", b"1", [1], (1,), {1}, {1: 2}, [[1], 2], [1, [2]]),
+        *(
+            torch.zeros(2),
+            -torch.zeros(2),
+            torch.zeros(2, 1),
+            torch.zeros(2).double(),
+            jagged,
+            other,
+        ),
+        *(np.zeros(2), np.zeros(2, np.float32), np.array(["a"]), np.array(["a"], dtype=object)),
+        TensorDict({"a": torch.zeros(2)}, batch_size=[2]),
+        TensorDict({"a": torch.zeros(2)}, batch_size=[]),
+        TensorDict({"a": NonTensorStack("x", "y")}, batch_size=[2]),
+        TensorDict({"a": NonTensorStack("x", "z")}, batch_size=[2]),
+    ]
+    digests = [before_values.digest(value) for value in values]
+    assert len(set(digests)) == len(values)
+    assert digests == [before_values.digest(value) for value in values]
+    with pytest.raises(TypeError, match="no digest of memoryview"):
+        before_values.digest(memoryview(b""))
+
+
+def test_only_the_values_meant_to_fail_do():
+    found = before_values.digests()
+    failed = {name for name, digest in found.items() if ":" in digest}
+    assert failed == {name for name in found if name.startswith("error: ")}
