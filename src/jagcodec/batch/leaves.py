@@ -7,68 +7,47 @@ depends on its release (below 0.15 nothing with jagged leaves), so nothing here 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
-    TensorDict,
     TensorDictBase,
 )
 
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, UnsupportedTypeError
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes, cat_bits, from_bytes, take_rows
-from jagcodec.ragged.nested import (
-    Parts,
-    RaggedGroups,
-    Seen,
-    is_jagged,
-    splits_of_lengths,
-    take_apart,
-)
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import as_words, cat_bits
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import (
+    LIST_TYPES,
+    dim_names,
     holds_rows,
     is_non_tensor,
     leaf_of_rows,
     object_array,
-    payloads_of_stack,
     rows_of_leaf,
 )
-from jagcodec.ragged.varlen import PackedColumn, Packing, parts_of_packed
-from jagcodec.ragged.views import compact_values
-from jagcodec.wire.encoder import encode
-
-Chosen: TypeAlias = "range | IntArray"
-"""Rows as `choose_rows` gives them: a range is contiguous, of step 1."""
-
-T = TypeVar("T")
-
-
-class Sharing:
-    """What the columns of one result share: offsets, and what packed columns add to them.
-
-    Attributes:
-        groups: The raggedness of the result.
-        packing: What packed columns of the result share.
-        read: Offsets of the source that were read: for `take_apart`, so that a device is waited
-            for once per raggedness.
-    """
-
-    def __init__(self) -> None:
-        self.groups = RaggedGroups()
-        self.packing = Packing()
-        self.read: Seen = {}
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.select import Chosen, lazy_stack_like, select_view, tensordict_like
+from jagcodec.ragged.select import select_leaf as select_tensordict_leaf
+from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire.numpy_dtypes import cell_bytes
+from jagcodec.wire.registry import registered_name, state_of
 
 
 def row_count(column: Any, path: str) -> int | None:
     """N, for any column; None for a dict without columns, which has any number of rows.
 
     Raises:
-        ArgumentTypeError: It is no column.
+        ArgumentTypeError: It is not a column.
     """
     if isinstance(column, torch.Tensor):
         if column.is_nested or column.dim():
@@ -85,7 +64,11 @@ def row_count(column: Any, path: str) -> int | None:
         return len(column)
     elif isinstance(column, dict):
         return row_counts(column, path)
-    raise ArgumentTypeError(
+    raise _not_a_column(column, path)
+
+
+def _not_a_column(column: Any, path: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
         "bad_type",
         path,
         f"expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
@@ -99,7 +82,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 
     Raises:
         ArgumentError: They have not all as many rows.
-        ArgumentTypeError: One is no column.
+        ArgumentTypeError: One is not a column.
     """
     rows: int | None = None
     for name, column in columns.items():
@@ -117,123 +100,37 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 # --- choosing ----------------------------------------------------------------------------------
 
 
-def select_leaf(leaf: Any, chosen: Chosen, sharing: Sharing, path: str) -> Any:
-    """These rows of a leaf or column, in this order.
+def select_leaf(column: Any, chosen: Chosen, path: str, pool: RowSplitsPool) -> Any:
+    """These rows of a column, in this order.
 
     A range of a contiguous CPU column aliases it, with a storage of its own over those rows;
-    everything else is copied once.
+    everything else is copied once. Columns of equal rows share the row splits in `pool`.
 
     Raises:
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
-        ArgumentTypeError: It is no column.
+        ArgumentTypeError: It is not a column.
     """
-    if isinstance(leaf, PackedColumn):
-        parts = parts_of_packed(leaf, path)
-        values, lengths = _select_parts(parts, chosen)
-        return sharing.packing.column(values, splits_of_lengths(lengths), path)
-    if isinstance(leaf, torch.Tensor):
-        return _select_tensor(leaf, chosen, sharing, path)
-    if is_non_tensor(leaf):
-        return _select_objects(leaf, chosen)
-    if isinstance(leaf, LazyStackedTensorDict):
-        if leaf.stack_dim == 0:
-            return _lazy_stack([leaf.tensordicts[i] for i in chosen], leaf)
-        members = [select_leaf(member, chosen, sharing, path) for member in leaf.tensordicts]
-        return _lazy_stack(members, leaf)
-    if isinstance(leaf, TensorDictBase):
-        leaves = {
-            name: select_leaf(inner, chosen, sharing, f"{path}[{name!r}]")
-            for name, inner in leaf.items()
-        }
-        return _tensordict(leaves, len(chosen), leaf)
-    if isinstance(leaf, np.ndarray):
-        return leaf[chosen.start : chosen.stop] if isinstance(chosen, range) else leaf[chosen]
-    if isinstance(leaf, list):
-        return [leaf[i] for i in chosen]
-    if isinstance(leaf, dict):
+    if isinstance(column, PackedColumn):
+        return varlen_column(select_view(view_of_varlen(column, path), chosen, pool), path)
+    if isinstance(column, (torch.Tensor, TensorDictBase)) or is_non_tensor(column):
+        return select_tensordict_leaf(column, chosen, path, pool)
+    if isinstance(column, np.ndarray):
+        return column[chosen.start : chosen.stop] if isinstance(chosen, range) else column[chosen]
+    if isinstance(column, list):
+        return [column[i] for i in chosen]
+    if isinstance(column, dict):
         columns = {
-            name: select_leaf(inner, chosen, sharing, f"{path}[{name!r}]")
-            for name, inner in leaf.items()
+            name: select_leaf(inner, chosen, f"{path}[{name!r}]", pool)
+            for name, inner in column.items()
         }
-        return _dict(columns, leaf)
-    row_count(leaf, path)  # says what a column is
-    raise ArgumentError(
-        "bad_option", path, f"expected rows that can be chosen, found a {type(leaf).__name__}"
-    )
-
-
-def _select_tensor(leaf: torch.Tensor, chosen: Chosen, sharing: Sharing, path: str) -> torch.Tensor:
-    if is_jagged(leaf):
-        parts = take_apart(leaf, path, detach=False, seen=sharing.read)
-        values, lengths = _select_parts(parts, chosen)
-        return sharing.groups.of_lengths(lengths).jagged(values, parts.ragged_dim)
-    if leaf.is_nested:
-        members = leaf.unbind()
-        return torch.nested.as_nested_tensor(
-            [members[i] for i in chosen],
-            dtype=leaf.dtype,
-            device=leaf.device,
-            layout=torch.strided,
-        )
-    if leaf.layout is torch.sparse_coo:
-        rows = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
-        return leaf.index_select(0, rows)
-    if leaf.layout is not torch.strided:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected columns whose rows can be chosen, found a {leaf.layout}; select the others",
-        )
-    if isinstance(chosen, range):
-        return _window(leaf, chosen.start, chosen.stop)
-    return take_rows(leaf, chosen)
-
-
-def _select_parts(parts: Parts, chosen: Chosen) -> tuple[torch.Tensor, IntArray]:
-    """The values of the chosen rows, and their lengths."""
-    rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-    starts, lengths = parts.starts[rows], parts.lengths[rows]
-    in_place = parts.compact and parts.ragged_dim == 1 and parts.values.is_contiguous()
-    if isinstance(chosen, range) and in_place:
-        first = int(starts[0]) if len(starts) else 0
-        return _window(parts.values, first, first + int(lengths.sum())), lengths
-    loose = Parts(parts.values, parts.offsets, starts, lengths, parts.ragged_dim, False)
-    return compact_values(loose), lengths
-
-
-def _window(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """``tensor[start:stop]``, on the CPU with a storage of its own, lest pickle send it all."""
-    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-    if not tensor.is_cpu or tensor.requires_grad or not plain:
-        return tensor[start:stop]
-    row = tensor.shape[1:].numel() * tensor.itemsize
-    shape = (stop - start, *tensor.shape[1:])
-    return from_bytes(as_bytes(tensor)[start * row : stop * row], tensor.dtype, shape)
-
-
-def _select_objects(leaf: Any, chosen: Chosen) -> Any:
-    if isinstance(leaf, NonTensorData):
-        rest = leaf.batch_size[1:]
-        if not holds_rows(leaf):
-            return NonTensorData(leaf.data, batch_size=[len(chosen), *rest])
-        items = object_array([leaf.data[i] for i in chosen])
-        return NonTensorData(items, batch_size=[len(chosen)])
-    payloads = payloads_of_stack(leaf)
-    if payloads is not None:
-        return leaf_of_rows([payloads[i] for i in chosen])
-    members = leaf.tensordicts
-    if leaf.stack_dim == 0 and len(chosen):
-        return NonTensorStack(*[members[i] for i in chosen], stack_dim=0)
-    if leaf.stack_dim == 0:
-        return NonTensorData(None, batch_size=[0, *leaf.batch_size[1:]])
-    inner = [_select_objects(member, chosen) for member in members]
-    return NonTensorStack(*inner, stack_dim=leaf.stack_dim)
+        return _dict(columns, column)
+    raise _not_a_column(column, path)
 
 
 # --- putting together --------------------------------------------------------------------------
 
 
-def concat_leaves(leaves: Sequence[Any], sharing: Sharing, path: str) -> Any:
+def concat_leaves(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
     """The rows of one column of several batches, one batch after the other. Copied once.
 
     Raises:
@@ -244,20 +141,19 @@ def concat_leaves(leaves: Sequence[Any], sharing: Sharing, path: str) -> Any:
     """
     first = leaves[0]
     if all(isinstance(leaf, PackedColumn) for leaf in leaves):
-        parts = [parts_of_packed(leaf, path) for leaf in leaves]
-        values, lengths = _concat_parts(parts, path)
-        return sharing.packing.column(values, splits_of_lengths(lengths), path)
+        views = [view_of_varlen(leaf, path) for leaf in leaves]
+        return varlen_column(_concat_views(views, path, pool), path)
     if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return _concat_tensors(leaves, sharing, path)
+        return _concat_tensors(leaves, path, pool)
     if all(is_non_tensor(leaf) for leaf in leaves):
         return _concat_objects(leaves, path)
     if all(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
-        return _concat_lazy(leaves, sharing, path)
+        return _concat_lazy(leaves, path, pool)
     if all(_is_plain_tensordict(leaf) for leaf in leaves):
         sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
         _check_equal(sizes, "batch dims behind the first", path)
-        joined = concat_columns([dict(leaf.items()) for leaf in leaves], sharing, path)
-        return _tensordict(joined, sum(leaf.batch_size[0] for leaf in leaves), first)
+        joined = concat_columns([dict(leaf.items()) for leaf in leaves], path, pool)
+        return tensordict_like(joined, sum(leaf.batch_size[0] for leaf in leaves), first)
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
         _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
         _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
@@ -265,7 +161,7 @@ def concat_leaves(leaves: Sequence[Any], sharing: Sharing, path: str) -> Any:
     if all(isinstance(leaf, list) for leaf in leaves):
         return list(itertools.chain.from_iterable(leaves))
     if all(isinstance(leaf, dict) for leaf in leaves):
-        return _dict(concat_columns(leaves, sharing, path), first)
+        return _dict(concat_columns(leaves, path, pool), first)
     kinds = [type(leaf).__name__ for leaf in leaves]
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
     raise ArgumentTypeError(
@@ -276,7 +172,7 @@ def concat_leaves(leaves: Sequence[Any], sharing: Sharing, path: str) -> Any:
 
 
 def concat_columns(
-    batches: Sequence[Mapping[str, Any]], sharing: Sharing, path: str
+    batches: Sequence[Mapping[str, Any]], path: str, pool: RowSplitsPool
 ) -> dict[str, Any]:
     """Dicts of columns, each column put together; in the order of the first.
 
@@ -293,20 +189,20 @@ def concat_columns(
                 f"{'missing' if name in names else 'besides'}; select the ones that all have",
             )
     return {
-        name: concat_leaves([batch[name] for batch in batches], sharing, f"{path}[{name!r}]")
+        name: concat_leaves([batch[name] for batch in batches], f"{path}[{name!r}]", pool)
         for name in names
     }
 
 
-def _concat_tensors(leaves: Sequence[torch.Tensor], sharing: Sharing, path: str) -> torch.Tensor:
+def _concat_tensors(leaves: Sequence[torch.Tensor], path: str, pool: RowSplitsPool) -> torch.Tensor:
     _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
     _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
     _check_equal([leaf.device for leaf in leaves], "device", path)
     first = leaves[0]
     if is_jagged(first):
-        parts = [take_apart(leaf, path, detach=False, seen=sharing.read) for leaf in leaves]
-        values, lengths = _concat_parts(parts, path)
-        return sharing.groups.of_lengths(lengths).jagged(values, parts[0].ragged_dim)
+        views = [view_of(leaf, path, pool, detach=False) for leaf in leaves]
+        joined = _concat_views(views, path, pool)
+        return nested_tensor(values_of(joined), joined.row_splits, joined.ragged_dim)
     if first.is_nested:
         members = [member for leaf in leaves for member in leaf.unbind()]
         _check_equal([member.dim() for member in members], "number of dims", path)
@@ -330,13 +226,15 @@ def _layout(leaf: torch.Tensor) -> str:
     return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
 
 
-def _concat_parts(parts: Sequence[Parts], path: str) -> tuple[torch.Tensor, IntArray]:
-    _check_equal([part.ragged_dim for part in parts], "ragged dim", path)
-    dim = parts[0].ragged_dim - 1
-    shapes = [tuple(part.values.shape) for part in parts]
-    _check_equal([(*s[:dim], *s[dim + 1 :]) for s in shapes], "row shape", path)
-    values = cat_bits([compact_values(part) for part in parts], dim)
-    return values, np.concatenate([part.lengths for part in parts])
+def _concat_views(views: Sequence[RaggedView], path: str, pool: RowSplitsPool) -> RaggedView:
+    _check_equal([view.ragged_dim for view in views], "ragged dim", path)
+    dim = views[0].ragged_dim
+    _check_equal(
+        [(*view.shape[: dim - 1], *view.shape[dim:]) for view in views], "row shape", path
+    )
+    values = cat_bits([values_of(view) for view in views], dim - 1)
+    lengths = np.concatenate([view.row_splits.lengths for view in views])
+    return end_to_end(values, pool.unique(RowSplits.from_lengths(lengths)), dim)
 
 
 def _concat_objects(leaves: Sequence[Any], path: str) -> Any:
@@ -366,17 +264,17 @@ def _members(leaf: NonTensorData, size: tuple[int, ...]) -> list[NonTensorData]:
     return [NonTensorData(leaf.data, batch_size=size) for _ in range(leaf.batch_size[0])]
 
 
-def _concat_lazy(leaves: Sequence[Any], sharing: Sharing, path: str) -> Any:
+def _concat_lazy(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
     _check_equal([leaf.stack_dim for leaf in leaves], "stack dim", path)
     stacks = [leaf.tensordicts for leaf in leaves]
     if leaves[0].stack_dim == 0:
-        return _lazy_stack([member for stack in stacks for member in stack], leaves[0])
+        return lazy_stack_like([member for stack in stacks for member in stack], leaves[0])
     _check_equal([len(stack) for stack in stacks], "number of stacked members", path)
     members = [
-        concat_leaves(members, sharing, f"{path}[{i}]")
+        concat_leaves(members, f"{path}[{i}]", pool)
         for i, members in enumerate(zip(*stacks, strict=True))
     ]
-    return _lazy_stack(members, leaves[0])
+    return lazy_stack_like(members, leaves[0])
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
@@ -389,52 +287,8 @@ def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -
             )
 
 
-# --- shared ------------------------------------------------------------------------------------
-
-
-def same_values(a: Any, b: Any) -> bool:
-    """Whether two values are the same: types, shapes, and every bit, NaN included.
-
-    Objects that cannot ride are the same only if they are one object.
-    """
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray) and a.dtype == object:
-        pairs = zip(a.reshape(-1), b.reshape(-1), strict=True) if a.shape == b.shape else None
-        return pairs is not None and all(same_values(x, y) for x, y in pairs)
-    try:
-        # Equal values give equal bytes; large tensors are aliased, not copied.
-        sent = [[np.frombuffer(frame, np.uint8) for frame in encode(x)] for x in (a, b)]
-    except UnsupportedTypeError:
-        return False
-    return len(sent[0]) == len(sent[1]) and all(map(np.array_equal, *sent))
-
-
 def _is_plain_tensordict(leaf: Any) -> bool:
     return isinstance(leaf, TensorDictBase) and not isinstance(leaf, LazyStackedTensorDict)
-
-
-def _tensordict(leaves: dict[str, Any], rows: int, like: TensorDictBase) -> TensorDict:
-    """A TensorDict of other rows, with the dim names and the device of `like`."""
-    # tensordict 0.10 cannot give names, not even none, where there is a NonTensorStack.
-    names = like.names if any(name is not None for name in like.names) else None
-    return TensorDict(
-        leaves, batch_size=[rows, *like.batch_size[1:]], names=names, device=like.device
-    )
-
-
-def _lazy_stack(members: list[Any], like: Any) -> Any:
-    if not members:
-        raise ArgumentError(
-            "bad_rows",
-            "rows of a lazy stack",
-            "expected at least one row, found none: a lazy stack of no rows has no columns",
-        )
-    return LazyStackedTensorDict(
-        *members, stack_dim=like.stack_dim, stack_dim_name=like.names[like.stack_dim]
-    )
 
 
 def _dict(columns: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
@@ -443,21 +297,149 @@ def _dict(columns: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
     return make(columns)
 
 
-def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, sharing: Sharing) -> Any:
+# --- moving ------------------------------------------------------------------------------------
+
+
+def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSplitsPool) -> Any:
     """A column with its tensors on `device`; itself where there is nothing to move."""
     if isinstance(leaf, PackedColumn):
         if leaf.values.device == device:
             return leaf
-        lengths = parts_of_packed(leaf, "to").lengths
+        view = view_of_varlen(leaf, "to")
         values = leaf.values.to(device, non_blocking=non_blocking)
-        return sharing.packing.column(values, splits_of_lengths(lengths), "to")
+        row_splits = pool.unique(view.row_splits)
+        return varlen_column(end_to_end(values, row_splits, view.ragged_dim), "to")
     if isinstance(leaf, dict):
-        moved = {k: move_leaf(v, device, non_blocking, sharing) for k, v in leaf.items()}
+        moved = {k: move_leaf(v, device, non_blocking, pool) for k, v in leaf.items()}
         return _dict(moved, leaf)
     if is_jagged(leaf) and leaf.device != device:
-        parts = take_apart(leaf, "to", detach=False, seen=sharing.read)
-        values = compact_values(parts).to(device, non_blocking=non_blocking)
-        return sharing.groups.of_lengths(parts.lengths).jagged(values, parts.ragged_dim)
+        view = view_of(leaf, "to", pool, detach=False)
+        values = values_of(view).to(device, non_blocking=non_blocking)
+        return nested_tensor(values, pool.unique(view.row_splits), view.ragged_dim)
     if isinstance(leaf, torch.Tensor):
         return leaf.to(device, non_blocking=non_blocking)
     return leaf
+
+
+# --- comparing ---------------------------------------------------------------------------------
+
+
+def same_values(a: Any, b: Any) -> bool:
+    """Whether two values are the same: types, shapes, and every bit, NaN included.
+
+    Containers are compared item by item, dicts in their order, and values of registered types by
+    their states. Tensors are compared wherever they lie, without their gradients; jagged ones by
+    their rows. Values of all other types are the same if they are one object, or if ``a == b`` is
+    exactly True.
+    """
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in _SEQUENCES:
+        return _same_items(a, b)
+    if kind is dict:
+        return _same_items(a, b) and _same_items(a.values(), b.values())
+    if kind in (set, frozenset):
+        return _same_members(a, b)
+    if kind is float:
+        return struct.pack("d", a) == struct.pack("d", b)
+    if kind is complex:
+        return _same_items((a.real, a.imag), (b.real, b.imag))
+    if kind is slice:
+        return _same_items((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    if kind in (np.ndarray, np.memmap) or isinstance(a, np.generic):
+        return _same_arrays(np.asarray(a), np.asarray(b))
+    if isinstance(a, torch.Tensor):
+        return _same_tensors(a, b)
+    if isinstance(a, TensorDictBase) or is_non_tensor(a):
+        return _same_tensordicts(a, b)
+    if registered_name(kind) is not None:
+        return same_values(state_of(a), state_of(b))
+    try:
+        return (a == b) is True
+    except Exception:  # whatever an __eq__ raises
+        return False
+
+
+_SEQUENCES = (*LIST_TYPES, tuple, torch.Size)
+
+
+def _same_items(a: Collection[Any], b: Collection[Any]) -> bool:
+    return len(a) == len(b) and all(map(same_values, a, b))
+
+
+def _same_members(a: Collection[Any], b: Collection[Any]) -> bool:
+    rest = list(b)
+    for item in a:
+        at = next((i for i, other in enumerate(rest) if same_values(item, other)), None)
+        if at is None:
+            return False
+        del rest[at]
+    return not rest
+
+
+def _same_arrays(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.hasobject or a.dtype.kind == "T":
+        return _same_items(a.reshape(-1).tolist(), b.reshape(-1).tolist())
+    return np.array_equal(cell_bytes(a), cell_bytes(b))
+
+
+_COMPARED_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor)
+
+
+def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.layout != b.layout or a.is_nested != b.is_nested:
+        return False
+    if a.is_meta or b.is_meta:  # no values to compare
+        return False
+    if is_jagged(a):
+        return _same_rows(view_of(a, "a jagged tensor"), view_of(b, "a jagged tensor"))
+    if type(a) not in _COMPARED_TYPES or a.is_quantized:
+        return False
+    a, b = a.detach(), b.detach()
+    if a.is_nested:
+        return _same_items(a.unbind(), b.unbind())
+    if a.shape != b.shape:
+        return False
+    if a.layout is torch.strided:
+        return torch.equal(as_words(a), as_words(b.to(a.device)))
+    if a.layout is torch.sparse_coo:
+        return a.is_coalesced() == b.is_coalesced() and _same_items(
+            (a._indices(), a._values()), (b._indices(), b._values())
+        )
+    if a.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return _same_items(
+            (a.crow_indices(), a.col_indices(), a.values()),
+            (b.crow_indices(), b.col_indices(), b.values()),
+        )
+    if a.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return _same_items(
+            (a.ccol_indices(), a.row_indices(), a.values()),
+            (b.ccol_indices(), b.row_indices(), b.values()),
+        )
+    return False
+
+
+def _same_rows(a: RaggedView, b: RaggedView) -> bool:
+    return (
+        a.ragged_dim == b.ragged_dim
+        and np.array_equal(a.row_splits.lengths, b.row_splits.lengths)
+        and same_values(values_of(a), values_of(b))
+    )
+
+
+def _same_tensordicts(a: Any, b: Any) -> bool:
+    try:
+        if a.batch_size != b.batch_size or dim_names(a) != dim_names(b):
+            return False
+    except ValueError:  # the members of a lazy stack have different names
+        return False
+    if isinstance(a, NonTensorData):
+        return same_values(a.data, b.data)
+    if isinstance(a, LazyStackedTensorDict):
+        return a.stack_dim == b.stack_dim and _same_items(a.tensordicts, b.tensordicts)
+    return same_values(dict(a.items()), dict(b.items()))

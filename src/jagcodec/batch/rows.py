@@ -8,24 +8,49 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
-from jagcodec.batch.leaves import Sharing, concat_leaves, row_counts, same_values, select_leaf
+from jagcodec._arguments import whole_number
+from jagcodec.batch.leaves import concat_leaves, row_counts, same_values, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.nested import is_jagged, take_apart
+from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.varlen import PackedColumn, parts_of_packed
-from jagcodec.ragged.views import read_lengths
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
+from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 
-Batch: TypeAlias = "TensorDictBase | WireBatch | dict[str, Any]"
+
+class HasRows(Protocol):
+    """A batch that chooses its rows itself, as a `WireBatch` does without reading them."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        ...
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def rows(self, index: Any) -> Any:
+        """These rows, as a batch of the same kind."""
+        ...
+
+    def row_lengths(self, name: str) -> IntArray | None:
+        """(N,) lengths of the rows of a jagged column; None for any other column."""
+        ...
+
+    def to_tensordict(self) -> TensorDict:
+        """All columns and rows."""
+        ...
+
+
+Batch: TypeAlias = "TensorDictBase | HasRows | dict[str, Any]"
 """What has rows: a TensorDict, an open message, or a dict of columns of one number of rows."""
 
 B = TypeVar("B", bound=Batch)
@@ -64,8 +89,8 @@ def select_rows(batch: B, index: Any) -> B:
         [[3], [5, 6], [3]]
     """
     where = "select_rows"
-    rows = _rows(batch, f"{where}(batch)")
-    selected: B = _chosen(batch, choose_rows(index, rows, f"{where}(index)"), where)
+    table = _table(batch, where)
+    selected: B = table.rows(choose_rows(index, len(table), f"{where}(index)"))
     return selected
 
 

@@ -289,8 +289,8 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         wanted = len(fields[0][3])
     if wanted not in (ANY, children):
         raise fail("bad_record", f"expected {wanted} children of {kind.name}, found {children}")
-    if kind == Kind.DICT and children % 2:
-        raise fail("bad_record", f"expected keys and values in turn, found {children}")
+    if kind == Kind.DICT and not children:
+        raise fail("bad_record", "expected a list of keys before the values, found nothing")
     if kind == Kind.JAGGED and fields[2] > fields[1]:
         raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
     if kind == Kind.TENSORDICT and fields[1] is not None and len(fields[1]) != fields[0]:

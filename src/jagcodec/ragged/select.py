@@ -1,0 +1,165 @@
+"""Rows of one leaf of a TensorDict, chosen: tensors of every layout, objects, nested batches.
+
+What tensordict can do with them depends on its release (below 0.15 nothing with jagged leaves), so
+nothing here asks it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+)
+
+from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes, take_rows
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import (
+    holds_rows,
+    is_non_tensor,
+    leaf_of_rows,
+    object_array,
+    payloads_of_stack,
+)
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, end_to_end
+
+Chosen: TypeAlias = "range | IntArray"
+"""Rows as `choose_rows` gives them: a range is contiguous, of step 1."""
+
+
+def select_leaf(leaf: Any, chosen: Chosen, path: str, pool: RowSplitsPool | None = None) -> Any:
+    """These rows of a leaf, in this order.
+
+    A range of a contiguous CPU tensor aliases it, with a storage of its own over those rows;
+    everything else is copied once. Leaves of equal rows share the row splits in `pool`.
+
+    Raises:
+        ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
+        ArgumentTypeError: It is not a leaf of a TensorDict.
+    """
+    pool = pool or RowSplitsPool()
+    if isinstance(leaf, torch.Tensor):
+        return _select_tensor(leaf, chosen, path, pool)
+    if is_non_tensor(leaf):
+        return _select_objects(leaf, chosen)
+    if isinstance(leaf, LazyStackedTensorDict):
+        if leaf.stack_dim == 0:
+            return lazy_stack_like([leaf.tensordicts[i] for i in chosen], leaf)
+        members = [select_leaf(member, chosen, path, pool) for member in leaf.tensordicts]
+        return lazy_stack_like(members, leaf)
+    if isinstance(leaf, TensorDictBase):
+        leaves = {
+            name: select_leaf(inner, chosen, f"{path}[{name!r}]", pool)
+            for name, inner in leaf.items()
+        }
+        return tensordict_like(leaves, len(chosen), leaf)
+    raise ArgumentTypeError(
+        "bad_type", path, f"expected a leaf of a TensorDict, found {type(leaf).__name__}"
+    )
+
+
+def select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> RaggedView:
+    """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
+    rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+    row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
+    memory = view.memory
+    if (
+        isinstance(chosen, range)
+        and isinstance(memory, torch.Tensor)
+        and view.starts is None
+        and view.ragged_dim == 1
+        and memory.is_contiguous()
+    ):
+        first = int(view.row_splits.host[chosen.start])
+        return end_to_end(_window(memory, first, first + row_splits.total), row_splits)
+    values = values_of(view.choose(rows, row_splits))
+    return end_to_end(values, row_splits, view.ragged_dim)
+
+
+def tensordict_like(leaves: Mapping[str, Any], rows: int, like: TensorDictBase) -> TensorDict:
+    """A TensorDict of other rows, with the dim names and the device of `like`."""
+    # tensordict 0.10 cannot be given names, not even None, where there is a NonTensorStack.
+    names = like.names if any(name is not None for name in like.names) else None
+    return TensorDict(
+        dict(leaves), batch_size=[rows, *like.batch_size[1:]], names=names, device=like.device
+    )
+
+
+def lazy_stack_like(members: list[Any], like: Any) -> Any:
+    """A lazy stack of other members, along the dim of `like`."""
+    if not members:
+        raise ArgumentError(
+            "bad_rows",
+            "rows of a lazy stack",
+            "expected at least one row, found none: a lazy stack of no rows has no columns",
+        )
+    return LazyStackedTensorDict(
+        *members, stack_dim=like.stack_dim, stack_dim_name=like.names[like.stack_dim]
+    )
+
+
+def _select_tensor(
+    leaf: torch.Tensor, chosen: Chosen, path: str, pool: RowSplitsPool
+) -> torch.Tensor:
+    if is_jagged(leaf):
+        view = select_view(view_of(leaf, path, pool, detach=False), chosen, pool)
+        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+    if leaf.is_nested:
+        members = leaf.unbind()
+        return torch.nested.as_nested_tensor(
+            [members[i] for i in chosen],
+            dtype=leaf.dtype,
+            device=leaf.device,
+            layout=torch.strided,
+        )
+    if leaf.layout is torch.sparse_coo:
+        rows = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
+        return leaf.index_select(0, rows)
+    if leaf.layout is not torch.strided:
+        raise ArgumentError(
+            "bad_option",
+            path,
+            f"expected columns whose rows can be chosen, found a {leaf.layout}; select the others",
+        )
+    if isinstance(chosen, range):
+        return _window(leaf, chosen.start, chosen.stop)
+    return take_rows(leaf, chosen)
+
+
+def _window(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """``tensor[start:stop]``; on the CPU with a storage of its own, or pickle would send it all."""
+    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if not tensor.is_cpu or tensor.requires_grad or not plain:
+        return tensor[start:stop]
+    row = tensor.shape[1:].numel() * tensor.itemsize
+    shape = (stop - start, *tensor.shape[1:])
+    return from_bytes(as_bytes(tensor)[start * row : stop * row], tensor.dtype, shape)
+
+
+def _select_objects(leaf: Any, chosen: Chosen) -> Any:
+    if isinstance(leaf, NonTensorData):
+        rest = leaf.batch_size[1:]
+        if not holds_rows(leaf):
+            return NonTensorData(leaf.data, batch_size=[len(chosen), *rest])
+        items = object_array([leaf.data[i] for i in chosen])
+        return NonTensorData(items, batch_size=[len(chosen)])
+    payloads = payloads_of_stack(leaf)
+    if payloads is not None:
+        return leaf_of_rows([payloads[i] for i in chosen])
+    members = leaf.tensordicts
+    if leaf.stack_dim == 0 and len(chosen):
+        return NonTensorStack(*[members[i] for i in chosen], stack_dim=0)
+    if leaf.stack_dim == 0:
+        return NonTensorData(None, batch_size=[0, *leaf.batch_size[1:]])
+    inner = [_select_objects(member, chosen) for member in members]
+    return NonTensorStack(*inner, stack_dim=leaf.stack_dim)
