@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from jagcodec.batch.leaves import Sharing, move_leaf, row_count, row_counts, same_values
+from jagcodec._arguments import known_names, whole_number
+from jagcodec.batch.leaves import move_leaf, row_count, row_counts, same_values
 from jagcodec.batch.rows import concat_rows, repeat_rows, select_rows, split_rows
-from jagcodec.errors import ArgumentError, ArgumentKeyError
+from jagcodec.errors import ArgumentError
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.registry import register_type
 
@@ -22,7 +23,7 @@ class BatchedDataDict(dict[str, Any]):
 
     It has what a user of ``verl.DataProto`` reaches for. A column is a tensor (N, ...), a jagged
     tensor, a `PackedColumn`, a numpy array (N, ...), a list of N, or a `BatchedDataDict` of its
-    own; anything else belongs into `meta_info`. ``len(batch)`` is N, as for a DataProto, and not
+    own; anything else belongs in `meta_info`. ``len(batch)`` is N, as for a DataProto, and not
     the number of columns.
 
     Attributes:
@@ -37,7 +38,7 @@ class BatchedDataDict(dict[str, Any]):
 
     Raises:
         ArgumentError: Columns differ in their number of rows, here or when one is set.
-        ArgumentTypeError: A value is no column.
+        ArgumentTypeError: A value is not a column.
 
     Example:
         >>> import torch
@@ -149,22 +150,19 @@ class BatchedDataDict(dict[str, Any]):
         """Mini-batches, epoch after epoch.
 
         Args:
-            mini_batch_size: Rows of each; it must divide N, lest rows be left out.
+            mini_batch_size: Rows of each; it must divide N, so that no row is left out.
             epochs: How many times every row comes.
             seed: None gives the rows in their order. A seed shuffles them anew in every epoch:
                 the same seed gives the same order in every process (`torch.randperm` of one CPU
                 generator), whatever was drawn elsewhere.
 
         Raises:
-            ArgumentError: N is no multiple of `mini_batch_size`, or a number is not positive.
+            ArgumentError: N is not a multiple of `mini_batch_size`, or a number is not positive.
         """
         where = "BatchedDataDict.make_iterator"
         rows = len(self)
         for name, number in (("mini_batch_size", mini_batch_size), ("epochs", epochs)):
-            if not hasattr(number, "__index__") or operator.index(number) < 1:
-                raise ArgumentError(
-                    "bad_option", f"{where}({name})", f"expected 1 or more, found {number!r}"
-                )
+            whole_number(number, 1, f"{where}({name})")
         if rows % mini_batch_size:
             raise ArgumentError(
                 "bad_option",
@@ -188,17 +186,10 @@ class BatchedDataDict(dict[str, Any]):
         """The columns of these names, in this order; aliased.
 
         Raises:
-            ArgumentKeyError: A name is no column.
+            ArgumentKeyError: A name is not a column.
         """
-        names = [names] if isinstance(names, str) else list(names)
-        for name in names:
-            if name not in self:
-                raise ArgumentKeyError(
-                    "no_such_field",
-                    f"BatchedDataDict.select({name!r})",
-                    f"expected one of {list(self)}, found {name!r}",
-                )
-        return self.with_columns({name: self[name] for name in names})
+        listed = known_names(names, self, "BatchedDataDict.select")
+        return self.with_columns({name: self[name] for name in listed})
 
     def union(self: Self, other: Mapping[str, Any]) -> Self:
         """The columns of both, and the `meta_info` of both; aliased.
@@ -206,7 +197,7 @@ class BatchedDataDict(dict[str, Any]):
         Raises:
             ArgumentError: A column, or an entry of `meta_info`, is in both with unequal values
                 (compared bit for bit; NaN equals itself), or numbers of rows differ.
-            ArgumentTypeError: A value is no column.
+            ArgumentTypeError: A value is not a column.
         """
         both = self.with_columns(self)
         for name, column in other.items():
@@ -224,9 +215,9 @@ class BatchedDataDict(dict[str, Any]):
 
         Columns that are there already, and those without tensors, are aliased.
         """
-        sharing = Sharing()
+        pool = RowSplitsPool()
         target = torch.device(device)
-        moved = {name: move_leaf(self[name], target, non_blocking, sharing) for name in self}
+        moved = {name: move_leaf(self[name], target, non_blocking, pool) for name in self}
         return self.with_columns(moved)
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from jagcodec._arguments import whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.pack.columns import pack_jagged_fields
-from jagcodec.ragged.nested import is_jagged, take_apart
+from jagcodec.ragged.copy_rows import padded_shape
+from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor
-from jagcodec.ragged.views import read_lengths
+from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
 from jagcodec.wire.encoder import encode
 
 

@@ -89,8 +89,8 @@ def select_rows(batch: B, index: Any) -> B:
         [[3], [5, 6], [3]]
     """
     where = "select_rows"
-    table = _table(batch, where)
-    selected: B = table.rows(choose_rows(index, len(table), f"{where}(index)"))
+    table = _table(batch, f"{where}(batch)")
+    selected: B = _chosen(table, choose_rows(index, len(table), f"{where}(index)"))
     return selected
 
 
@@ -121,7 +121,8 @@ def repeat_rows(
         [7, 7, 8, 8]
     """
     where = "repeat_rows"
-    rows = _rows(batch, f"{where}(batch)")
+    table = _table(batch, f"{where}(batch)")
+    rows = len(table)
     counts = np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not interleave):
         raise ArgumentTypeError(
@@ -141,7 +142,7 @@ def repeat_rows(
         )
     every = np.arange(rows)
     index = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
-    repeated: B = _chosen(batch, index, where)
+    repeated: B = _chosen(table, index)
     return repeated
 
 
@@ -186,24 +187,24 @@ def split_rows(
         [[0, 1, 3], [2, 4]]
     """
     where = "split_rows"
-    rows = _rows(batch, f"{where}(batch)")
+    table = _table(batch, f"{where}(batch)")
+    rows = len(table)
     if max_tokens is not None:
         if sizes is not None:
             raise _one_way(where)
         if lengths is None:
-            lengths = _row_lengths(batch, rows, where)
+            tokens = _row_lengths(table, where)
         else:
-            read_lengths(lengths, f"{where}(lengths)", rows=rows)
-        balanced = balance_rows(lengths, parts, max_tokens=max_tokens)
-        return [_chosen(batch, part, where) for part in balanced]
+            tokens = read_lengths(lengths, f"{where}(lengths)", rows=rows).lengths
+        return [_chosen(table, part) for part in _balanced(tokens, parts, max_tokens)]
     if (parts is None) == (sizes is None) or lengths is not None:
         raise _one_way(where)
     if sizes is None:
-        count = _at_least_one(parts, f"{where}(parts)")
+        count = whole_number(parts, 1, f"{where}(parts)")
         fewer, longer = divmod(rows, count)
         sizes = [fewer + 1] * longer + [fewer] * (count - longer)
     ends = [0, *np.cumsum(_sizes(sizes, rows, where)).tolist()]
-    return [_chosen(batch, range(start, end), where) for start, end in itertools.pairwise(ends)]
+    return [_chosen(table, range(start, end)) for start, end in itertools.pairwise(ends)]
 
 
 def balance_rows(
@@ -239,17 +240,21 @@ def balance_rows(
         >>> [part.tolist() for part in balance_rows([5, 1, 4, 2, 3], max_tokens=8)]
         [[0, 1, 3], [2, 4]]
     """
-    where = "balance_rows"
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
-    tokens = read_lengths(lengths, f"{where}(lengths)").lengths
+    return _balanced(read_lengths(lengths, "balance_rows(lengths)").lengths, parts, max_tokens)
+
+
+def _balanced(tokens: IntArray, parts: int | None, max_tokens: int | None) -> list[IntArray]:
+    """`balance_rows` of lengths that were read."""
+    where = "balance_rows"
     if parts is None and max_tokens is None:
         raise ArgumentError(
             "bad_option", where, "expected parts, max_tokens, or both, found neither"
         )
-    count = 1 if parts is None else _at_least_one(parts, f"{where}(parts)")
+    count = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
     if max_tokens is not None:
-        budget = _at_least_one(max_tokens, f"{where}(max_tokens)")
+        budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
         if len(tokens) and tokens.max() > budget:
             row = int(np.argmax(tokens > budget))
             raise ArgumentError(
@@ -306,7 +311,7 @@ def concat_rows(batches: Iterable[B]) -> B:
         [[5, 6], [7, 8, 9], [3, 4]]
     """
     where = "concat_rows"
-    if isinstance(batches, (TensorDictBase, WireBatch, dict)):
+    if isinstance(batches, (TensorDictBase, dict)) or _chooses_rows(batches):
         raise ArgumentTypeError(
             "bad_type", f"{where}(batches)", "expected a list of batches, found one batch"
         )
@@ -314,9 +319,9 @@ def concat_rows(batches: Iterable[B]) -> B:
     if not listed:
         raise ArgumentError("bad_option", f"{where}(batches)", "expected batches, found none")
     for i, batch in enumerate(listed):
-        _rows(batch, f"{where}(batches[{i}])")
-    tables = [b.to_tensordict() if isinstance(b, WireBatch) else b for b in listed]
-    joined: Any = concat_leaves(tables, Sharing(), where)
+        _table(batch, f"{where}(batches[{i}])")  # refuses what has no rows
+    whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]
+    joined: Any = concat_leaves(whole, where, RowSplitsPool())
     if any(hasattr(batch, "meta_info") for batch in listed):
         joined.meta_info = _joined_info(listed, where)
     return joined  # type: ignore[no-any-return]
@@ -336,13 +341,52 @@ def _joined_info(batches: Sequence[Any], where: str) -> dict[str, Any]:
     return info
 
 
-def _rows(batch: Any, path: str) -> int:
-    if isinstance(batch, (TensorDictBase, WireBatch)):
+class _Table:
+    """A TensorDict or a dict of columns as a batch that chooses its rows."""
+
+    def __init__(self, batch: Any, rows: int, path: str) -> None:
+        self._batch = batch
+        self._rows = rows
+        self._path = path
+        self._pool = RowSplitsPool()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._batch.keys())
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def rows(self, index: Any) -> Any:
+        chosen = choose_rows(index, self._rows, self._path)
+        return select_leaf(self._batch, chosen, self._path, RowSplitsPool())
+
+    def row_lengths(self, name: str) -> IntArray | None:
+        path = f"{self._path}[{name!r}]"
+        column = self._batch.get(name)
+        if isinstance(column, PackedColumn):
+            return view_of_varlen(column, path).row_splits.lengths
+        return view_of(column, path, self._pool).row_splits.lengths if is_jagged(column) else None
+
+    def to_tensordict(self) -> Any:
+        return self._batch
+
+
+def _table(batch: Any, path: str) -> HasRows:
+    """A batch of any kind as one that chooses its rows.
+
+    Raises:
+        ArgumentError: It has no batch dim, or its columns differ in their number of rows.
+        ArgumentTypeError: It is not a batch.
+    """
+    if _chooses_rows(batch):
+        return batch
+    if isinstance(batch, TensorDictBase):
         if len(batch.batch_size):
-            return int(batch.batch_size[0])
+            return _Table(batch, int(batch.batch_size[0]), path)
         raise ArgumentError("bad_shape", path, "expected batch size (N, ...), found no batch dim")
     if isinstance(batch, dict):
-        return row_counts(batch, path) or 0
+        return _Table(batch, row_counts(batch, path) or 0, path)
     raise ArgumentTypeError(
         "bad_type",
         path,
@@ -350,20 +394,20 @@ def _rows(batch: Any, path: str) -> int:
     )
 
 
-def _chosen(batch: Any, chosen: range | IntArray, where: str) -> Any:
-    if isinstance(batch, WireBatch):
-        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-        return batch.rows(rows)
-    return select_leaf(batch, chosen, Sharing(), f"{where}(batch)")
+def _chooses_rows(batch: Any) -> TypeGuard[HasRows]:
+    return hasattr(batch, "row_lengths")
 
 
-def _row_lengths(batch: Any, rows: int, where: str) -> torch.Tensor:
+def _chosen(table: HasRows, chosen: range | IntArray) -> Any:
+    return table.rows(slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen)
+
+
+def _row_lengths(table: HasRows, where: str) -> IntArray:
     """The row lengths that all ragged columns of a batch have."""
     lengths: IntArray | None = None
     first = ""
-    names = batch.fields if isinstance(batch, WireBatch) else batch.keys()
-    for name in names:
-        found = _lengths_of(batch, name, where)
+    for name in table.fields:
+        found = table.row_lengths(name)
         if found is None:
             continue
         if lengths is None:
@@ -379,19 +423,9 @@ def _row_lengths(batch: Any, rows: int, where: str) -> torch.Tensor:
         raise ArgumentError(
             "bad_option",
             f"{where}(lengths)",
-            f"expected lengths or a jagged column, found neither among {list(names)!r:.200}",
+            f"expected lengths or a jagged column, found neither among {list(table.fields)!r:.200}",
         )
-    return torch.from_numpy(lengths.copy())
-
-
-def _lengths_of(batch: Any, name: str, where: str) -> IntArray | None:
-    path = f"{where}(batch)[{name!r}]"
-    if isinstance(batch, WireBatch):
-        return batch.row_lengths(name)
-    column = batch[name] if isinstance(batch, dict) else batch.get(name)
-    if isinstance(column, PackedColumn):
-        return parts_of_packed(column, path).lengths
-    return take_apart(column, path).lengths if is_jagged(column) else None
+    return lengths
 
 
 def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
@@ -405,16 +439,6 @@ def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
         parts[part].append(row)
         heapq.heapreplace(heap, (light + sizes[row], rows + 1, part))
     return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap)[0]
-
-
-def _at_least_one(number: Any, path: str) -> int:
-    try:
-        count = operator.index(number)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ArgumentError("bad_option", path, f"expected 1 or more, found {number!r:.80}")
-    return count
 
 
 def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
