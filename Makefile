@@ -31,7 +31,7 @@ test-matrix:
 
 # With Ray, TransferQueue and verl, which start clusters: in an environment of its own, one process.
 test-integrations: $(VENV)-integrations/.integrations
-	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -81,7 +81,7 @@ sanitize: $(VENV)/.dev
 	done
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest tests/test_rowcopy.py tests/test_header.py tests/test_hostile.py
+		$(BIN)/python -m pytest tests/rowcopy tests/wire/test_header.py tests/wire/test_hostile.py
 
 # Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000

@@ -35,12 +35,12 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 from jagcodec.integrations import verl as integration
 from jagcodec.integrations.verl import decode_dataproto, encode_dataproto
+from tests.helpers import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-ROOT = Path(__file__).parent.parent
 PROMPT, RESPONSE, PAD = 40, 60, 151_643
 SECONDS = 120
 

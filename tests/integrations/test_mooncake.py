@@ -41,8 +41,8 @@ mooncake = pytest.importorskip("mooncake.store", exc_type=ImportError)
 import jagcodec  # noqa: E402
 from benchmarks.mooncake_cluster import master, node  # noqa: E402
 from jagcodec.integrations.mooncake import Store  # noqa: E402
+from tests.helpers import ROOT  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 PATHS = os.pathsep.join([str(ROOT), SOURCE, os.environ.get("PYTHONPATH", "")])
 PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]

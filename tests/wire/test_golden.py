@@ -1,10 +1,10 @@
 """The bytes of the wire, kept: what every kind of value encodes to, and what is refused and why.
 
-`tests/golden/` holds one message per file, with its frames in hex and its value in neutral JSON
+`golden/` holds one message per file, with its frames in hex and its value in neutral JSON
 (docs/wire-format.md, section 8), and two lists of hand-made messages: `good.json`, which any reader
 must read, and `bad.json`, which any reader must refuse. The values stand below and in `corpus.py`;
 
-    python tests/test_golden.py --write
+    python -m tests.wire.test_golden --write
 
 writes the files from them, so a byte that changes is a decision that shows in a diff.
 """
@@ -19,10 +19,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import corpus
 import numpy as np
 import pytest
-import spec_reader
 import torch
 from hypothesis import given, settings
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
@@ -40,9 +38,11 @@ from jagcodec import (
 from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from jagcodec.wire.spec import Kind
+from tests.helpers import ROOT
+from tests.wire import corpus, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"
-SPEC = Path(__file__).parent.parent / "docs" / "wire-format.md"
+SPEC = ROOT / "docs" / "wire-format.md"
 
 
 class Point(NamedTuple):
@@ -474,7 +474,7 @@ def test_files_are_those_of_the_tables():
     missing = {"string_array.json"} - set(expected)
     assert set(written) - missing == set(expected)
     for name, content in expected.items():
-        assert written[name] == content, f"{name}: run python tests/test_golden.py --write"
+        assert written[name] == content, f"{name}: run python -m tests.wire.test_golden --write"
 
 
 def test_every_kind_has_a_golden_message():
@@ -482,12 +482,13 @@ def test_every_kind_has_a_golden_message():
 
 
 def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
-    script = [sys.executable, str(Path(__file__)), "--print"]
+    script = [sys.executable, "-m", "tests.wire.test_golden", "--print"]
     runs = [
         subprocess.Popen(
             script,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
         )
         for seed in ("1", "4242")

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,8 +40,8 @@ from jagcodec.integrations.zmq import (
     send_frames,
 )
 from jagcodec.testing import assert_same, jagged_batches, trees
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
 LONG = 30  # seconds, for what must come
 SHORT = 0.05  # for what must not
 LARGE = 1 << 20  # cells: frames of this many bytes are never copied

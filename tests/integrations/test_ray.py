@@ -17,8 +17,8 @@ from jagcodec import BatchedDataDict, WireBatch, encode, materialize, open_wire,
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
+from tests.helpers import ROOT  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
 PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
 SECONDS = 60
 

@@ -2,7 +2,7 @@
 
 The processes and sockets are real. A message is cut at an exact byte by a relay between the two
 sides, which forwards so many bytes and no more. Ranks that are killed stand in
-`test_integration_torch_distributed.py`.
+`test_torch_distributed.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +39,7 @@ from jagcodec.integrations.zmq import recv, send, send_frames
 from jagcodec.testing import assert_same
 from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION
+from tests.helpers import ROOT
 
 LONG = 60  # seconds, for what must come
 SHORT = 0.3  # for what must not
@@ -449,7 +449,7 @@ def test_no_figure_of_the_page_is_copied_by_hand():
 
 def test_the_tests_that_the_page_names_exist():
     named = set(re.findall(r"`(test_\w+)`", reliability.PAGE.read_text()))
-    sources = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert named
     assert named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
 

@@ -27,8 +27,8 @@ from transfer_queue.metadata import BatchMeta  # noqa: E402
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
 from jagcodec.integrations import transfer_queue as integration  # noqa: E402
+from tests.helpers import ROOT  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 HOOK = "jagcodec.integrations.transfer_queue.install"
 PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))

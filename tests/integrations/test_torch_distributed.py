@@ -10,7 +10,6 @@ import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,11 +44,12 @@ from jagcodec.integrations.torch_distributed import (
     scatter_rows,
     send,
 )
+from jagcodec.memory import tensor_bytes
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
 LONG = 120  # seconds, for what must come
 RANKS = 3
 

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 import tensordict
@@ -12,8 +11,8 @@ import jagcodec
 from jagcodec import padding_tax, stack_or_nest
 from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
 from jagcodec.wire import records, spec
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

@@ -5,13 +5,13 @@ import re
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from jagcodec import WireFormatError, decode
+from tests.helpers import ROOT
 
-FUZZ = Path(__file__).parent.parent / "fuzz"
+FUZZ = ROOT / "fuzz"
 CORPUS = sorted(path for path in (FUZZ / "corpus").iterdir() if path.is_file())
 
 pytestmark = [

@@ -4,7 +4,6 @@
 """
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ import jagcodec
 from benchmarks.costs import calls, peak_bytes
 from benchmarks.shapes import DESIGN, PADS, SMALL, make_batch
 from benchmarks.stages import stages
+from tests.helpers import ROOT
 
-STORED = Path(__file__).parent.parent / "benchmarks" / "guard.json"
+STORED = ROOT / "benchmarks" / "guard.json"
 BATCHES = {case: make_batch(case.lengths()) for case in (SMALL, DESIGN)}
 NAMES = list(stages(BATCHES[SMALL]))
 

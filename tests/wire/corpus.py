@@ -8,7 +8,8 @@ import struct
 import zlib
 
 import msgpack
-import spec_reader
+
+from tests.wire import spec_reader
 
 KINDS = {name: code for code, name in spec_reader.KINDS.items()}
 

@@ -1,6 +1,6 @@
 """Bringing device memory to the host, with CPU tensors in the place of a device's.
 
-What needs a device is in `tests/test_cuda.py`.
+What needs a device is in `tests/wire/test_cuda.py`.
 """
 
 from contextlib import contextmanager
