@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch.utils._pytree import tree_map
 
 KIND = "privateuseone"
@@ -247,3 +248,41 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
             new = _to_device(alias)
             original.set_(new.untyped_storage(), 0, new.shape, new.stride())  # type: ignore[call-overload]
     return tree_map(lifted, result)
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def on_device(value: Any, device: torch.device = DEVICE) -> Any:
+    """A value with its tensors on a device, in new containers; sparse and strided nested stay."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout not in (torch.strided, torch.jagged):
+            return tensor
+        if tensor.layout is torch.strided and tensor.is_nested:
+            return tensor
+        there = tensor.detach().to(device)
+        return torch.nn.Parameter(there, False) if type(tensor) is torch.nn.Parameter else there
+
+    return with_tensors(value, moved)
+
+
+def with_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A value with its tensors replaced, in new containers."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) is TensorDict:
+        leaves = {name: with_tensors(value.get(name), function) for name in value.keys()}  # noqa: SIM118
+        return TensorDict(leaves, batch_size=value.batch_size, names=value.names)
+    if type(value) is LazyStackedTensorDict:
+        members = [with_tensors(member, function) for member in value.tensordicts]
+        return LazyStackedTensorDict(*members, stack_dim=value.stack_dim)
+    if type(value) is NonTensorData:
+        return NonTensorData(with_tensors(value.data, function), batch_size=value.batch_size)
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: with_tensors(item, function) for key, item in value.items()}
+    if type(value) is slice:
+        return slice(*(with_tensors(x, function) for x in (value.start, value.stop, value.step)))
+    return value

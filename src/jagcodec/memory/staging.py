@@ -1,4 +1,4 @@
-"""CUDA memory to the host: copied together to pinned memory, and waited for once.
+"""Device memory to the host: copied together, to pinned memory from CUDA, and waited for once.
 
 A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was told to do before.
 """
@@ -16,7 +16,7 @@ from jagcodec.memory.tensor_bytes import ALIGNMENT, flat_bytes
 
 def stageable(tensor: torch.Tensor) -> bool:
     """Whether a strided tensor is brought to the host by way of `Staging`; never one on the CPU."""
-    return tensor.is_cuda
+    return tensor.device.type not in ("cpu", "meta")
 
 
 class Staging:
@@ -73,8 +73,9 @@ def copied_together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     sources = [flat_bytes(tensor) for tensor in tensors]
     sizes = [-(-source.numel() // ALIGNMENT) * ALIGNMENT for source in sources]
-    devices = {source.device for source in sources if source.is_cuda}
-    block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=bool(devices))
+    devices = {source.device for source in sources if stageable(source)}
+    pinned = any(device.type == "cuda" for device in devices)
+    block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
     copies = []
     starts = itertools.accumulate(sizes, initial=0)
     for tensor, source, start in zip(tensors, sources, starts, strict=False):
@@ -82,6 +83,14 @@ def copied_together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         cells.copy_(source, non_blocking=True)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
     for device in devices:
-        # The stream that the copies were put on.
-        torch.cuda.current_stream(device).synchronize()
+        _wait_for(device)
     return copies
+
+
+def _wait_for(device: torch.device) -> None:
+    module = torch.get_device_module(device)
+    if hasattr(module, "current_stream"):
+        # The stream that the copies were put on.
+        module.current_stream(device).synchronize()
+    else:
+        module.synchronize()
