@@ -254,12 +254,14 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
 
 
 def on_device(value: Any, device: torch.device = DEVICE) -> Any:
-    """A value with its tensors on a device, in new containers; sparse and strided nested stay."""
+    """A value with its tensors on a device, in new containers.
+
+    Sparse and strided nested ones stay, which `DEVICE` cannot hold.
+    """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout not in (torch.strided, torch.jagged):
-            return tensor
-        if tensor.layout is torch.strided and tensor.is_nested:
+        sparse_or_nested = tensor.layout is not torch.strided or tensor.is_nested
+        if device == DEVICE and sparse_or_nested and tensor.layout is not torch.jagged:
             return tensor
         there = tensor.detach().to(device)
         return torch.nn.Parameter(there, False) if type(tensor) is torch.nn.Parameter else there
