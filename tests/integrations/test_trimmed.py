@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jagcodec.integrations._trimmed import Trimmed, restore, trim
+from jagcodec.testing import assert_same
 
 DTYPES = [
     torch.bool,
@@ -20,17 +21,6 @@ DTYPES = [
     torch.complex128,
     torch.float8_e4m3fn,
 ]
-
-
-def bits(tensor):
-    """The bytes of a tensor, told by numpy alone."""
-    flat = tensor.contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def assert_same(found, sent):
-    assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
-    assert bits(found) == bits(sent)
 
 
 def put_back(column):

@@ -18,15 +18,12 @@ from jagcodec import (
 from jagcodec.memory import staging
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of, tensors, trees
 from tests.device import DEVICE, install, on_device, watch, with_tensors
+from tests.helpers import message
 
 
 @pytest.fixture(autouse=True)
 def device():
     install()
-
-
-def message(frames):
-    return [bytes(memoryview(frame)) for frame in frames]
 
 
 @given(st.lists(tensors(), max_size=4))

@@ -15,7 +15,8 @@ KINDS = {name: code for code, name in spec_reader.KINDS.items()}
 
 
 def ext(kind, *fields):
-    return msgpack.ExtType(KINDS[kind], msgpack.packb(list(fields)))
+    """A record of a kind, by its name or its code."""
+    return msgpack.ExtType(KINDS.get(kind, kind), msgpack.packb(list(fields)))
 
 
 def i8(*cells):

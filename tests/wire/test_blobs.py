@@ -27,6 +27,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import assert_same, jagged_batches, trees
+from tests.helpers import message
 
 VALUE = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
 
@@ -136,7 +137,7 @@ def test_fused_columns_are_the_same_bytes(batch):
     options = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
     composed = encode(pack_jagged_fields(batch.fields, **options))
     fused = encode_fields(batch.fields, **options)
-    assert [bytes(memoryview(f)) for f in fused] == [bytes(memoryview(f)) for f in composed]
+    assert message(fused) == message(composed)
     memory = bytearray(encoded_size(pack_jagged_fields(batch.fields, **options), narrow=True))
     assert encode_fields(batch.fields, out=memory, narrow=True, **options) == len(memory)
     assert_same(decode(memory), decode(composed))

@@ -28,6 +28,7 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.testing import assert_same, trees
+from tests.helpers import receive
 
 BIG = 5000  # int64 cells: a buffer too large to share frame 1
 
@@ -38,10 +39,6 @@ def trip(value, **options):
 
 def address(buffer):
     return np.frombuffer(buffer, dtype=np.uint8).__array_interface__["data"][0]
-
-
-def receive(frames, kind=bytearray):
-    return [kind(memoryview(frame)) for frame in frames]
 
 
 @given(trees(max_leaves=4))

@@ -30,6 +30,7 @@ from jagcodec import (
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from tests.device import DEVICE, Traffic, install, on_device, watch
+from tests.helpers import message
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LENGTHS = torch.tensor([2, 0, 5, 3])
@@ -66,10 +67,6 @@ def watched(device):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     traffic.waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
-
-
-def message(frames):
-    return [bytes(memoryview(frame)) for frame in frames]
 
 
 def nest(device, *lengths):

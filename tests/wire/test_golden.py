@@ -38,7 +38,7 @@ from jagcodec import (
 from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from jagcodec.wire.spec import Kind
-from tests.helpers import ROOT
+from tests.helpers import ROOT, receive
 from tests.wire import corpus, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -344,7 +344,7 @@ OPAQUE = {"user", "pickle"}
 
 def frames_of(name):
     _, make, options = VALUES[name]
-    return [bytes(memoryview(frame)) for frame in encode(make(), **options)]
+    return receive(encode(make(), **options), bytes)
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def test_good_messages_are_read(name):
     message = message_of(entry)
     assert read_neutral(message) == entry["value"]
     # What decode makes of it, seen through the same reader.
-    again = [bytes(memoryview(frame)) for frame in encode(decode(message))]
+    again = receive(encode(decode(message)), bytes)
     assert read_neutral(again) == entry["value"]
 
 

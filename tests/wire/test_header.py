@@ -21,6 +21,7 @@ from jagcodec.testing.strategies import jagged_batches
 from jagcodec.wire import header as headers
 from jagcodec.wire import records
 from jagcodec.wire.spec import TORCH_DTYPES, Kind
+from tests.helpers import receive
 
 try:
     from jagcodec.wire import _batch as compiled
@@ -90,7 +91,7 @@ def rollout(**options):
         token_aligned_fields=["ids", "logprob"],
         **options,
     )
-    return [bytes(memoryview(frame)) for frame in frames]
+    return receive(frames, bytes)
 
 
 @needs_compiled
@@ -121,7 +122,7 @@ def test_what_a_producer_sends_is_read_by_the_compiled_reader():
 )
 def test_what_it_does_not_know_is_left_alone(frames):
     assert headers.read_plain_header(bytes(frames[0])) is None
-    decode([bytearray(memoryview(frame)) for frame in frames])
+    decode(receive(frames))
 
 
 @given(jagged_batches(), st.booleans(), st.booleans())

@@ -4,7 +4,6 @@ import mmap
 import pickle
 import tracemalloc
 
-import msgpack
 import numpy as np
 import pytest
 import torch
@@ -27,20 +26,8 @@ from jagcodec import (
 )
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from jagcodec.wire.spec import Kind
-
-
-def ext(kind, *fields):
-    return msgpack.ExtType(int(kind), msgpack.packb(list(fields)))
-
-
-def message(tree, payload=b"", ragged=()):
-    header = {
-        "jagcodec": 1,
-        "buffers": [len(payload)] if payload else [],
-        "ragged": list(ragged),
-        "tree": msgpack.ExtType(16, tree),
-    }
-    return [msgpack.packb(header), *([payload] if payload else [])]
+from tests.helpers import receive
+from tests.wire.corpus import ext, message
 
 
 class Store:
@@ -62,8 +49,8 @@ class Store:
 def sources(frames):
     blob = to_blob(frames)
     return [
-        [bytearray(memoryview(frame)) for frame in frames],
-        [bytes(memoryview(frame)) for frame in frames],
+        receive(frames),
+        receive(frames, bytes),
         blob,
         Store(blob),
     ]
@@ -260,7 +247,7 @@ def test_a_mapped_file_is_touched_only_where_it_is_read(tmp_path):
 
 
 def test_contiguous_rows_alias_writable_memory():
-    frames = [bytearray(memoryview(frame)) for frame in packed()]
+    frames = receive(packed())
     part = open_wire(frames).select(["c1"]).rows(slice(50, 60)).to_tensordict()
     begin = np.frombuffer(frames[3], np.uint8).__array_interface__["data"][0]
     inside = part["c1"].values().data_ptr() - begin
@@ -326,7 +313,7 @@ def test_messages_that_are_no_batch():
 
 def test_damaged_fields_are_named():
     td = TensorDict({"a": torch.ones(2), "b": NonTensorData("x", batch_size=[2])}, [2])
-    frames = [bytearray(memoryview(frame)) for frame in encode(td)]
+    frames = receive(encode(td))
     at = frames[0].index(b"float32")
     frames[0][at : at + 7] = b"float33"
     with pytest.raises(WireFormatError, match=r"^\$\.a: .*float33"):
@@ -336,7 +323,7 @@ def test_damaged_fields_are_named():
 def batch_message(*items, rows=2, payload=b"", ragged=()):
     """A batch written with msgpack alone."""
     tree = ext(Kind.TENSORDICT, [rows], None, list(items))
-    return message(msgpack.packb(tree), payload, ragged)
+    return message(tree, *filter(None, [payload]), ragged=ragged)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +353,8 @@ def batch_message(*items, rows=2, payload=b"", ragged=()):
             ],
             payload=bytes(1000),
         ),
-        message(msgpack.packb(ext(Kind.TENSORDICT, [2**40, 0], None, []))),
-        message(msgpack.packb(ext(Kind.TENSORDICT, [0, 4], ["a", "a"], []))),
+        message(ext(Kind.TENSORDICT, [2**40, 0], None, [])),
+        message(ext(Kind.TENSORDICT, [0, 4], ["a", "a"], [])),
     ],
 )  # fmt: skip
 def test_forged_batches_cost_little(frames):
@@ -387,12 +374,12 @@ def test_batches_nest_only_so_deep():
     for _ in range(300):
         tree = ext(Kind.TENSORDICT, [2], None, ["x", tree])
     with pytest.raises(WireFormatError, match="levels"):
-        open_wire(message(msgpack.packb(tree)))
+        open_wire(message(tree))
 
 
 def test_a_nested_tensor_of_other_rows_is_refused():
     td = TensorDict({"x": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2])
-    frames = [bytes(memoryview(frame)) for frame in encode(td)]
+    frames = receive(encode(td), bytes)
     frames[0] = frames[0].replace(b"\x93\x91\x02", b"\x93\x91\x03")
     for read in (lambda b: b.to_tensordict(), lambda b: b.rows([2]).to_tensordict()):
         with pytest.raises(WireFormatError):

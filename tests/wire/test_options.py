@@ -25,15 +25,7 @@ from jagcodec import (
 from jagcodec.demo.batch import PER_TOKEN, make_batch, rollout_table
 from jagcodec.testing import assert_same, bits, tensors, trees
 from jagcodec.wire.spec import INTEGER_DTYPES
-
-
-def size(frames):
-    return sum(memoryview(frame).nbytes for frame in frames)
-
-
-def receive(frames):
-    return [bytearray(memoryview(frame)) for frame in frames]
-
+from tests.helpers import message, receive, size
 
 # narrow
 
@@ -261,5 +253,5 @@ def test_what_does_not_pickle_is_still_refused():
 
 def test_what_can_ride_is_never_pickled():
     td = TensorDict({"a": torch.ones(2), "s": "text"}, [2])
-    plain = [bytes(memoryview(frame)) for frame in encode(td)]
-    assert [bytes(memoryview(frame)) for frame in encode(td, allow_pickle=True)] == plain
+    plain = message(encode(td))
+    assert message(encode(td, allow_pickle=True)) == plain

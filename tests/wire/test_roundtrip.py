@@ -18,12 +18,13 @@ from jagcodec.testing import (
     trees,
 )
 from jagcodec.wire.spec import TORCH_DTYPES
+from tests.helpers import receive
 
 
 def assert_survives(value):
     frames = jagcodec.encode(value)
     assert_same(jagcodec.decode(frames), value)
-    received = [bytearray(memoryview(frame)) for frame in frames]
+    received = receive(frames)
     assert_same(jagcodec.decode(received), value)
     # and again, now that every value lies in a message
     assert_same(jagcodec.decode(jagcodec.encode(jagcodec.decode(received))), value)
