@@ -47,17 +47,22 @@ def rollout():
 PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
 
 
-def make_batch(lengths=(3, 1, 5, 0, 2, 4), cells_per_token=1):
+LENGTHS = [3, 0, 5, 1, 2, 4]
+
+
+def make_batch(cells_per_token=1, lengths=LENGTHS):
     """The same batch whenever it is asked for; with many cells per token its columns are large."""
     generator = torch.Generator().manual_seed(3)
     shape = (cells_per_token,) if cells_per_token > 1 else ()
     ids = [torch.randint(0, 1000, (n, *shape), generator=generator) for n in lengths]
     logprobs = [torch.randn(n, generator=generator) for n in lengths]
+    experts = [torch.randint(0, 8, (n, 2), generator=generator) for n in lengths]
     rows = len(lengths)
     return TensorDict(
         {
             "ids": stack_or_nest(ids, always_nest=True),
             "logprobs": stack_or_nest(logprobs, always_nest=True),
+            "experts": stack_or_nest(experts, always_nest=True),
             "embedding": torch.randn(rows, 3, generator=generator),
             "reward": torch.arange(float(rows)),
             "message": NonTensorStack(*(PAYLOADS[i % len(PAYLOADS)] for i in range(rows))),

@@ -275,7 +275,7 @@ def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
     assert [type(x) for x in concat_rows(kinds).get("x").tolist()] == [int, bool, float]
 
 
-def test_payloads_that_cannot_ride_are_compared_by_identity():
+def test_payloads_that_cannot_be_encoded_are_compared_by_identity():
     lock = object()
     td = TensorDict({"x": NonTensorData(lock, batch_size=[1])}, [1])
     assert concat_rows([td, td]).get("x").data is lock
@@ -647,7 +647,7 @@ class Subclass(BatchedDataDict):
 
 
 @pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
-def test_pickles_and_rides_with_its_meta_info(layout):
+def test_pickles_and_encodes_with_its_meta_info(layout):
     td = pack_jagged_fields(
         {"ids": torch.arange(12).view(3, 4), "reward": torch.arange(3.0)},
         lengths=torch.tensor([2, 4, 3]),

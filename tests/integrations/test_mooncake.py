@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -30,7 +29,6 @@ from jagcodec import (
     encode_fields,
     materialize,
     open_wire,
-    stack_or_nest,
     to_blob,
 )
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
@@ -41,12 +39,10 @@ mooncake = pytest.importorskip("mooncake.store", exc_type=ImportError)
 import jagcodec  # noqa: E402
 from benchmarks.mooncake_cluster import master, node  # noqa: E402
 from jagcodec.integrations.mooncake import Store  # noqa: E402
-from tests.helpers import ROOT  # noqa: E402
+from tests.helpers import LENGTHS, PAYLOADS, ROOT, make_batch  # noqa: E402
 
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 PATHS = os.pathsep.join([str(ROOT), SOURCE, os.environ.get("PYTHONPATH", "")])
-PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
-LENGTHS = [3, 0, 5, 1, 2, 4]
 MIB = 1 << 20
 
 
@@ -69,6 +65,9 @@ class Client(mooncake.MooncakeDistributedStore):
     def unregister_buffer(self, address):
         del self.registered[address]
         return super().unregister_buffer(address)
+
+
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
@@ -99,25 +98,6 @@ def shared(client):
         yield store
 
 
-def make_batch(cells_per_token=1, rows=None):
-    generator = torch.Generator().manual_seed(3)
-    lengths = LENGTHS if rows is None else [i % 50 + 1 for i in range(rows)]
-    shape = (cells_per_token,) if cells_per_token > 1 else ()
-    ids = [torch.randint(0, 1000, (n, *shape), generator=generator) for n in lengths]
-    logprobs = [torch.randn(n, generator=generator) for n in lengths]
-    count = len(lengths)
-    return TensorDict(
-        {
-            "ids": stack_or_nest(ids, always_nest=True),
-            "logprobs": stack_or_nest(logprobs, always_nest=True),
-            "reward": torch.arange(float(count)),
-            "message": NonTensorStack(*(PAYLOADS[i % 6] for i in range(count))),
-            "tag": NonTensorData("gsm8k", batch_size=[count]),
-        },
-        batch_size=[count],
-    )
-
-
 def run(code, *arguments, seconds=120, **environment):
     """A process of its own; what it printed, as JSON."""
     done = subprocess.run(
@@ -144,7 +124,7 @@ class TestValues:
         assert_same(decode(store.read("a")), batch)
         assert_same(store.open("a").to_tensordict(), batch)
 
-    def test_whatever_rides(self, store):
+    def test_whatever_can_be_encoded(self, store):
         values = [
             {"step": 3, "rows": (1, [2.5, None])},
             BatchedDataDict(a=torch.arange(4), b=[None, "x", {}, (1,)]),
@@ -207,7 +187,7 @@ class TestValues:
 
 class TestParts:
     def test_a_field_costs_its_own_bytes(self, store, client):
-        batch = make_batch(500, rows=200)
+        batch = make_batch(500, lengths=[i % 50 + 1 for i in range(200)])
         size = store.put("a", batch)
         wire = store.open("a", read_ahead=0)
         client.ranges.clear()
@@ -218,7 +198,7 @@ class TestParts:
         assert size > 500 * 8 * tokens
 
     def test_a_range_of_rows_is_one_read(self, store, client):
-        batch = make_batch(500, rows=200)
+        batch = make_batch(500, lengths=[i % 50 + 1 for i in range(200)])
         store.put("a", batch)
         wire = store.open("a", read_ahead=0).select(["ids"]).rows(slice(50, 60))
         client.ranges.clear()
@@ -228,7 +208,7 @@ class TestParts:
         assert [n for _, n in client.ranges] == [201 * 8, tokens * 500 * 8]
 
     def test_near_rows_are_read_together(self, store, client):
-        batch = make_batch(10, rows=200)
+        batch = make_batch(10, lengths=[i % 50 + 1 for i in range(200)])
         store.put("a", batch)
         chosen = list(range(0, 200, 3))
         expected = [rows_of(batch["ids"])[i] for i in chosen]
@@ -383,7 +363,7 @@ class TestKeys:
 
 
 class TestFaults:
-    def test_what_cannot_ride_leaves_nothing(self, store):
+    def test_what_cannot_be_encoded_leaves_nothing(self, store):
         with pytest.raises(UnsupportedTypeError, match=r"\$\.lock"):
             store.put("a", {"lock": threading.Lock()})
         with pytest.raises(ArgumentError):

@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import BatchedDataDict, WireBatch, encode, materialize, open_wire, stack_or_nest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
-from tests.helpers import ROOT  # noqa: E402
+from tests.helpers import PAYLOADS, ROOT, make_batch  # noqa: E402
 
-PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
 SECONDS = 60
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +58,6 @@ def there_and_back(value):
 
 def rows_of(column):
     return [row.tolist() for row in column.unbind()]
-
-
-def make_batch(cells_per_token=1):
-    """Six rows; with many cells per token the columns lie in the shared store, not in messages."""
-    generator = torch.Generator().manual_seed(3)
-    lengths = [3, 0, 5, 1, 2, 4]
-    shape = (cells_per_token,) if cells_per_token > 1 else ()
-    ids = [torch.randint(0, 1000, (n, *shape), generator=generator) for n in lengths]
-    logprobs = [torch.randn(n, generator=generator) for n in lengths]
-    return TensorDict(
-        {
-            "ids": stack_or_nest(ids, always_nest=True),
-            "logprobs": stack_or_nest(logprobs, always_nest=True),
-            "reward": torch.arange(6.0),
-            "message": NonTensorStack(*PAYLOADS),
-            "tag": NonTensorData("gsm8k", batch_size=[6]),
-        },
-        batch_size=[6],
-    )
 
 
 def assert_same(found, sent):
@@ -272,7 +255,7 @@ class TestWorkers:
 
 
 class TestRefusals:
-    def test_what_cannot_ride_is_named(self, registered):
+    def test_what_cannot_be_encoded_is_named(self, registered):
         batch = BatchedDataDict({"lock": [threading.Lock()]})
         with pytest.raises(TypeError, match=r"lock\[0\]: _thread.lock cannot ride"):
             ray.put(batch)

@@ -632,7 +632,7 @@ def do_no_group(rank):
         broadcast(1, rank, "no group")
 
 
-def test_a_group_that_is_none(world):
+def test_a_group_that_is_not_valid(world):
     world(do_no_group)
 
 

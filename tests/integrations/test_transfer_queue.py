@@ -27,16 +27,17 @@ from transfer_queue.metadata import BatchMeta  # noqa: E402
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
 from jagcodec.integrations import transfer_queue as integration  # noqa: E402
-from tests.helpers import ROOT  # noqa: E402
+from tests.helpers import LENGTHS, PAYLOADS, ROOT, make_batch  # noqa: E402
 
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 HOOK = "jagcodec.integrations.transfer_queue.install"
 PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
 SECONDS = 90
-PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
-LENGTHS = [3, 1, 5, 0, 2, 4]
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +79,6 @@ def stock(as_before):
     integration.uninstall()
 
 
-def make_batch():
-    generator = torch.Generator().manual_seed(3)
-    ids = [torch.randint(0, 1000, (n,), generator=generator) for n in LENGTHS]
-    logprobs = [torch.randn(n, 2, generator=generator) for n in LENGTHS]
-    return TensorDict(
-        {
-            "ids": stack_or_nest(ids, always_nest=True),
-            "logprobs": stack_or_nest(logprobs, always_nest=True),
-            "embedding": torch.randn(6, 3, generator=generator),
-            "reward": torch.arange(6.0),
-            "message": NonTensorStack(*PAYLOADS),
-            "tag": NonTensorData("gsm8k", batch_size=[6]),
-        },
-        batch_size=[6],
-    )
-
-
 def put(batch, name):
     keys = [f"{name}_{i}" for i in range(len(batch))]
     tq.kv_batch_put(keys=keys, partition_id=name, fields=batch)
@@ -109,7 +93,7 @@ def assert_rows(found, rows):
     """The rows of `make_batch`, by their numbers."""
     batch = make_batch()
     assert found.batch_size == (len(rows),)
-    for name in ("ids", "logprobs", "embedding", "reward"):
+    for name in ("ids", "logprobs", "experts", "embedding", "reward"):
         assert found[name].dtype == batch[name].dtype
         expected = rows_of(batch[name])
         assert rows_of(found[name]) == [expected[i] for i in rows]
@@ -177,7 +161,7 @@ class TestColumns:
     def test_columns_of_one_raggedness_multiply(self, queue):
         keys = put(make_batch(), "raggedness")
         found = queue.kv_batch_get(keys=keys, partition_id="raggedness")
-        product = found["ids"].unsqueeze(-1) * found["logprobs"]
+        product = found["ids"].unsqueeze(-1) * found["experts"]
         assert [len(row) for row in product.unbind()] == LENGTHS
 
     def test_rows_that_are_added_and_written_over(self, queue):
@@ -257,13 +241,13 @@ class TestObjects:
         assert parser([7, 8]) == 2
         assert len(unpickled) == 1
 
-    def test_what_cannot_ride_is_named_and_not_pickled(self, queue):
+    def test_what_cannot_be_encoded_is_named_and_not_pickled(self, queue):
         batch = TensorDict({"path": NonTensorStack("a", Path("/b"))}, [2])
         with pytest.raises(RuntimeError, match=r"body.data.path\[\d\].*Path cannot ride"):
             put(batch, "refused")
         assert_rows(queue.kv_batch_get(keys=put(make_batch(), "on"), partition_id="on"), range(6))
 
-    def test_a_reply_that_cannot_ride_is_an_error_and_the_unit_lives(self, queue):
+    def test_a_reply_that_cannot_be_encoded_is_an_error_and_the_unit_lives(self, queue):
         def parse(fields):
             fields["text"] = [Path(text) for text in fields["text"]]
             return fields
@@ -455,7 +439,7 @@ class TestPackedBuffers:
 
 
 class TestMessages:
-    def test_metadata_rides_as_data(self, installed):
+    def test_metadata_is_encoded_as_data(self, installed):
         schema = {
             "ids": {
                 "dtype": torch.int64,

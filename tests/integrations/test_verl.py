@@ -44,7 +44,10 @@ with warnings.catch_warnings():
 PROMPT, RESPONSE, PAD = 40, 60, 151_643
 SECONDS = 120
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 
 
 def make_dataproto(rows=24):
@@ -175,7 +178,7 @@ class TestFrames:
         padded = sum(column.nbytes for column in data.batch.values())
         assert wire_bytes(data.select(non_tensor_batch_keys=[])) < 0.55 * padded
 
-    def test_it_rides_inside_other_values(self):
+    def test_it_is_encoded_inside_other_values(self):
         data = make_dataproto()
         found = decode(encode({"step": 3, "batches": [data, (data,)]}))
         assert_same(found, {"step": 3, "batches": [data, (data,)]})
@@ -321,7 +324,7 @@ class TestRefusals:
         with pytest.raises(WireFormatError, match="expected the message of a DataProto"):
             decode_dataproto(encode({"a": 1}))
 
-    def test_what_cannot_ride_is_named(self):
+    def test_what_cannot_be_encoded_is_named(self):
         data = make_dataproto()
         data.non_tensor_batch["uid"][2] = {"lock": threading.Lock()}
         with pytest.raises(UnsupportedTypeError, match=r"non_tensor_batch.*uid.*lock"):
@@ -340,7 +343,7 @@ class TestRefusals:
         [{"trimmed": {"ids": (1, 2)}}, {"trimmed": 5}, {"order": ["other"]}, {"batch": "text"}],
         ids=str,
     )
-    def test_a_state_that_is_none_is_refused(self, changes):
+    def test_a_state_that_is_not_valid_is_refused(self, changes):
         data = make_dataproto(200)
         true = integration._state
         with mock.patch.dict(
@@ -565,7 +568,7 @@ class TestRay:
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
 
-    def test_what_cannot_ride_is_named(self, installed):
+    def test_what_cannot_be_encoded_is_named(self, installed):
         with pytest.raises(TypeError, match=r"meta_info\.lock: _thread.lock cannot ride"):
             ray.put(DataProto(meta_info={"lock": threading.Lock()}))
 

@@ -241,7 +241,7 @@ def test_at_the_high_water_mark_messages_are_sent_whole_or_not_at_all(context):
     assert recv(right, timeout=LONG) == "after"
 
 
-def test_a_value_that_cannot_ride_sends_nothing(context):
+def test_a_value_that_cannot_be_encoded_sends_nothing(context):
     left, right = joined(context, zmq.PAIR, zmq.PAIR)
     with pytest.raises(UnsupportedTypeError):
         send(left, [torch.arange(LARGE), threading.Lock()], timeout=LONG)
@@ -251,7 +251,7 @@ def test_a_value_that_cannot_ride_sends_nothing(context):
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True, 1e10])
-def test_time_outs_that_are_none(context, timeout):
+def test_time_outs_that_are_not_valid(context, timeout):
     left, right = joined(context, zmq.PAIR, zmq.PAIR)
     for call in (lambda: send(left, 1, timeout=timeout), lambda: recv(right, timeout=timeout)):
         with pytest.raises(ArgumentError, match="timeout"):

@@ -94,7 +94,7 @@ LENGTHS = torch.tensor([1, 2])
         (TensorDict({}, [2]), TypeError, "'bad'.*TensorDict"),
     ],
 )
-def test_columns_that_cannot_ride_are_named(column, error, text):
+def test_columns_that_cannot_be_encoded_are_named(column, error, text):
     with pytest.raises(error, match=text):
         pack_jagged_fields({"good": torch.ones(2), "bad": column}, lengths=LENGTHS)
 
@@ -116,7 +116,7 @@ def test_bad_lengths_and_names():
         ({"q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}, "dequantise"),
     ],
 )
-def test_fields_that_are_none(fields, text):
+def test_fields_that_are_not_valid(fields, text):
     with pytest.raises(TypeError, match=text):
         pack_jagged_fields(fields, lengths=LENGTHS)
 

@@ -365,7 +365,7 @@ GOOD = torch.ones(2, 4)
         ("words", ArgumentTypeError, r"\('words'\).*ndarray"),
     ],
 )
-def test_masks_that_are_none(mask, error, text):
+def test_masks_that_are_not_valid(mask, error, text):
     rows = mask.shape[0] if isinstance(mask, torch.Tensor) else 2
     fields = {"x": torch.ones(rows, 4), "words": np.array([None] * rows, dtype=object)}
     with pytest.raises(error, match=text):

@@ -62,7 +62,7 @@ def test_tax_of_a_step_of_many_gpus(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--gpus", "12"], "expected a multiple of tensor_parallel=8, found 12"),
     ],
 )
-def test_tax_of_jobs_that_are_none(
+def test_tax_of_jobs_that_are_not_valid(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["tax", *arguments]) == 2

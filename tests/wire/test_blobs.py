@@ -244,7 +244,7 @@ def test_a_crash_in_the_middle_leaves_the_old_file(tmp_path):
     assert load(path) == "old"
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_not_valid(tmp_path):
     path = tmp_path / "x"
     for content in (b"", b"jag", b"jagcodec", b"PK\3\4 something else entirely"):
         path.write_bytes(content)

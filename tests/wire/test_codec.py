@@ -194,7 +194,7 @@ def test_equal_rows_are_one_group_whatever_object_they_came_in():
     assert back["a"].offsets().dtype == back["b"].offsets().dtype == torch.int64
 
 
-def test_offsets_ride_once():
+def test_offsets_are_encoded_once():
     rows = 1500
     lengths = torch.ones(rows, dtype=torch.int64)
     fields = {str(i): torch.ones(rows, 1, dtype=torch.uint8) for i in range(4)}
@@ -314,7 +314,7 @@ Point = namedtuple("Point", "x y")
         (TensorDict({"x": torch.ones(1)}, []).to_module, "$", "method"),
     ],
 )
-def test_objects_that_cannot_ride_are_named_with_their_path(value, path, name):
+def test_objects_that_cannot_be_encoded_are_named_with_their_path(value, path, name):
     with pytest.raises(UnsupportedTypeError) as caught:
         encode(value)
     assert caught.value.path == path

@@ -103,7 +103,7 @@ def test_noise_behind_a_good_start_gives_a_value_or_the_error(data):
         (message(b"\x81\xc0\x01"), "bad_header"),
     ],
 )
-def test_messages_that_are_none(frames, reason):
+def test_messages_that_are_not_valid(frames, reason):
     assert refused(frames).reason == reason
 
 
@@ -398,7 +398,7 @@ def test_a_deep_and_wide_message_is_refused_soon():
 
 
 @pytest.mark.parametrize("dtype", ["<U1", ["struct", 4, False, [["a", None, 0, "<U1"]]]])
-def test_code_points_that_are_none(dtype):
+def test_code_points_that_are_not_valid(dtype):
     point = b"\xff\xff\xff\x7f"
     assert refused(message(ext(Kind.SCALAR, dtype, point))).reason == "bad_value"
     assert refused(message(ext(Kind.ARRAY, dtype, [1], 0, 0), point)).reason == "bad_value"

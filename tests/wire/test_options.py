@@ -183,7 +183,7 @@ class Rollout:
     note: str
 
 
-def test_dataclasses_ride():
+def test_dataclasses_are_encoded():
     value = {"a": [Sampling(0.5, ("x", 1), torch.ones(2))]}
     back = decode(encode(value))["a"][0]
     assert back == value["a"][0]
@@ -191,7 +191,7 @@ def test_dataclasses_ride():
     assert back.scores.tolist() == [1, 1]
 
 
-def test_tensorclasses_ride():
+def test_tensorclasses_are_encoded():
     register_type(Rollout, "rollout")
     back = decode(encode(Rollout(ids=torch.ones(2, 3), note="hi", batch_size=[2])))
     assert type(back) is Rollout
@@ -200,7 +200,7 @@ def test_tensorclasses_ride():
     assert back.batch_size == (2,)
 
 
-def test_any_type_rides_with_two_functions():
+def test_any_type_is_encoded_with_two_functions():
     register_type(decimal.Decimal, "decimal", to_state=str, from_state=decimal.Decimal)
     assert decode(encode([decimal.Decimal("1.10")])) == [decimal.Decimal("1.10")]
 
@@ -251,7 +251,7 @@ def test_what_does_not_pickle_is_still_refused():
         encode([lambda: 0], allow_pickle=True)
 
 
-def test_what_can_ride_is_never_pickled():
+def test_what_can_be_encoded_is_never_pickled():
     td = TensorDict({"a": torch.ones(2), "s": "text"}, [2])
     plain = message(encode(td))
     assert message(encode(td, allow_pickle=True)) == plain

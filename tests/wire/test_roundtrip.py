@@ -96,7 +96,7 @@ def test_lazily_conjugated_and_negated_tensors():
         assert jagcodec.decode(jagcodec.encode(lazy)).tolist() == lazy.tolist()
 
 
-def test_gradients_do_not_ride():
+def test_gradients_are_not_encoded():
     leaf = torch.nn.Parameter(torch.ones(2))
     leaf.grad = torch.ones(2)
     back = jagcodec.decode(jagcodec.encode([leaf, leaf * 2]))
