@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import jagcodec
 
 SOURCE = Path(jagcodec.__file__).parent
