@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m examples.grpo_demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not cluster"
 
 # The suite on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
 OLDEST     = 0.10.0
@@ -19,7 +19,7 @@ TENSORDICT ?= $(OLDEST)
 
 test-tensordict: $(VENV)/.tensordict-$(TENSORDICT)
 	PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT) \
-		$(BIN)/python -m pytest -n 2
+		$(BIN)/python -m pytest -n 2 -m "not cluster"
 
 test-oldest:
 	$(MAKE) test-tensordict TENSORDICT=$(OLDEST)
@@ -29,9 +29,9 @@ test-matrix:
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
 
-# With Ray, TransferQueue and verl, which start clusters: in an environment of its own, one process.
+# All integrations, those that start clusters too: in an environment of its own, in one process.
 test-integrations: $(VENV)-integrations/.integrations
-	$(VENV)-integrations/bin/python -m pytest tests/test_integration_*.py $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """What the fuzzer runs: any bytes -> a message that begins well -> the readers -> a verdict.
 
-Needs no atheris, so that `tests/test_fuzz_corpus.py` replays the corpus through the same functions.
+Needs no atheris, so that `tests/repo/test_fuzz_corpus.py` replays the corpus through the same
+functions.
 
 The bytes of an input are a *script*: its first two bytes choose the reader and how the message is
 made, the rest says what is in it. A script that ends early goes on in zeros, so that every input

@@ -22,9 +22,10 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     sources = [flat_bytes(tensor) if tensor.numel() else None for tensor in tensors]
     sizes = [0 if source is None else source.numel() for source in sources]
-    devices = {source.device for source in sources if source is not None and source.is_cuda}
+    devices = {source.device for source in sources if source is not None and not source.is_cpu}
     total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    block = torch.empty(total, dtype=torch.uint8, pin_memory=bool(devices))
+    pinned = any(device.type == "cuda" for device in devices)
+    block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
     copies = []
     start = 0
     for tensor, source, size in zip(tensors, sources, sizes, strict=True):
@@ -32,12 +33,20 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             copies.append(torch.empty(tensor.shape, dtype=tensor.dtype))
             continue
         cells = block[start : start + size]
-        cells.copy_(source, non_blocking=source.is_cuda)
+        cells.copy_(source, non_blocking=True)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
         start += -(-size // _ALIGNMENT) * _ALIGNMENT
     for device in devices:
-        torch.cuda.current_stream(device).synchronize()  # the stream that the copies were put on
+        _wait_for(device)
     return copies
+
+
+def _wait_for(device: torch.device) -> None:
+    module = torch.get_device_module(device)
+    if hasattr(module, "current_stream"):
+        module.current_stream(device).synchronize()  # the stream that the copies were put on
+    else:
+        module.synchronize()
 
 
 class HostCopies:

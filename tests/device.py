@@ -1,0 +1,290 @@
+"""A device of the test suite's own, so that what is written for GPUs runs without one.
+
+Tensors on `DEVICE` are real dense tensors of PyTorch's PrivateUse1 backend. As on a GPU,
+
+* their addresses mean nothing to the host: reading one is a crash, not a wrong number;
+* a copy to the host made with `non_blocking=True` is not there before its stream was waited for;
+* whatever else brings numbers to the host waits, and waits are counted: see `watch`.
+
+The kernels are the CPU's, run on memory that only they can find. Nothing else in the process
+changes: PyTorch still reports no accelerator. That is why there is no backward pass on it.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from torch.utils._pytree import tree_map
+
+KIND = "privateuseone"
+DEVICE = torch.device(KIND, 0)
+
+
+@dataclass
+class Traffic:
+    """What went from the device to the host."""
+
+    fetched: list[int] = field(default_factory=list)  # the bytes of each copy
+    waits: int = 0
+
+
+def install() -> None:
+    """Make the device known to PyTorch, once per process; skips the test where it cannot."""
+    if not hasattr(torch, "_C") or not hasattr(torch._C, "_acc"):
+        pytest.skip("this PyTorch takes no device written in Python")
+    if not hasattr(torch, KIND):
+        torch._register_device_module(KIND, _module())
+        torch._C._acc.register_python_privateuseone_device_guard(_GUARD)
+        _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
+        _FALLBACK.fallback(_run, "PrivateUse1")
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[Traffic]:
+    """Record what is copied to the host, and how often it is waited for."""
+    global _traffic
+    former, _traffic = _traffic, Traffic()
+    try:
+        yield _traffic
+    finally:
+        _traffic = former
+
+
+# --- memory: addresses without meaning to the host ---------------------------------------------
+
+
+class _DLTensor(ctypes.Structure):
+    """https://dmlc.github.io/dlpack/latest/c_api.html, the only public way to a tensor there."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype_code", ctypes.c_uint8),
+        ("dtype_bits", ctypes.c_uint8),
+        ("dtype_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (
+        ("tensor", _DLTensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+    )
+
+
+_EXTERNAL_DEVICE = 12  # kDLExtDev, which PyTorch reads as PrivateUse1
+_ALIGNMENT = 512
+_addresses = itertools.count(1 << 60, 1 << 36)  # no process can have memory there
+_memory: dict[int, torch.Tensor] = {}  # by address: bytes on the CPU
+_managed: dict[int, Any] = {}
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _free(place: int) -> None:
+    managed, _ = _managed.pop(place)
+    del _memory[managed.tensor.data]
+
+
+def _device_bytes(memory: torch.Tensor) -> torch.Tensor:
+    """A new tensor on the device, whose memory is a tensor of bytes that no one else has."""
+    address = next(_addresses)
+    shape = (ctypes.c_int64 * 1)(memory.numel())
+    tensor = _DLTensor(address, _EXTERNAL_DEVICE, 0, 1, 1, 8, 1, shape, None, 0)
+    managed = _Managed(tensor, None, _free)
+    place = ctypes.addressof(managed)
+    _managed[place], _memory[address] = (managed, shape), memory
+    return torch.from_dlpack(_new_capsule(place, b"dltensor", None))
+
+
+def _to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A fresh CPU tensor, as a kernel returns it, as one on the device."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    items = whole.numel() // tensor.itemsize * tensor.itemsize
+    cells = _device_bytes(whole[:items]).view(tensor.dtype)
+    return cells.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a kernel sees it."""
+    storage = tensor.untyped_storage()
+    memory = _memory[storage.data_ptr()] if storage.nbytes() else torch.empty(0, dtype=torch.uint8)
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    cells = torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), *place)
+    cells = cells.conj() if tensor.is_conj() else cells
+    return torch._neg_view(cells) if tensor.is_neg() else cells
+
+
+# --- the stream: what was promised, and the wait for it ----------------------------------------
+
+_traffic = Traffic()
+_promised: list[Callable[[], object]] = []
+
+
+def _wait() -> None:
+    _traffic.waits += 1
+    while _promised:
+        _promised.pop(0)()
+
+
+_WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _cells(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors of one dtype as plain bits: not every dtype can be copied by the CPU's kernel."""
+    (width, *others) = {tensor.itemsize for tensor in tensors}
+    alike = len({tensor.dtype for tensor in tensors}) == 1 and width in _WIDTHS and not others
+    if alike and not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
+        return tuple(tensor.view(_WIDTHS[width]) for tensor in tensors)
+    return tensors
+
+
+def _copy_from(
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    to_host = source.device == DEVICE and target.device != DEVICE
+    read, written = _cells(*(_to_cpu(x) if x.device == DEVICE else x for x in (source, target)))
+    if not to_host:
+        written.copy_(read)
+        return target
+    _traffic.fetched.append(source.nbytes)
+    if non_blocking:
+        # The device's memory may be written again before that; its stream keeps the order.
+        read = read.clone()
+        _promised.append(lambda: written.copy_(read))
+    else:
+        _wait()
+        written.copy_(read)
+    return target
+
+
+class _Stream:
+    def synchronize(self) -> None:
+        _wait()
+
+
+def _module() -> types.ModuleType:
+    """What PyTorch and this library ask of `torch.<device>`, as `torch.cuda` has it."""
+    module = types.ModuleType(f"torch.{KIND}")
+    functions: dict[str, Callable[..., object]] = {
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "current_device": lambda: 0,
+        "current_stream": lambda device=None: _Stream(),
+        "device_count": lambda: 1,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "manual_seed_all": lambda seed: None,
+        "synchronize": lambda device=None: _wait(),
+    }
+    vars(module).update(functions)
+    return module
+
+
+# --- kernels: those of the CPU -----------------------------------------------------------------
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_LIBRARY = torch.library.Library("aten", "IMPL")
+_FALLBACK = torch.library.Library("_", "IMPL")
+# The shape of their result lies in memory.
+_WAITING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+
+if hasattr(torch._C, "_acc"):
+
+    class _Guard(torch._C._acc.DeviceGuard):
+        def type_(self) -> object:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    _GUARD = _Guard()
+
+
+def _run(op: Any, *args: Any, **options: Any) -> Any:
+    returns = op._schema.returns
+    if op._schema.name == "aten::set_" or any(
+        result.alias_info is not None and not result.alias_info.is_write for result in returns
+    ):
+        # A view of the same storage, which no kernel reads.
+        return op.redispatch(_CPU, *args, **options)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # on the device, and as the kernel sees it
+
+    def lowered(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device == DEVICE:
+            seen.append((value, _to_cpu(value)))
+            return seen[-1][1]
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    def lifted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for original, alias in seen:
+            if value is alias:
+                return original
+        return _to_device(value)
+
+    result = op(*tree_map(lowered, args), **tree_map(lowered, options))
+    if op._schema.name.removeprefix("aten::") in _WAITING or (
+        returns and not isinstance(result, (torch.Tensor, tuple, list))
+    ):
+        _wait()
+    for original, alias in seen:
+        if alias.shape != original.shape:  # an `out` that was made larger
+            new = _to_device(alias)
+            original.set_(new.untyped_storage(), 0, new.shape, new.stride())  # type: ignore[call-overload]
+    return tree_map(lifted, result)
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def on_device(value: Any, device: torch.device = DEVICE) -> Any:
+    """A value with its tensors on a device, in new containers.
+
+    Sparse and strided nested ones stay, which `DEVICE` cannot hold.
+    """
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        sparse_or_nested = tensor.layout is not torch.strided or tensor.is_nested
+        if device == DEVICE and sparse_or_nested and tensor.layout is not torch.jagged:
+            return tensor
+        there = tensor.detach().to(device)
+        return torch.nn.Parameter(there, False) if type(tensor) is torch.nn.Parameter else there
+
+    return with_tensors(value, moved)
+
+
+def with_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A value with its tensors replaced, in new containers."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) is TensorDict:
+        leaves = {name: with_tensors(value.get(name), function) for name in value.keys()}  # noqa: SIM118
+        return TensorDict(leaves, batch_size=value.batch_size, names=value.names)
+    if type(value) is LazyStackedTensorDict:
+        members = [with_tensors(member, function) for member in value.tensordicts]
+        return LazyStackedTensorDict(*members, stack_dim=value.stack_dim)
+    if type(value) is NonTensorData:
+        return NonTensorData(with_tensors(value.data, function), batch_size=value.batch_size)
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: with_tensors(item, function) for key, item in value.items()}
+    if type(value) is slice:
+        return slice(*(with_tensors(x, function) for x in (value.start, value.stop, value.step)))
+    return value

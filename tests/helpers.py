@@ -1,0 +1,72 @@
+"""What tests of more than one folder use: one copy of each."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import decode, encode, pack_jagged_fields, stack_or_nest
+
+ROOT = Path(__file__).parent.parent
+
+
+def receive(frames, kind=bytearray):
+    """The frames of a message copied, as a transport hands them to the other side."""
+    return [kind(memoryview(frame)) for frame in frames]
+
+
+def message(frames):
+    """The bytes of a message, to compare."""
+    return receive(frames, bytes)
+
+
+def size(frames):
+    """How many bytes a message has."""
+    return sum(memoryview(frame).nbytes for frame in frames)
+
+
+def trip(value, **options):
+    """A value sent and received."""
+    return decode(receive(encode(value)), **options)
+
+
+def rollout():
+    """Three rows as a rollout worker sends them: per-token columns, per-row ones, and objects."""
+    fields = {
+        "ids": torch.arange(12).view(3, 4),
+        "logprob": torch.rand(3, 4),
+        "reward": torch.rand(3),
+        "message": np.array(["a", {"b": (1, 2)}, None], dtype=object),
+    }
+    return pack_jagged_fields(
+        fields, lengths=torch.tensor([2, 4, 0]), token_aligned_fields=["ids", "logprob"]
+    )
+
+
+PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
+
+
+LENGTHS = [3, 0, 5, 1, 2, 4]
+
+
+def make_batch(cells_per_token=1, lengths=LENGTHS):
+    """The same batch whenever it is asked for; with many cells per token its columns are large."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (cells_per_token,) if cells_per_token > 1 else ()
+    ids = [torch.randint(0, 1000, (n, *shape), generator=generator) for n in lengths]
+    logprobs = [torch.randn(n, generator=generator) for n in lengths]
+    experts = [torch.randint(0, 8, (n, 2), generator=generator) for n in lengths]
+    rows = len(lengths)
+    return TensorDict(
+        {
+            "ids": stack_or_nest(ids, always_nest=True),
+            "logprobs": stack_or_nest(logprobs, always_nest=True),
+            "experts": stack_or_nest(experts, always_nest=True),
+            "embedding": torch.randn(rows, 3, generator=generator),
+            "reward": torch.arange(float(rows)),
+            "message": NonTensorStack(*(PAYLOADS[i % len(PAYLOADS)] for i in range(rows))),
+            "tag": NonTensorData("gsm8k", batch_size=[rows]),
+        },
+        batch_size=[rows],
+    )

@@ -1,0 +1,462 @@
+"""What breaks on the way: processes killed in mid-message, messages cut, queues full.
+
+The processes and sockets are real. A message is cut at an exact byte by a relay between the two
+sides, which forwards so many bytes and no more. Ranks that are killed stand in
+`test_torch_distributed.py`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import torch
+import zmq
+
+from benchmarks import reliability, soaks
+from benchmarks.report import rewritten
+from jagcodec import (
+    TransportTimeoutError,
+    WireFormatError,
+    decode,
+    dump,
+    encode,
+    load,
+    open_wire,
+    pack_jagged_fields,
+    to_blob,
+)
+from jagcodec.integrations.zmq import recv, send, send_frames
+from jagcodec.testing import assert_same
+from jagcodec.wire.frames import PREAMBLE
+from jagcodec.wire.spec import MAGIC, VERSION
+from tests.helpers import ROOT
+
+LONG = 60  # seconds, for what must come
+SHORT = 0.3  # for what must not
+HOST = "127.0.0.1"
+CELLS = 1 << 20  # of a column: more than the buffers of two sockets hold
+
+# --- both sides --------------------------------------------------------------------------------
+
+
+def message_of(number, cells=CELLS):
+    """A batch whose rows tell which one it is."""
+    messages = np.empty(2, dtype=object)
+    messages[:] = [{"number": number}, None]
+    td = pack_jagged_fields(
+        {"ids": torch.full((2, cells), number), "message": messages},
+        lengths=torch.tensor([cells, 1]),
+        token_aligned_fields=["ids"],
+    )
+    return {"number": number, "batch": td}
+
+
+def assert_whole(message, number):
+    assert_same(message, message_of(number))
+
+
+@contextmanager
+def process(work, *arguments):
+    """A process that runs `work(pipe, *arguments)`, and the pipe's near end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.trips", "jagcodec.integrations.zmq"])
+    near, far = context.Pipe()
+    running = context.Process(target=work, args=(far, *arguments), daemon=True)
+    running.start()
+    far.close()
+    try:
+        yield running, near
+    finally:
+        running.kill()
+        running.join()
+        near.close()
+
+
+def told(pipe):
+    assert pipe.poll(LONG), "the other side hangs"
+    return pipe.recv()
+
+
+def killed(running):
+    """End it as the kernel ends a process that is out of memory."""
+    os.kill(running.pid, signal.SIGKILL)
+    running.join(LONG)
+    assert running.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        context.linger = 0
+        yield context
+
+
+class Relay:
+    """Between a process that connects and one that listens: forwards so many bytes, then holds.
+
+    Args:
+        port: Of the one that listens.
+        limit: Bytes of the one that connects; with `of_answers`, of the one that listens. What
+            the other says is forwarded without limit.
+    """
+
+    def __init__(self, port, limit, of_answers=False):
+        self.reached = threading.Event()
+        self._listener = socket.create_server((HOST, 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends = [self._listener]
+        arguments = (port, limit, of_answers)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _run(self, port, limit, of_answers):
+        near, _ = self._listener.accept()
+        far = socket.create_connection((HOST, port))
+        self._ends += [near, far]
+        source, target = (far, near) if of_answers else (near, far)
+        answering = threading.Thread(target=self._pump, args=(target, source), daemon=True)
+        answering.start()
+        self._pump(source, target, limit)
+        self.reached.set()
+        answering.join()
+
+    @staticmethod
+    def _pump(source, target, limit=1 << 40):
+        with suppress(OSError):  # cut
+            while limit and (data := source.recv(min(limit, 1 << 16))):
+                target.sendall(data)
+                limit -= len(data)
+
+    def cut(self):
+        for end in self._ends:
+            with suppress(OSError):  # ended already
+                end.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LONG)
+        for end in self._ends:
+            end.close()
+
+
+# --- a peer is killed in mid-message -----------------------------------------------------------
+
+INSIDE = [("the handshake", 20), ("the header", 200), ("a buffer", 1 << 20)]
+
+
+def produce(pipe, port, number):
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://{HOST}:{port}")
+        send(push, message_of(number), timeout=LONG).wait(LONG)
+        pipe.send("sent")
+
+
+@pytest.mark.parametrize("limit", [limit for _, limit in INSIDE], ids=[name for name, _ in INSIDE])
+def test_of_a_producer_killed_in_mid_message_nothing_arrives(context, limit):
+    with context.socket(zmq.PULL) as pull:
+        port = pull.bind_to_random_port(f"tcp://{HOST}")
+        relay = Relay(port, limit)
+        with process(produce, relay.port, 1) as (running, _):
+            assert relay.reached.wait(LONG)
+            killed(running)
+        relay.cut()
+        with pytest.raises(TransportTimeoutError) as caught:
+            recv(pull, timeout=SHORT)
+        assert caught.value.reason == "timed_out"
+        with process(produce, port, 2):
+            assert_whole(recv(pull, timeout=LONG), 2)
+        with pytest.raises(TransportTimeoutError):
+            recv(pull, timeout=SHORT)
+
+
+def acknowledge(pipe, port):
+    """A consumer that says which batches it has, once it has them."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(f"tcp://{HOST}:{port}")
+        while True:
+            message = recv(dealer)
+            assert_whole(message, message["number"])
+            pipe.send(message["number"])
+            send(dealer, {"have": message["number"]})
+
+
+@pytest.mark.parametrize("limit", [limit for _, limit in INSIDE[1:]])
+def test_a_batch_that_a_killed_consumer_did_not_acknowledge_is_sent_again(context, limit):
+    with context.socket(zmq.DEALER) as dealer:
+        port = dealer.bind_to_random_port(f"tcp://{HOST}")
+        relay = Relay(port, limit, of_answers=True)
+        with process(acknowledge, relay.port) as (running, pipe):
+            tracker = send(dealer, message_of(1), timeout=LONG)
+            assert relay.reached.wait(LONG)
+            killed(running)
+            with pytest.raises(EOFError):
+                pipe.recv()
+        relay.cut()
+        # Memory may be written to again; that does not say that anyone has the batch.
+        tracker.wait(LONG)
+        with pytest.raises(TransportTimeoutError):
+            recv(dealer, timeout=SHORT)
+        with process(acknowledge, port) as (_, pipe):
+            for number in (1, 2):
+                send(dealer, message_of(number), timeout=LONG)
+                assert recv(dealer, timeout=LONG) == {"have": number}
+                assert told(pipe) == number
+
+
+# --- a message is cut --------------------------------------------------------------------------
+
+BLOB = bytes(to_blob(encode(message_of(1, cells=5000))))
+HEADER_END = PREAMBLE.size + PREAMBLE.unpack(BLOB[: PREAMBLE.size])[3]
+CUTS = {
+    "nothing": (0, "foreign"),
+    "in the magic": (5, "foreign"),
+    "in the preamble": (PREAMBLE.size - 1, "foreign"),
+    "after the preamble": (PREAMBLE.size, "frame_size"),
+    "in the header": (HEADER_END - 7, "frame_size"),
+    "after the header": (HEADER_END, "frame_size"),
+    "in a buffer": ((HEADER_END + len(BLOB)) // 2, "frame_size"),
+    "the last byte": (len(BLOB) - 1, "frame_size"),
+}
+cuts = pytest.mark.parametrize(("size", "reason"), CUTS.values(), ids=CUTS)
+
+
+def stream(pipe, port, size):
+    """Send so much of a blob, and hang."""
+    with socket.create_connection((HOST, port)) as connection:
+        connection.sendall(BLOB[:size])
+        pipe.send("sent")
+        time.sleep(LONG)
+
+
+@cuts
+def test_a_sender_of_a_blob_that_dies_leaves_what_no_one_takes_for_whole(size, reason):
+    with socket.create_server((HOST, 0)) as listener:
+        listener.settimeout(LONG)
+        with process(stream, listener.getsockname()[1], size) as (running, pipe):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as incoming:
+                told(pipe)
+                killed(running)
+                received = incoming.read()
+    assert len(received) == size
+    for read in (decode, open_wire):
+        with pytest.raises(WireFormatError) as caught:
+            read(received)
+        assert caught.value.reason == reason
+
+
+@cuts
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_file_that_was_cut(tmp_path, size, reason, mmap):
+    path = tmp_path / "batch.jag"
+    dump(message_of(1, cells=5000), path)
+    assert path.read_bytes() == BLOB
+    os.truncate(path, size)
+    with pytest.raises(WireFormatError) as caught:
+        load(path, mmap=mmap)
+    assert caught.value.reason == reason
+
+
+def dump_on_and_on(pipe, path):
+    number = 0
+    while True:
+        dump(message_of(number), path)
+        number += 1
+        pipe.send(number)
+
+
+def test_a_process_killed_while_it_writes_a_file_leaves_a_whole_one(tmp_path):
+    path = tmp_path / "batch.jag"
+    for delay in (0.0, 0.001, 0.003, 0.006, 0.01):
+        with process(dump_on_and_on, path) as (running, pipe):
+            told(pipe)
+            time.sleep(delay)
+            killed(running)
+        found = load(path)
+        assert_whole(found, found["number"])
+
+
+def read_while_it_shrinks(pipe, path):
+    mapped = load(path, mmap=True)
+    os.truncate(path, 4096)
+    pipe.send(int(mapped["batch"]["ids"].values().sum()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a process ends that reads past a mapping")
+def test_a_mapped_file_that_shrinks_kills_its_reader_and_gives_no_wrong_value(tmp_path):
+    path = tmp_path / "batch.jag"
+    dump(message_of(1), path)
+    with process(read_while_it_shrinks, path) as (running, pipe):
+        running.join(LONG)
+        assert running.exitcode == -signal.SIGBUS
+        with pytest.raises(EOFError):
+            pipe.recv()
+
+
+# --- a version that the receiver does not know -------------------------------------------------
+
+
+def newer(data, at):
+    """Header or blob of a later format version, whose number stands at that byte."""
+    data = bytearray(data)
+    assert data[at] == VERSION
+    data[at] = VERSION + 1
+    return bytes(data)
+
+
+def produce_newer(pipe, port):
+    header, *rest = (bytes(frame) for frame in encode(message_of(1)))
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://{HOST}:{port}")
+        at = header.index(MAGIC.encode()) + len(MAGIC)
+        send_frames(push, [newer(header, at), *rest], timeout=LONG)
+        push.send(newer(BLOB, len(MAGIC)))
+        send(push, message_of(2), timeout=LONG)
+        pipe.send("sent")
+
+
+def test_a_newer_message_names_both_versions_and_the_next_is_read(context):
+    with context.socket(zmq.PULL) as pull:
+        port = pull.bind_to_random_port(f"tcp://{HOST}")
+        with process(produce_newer, port):
+            for _ in ("frames", "blob"):
+                with pytest.raises(WireFormatError) as caught:
+                    recv(pull, timeout=LONG)
+                assert caught.value.reason == "unknown_version"
+                assert f"expected format version {VERSION}, found {VERSION + 1}" in str(
+                    caught.value
+                )
+            assert_whole(recv(pull, timeout=LONG), 2)
+
+
+# --- queues are full ---------------------------------------------------------------------------
+
+
+def produce_many(pipe, port, count):
+    """Numbered batches, however often there is no room for one."""
+    errors = []
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        for option in (zmq.SNDHWM, zmq.SNDBUF):
+            push.setsockopt(option, 1 if option == zmq.SNDHWM else 4096)
+        push.connect(f"tcp://{HOST}:{port}")
+        for number in range(count):
+            while True:
+                try:
+                    send(push, message_of(number), timeout=0.05)
+                except TransportTimeoutError as error:
+                    errors.append((error.reason, str(error)))
+                    if len(errors) == 1:
+                        pipe.send("no room")
+                else:
+                    break
+    pipe.send(errors)
+
+
+def test_a_slow_consumer_makes_its_producer_wait_and_loses_nothing(context):
+    count = 12
+    with context.socket(zmq.PULL) as pull:
+        pull.setsockopt(zmq.RCVHWM, 1)
+        pull.setsockopt(zmq.RCVBUF, 4096)
+        port = pull.bind_to_random_port(f"tcp://{HOST}")
+        with process(produce_many, port, count) as (_, pipe):
+            assert told(pipe) == "no room"
+            for number in range(count):
+                assert_whole(recv(pull, timeout=LONG), number)
+            for reason, text in told(pipe):
+                assert reason == "timed_out"
+                assert "expected room for a message within 0.05 s" in text
+                assert "nothing was sent: try again" in text
+        with pytest.raises(TransportTimeoutError):
+            recv(pull, timeout=SHORT)
+
+
+# --- many producers, one consumer --------------------------------------------------------------
+
+
+def test_every_batch_of_many_producers_is_accounted_for():
+    plan = soaks.Plan(
+        producers=8, seconds=3, high_water=1, rows=16, width=1024, pause=0.5, pause_every=1
+    )
+    report = soaks.soak(plan)
+    assert report["exit_codes"] == {"0": 8}
+    assert soaks.faults(report) == 0
+    assert report["finished"] == 8
+    assert report["batches"] == report["sent"] >= 8
+    assert report["tokens"] == report["tokens_sent"] > 0
+    assert report["batches_of_one_producer"][0] >= 1
+
+
+def test_every_batch_is_accounted_for_though_producers_are_killed():
+    plan = soaks.Plan(producers=6, seconds=4, high_water=1, kill_every=0.2)
+    report = soaks.kills(plan)
+    assert report["kills"] > 0
+    assert report["exit_codes"] == {"-9": report["kills"], "0": 6}
+    assert soaks.faults(report) == 0
+    assert report["finished"] == 6
+    assert report["batches"] == report["sent"] >= 6
+
+
+def ledger_of(*messages):
+    ledger = soaks.Ledger()
+    for message in messages:
+        ledger.note(message)
+    return ledger.report(soaks.Plan(producers=1))
+
+
+def numbered(*sequences):
+    plan = soaks.Plan(rows=3, width=5)
+    messages = [soaks.make_message(plan, 0, sequence)[0] for sequence in sequences]
+    return [decode(encode(message)) for message in messages]
+
+
+END = {"producer": 0, "sent": 3, "tokens": 0, "timeouts": 0, "memory": []}
+
+
+def test_the_account_finds_what_is_wrong():
+    assert soaks.faults(ledger_of(*numbered(0, 1, 2), END)) == 0
+    for sequences, name in (
+        ((0, 2), "lost"),
+        ((0, 1), "lost"),
+        ((0, 1, 1, 2), "duplicated"),
+        ((1, 0, 2), "out_of_turn"),
+    ):
+        assert ledger_of(*numbered(*sequences), END)[name] == 1
+    damaged = numbered(0, 1, 2)
+    with_rows = next(one for one in damaged if one["batch"]["ids"].values().numel())
+    with_rows["batch"]["ids"].values()[0] += 1
+    assert ledger_of(*damaged, END)["damaged"] == 1
+    assert soaks.faults(ledger_of(*numbered(0, 1, 2))) == 1  # it never finished
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+def test_no_figure_of_the_page_is_copied_by_hand():
+    """If this fails after a new run: python -m benchmarks.reliability --page"""
+    page = reliability.PAGE.read_text()
+    made = reliability.tables(reliability.pages.read(reliability.RECORD))
+    assert rewritten(page, made) == page
+    for name in made:
+        assert f"<!-- measured: {name} -->" in page
+
+
+def test_the_tests_that_the_page_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", reliability.PAGE.read_text()))
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
+
+
+@pytest.mark.parametrize("run", ["soak", "kills"])
+def test_the_recorded_run_lost_nothing(run):
+    found = reliability.pages.read(reliability.RECORD)[run]
+    assert soaks.faults(found) == 0
+    assert found["finished"] == found["plan"]["producers"]
+    assert found["batches"] == found["sent"]

@@ -1,0 +1,632 @@
+"""verl's own classes on the wire and through a real Ray, worker groups of verl included."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict
+
+from jagcodec import ArgumentTypeError, UnsupportedTypeError, WireFormatError, decode, encode
+
+pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
+
+import ray
+from verl import DataProto
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import (
+    Dispatch,
+    make_nd_compute_dataproto_dispatch_fn,
+    register,
+)
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.padding import left_right_2_no_padding
+
+from jagcodec.integrations import verl as integration
+from jagcodec.integrations.verl import decode_dataproto, encode_dataproto
+from tests.helpers import ROOT
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
+    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+PROMPT, RESPONSE, PAD = 40, 60, 151_643
+SECONDS = 120
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
+
+
+def make_dataproto(rows=24):
+    """What verl's agent loop makes: prompts padded on the left, responses on the right."""
+    draw = torch.Generator().manual_seed(5)
+    mask = torch.zeros(rows, PROMPT + RESPONSE, dtype=torch.int64)
+    for row in range(rows):
+        prompt = row % PROMPT + 1  # from one token to all
+        response = (row * 7) % (RESPONSE + 1)  # from none to all
+        mask[row, PROMPT - prompt : PROMPT + response] = 1
+    ids = torch.randint(0, 150_000, mask.shape, generator=draw).where(
+        mask.bool(), torch.tensor(PAD)
+    )
+    response_mask = mask[:, PROMPT:].clone()
+    response_mask[:, 3:6] = 0  # what a tool said
+    tensors = {
+        "prompts": ids[:, :PROMPT],
+        "responses": ids[:, PROMPT:],
+        "response_mask": response_mask,
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(dim=1) - 1).clip(min=0),
+        "old_log_probs": torch.randn(rows, RESPONSE, generator=draw).where(
+            mask[:, PROMPT:].bool(), torch.tensor(0.0)
+        ),
+        "kl": torch.randn(rows, RESPONSE, generator=draw) * mask[:, PROMPT:],  # pads 0.0 and -0.0
+        "entropys": torch.randn(rows, RESPONSE, generator=draw).bfloat16(),  # nothing is padding
+        "routed_experts": torch.randint(0, 99, (rows, PROMPT + RESPONSE, 2, 2), generator=draw)
+        .to(torch.uint8)
+        .mul_(mask[..., None, None]),
+        "reward": torch.arange(float(rows)),
+    }
+    messages = np.empty(rows, dtype=object)
+    messages[:] = [[{"role": "user", "content": f"question {row}"}] for row in range(rows)]
+    return DataProto.from_dict(
+        tensors=tensors,
+        non_tensors={
+            "uid": np.array([f"u{row // 4}" for row in range(rows)], dtype=object),
+            "raw_prompt": messages,
+            "__num_turns__": np.arange(rows, dtype=np.int32),
+            "multi_modal_inputs": np.array(
+                [{"pixel_values": torch.full((2, 3), float(row))} for row in range(rows)]
+            ),
+        },
+        meta_info={
+            "temperature": 0.7,
+            "global_token_num": mask.sum(dim=1).tolist(),
+            "metrics": [{"actor/loss": [0.5, float("nan")]}],
+            "eos": (1, None),
+        },
+    )
+
+
+def bits(tensor):
+    flat = tensor.detach().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def assert_same(found, sent):
+    """Told by Python's own values, and by the bytes of tensors."""
+    assert type(found) is type(sent), (found, sent)
+    if isinstance(sent, DataProto):
+        assert_same(found.batch, sent.batch)
+        assert_same(found.non_tensor_batch, sent.non_tensor_batch)
+        assert_same(found.meta_info, sent.meta_info)
+    elif isinstance(sent, TensorDict):
+        assert found.batch_size == sent.batch_size
+        assert list(found.keys()) == list(sent.keys())
+        for name in sent.keys():  # noqa: SIM118
+            assert_same(found.get(name), sent.get(name))
+    elif isinstance(sent, torch.Tensor) and sent.is_nested:
+        assert found.layout == sent.layout
+        rows, expected = found.unbind(), sent.unbind()
+        assert len(rows) == len(expected)
+        for row, other in zip(rows, expected, strict=True):
+            assert_same(row, other)
+    elif isinstance(sent, torch.Tensor):
+        assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
+        assert bits(found) == bits(sent)
+    elif isinstance(sent, np.ndarray):
+        assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
+        if sent.dtype == object:
+            for item, other in zip(found.flat, sent.flat, strict=True):
+                assert_same(item, other)
+        else:
+            assert found.tobytes() == sent.tobytes()
+    elif isinstance(sent, dict):
+        assert list(found) == list(sent)
+        for name in sent:
+            assert_same(found[name], sent[name])
+    elif isinstance(sent, (list, tuple)):
+        assert len(found) == len(sent)
+        for item, other in zip(found, sent, strict=True):
+            assert_same(item, other)
+    else:
+        assert found == sent or found != found  # a NaN
+
+
+def there_and_back(data, **options):
+    return decode_dataproto([bytes(frame) for frame in encode_dataproto(data, **options)])
+
+
+def wire_bytes(data, **options):
+    return sum(memoryview(frame).nbytes for frame in encode_dataproto(data, **options))
+
+
+class TestFrames:
+    def test_a_dataproto_comes_back(self):
+        data = make_dataproto()
+        found = there_and_back(data)
+        assert_same(found, data)
+        assert_same(data, make_dataproto())  # and is what it was
+        found.check_consistency()
+
+    @pytest.mark.parametrize("options", [{"narrow": True}, {"checksum": True}], ids=str)
+    def test_options_change_bytes_and_no_value(self, options):
+        data = make_dataproto()
+        assert_same(there_and_back(data, **options), data)
+        if "narrow" in options:
+            assert wire_bytes(data, **options) < wire_bytes(data)
+
+    def test_padding_is_left_behind(self):
+        """Only what is in the rows is sent: per-token columns, by names of verl's."""
+        data = make_dataproto(200)
+        state = integration._state(data)
+        rectangular = {"kl", "entropys", "reward"}
+        assert set(state["trimmed"]) == set(data.batch.keys()) - rectangular
+        padded = sum(column.nbytes for column in data.batch.values())
+        assert wire_bytes(data.select(non_tensor_batch_keys=[])) < 0.55 * padded
+
+    def test_it_is_encoded_inside_other_values(self):
+        data = make_dataproto()
+        found = decode(encode({"step": 3, "batches": [data, (data,)]}))
+        assert_same(found, {"step": 3, "batches": [data, (data,)]})
+
+    def test_what_comes_back_may_be_written_to(self):
+        data = make_dataproto()
+        frames = [bytes(frame) for frame in encode_dataproto(data)]
+        first, second = decode_dataproto(frames), decode_dataproto(frames)
+        for column in first.batch.values():
+            column.zero_()
+        first.non_tensor_batch["__num_turns__"][:] = 0
+        first.batch["values"] = torch.zeros(len(first), RESPONSE)
+        assert_same(second, data)
+
+    def test_chunks_come_back_and_concat(self):
+        """As verl dispatches: views of a batch, of which each sends its own rows alone."""
+        data = make_dataproto()
+        chunks = data.chunk(4)
+        found = DataProto.concat([there_and_back(chunk) for chunk in chunks])
+        assert_same(found, DataProto.concat(chunks))
+        assert max(map(wire_bytes, chunks)) < wire_bytes(data) / 2
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            DataProto(),
+            DataProto(meta_info={"only": [1, {"a": None}]}),
+            DataProto(non_tensor_batch={"uid": np.array(["a", {"b": 1}], dtype=object)}),
+            DataProto(batch=TensorDict({}, batch_size=[3])),
+            DataProto.from_dict(tensors={"ids": torch.zeros(0, 900, dtype=torch.int64)}),
+            DataProto.from_dict(tensors={"ids": torch.zeros(900, 0)}),
+            DataProto.from_dict(tensors={"ids": torch.zeros(2, 900)}),
+            DataProto.from_dict(tensors={"ids": torch.ones(2, 3, 900, dtype=torch.bool)}),
+        ],
+        ids=["empty", "meta", "objects", "no columns", "no rows", "no width", "zeros", "3-d"],
+    )
+    def test_batches_at_the_edge_come_back(self, data):
+        assert_same(there_and_back(data), data)
+
+    def test_what_verl_sends_without_a_look_comes_back(self):
+        data = make_dataproto()
+        data.non_tensor_batch["list"] = ["no", "array"]  # which its constructor would refuse
+        data.meta_info = None
+        assert_same(there_and_back(data), data)
+
+    def test_other_leaves_come_back_in_their_places(self):
+        ragged = tu.nested_tensor_from_tensor_list([torch.arange(n) for n in (3, 0, 2)])
+        data = DataProto(
+            batch=TensorDict(
+                {
+                    "first": torch.zeros(3, 900),
+                    "ragged": ragged,
+                    "payload": NonTensorData({"a": 1}, batch_size=[3]),
+                    "inner": TensorDict({"x": torch.ones(3, 900)}, batch_size=[3]),
+                    "last": torch.arange(3),
+                },
+                batch_size=[3],
+            )
+        )
+        found = there_and_back(data)
+        assert list(found.batch.keys()) == ["first", "ragged", "payload", "inner", "last"]
+        assert_same(found.batch["ragged"], ragged)
+        assert found.batch["payload"] == {"a": 1}
+        assert_same(found.batch["inner"], data.batch["inner"])
+        assert_same(found.batch["first"], data.batch["first"])
+
+    def test_metrics_come_back(self):
+        data = DataProto(meta_info={"metrics": {"loss": Metric("max", 0.5)}})
+        metric = Metric("max")
+        metric.extend([0.5, 2.0])
+        found = there_and_back(DataProto(meta_info={"metrics": {"loss": metric}}))
+        assert found.meta_info["metrics"]["loss"].aggregate() == 2.0
+        assert data.meta_info["metrics"]["loss"].aggregation == metric.aggregation
+
+    def test_images_come_back(self):
+        pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+        from PIL import Image
+
+        images = [Image.new("RGB", (4, 3), (row, 0, 255)) for row in range(2)]
+        column = np.array([{"images": [image]} for image in images], dtype=object)
+        data = DataProto.from_dict(
+            tensors={"ids": torch.arange(2)}, non_tensors={"multi_modal_data": column}
+        )
+        found = there_and_back(data).non_tensor_batch["multi_modal_data"]
+        assert [row["images"][0] for row in found] == images
+
+
+def columns(rows):
+    """A column of runs: anything may be pad, left, right, of one value or of each row's own."""
+    dtypes = [torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16]
+
+    @st.composite
+    def make(draw):
+        width = draw(st.integers(0, 8))
+        cell = st.integers(0, draw(st.sampled_from([0, 1, 9])))
+        lines = []
+        for _ in range(rows):
+            left = draw(st.integers(0, width))
+            length = draw(st.integers(0, width - left))
+            tokens = draw(st.lists(cell, min_size=length, max_size=length))
+            lines.append([draw(cell)] * left + tokens + [draw(cell)] * (width - left - length))
+        numbers = torch.tensor(lines, dtype=torch.float32).view(rows, width)
+        return numbers.to(draw(st.sampled_from(dtypes)))
+
+    return make()
+
+
+payloads = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@st.composite
+def dataprotos(draw):
+    rows = draw(st.integers(0, 5))
+    names = st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1, max_size=4)
+    batch = draw(st.none() | st.dictionaries(names, columns(rows), max_size=4))
+    objects = {}
+    for name in draw(st.lists(names, max_size=2, unique=True)):
+        objects[name] = np.empty(rows, dtype=object)
+        objects[name][:] = [draw(payloads) for _ in range(rows)]
+    return DataProto(
+        batch=None if batch is None else TensorDict(batch, batch_size=[rows]),
+        non_tensor_batch=objects,
+        meta_info=draw(st.dictionaries(st.text(max_size=4), payloads, max_size=3)),
+    )
+
+
+@given(dataprotos(), st.booleans())
+@settings(max_examples=150)
+def test_every_dataproto_comes_back(data, narrow):
+    with mock.patch.multiple(integration, _SMALL=1, _WORTHWHILE=9.0):  # trim whatever can be
+        assert_same(there_and_back(data, narrow=narrow), data)
+    assert_same(there_and_back(data, narrow=narrow), data)
+
+
+class TestRefusals:
+    def test_another_type(self):
+        with pytest.raises(ArgumentTypeError, match=r"expected a verl\.DataProto, found dict"):
+            encode_dataproto({})
+        with pytest.raises(WireFormatError, match="expected the message of a DataProto"):
+            decode_dataproto(encode({"a": 1}))
+
+    def test_what_cannot_be_encoded_is_named(self):
+        data = make_dataproto()
+        data.non_tensor_batch["uid"][2] = {"lock": threading.Lock()}
+        with pytest.raises(UnsupportedTypeError, match=r"non_tensor_batch.*uid.*lock"):
+            encode_dataproto(data)
+
+    def test_pickle_only_if_both_sides_say_so(self):
+        data = DataProto(meta_info={"path": Path("/a")})
+        frames = encode_dataproto(data, allow_pickle=True)
+        assert decode_dataproto(frames, allow_pickle=True).meta_info == {"path": Path("/a")}
+        with pytest.raises(WireFormatError) as raised:
+            decode_dataproto(frames)
+        assert raised.value.reason == "pickle_refused"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"trimmed": {"ids": (1, 2)}}, {"trimmed": 5}, {"order": ["other"]}, {"batch": "text"}],
+        ids=str,
+    )
+    def test_a_state_that_is_not_valid_is_refused(self, changes):
+        data = make_dataproto(200)
+        true = integration._state
+        with mock.patch.dict(
+            "jagcodec.wire.registry._by_name",
+            {
+                "verl.DataProto": mock.Mock(
+                    to_state=lambda value: {**true(value), **changes},
+                    from_state=integration._dataproto,
+                )
+            },
+        ):
+            frames = encode_dataproto(data)
+        with pytest.raises(WireFormatError, match=r"expected the state of 'verl\.DataProto'"):
+            decode_dataproto(frames)
+
+
+class TestTensorDicts:
+    """verl's newer batches: TensorDicts of jagged columns, made by its own functions."""
+
+    def no_padding(self):
+        return left_right_2_no_padding(
+            make_dataproto()
+            .select(
+                batch_keys=[
+                    "input_ids",
+                    "attention_mask",
+                    "response_mask",
+                    "position_ids",
+                    "old_log_probs",
+                ]
+            )
+            .to_tensordict()
+        )
+
+    def test_a_batch_without_padding_comes_back(self):
+        td = self.no_padding()
+        assert td["input_ids"]._min_seqlen_tensor is None  # which verl does not cache
+        found = decode([bytes(frame) for frame in encode(td)])
+        assert list(found.keys()) == list(td.keys())
+        assert_same(found["input_ids"], td["input_ids"])
+        assert_same(found["position_ids"], td["position_ids"])
+        assert found["input_ids"].offsets().dtype == torch.int64
+        assert tu.get(found, "max_seq_len") == PROMPT + RESPONSE
+        assert tu.get(found, "uid") == tu.get(td, "uid")
+        padded = found["input_ids"].to_padded_tensor(0)
+        assert padded.shape[1] == max(map(len, td["input_ids"].unbind()))
+
+    @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+    def test_offsets_of_any_width(self, dtype):
+        offsets = torch.tensor([0, 2, 2, 5], dtype=dtype)
+        column = torch.nested.nested_tensor_from_jagged(torch.arange(5.0), offsets=offsets)
+        td = TensorDict({"a": column, "b": column * 2}, batch_size=[3])
+        found = decode(encode(td))
+        assert [row.tolist() for row in found["a"].unbind()] == [[0, 1], [], [2, 3, 4]]
+        assert [row.tolist() for row in (found["a"] + found["b"]).unbind()][2] == [6, 9, 12]
+
+    def test_mrope_position_ids_keep_their_ragged_dim(self):
+        rows = [torch.arange(4 * n).view(4, n) for n in (3, 1, 2)]
+        column = tu.nested_tensor_from_tensor_list(rows, ragged_idx=2)
+        td = tu.get_tensordict({"ids": torch.arange(3), "position_ids": column})
+        found = decode(encode(td))["position_ids"]
+        assert found._ragged_idx == 2
+        assert [row.tolist() for row in found.unbind()] == [row.tolist() for row in rows]
+
+    def test_payloads_come_back(self):
+        td = tu.get_tensordict(
+            {"ids": torch.arange(2), "turn_scores": [[], [0.5, {"a": None}]]},
+            {"metrics": {"loss": Metric("mean", 1.0)}, "validate": False},
+        )
+        found = decode(encode(td))
+        assert tu.get(found, "turn_scores") == [[], [0.5, {"a": None}]]
+        assert tu.get(found, "validate") is False
+        assert tu.get(found, "metrics")["loss"].aggregate() == 1.0
+
+    def test_what_comes_back_goes_on_in_verl(self):
+        td = self.no_padding()
+        halves = [decode(encode(half)) for half in tu.chunk_tensordict(td, 2)]
+        found = tu.concat_tensordict(halves)
+        assert_same(found["input_ids"], td["input_ids"])
+        assert tu.get(found, "uid") == tu.get(td, "uid")
+
+
+# --- Ray -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    # Workers import this library from where this process has it.
+    paths = [str(Path(integration.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 * 2**20,
+        runtime_env={
+            "worker_process_setup_hook": "jagcodec.integrations.verl.install",
+            "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        },
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def installed(cluster):
+    integration.install()
+    yield
+    integration.uninstall()
+
+
+def get(reference):
+    return ray.get(reference, timeout=SECONDS)
+
+
+class TestRay:
+    @pytest.mark.parametrize("rows", [4, 200], ids=["small", "in the store"])
+    def test_a_dataproto_comes_back(self, installed, rows):
+        data = make_dataproto(rows)
+        reference = ray.put(data)
+        first, second = get(reference), get(reference)
+        for column in first.batch.values():
+            column.zero_()  # a write to the store would kill this process
+        assert_same(second, data)
+
+    def test_it_is_this_wire(self, installed):
+        dumped = ray.cloudpickle.dumps(make_dataproto(), protocol=5, buffer_callback=lambda b: None)
+        assert b"jagcodec.integrations.verl" in dumped
+        assert b"torch" not in dumped  # no state of verl's own
+
+    def test_arguments_and_results_of_workers(self, installed):
+        @ray.remote
+        def work(data, more):
+            from ray import cloudpickle
+            from verl import DataProto
+
+            data.batch["old_log_probs"] *= 2
+            data.non_tensor_batch["uid"][0] = "changed"
+            data.meta_info["hook"] = DataProto in cloudpickle.CloudPickler.dispatch
+            return data, len(more["data"])
+
+        data = make_dataproto(200)
+        found, rows = get(work.remote(data, {"data": data[:5]}))
+        assert rows == 5
+        assert found.meta_info.pop("hook")
+        assert found.non_tensor_batch["uid"][0] == "changed"
+        data.batch["old_log_probs"] *= 2
+        data.non_tensor_batch["uid"][0] = "changed"
+        assert_same(found, data)
+
+    def test_a_reader_needs_no_hook(self, installed):
+        @ray.remote(runtime_env={"worker_process_setup_hook": None})
+        def read(data):
+            return data.batch["input_ids"].sum().item(), len(data)
+
+        data = make_dataproto(200)
+        assert get(read.remote(data)) == (data.batch["input_ids"].sum().item(), 200)
+
+    def test_tensordicts_and_images_of_theirs(self, installed):
+        pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+        from PIL import Image
+
+        image = Image.new("RGB", (3, 2), (9, 8, 7))
+        column = tu.nested_tensor_from_tensor_list([torch.arange(3), torch.arange(1)])
+        td = tu.get_tensordict({"ids": column, "images": [[image], []]}, {"step": 3})
+
+        @ray.remote
+        def back(td):
+            return td
+
+        found = get(back.remote(td))
+        assert_same(found["ids"], column)
+        assert tu.get(found, "images") == [[image], []]
+        assert tu.get(found, "step") == 3
+
+    def test_a_worker_group_of_verl(self, installed):
+        """Dispatched in chunks, collected and joined by verl, worked on by two of its workers."""
+
+        mesh = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
+
+        @ray.remote
+        class Critic(Worker):
+            def __init__(self):
+                super().__init__()
+                self._register_dispatch_collect_info("actor", dp_rank=self.rank, is_collect=True)
+
+            @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+            def compute_values(self, data):
+                values = data.batch["old_log_probs"] * 2
+                output = DataProto.from_dict(
+                    tensors={"values": values, "ids": data.batch["input_ids"]},
+                    non_tensors={"uid": data.non_tensor_batch["uid"]},
+                )
+                output.meta_info["metrics"] = {"rows": len(data), "rank": self.rank}
+                return output
+
+            @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+            def later(self, data):
+                return data
+
+            @register(dispatch_mode=mesh)
+            def back(self, data):
+                return data
+
+        pool = RayResourcePool([2], use_gpu=False, max_colocate_count=1)
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(Critic), device_name="cpu")
+        data = make_dataproto()
+        found = group.compute_values(data)
+        assert_same(found.batch["values"], data.batch["old_log_probs"] * 2)
+        assert_same(found.batch["ids"], data.batch["input_ids"])
+        assert_same(found.non_tensor_batch["uid"], data.non_tensor_batch["uid"])
+        assert found.meta_info["metrics"] == {"rows": [12, 12], "rank": [0, 1]}
+
+        future = group.later(data)  # a DataProtoFuture, straight into the next call
+        assert_same(group.compute_values(future).batch["ids"], data.batch["input_ids"])
+        assert_same(group.later(data).get(), DataProto.concat(data.chunk(2)))
+
+        # Put in parallel, once for each rank.
+        assert_same(group.back(data), DataProto.concat(data.chunk(2)))
+        rows = [torch.arange(n) for n in (3, 1, 2, 5)]
+        td = tu.get_tensordict({"ids": tu.nested_tensor_from_tensor_list(rows)}, {"step": 3})
+        found = group.back(td)
+        assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
+        assert tu.get(found, "step") == 3
+
+    def test_what_cannot_be_encoded_is_named(self, installed):
+        with pytest.raises(TypeError, match=r"meta_info\.lock: _thread.lock cannot ride"):
+            ray.put(DataProto(meta_info={"lock": threading.Lock()}))
+
+    def test_pickle_only_if_told(self, cluster):
+        data = DataProto(meta_info={"path": Path("/a")})
+        integration.install()
+        try:
+            with pytest.raises(TypeError, match="Path cannot ride"):
+                ray.put(data)
+            integration.install(allow_pickle=True, narrow=True)
+            assert get(ray.put(data)).meta_info == data.meta_info
+        finally:
+            integration.uninstall()
+
+    def test_uninstall_restores(self, cluster):
+        integration.install()
+        integration.install()
+        data = make_dataproto()
+        reference = ray.put(data)
+        integration.uninstall()
+        assert_same(get(reference), data)  # it stays readable
+        assert b"jagcodec" not in ray.cloudpickle.dumps(data)
+        assert_same(get(ray.put(data)), pickle.loads(pickle.dumps(data)))
+        integration.uninstall()
+
+    def test_subclasses_go_as_they_did(self, installed):
+        class Special(DataProto):
+            pass
+
+        special = Special(batch=make_dataproto().batch)
+        assert type(ray.cloudpickle.loads(ray.cloudpickle.dumps(special))).__name__ == "Special"
+        with pytest.raises(ArgumentTypeError, match="found Special"):
+            encode_dataproto(special)
+
+
+def test_without_verl_the_error_says_what_to_do():
+    code = textwrap.dedent(
+        """
+        import sys
+        sys.modules["verl"] = None
+        try:
+            import jagcodec.integrations.verl
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "docs/verl.md" in run.stdout
+
+
+def test_the_example_runs():
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples/verl_dataproto.py")],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "8 rows back" in run.stdout

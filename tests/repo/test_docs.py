@@ -1,0 +1,132 @@
+"""Every block of the docs runs, and every table says what the code says."""
+
+import re
+import runpy
+
+import pytest
+import tensordict
+import torch
+
+import jagcodec
+from examples.grpo_demo.batch import PER_TOKEN, make_batch
+from jagcodec import padding_tax, stack_or_nest
+from jagcodec.data import rollout_table
+from jagcodec.wire import records, spec
+from tests.helpers import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page(name):
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_python_blocks_run(path):
+    """The blocks of a page run in order and share their names, as a reader would run them."""
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S):
+        exec(compile(block, str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_links_and_files_exist(path):
+    text = path.read_text()
+    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (path.parent / target).exists(), target
+    for target in re.findall(r"`((?:src|docs|tests|benchmarks|examples)/[\w./-]+)`", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_readme_lists_the_front_door():
+    table = re.search(r"## Functions\n(.*?)\n## ", page("README.md"), re.S).group(1)
+    listed = {name for row in re.findall(r"^\| (.+?) \|", table, re.M) for name in words(row)}
+    public = {n for n in jagcodec.__all__ if n != "__version__"}
+    assert listed == public
+
+
+def words(row):
+    return re.findall(r"`(\w+)", row)
+
+
+def test_readme_commands_exist():
+    makefile = page("Makefile")
+    for target in re.findall(r"`make ([\w-]+)`", page("README.md")):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def generated(name):
+    found = re.search(
+        rf"<!-- generated: {name} -->\n(.*?)<!-- end -->", page("docs/wire-format.md"), re.S
+    )
+    return found.group(1)
+
+
+def test_wire_format_lists_every_kind_and_its_fields():
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.*) \|$", generated("kinds"), re.M)
+    expected = [(str(int(spec.Kind.TREE)), "TREE", rows[0][2])]
+    for kind in list(spec.Kind)[1:]:
+        fields = ", ".join(f"`{name}`" for name in records.RECORDS[kind]._fields)
+        expected.append((str(int(kind)), kind.name, fields))
+    assert rows == expected
+
+
+def test_wire_format_lists_every_dtype():
+    listed = re.findall(r"(\w+) (\d+)", generated("dtypes"))
+    assert {name: int(size) for name, size in listed} == spec.TORCH_DTYPES
+
+
+def test_wire_format_names_the_limits():
+    text = page("docs/wire-format.md")
+    sizes = {"16 KiB": spec.SMALL_BUFFER, "4 KiB": spec.INLINE_BYTES}
+    for name, size in sizes.items():
+        assert name in text
+        assert int(name.split()[0]) * 1024 == size
+    assert f"2^{spec.MAX_UNBACKED_ROWS.bit_length() - 1} rows" in text
+    for limit in (spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH, spec.MAX_EQUAL_HASHES):
+        assert f" {limit} " in text
+    start = bytes(memoryview(jagcodec.encode(None)[0])[:10])
+    assert start.hex(" ") in text
+
+
+def test_readme_shows_what_the_demo_prints():
+    """The sizes of the table in the README are those of the demo's second batch."""
+    batch = make_batch(rollout_table(), 1, 512)
+    fields = {
+        name: column if column.dtype == object else torch.from_numpy(column)
+        for name, column in batch.columns.items()
+    }
+    lengths = torch.from_numpy(batch.columns["input_lengths"])
+    tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    table = "\n".join(line.rstrip() for line in str(tax).splitlines())
+    assert table in page("README.md")
+
+
+def test_pictures_show_what_the_code_returns():
+    """The stored pictures are those that docs/pictures/draw.py draws today."""
+    names = runpy.run_path(str(ROOT / "docs/pictures/draw.py"))
+    drawn = names["pictures"]()
+    assert drawn
+    for name, svg in drawn.items():
+        assert page(f"docs/pictures/{name}") == svg
+        assert f"(pictures/{name})" in page("docs/rows.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "operation"),
+    [
+        ("td[1:3]", lambda td: td[1:3]),
+        ("td[[2, 0]]", lambda td: td[[2, 0]]),
+        ("td.split(n)", lambda td: td.split(2)),
+        ("torch.cat([td, td])", lambda td: torch.cat([td, td])),
+    ],
+)
+def test_values_page_says_what_old_tensordicts_cannot_do(text, operation):
+    assert f"`{text}`" in page("docs/values.md")
+    rows = [torch.ones(n) for n in (1, 3, 2)]
+    td = tensordict.TensorDict({"a": stack_or_nest(rows)}, batch_size=[3])
+    if tuple(map(int, tensordict.__version__.split(".")[:2])) >= (0, 15):
+        operation(td)
+    else:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            operation(td)

@@ -1,0 +1,100 @@
+"""Replays what the fuzzer found, without the fuzzer: see `fuzz/target.py`."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from jagcodec import WireFormatError, decode
+from tests.helpers import ROOT
+
+FUZZ = ROOT / "fuzz"
+CORPUS = sorted(path for path in (FUZZ / "corpus").iterdir() if path.is_file())
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer reads /proc"),
+    # A message may name any dim and value; what torch and numpy think of them is no fault.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def target():
+    spec = importlib.util.spec_from_file_location("fuzz_target", FUZZ / "target.py")
+    module = importlib.util.module_from_spec(spec)
+    # Where its dataclasses look for it.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_corpus_is_there():
+    assert 100 <= len(CORPUS) <= 500
+    assert sum(path.stat().st_size for path in CORPUS) <= 300_000
+
+
+def test_every_input_gives_a_value_or_the_error(target, tmp_path):
+    run = target.Target(tmp_path / "blob")
+    for path in CORPUS:
+        try:
+            run(path.read_bytes())
+        except Exception as error:
+            pytest.fail(f"python fuzz/target.py {path.relative_to(FUZZ.parent)}: {error!r}")
+    # The replay means something only as long as the inputs reach what they reached when found.
+    assert run.counts.past_header > len(CORPUS) / 2
+    assert run.counts.values > len(CORPUS) / 8
+
+
+def test_memory_is_in_proportion_to_the_message(target, tmp_path):
+    run = target.Target(tmp_path / "blob")
+    for path in CORPUS:
+        message, reader, _ = run.message(target.Script(path.read_bytes()))
+        whole = isinstance(message, (bytes, bytearray))
+        size = len(message) if whole else sum(map(len, message))
+        tracemalloc.start()
+        try:
+            reader(message)
+        except WireFormatError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak <= 64 * size + (1 << 20), path
+
+
+def test_every_seed_is_a_message(target):
+    for i, seed in enumerate(target.SEEDS):
+        if i < len(target.SEEDS) - 1:
+            target.touch(decode(seed.frames))
+    with pytest.raises(WireFormatError) as caught:
+        decode(target.SEEDS[-1].frames)
+    assert caught.value.reason == "pickle_refused"
+
+
+def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
+    run = target.Target(tmp_path / "blob")
+
+    def broken(frames):
+        raise KeyError("not a WireFormatError")
+
+    monkeypatch.setattr(target, "decode", broken)
+    with pytest.raises(KeyError):
+        run(b"\0\0\0")
+    assert run.counts.inputs == 1
+    with pytest.raises(target.BrokenPromiseError, match="says nothing"):
+        target._check_error(WireFormatError("no such reason", "$", "x"))
+
+
+def test_the_target_notices_memory(tmp_path):
+    # In a process of its own: peaks of other tests would hide this one.
+    code = (
+        "import sys, target; run = target.Target(sys.argv[1]);"
+        "target.decode = lambda frames: bytearray(target.MEMORY_BOUND * 4); run(b'\\0\\0\\0')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "blob"], cwd=FUZZ, capture_output=True, text=True
+    )
+    assert re.search(r"BrokenPromiseError: \d+ MiB for an input of 3 bytes", found.stderr)

@@ -1,0 +1,672 @@
+"""The bytes of the wire, kept: what every kind of value encodes to, and what is refused and why.
+
+`golden/` holds one message per file, with its frames in hex and its value in neutral JSON
+(docs/wire-format.md, section 8), and two lists of hand-made messages: `good.json`, which any reader
+must read, and `bad.json`, which any reader must refuse. The values stand below and in `corpus.py`;
+
+    python -m tests.wire.test_golden --write
+
+writes the files from them, so a byte that changes is a decision that shows in a diff.
+"""
+
+import contextlib
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import (
+    WireFormatError,
+    decode,
+    encode,
+    encode_fields,
+    open_wire,
+    pack_jagged_fields,
+    register_type,
+    to_blob,
+)
+from jagcodec.errors import REASONS
+from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.wire.spec import Kind
+from tests.helpers import ROOT, receive
+from tests.wire import corpus, spec_reader
+
+GOLDEN = Path(__file__).parent / "golden"
+SPEC = ROOT / "docs" / "wire-format.md"
+
+
+class Point(NamedTuple):
+    """A type of the user's."""
+
+    x: int
+    y: int
+
+
+register_type(Point, name="golden.Point", to_state=list, from_state=lambda state: Point(*state))
+
+
+# --- the values --------------------------------------------------------------------------------
+
+
+def i64(*cells):
+    return torch.tensor(cells, dtype=torch.int64)
+
+
+def objects(*cells):
+    array = np.empty(len(cells), dtype=object)
+    array[:] = cells
+    return array
+
+
+def jagged(values, lengths, dim=1):
+    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
+    shortest, longest = min(lengths, default=0), max(lengths, default=0)
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, jagged_dim=dim, min_seqlen=shortest, max_seqlen=longest
+    )
+
+
+def row_views():
+    base = torch.arange(6, dtype=torch.int16).view(3, 2)
+    return [base[0:2], base[2:3], base[1:1]]
+
+
+def coo(indices, shape):
+    return torch.sparse_coo_tensor(indices, [1.5, 2.5], shape, check_invariants=True)
+
+
+def compressed(layout):
+    block = {"blocksize": (2, 2)} if layout.startswith("sparse_b") else {}
+    dense = torch.zeros(4, 4)
+    dense[0, 1], dense[3, 2] = 1.5, -2.0
+    return dense.to_sparse(layout=getattr(torch, layout), **block)
+
+
+def field_array():
+    array = np.zeros(2, dtype=[("id", "<i4"), ("tag", "O")])
+    array["id"], array["tag"] = [7, 8], ["a", None]
+    return array
+
+
+def string_array():
+    array = np.array(["a", "ß", "c"], dtype=np.dtypes.StringDType(na_object=None))
+    array[2] = None
+    return array
+
+
+def small_batch():
+    """The message that section 7 of the specification takes apart."""
+    ids = jagged(i64(5, 6, 7), [2, 1])
+    return TensorDict({"ids": ids, "tag": NonTensorStack("x", "yz")}, batch_size=[2])
+
+
+def rollout():
+    """A batch as a rollout worker sends it."""
+    fields = {
+        "input_ids": torch.arange(12).view(3, 4) * 1000,
+        "token_mask": torch.tensor([[0, 1, 9, 9], [0, 0, 1, 1], [9, 9, 9, 9]]),
+        "logprobs": -torch.arange(12, dtype=torch.float32).view(3, 4) / 8,
+        "pixels": torch.arange(24, dtype=torch.uint8).view(3, 4, 2),
+        "reward": torch.tensor([1.0, -0.0, float("nan")], dtype=torch.bfloat16),
+        "finished": torch.tensor([True, False, True]),
+        "message": objects([{"role": "user", "content": "1 + 1?"}], "text", None),
+    }
+    return pack_jagged_fields(
+        fields,
+        lengths=torch.tensor([2, 4, 0]),
+        token_aligned_fields=["input_ids", "token_mask", "logprobs", "pixels"],
+    )
+
+
+# A float that no arithmetic makes, so that nothing may "clean" it.
+NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
+
+# name: (what it shows, the value, options of encode)
+VALUES = {
+    "native": (
+        "what msgpack has itself",
+        lambda: [
+            None,
+            True,
+            False,
+            0,
+            -1,
+            2**64 - 1,
+            -(2**63),
+            1.5,
+            -0.0,
+            NAN,
+            "ß\ud800",
+            b"\0\xff",
+        ],
+        {},
+    ),
+    "map": ("a dict with string keys, in its order", lambda: {"b": {}, "a": [], "": ""}, {}),
+    "big_int": ("integers outside 64 bits", lambda: [2**64, -(2**63) - 1, 10**30], {}),
+    "complex": ("", lambda: complex(1.5, -0.0), {}),
+    "tuple": ("tuples in tuples, and an empty one", lambda: (1, ("a", ()), [2]), {}),
+    "set": ("members in the order of their packed bytes", lambda: {"b", "a", 300, -1, (1, 2)}, {}),
+    "frozenset": ("in a set, and empty", lambda: {frozenset({3, 1, 2}), frozenset()}, {}),
+    "dict": (
+        "keys that are no strings",
+        lambda: {1: "a", "b": 2, (None, 2.5): [3], -(2**70): 4},
+        {},
+    ),
+    "range": ("", lambda: [range(0), range(2, 2**70, 3), range(5, -5, -2)], {}),
+    "slice": ("", lambda: [slice(None), slice(1, "b", [2])], {}),
+    "bytes": ("4 KiB or more", lambda: b"\7" * 4096, {}),
+    "array": (
+        "numpy arrays of several dtypes; rank 0; no cells",
+        lambda: [
+            np.array([[1, -2], [3, 4]], dtype=">i2"),
+            np.array(1.5, dtype="<f4"),
+            np.zeros((2, 0), dtype="<f8"),
+            np.array([True, False]),
+            np.array([b"ab", b"c"], dtype="S3"),
+            np.array(["ß"], dtype="<U2"),
+            np.array(["2026-11-20"], dtype="<M8[D]"),
+        ],
+        {},
+    ),
+    "array_struct": (
+        "a structured array with a subarray; bytes outside of fields are zero",
+        lambda: np.array(
+            [(1, [2, 3]), (4, [5, 6])],
+            dtype={
+                "names": ["a", "b"],
+                "formats": ["u1", ("<i2", (2,))],
+                "offsets": [0, 4],
+                "itemsize": 8,
+            },
+        ),
+        {},
+    ),
+    "object_array": (
+        "one item per cell",
+        lambda: objects(1, "a", None, {"b": 2}).reshape(2, 2),
+        {},
+    ),
+    "field_array": ("a structured array with an object field", field_array, {}),
+    "string_array": ("numpy's strings of variable width, one missing", string_array, {}),
+    "scalar": (
+        "numpy scalars",
+        lambda: [
+            np.float32(1.5),
+            np.int64(-1),
+            np.bool_(True),
+            np.datetime64("2026-11-20", "D"),
+            field_array()[0],
+        ],
+        {},
+    ),
+    "string_scalar": ("", lambda: [np.str_("ab"), np.bytes_(b"ab")], {}),
+    "tensor": (
+        "rank 2; rank 0; no cells; NaN with its bits; bfloat16; complex; a bool",
+        lambda: [
+            torch.arange(6).view(2, 3),
+            torch.tensor(7, dtype=torch.int32),
+            torch.empty(0, 3),
+            torch.tensor([float("nan"), -0.0]).view(torch.int32).add(1).view(torch.float32),
+            torch.tensor([1.5], dtype=torch.bfloat16),
+            torch.tensor([1 - 2j], dtype=torch.complex64),
+            torch.tensor([True, False]),
+        ],
+        {},
+    ),
+    "tensor_narrow": (
+        "integers in fewer bytes: u1 and i1, u3 and i3, u5; those that need their width; no cells",
+        lambda: [
+            i64(2, 255),
+            i64(-128, 127),
+            i64(0, 2**24 - 1),
+            i64(-(2**23), 5),
+            i64(2**40 - 1, 0),
+            i64(2**63 - 1),
+            i64(),
+            torch.tensor([2, 3], dtype=torch.uint8),
+            torch.tensor([0.0, 1.0]),
+        ],
+        {"narrow": True},
+    ),
+    "tensor_bits": (
+        "cells of 0 and 1, first cell in the lowest bit; nine of them, so that bits are left over",
+        lambda: [i64(1, 0, 1, 1, 0, 0, 0, 0, 1), torch.tensor([True, False, True])],
+        {"narrow": True},
+    ),
+    "checksum": (
+        "the CRC-32 of the tree and of frame 1",
+        lambda: {"a": i64(1, 2), "b": "text"},
+        {"checksum": True},
+    ),
+    "checksum_alone": (
+        "a checksum of the tree where there is no payload",
+        lambda: [1, 2],
+        {"checksum": True},
+    ),
+    "jagged": (
+        "two columns of one group, an empty row among them; ragged dim 2; rows with trailing dims",
+        lambda: [
+            jagged(i64(5, 6, 7), [2, 0, 1]),
+            jagged(torch.arange(6, dtype=torch.int8).view(3, 2), [2, 0, 1]),
+            jagged(torch.arange(8, dtype=torch.int16).view(2, 4), [3, 1], dim=2),
+        ],
+        {},
+    ),
+    "jagged_empty": (
+        "no rows at all, and rows without cells",
+        lambda: [jagged(i64(), []), jagged(i64(), [0, 0])],
+        {},
+    ),
+    "jagged_narrow": ("", lambda: jagged(i64(300, -1, 7), [2, 1]), {"narrow": True}),
+    "strided_nested": (
+        "",
+        lambda: torch.nested.nested_tensor(
+            [torch.ones(1, 2), torch.zeros(2, 1)], layout=torch.strided
+        ),
+        {},
+    ),
+    "sparse_coo": (
+        "coalesced, and one that is not",
+        lambda: [
+            coo([[0, 1], [2, 0]], (2, 3)).coalesce(),
+            coo([[1, 1]], (2,)),
+        ],
+        {},
+    ),
+    "sparse_compressed": (
+        "CSR, CSC, BSR, BSC",
+        lambda: [compressed(f"sparse_{kind}") for kind in ("csr", "csc", "bsr", "bsc")],
+        {},
+    ),
+    "size": ("", lambda: [torch.Size([2, 3]), torch.Size([])], {}),
+    "dtype": ("", lambda: torch.bfloat16, {}),
+    "device": ("", lambda: [torch.device("cpu"), torch.device("cuda", 1)], {}),
+    "tensor_views": ("a list of tensors that view one storage, one without rows", row_views, {}),
+    "tensordict": (
+        "with names; nested; empty",
+        lambda: TensorDict(
+            {"a": i64(1, 2), "b": TensorDict({"c": torch.ones(2, 1)}, batch_size=[2])},
+            batch_size=[2],
+            names=["rows"],
+        ),
+        {},
+    ),
+    "tensordict_empty": ("", lambda: TensorDict({}, batch_size=[]), {}),
+    "lazy_stack": (
+        "members of unequal shapes",
+        lambda: LazyStackedTensorDict(
+            TensorDict({"a": i64(1)}, []), TensorDict({"a": i64(2, 3)}, []), stack_dim=0
+        ),
+        {},
+    ),
+    "non_tensor_data": ("", lambda: NonTensorData({"a": (1,)}, batch_size=[2]), {}),
+    "non_tensor_rows": ("one payload per row", lambda: NonTensorStack("a", 2, None), {}),
+    "non_tensor_stack": (
+        "a stack whose members have dims of their own",
+        lambda: NonTensorStack(
+            NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2]), stack_dim=1
+        ),
+        {},
+    ),
+    "user": ("a type registered as golden.Point", lambda: [Point(1, -2)], {}),
+    "pickle": ("Ellipsis, pickled", lambda: [...], {"allow_pickle": True}),
+    "large": (
+        "a buffer of 16 KiB is a frame of its own, and frame 1 is empty",
+        lambda: torch.zeros(2048, dtype=torch.int64),
+        {},
+    ),
+    "small_batch": ("the batch of section 7", small_batch, {}),
+    "rollout": ("a rollout batch", rollout, {}),
+    "rollout_narrow": (
+        "it, narrow and with checksums",
+        rollout,
+        {"narrow": True, "checksum": True},
+    ),
+}
+
+if not hasattr(getattr(np, "dtypes", None), "StringDType"):
+    del VALUES["string_array"]
+
+NAMES = sorted(VALUES)
+# Messages that only a reader with the type, or with trust, can read.
+OPAQUE = {"user", "pickle"}
+
+
+def frames_of(name):
+    _, make, options = VALUES[name]
+    return receive(encode(make(), **options), bytes)
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def hex_lines(data):
+    """Bytes as lines of hex; a long run of one byte is `00*4096`."""
+    if len(data) > 64 and len(set(data)) == 1:
+        return [f"{data[:1].hex()}*{len(data)}"]
+    return [data[i : i + 32].hex(" ", 4) for i in range(0, len(data), 32)]
+
+
+def bytes_of(lines):
+    parts = []
+    for line in lines:
+        run = re.fullmatch(r"([0-9a-f]{2})\*(\d+)", line)
+        parts.append(
+            bytes.fromhex(run.group(1)) * int(run.group(2)) if run else bytes.fromhex(line)
+        )
+    return b"".join(parts)
+
+
+def neutral(value):
+    """A value of the independent reader in JSON."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"float64": struct.pack(">d", value).hex()}
+    if type(value) is bytes:
+        return {"hex": hex_lines(value)}
+    if type(value) is dict:
+        return {"map": [[key, neutral(item)] for key, item in value.items()]}
+    if type(value) is tuple and value and type(value[0]) is str and hasattr(Kind, value[0]):
+        return {value[0]: [neutral(item) for item in value[1:]]}
+    return [neutral(item) for item in value]
+
+
+def read_neutral(message):
+    # Through JSON and back, as a reader in another language would compare.
+    return json.loads(json.dumps(neutral(spec_reader.read(message))))
+
+
+def text(document):
+    return _text(document, "") + "\n"
+
+
+def _text(node, indent):
+    """JSON, each object and long list with a line per item."""
+    flat = json.dumps(node)
+    if not isinstance(node, (dict, list)) or (isinstance(node, list) and len(flat) < 80):
+        return flat
+    deeper = indent + " "
+    if isinstance(node, dict):
+        items = [f"{json.dumps(key)}: {_text(item, deeper)}" for key, item in node.items()]
+    else:
+        items = [_text(item, deeper) for item in node]
+    if len(flat) < 80 or not items:
+        return flat
+    start, end = "{}" if isinstance(node, dict) else "[]"
+    return f"{start}\n{deeper}" + f",\n{deeper}".join(items) + f"\n{indent}{end}"
+
+
+def case(why, message, **more):
+    """One message as it stands in a file."""
+    if isinstance(message, bytes):
+        return {"why": why, "blob": hex_lines(message), **more}
+    return {"why": why, "frames": [hex_lines(frame) for frame in message], **more}
+
+
+def message_of(entry):
+    if "blob" in entry:
+        return bytes_of(entry["blob"])
+    return [bytes_of(lines) for lines in entry["frames"]]
+
+
+def files():
+    """Name to text of every file in `golden/`."""
+    out = {}
+    for name in NAMES:
+        why, _, options = VALUES[name]
+        frames = frames_of(name)
+        value = {} if name in OPAQUE else {"value": read_neutral(frames)}
+        out[f"{name}.json"] = text(case(why, frames, options=options, **value))
+    good = {name: case(*entry, value=read_neutral(entry[1])) for name, entry in corpus.GOOD.items()}
+    bad = {}
+    for name, (reason, why, message) in corpus.BAD.items():
+        more = {"may_accept": True} if name in corpus.MAY_ACCEPT else {}
+        bad[name] = case(why, message, reason=reason, **more)
+    out["good.json"], out["bad.json"] = text(good), text(bad)
+    return out
+
+
+def load(name):
+    return json.loads((GOLDEN / name).read_text())
+
+
+# --- tests: golden messages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_encode_to_the_golden_bytes(name):
+    golden = message_of(load(f"{name}.json"))
+    assert frames_of(name) == golden
+    trusted = {"allow_pickle": name == "pickle"}
+    for message in (golden, to_blob(golden), [bytearray(frame) for frame in golden]):
+        assert_same(decode(message, **trusted), VALUES[name][1]())
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - OPAQUE))
+def test_the_independent_reader_reads_the_golden_bytes(name):
+    entry = load(f"{name}.json")
+    golden = message_of(entry)
+    assert read_neutral(golden) == entry["value"]
+    assert read_neutral(bytes(to_blob(golden))) == entry["value"]
+
+
+@pytest.mark.parametrize("name", sorted(OPAQUE))
+def test_the_independent_reader_refuses_what_it_cannot_know(name):
+    with pytest.raises(spec_reader.RefusedError):
+        spec_reader.read(message_of(load(f"{name}.json")))
+
+
+def test_files_are_those_of_the_tables():
+    """A message that changes is written anew, on purpose, and seen in the diff."""
+    written = {path.name: path.read_text() for path in GOLDEN.glob("*.json")}
+    expected = files()
+    missing = {"string_array.json"} - set(expected)
+    assert set(written) - missing == set(expected)
+    for name, content in expected.items():
+        assert written[name] == content, f"{name}: run python -m tests.wire.test_golden --write"
+
+
+def test_every_kind_has_a_golden_message():
+    assert {kind.name.lower() for kind in Kind} - {"tree"} <= {*VALUES, "string_array"}
+
+
+def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
+    script = [sys.executable, "-m", "tests.wire.test_golden", "--print"]
+    runs = [
+        subprocess.Popen(
+            script,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+        )
+        for seed in ("1", "4242")
+    ]
+    golden = {name: [frame.hex() for frame in message_of(load(f"{name}.json"))] for name in NAMES}
+    for run in runs:
+        assert json.loads(run.communicate(timeout=120)[0]) == golden
+
+
+def example(title):
+    """The bytes of a hexdump in the specification."""
+    found = re.search(rf"<!-- example: {title} -->\n```text\n(.*?)```", SPEC.read_text(), re.S)
+    lines = [re.split(r" {3,}", line)[0] for line in found.group(1).splitlines()]
+    return bytes_of(lines)
+
+
+def test_the_specification_explains_the_real_bytes():
+    assert [example("frame 0"), example("frame 1")] == frames_of("small_batch")
+    assert_same(decode([example("frame 0"), example("frame 1")]), small_batch())
+
+
+# --- tests: good and bad messages --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", corpus.GOOD)
+def test_good_messages_are_read(name):
+    entry = load("good.json")[name]
+    message = message_of(entry)
+    assert read_neutral(message) == entry["value"]
+    # What decode makes of it, seen through the same reader.
+    again = receive(encode(decode(message)), bytes)
+    assert read_neutral(again) == entry["value"]
+
+
+def outcome(read, message):
+    try:
+        read(message)
+    except WireFormatError as error:
+        return error.reason
+    return "accepted"
+
+
+@pytest.mark.parametrize("name", corpus.BAD)
+def test_bad_messages_are_refused(name):
+    entry = load("bad.json")[name]
+    message = message_of(entry)
+    assert outcome(decode, message) == entry["reason"]
+    if not entry.get("may_accept"):
+        with pytest.raises(spec_reader.RefusedError):
+            spec_reader.read(message)
+    if isinstance(message, list) and message:
+        blob = bytes(to_blob(message))
+        whole = entry["reason"] not in ("frame_count", "frame_size")
+        assert not whole or outcome(decode, blob) == entry["reason"]
+    if name != "checksum_frame":  # a reader of parts cannot see that
+        assert outcome(lambda m: open_wire(m).to_tensordict(), message) in REASONS
+
+
+NOT_OF_MESSAGES = {
+    *("timed_out", "no_peer", "peer_failed"),
+    *("no_such_key", "no_room", "busy"),
+    "conflict",
+    *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option", "row_mismatch"),
+    *("row_too_long", "empty_prompt", "no_such_field", "no_such_row"),
+    *("unsupported_type", "too_large"),
+}
+
+
+def test_the_lists_are_whole():
+    """Every reason that a message can give is given, so that no check is forgotten."""
+    good, bad = load("good.json"), load("bad.json")
+    assert list(good) == list(corpus.GOOD)
+    assert list(bad) == list(corpus.BAD)
+    assert len(good) > 20
+    assert {entry["reason"] for entry in bad.values()} == REASONS - NOT_OF_MESSAGES
+
+
+# --- tests: any batch --------------------------------------------------------------------------
+
+
+def cells(dtype, shape, data):
+    """The independent reader's cells as nested lists of their bits, as `rows_of` gives them."""
+    size = spec_reader.SIZES[dtype]
+    kind = {1: "u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<i8"}[size]
+    return np.frombuffer(data, kind).reshape(*shape, *([2] if size == 16 else [])).tolist()
+
+
+def rows_read(value):
+    """The rows of a TENSOR or JAGGED as the independent reader read it."""
+    if value[0] == "TENSOR":
+        return cells(*value[1:])
+    _, dtype, _, _, rows = value
+    return [cells(dtype, shape, data) for shape, data in rows]
+
+
+@settings(max_examples=60)
+@given(jagged_batches())
+def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
+    for options in ({}, {"narrow": True}, {"checksum": True, "narrow": True}):
+        frames = encode_fields(
+            batch.fields,
+            lengths=batch.lengths,
+            token_aligned_fields=batch.token_aligned_fields,
+            **options,
+        )
+        for message in ([*frames], bytes(to_blob(frames))):
+            kind, shape, names, columns = spec_reader.read(message)
+            assert (kind, shape, names) == ("TENSORDICT", (len(batch.lengths),), None)
+            assert list(columns) == list(batch.fields)
+            for name, column in batch.fields.items():
+                found = columns[name]
+                if isinstance(column, np.ndarray):
+                    if len(column):
+                        assert repr(found) == repr(("NON_TENSOR_ROWS", plain(column)))
+                    continue
+                if found[0] == "JAGGED":
+                    assert name in batch.token_aligned_fields
+                    assert rows_read(found) == rows_of(column, batch.lengths.tolist())
+                else:
+                    assert rows_read(found) == bits(column)
+                assert found[1] == str(column.dtype).removeprefix("torch.")
+
+
+def plain(column):
+    """Payloads as the independent reader has them."""
+    return [("COMPLEX", x.real, x.imag) if type(x) is complex else x for x in column]
+
+
+# --- tests: damage -----------------------------------------------------------------------------
+
+
+def survives(read, message):
+    """Reading damaged bytes gives a value or the one error."""
+    with contextlib.suppress(WireFormatError):
+        read(message)
+
+
+def opened(message):
+    batch = open_wire(message)
+    list(batch.schema.items())
+    batch.to_tensordict()
+
+
+READERS = {"decode": decode, "open_wire": opened}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_cut_anywhere_is_refused(name):
+    frames = message_of(load(f"{name}.json"))
+    blob = bytes(to_blob(frames))
+    ends = [*range(24 + len(frames[0])), len(blob) - 1]
+    for read in READERS.values():
+        for end in range(len(frames[0])):
+            assert outcome(read, [frames[0][:end], *frames[1:]]) != "accepted"
+        for end in ends:
+            assert outcome(read, blob[:end]) != "accepted"
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_flipped_bit_gives_a_value_or_the_error(name, reader):
+    frames = message_of(load(f"{name}.json"))
+    read = READERS[reader]
+    header, blob = bytearray(frames[0]), to_blob(frames)
+    for bit in range(8 * len(header)):
+        header[bit // 8] ^= 1 << bit % 8
+        survives(read, [bytes(header), *frames[1:]])
+        header[bit // 8] ^= 1 << bit % 8
+    for bit in range(8 * (24 + len(header))):
+        blob[bit // 8] ^= 1 << bit % 8
+        survives(read, blob)
+        blob[bit // 8] ^= 1 << bit % 8
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        GOLDEN.mkdir(exist_ok=True)
+        for name, content in files().items():
+            (GOLDEN / name).write_text(content)
+    elif "--print" in sys.argv:
+        print(json.dumps({name: [frame.hex() for frame in frames_of(name)] for name in NAMES}))
