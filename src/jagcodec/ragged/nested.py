@@ -140,7 +140,10 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     It has the offsets tensor of `row_splits`, and the lengths of the shortest and longest row:
     without them padding goes to the sum of all lengths (pytorch/pytorch#159380).
     """
-    offsets = row_splits.offsets(values.device)
+    device = values.device
+    offsets = row_splits.tensors.get(device)
+    if offsets is None:
+        offsets = row_splits.offsets(device)
     if values.requires_grad:
         return torch.nested.nested_tensor_from_jagged(
             values,

@@ -28,21 +28,36 @@ class RowSplits:
         total: Cells of all rows.
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
+        starts: (N,) the offsets without the last.
+        tensors: The offsets as tensors, by device; ask `offsets` for them.
         bounds: `min` and `max` as nested tensors keep them; `jagcodec.ragged.nested` makes them.
     """
 
-    __slots__ = ("_offsets", "_varlen", "bounds", "host", "lengths", "max", "min", "rows", "total")
+    __slots__ = (
+        "_varlen",
+        "bounds",
+        "host",
+        "lengths",
+        "max",
+        "min",
+        "rows",
+        "starts",
+        "tensors",
+        "total",
+    )
 
     def __init__(self, host: IntArray, lengths: IntArray, low: int, high: int) -> None:
         """Use `from_lengths` or `from_offsets`."""
         self.host = host
+        # Made once: the kernel looks at the same array only once for all columns.
+        self.starts = host[:-1]
         self.lengths = lengths
         self.rows = len(lengths)
         self.total = int(host[-1])
         self.min = low
         self.max = high
         self.bounds: dict[str, Any] | None = None
-        self._offsets: dict[torch.device, torch.Tensor] | None = None
+        self.tensors: dict[torch.device, torch.Tensor] = {}
         self._varlen: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @classmethod
@@ -64,22 +79,20 @@ class RowSplits:
 
     def offsets(self, device: torch.device = _CPU) -> torch.Tensor:
         """The offsets as a tensor on a device, always the same one."""
-        if self._offsets is None:
-            self._offsets = {}
-        found = self._offsets.get(device)
+        found = self.tensors.get(device)
         if found is None:
             found = torch.from_numpy(self.host)
             if device != _CPU:
                 found = to_device(found, device)
             # Of two threads that come here at once, both get the one that was first.
-            found = self._offsets.setdefault(device, found)
+            found = self.tensors.setdefault(device, found)
         return found
 
     def with_offsets(self, offsets: torch.Tensor) -> RowSplits:
         """The same rows with an offsets tensor that exists already, whose identity is kept."""
         same = RowSplits(self.host, self.lengths, self.min, self.max)
         same.bounds = self.bounds
-        same._offsets = {offsets.device: offsets}
+        same.tensors = {offsets.device: offsets}
         return same
 
     def varlen(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

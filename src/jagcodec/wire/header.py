@@ -19,7 +19,7 @@ import msgpack
 
 from jagcodec.errors import brief
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, expect, fail
+from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.schema import (
     LARGEST_KEPT,
     MOST_BYTES,
@@ -192,7 +192,8 @@ def read_header(data: Any) -> Header:
         check_crc(found, checksums[0], "header")
 
     places = Places(sizes, len(whole))
-    expect(places.payload <= INT64_MAX, "bad_header", "sizes below 2**63", sizes, "header")
+    if places.payload > INT64_MAX:
+        raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
     check_groups(groups, places)
     check_numbers(schema, numbers, len(groups), places)
     values: list[Any] = []
