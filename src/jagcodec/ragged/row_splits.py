@@ -30,7 +30,8 @@ class RowSplits:
         max: Length of the longest row, 0 without rows.
         starts: (N,) the offsets without the last.
         tensors: The offsets as tensors, by device; ask `offsets` for them.
-        bounds: `min` and `max` as nested tensors keep them; `jagcodec.ragged.nested` makes them.
+        bounds: `min` and `max` as nested tensors keep them, for `jagcodec.ragged.nested`.
+        like: What nested tensors of equal shapes have in common, likewise.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class RowSplits:
         "bounds",
         "host",
         "lengths",
+        "like",
         "max",
         "min",
         "rows",
@@ -57,12 +59,16 @@ class RowSplits:
         self.min = low
         self.max = high
         self.bounds: dict[str, Any] | None = None
+        self.like: dict[Any, dict[str, Any]] = {}
         self.tensors: dict[torch.device, torch.Tensor] = {}
         self._varlen: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
         """Row splits of (N,) lengths, none of them negative; the lengths are aliased."""
+        if len(lengths) == 1:  # a message of one row: numpy would take five times as long
+            length = int(lengths[0])
+            return cls(np.array((0, length), dtype=np.int64), lengths, length, length)
         host: IntArray = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.add.accumulate(lengths, out=host[1:])
         return cls(host, lengths, *_extremes(lengths))
@@ -109,9 +115,10 @@ class RowSplits:
 
 
 def _extremes(lengths: IntArray) -> tuple[int, int]:
-    if not len(lengths):
-        return 0, 0
-    return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
+    if len(lengths) > 64:
+        return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
+    few = lengths.tolist()
+    return min(few, default=0), max(few, default=0)
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:

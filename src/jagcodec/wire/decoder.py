@@ -322,6 +322,9 @@ def _dense_children(message: Message, node: Node) -> list[torch.Tensor]:
 # tensordict
 
 
+_TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
+
+
 def _tensordict(message: Message, node: Node) -> TensorDict:
     numbers = message.numbers
     rank, names, keys = node.fields
@@ -332,10 +335,10 @@ def _tensordict(message: Message, node: Node) -> TensorDict:
     message.depth += 1
     for key, child in zip(keys, node.children, strict=True):
         try:
-            if child.kind is Kind.JAGGED:
+            if child.kind is _JAGGED:
                 leaves[key] = message.jagged(child)
                 fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
-            elif child.kind is Kind.TENSOR:
+            elif child.kind is _TENSOR:
                 leaves[key] = message.tensor(child)
                 fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
             else:

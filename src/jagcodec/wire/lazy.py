@@ -289,6 +289,9 @@ class WireBatch:
         return FieldSchema(node.kind.name.lower(), None, None)
 
 
+_JAGGED = Kind.JAGGED
+
+
 def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
     """Each column of a batch in the form from which it takes least to make a rectangle.
 
@@ -301,7 +304,7 @@ def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
     columns: list[tuple[str, Any]] = []
     for name, node in batch._nodes.items():
         try:
-            if node.kind is Kind.JAGGED:
+            if node.kind is _JAGGED:
                 if chosen is not None or not flat:
                     batch._row_splits(node)
                 column: Any = message.view(node, chosen)
