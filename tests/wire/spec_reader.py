@@ -292,8 +292,7 @@ class Reader:
 
     def array(self, dtype, buffer, offset, dims):
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
-        check_points(dtype, data, math.prod(dims))
-        return dtype, dims, data
+        return dtype, dims, clean(dtype, data, math.prod(dims))
 
     def documents(self, buffer, offset, size, group):
         """The values of rows of documents."""
@@ -316,7 +315,7 @@ class Reader:
 
     def field_array(self, *columns, dtype, dims):
         need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        self.object_cells += numpy_size(dtype, objects=True) * math.prod(dims)
+        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
         limit = 64 * (1024 + self.header.size + self.payload)
         need(self.object_cells <= limit, "cells out of nowhere")
         need(len(columns) == len(dtype[3]), "one column per field")
@@ -340,7 +339,7 @@ class Reader:
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
         cells, wide = math.prod(dims), SIZES[dtype]
         self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
-        if stored == 0:
+        if stored == 0 or cells == 0:
             return dtype, dims, self.cells(buffer, offset, cells * wide)
         need(dtype in INTEGERS, "stored")
         if stored == 1:
@@ -549,17 +548,24 @@ def numpy_size(dtype, objects=False):
     return size
 
 
-def check_points(dtype, data, cells):
-    """See that strings of U hold code points, those in the fields of structs too."""
+def clean(dtype, data, cells):
+    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
+    if type(dtype) is list and dtype[0] == "sub":
+        return clean(dtype[1], data, cells * math.prod(dtype[2]))
+    table = np.frombuffer(data, np.uint8)
     if type(dtype) is str and dtype[1] == "U":
-        need((np.frombuffer(data, f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
-    elif dtype[0] == "sub":
-        check_points(dtype[1], data, cells * math.prod(dtype[2]))
-    elif dtype[0] == "struct" and data:
-        table = np.frombuffer(data, np.uint8).reshape(cells, dtype[1])
-        for _, _, offset, inner in dtype[3]:
-            field = table[:, offset : offset + numpy_size(inner, objects=True)]
-            check_points(inner, field.tobytes(), cells)
+        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    if dtype in ("float80", "complex160"):
+        table = table.reshape(-1, 16).copy()
+        table[:, 10:] = 0
+    if type(dtype) is str or not data:
+        return table.tobytes()
+    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
+    for _, _, start, inner in dtype[3]:
+        end = start + numpy_size(inner)
+        field = clean(inner, table[:, start:end].tobytes(), cells)
+        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
+    return out.tobytes()
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -666,8 +672,7 @@ def string_array(shape, items, coerce, has_na, na):
 
 def scalar(dtype, data):
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
-    check_points(dtype, data, 1)
-    return dtype, data
+    return dtype, clean(dtype, data, 1)
 
 
 def string_scalar(value):

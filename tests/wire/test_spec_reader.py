@@ -144,17 +144,18 @@ def describe(dtype):
 def neutral_array(value):
     dtype, shape = value.dtype, value.shape
     if dtype.kind == "T":
-        na = getattr(dtype, "na_object", 0)
+        has_na = hasattr(dtype, "na_object")
+        na = dtype.na_object if has_na else None
         items = [item if type(item) is str else None for item in value.flat]
-        return ("STRING_ARRAY", shape, items, dtype.coerce, na != 0, na or None)
+        return ("STRING_ARRAY", shape, items, dtype.coerce, has_na, na)
     if dtype.kind == "O":
         return ("OBJECT_ARRAY", shape, [neutral(item) for item in value.flat])
     if dtype.hasobject:
         columns = [neutral_array(value[name]) for name in dtype.names]
         return ("FIELD_ARRAY", describe(dtype), shape, columns)
-    clean = np.zeros(shape, dtype)
-    clean[...] = value
-    data = bytearray(clean.tobytes())
+    data = bytearray(value.nbytes)
+    if data:
+        np.ndarray(shape, dtype, data)[...] = value  # field by field: nothing between them
     if dtype in LONG_DOUBLES:
         for i in range(0, len(data), 16):
             data[i + 10 : i + 16] = bytes(6)
