@@ -328,9 +328,12 @@ def inside(error: WireFormatError, step: Any) -> WireFormatError:
     """An error with a step put in front of its path: a key, an index, or None for nothing."""
     if step is None:
         return error
-    rest = error.path.removeprefix("$")
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
-    return WireFormatError(error.reason, f"{path}{rest}", error.detail)
+    if error.path.startswith("$"):
+        path += error.path[1:]
+    else:  # a part of a message that lies in a row
+        path += f" ({error.path})"
+    return WireFormatError(error.reason, path, error.detail)
 
 
 def unpack_plain(data: bytes, path: str) -> Any:
@@ -512,8 +515,9 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
                 f"found batch size {brief(shape)} over {places.payload} bytes",
             )
     elif kind is Kind.FIELD_ARRAY:
-        # The fields are sent, the array's own bytes are not: gaps must not be believed.
-        places.field_bytes -= cells * numpy_itemsize(node.fields[0])
+        # The fields are sent, the array's own bytes are not: gaps must not be believed, nor cells
+        # of no bytes, which take time to fill all the same.
+        places.field_bytes -= cells * max(numpy_itemsize(node.fields[0]), 1)
         if places.field_bytes < 0:
             raise fail("out_of_bounds", "expected fields, found mostly gaps between them")
 
@@ -553,7 +557,7 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
         WireFormatError: Cells of this dtype are not stored that way.
     """
     itemsize = TORCH_DTYPES[dtype]
-    if stored == PLAIN:
+    if stored == PLAIN or not cells:
         return cells * itemsize
     if dtype in INTEGER_DTYPES:
         if stored == BITS:
