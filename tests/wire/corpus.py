@@ -8,6 +8,7 @@ import msgpack
 
 from tests.wire.forge import (
     Part,
+    Rows,
     array,
     blob,
     field_array,
@@ -17,10 +18,10 @@ from tests.wire.forge import (
     list_of,
     map_of,
     message,
+    message_of,
     message_of_rows,
     node,
     object_array,
-    packed,
     record,
     row_message,
     struct_of,
@@ -318,17 +319,9 @@ GOOD = {
 }
 
 
-def cut_row(data, bounds):
-    """Rows of these bounds, whatever the documents in them."""
-    lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
-    group = [0, len(data), len(lengths), min(lengths), max(lengths)]
-    root = node("NON_TENSOR_ROWS", numbers=[0, 0, len(data), 0])
-    return message(root, data + int64s(*bounds), groups=[group])
-
-
-def in_map(schema, **changes):
-    """A message of a schema that is not a valid one."""
-    return message(Part(schema, [], []), **changes)
+def of_schema(schema):
+    """A message of a schema that is not a valid one, without numbers or values."""
+    return message(Part(schema, [], []))
 
 
 # name -> (reason, why, frames, or bytes for a message in one buffer)
@@ -427,65 +420,73 @@ BAD = {
         "an array that claims 2^32 - 1 items",
         message(1, schema=b"\xdd" + b"\xff" * 4),
     ),
-    "schema_map": ("bad_record", "a map for a node", in_map({"a": 1})),
-    "schema_map_key": ("bad_header", "a map with a key that is an integer", in_map({1: 1})),
+    "schema_map": ("bad_record", "a map for a node", of_schema({"a": 1})),
+    "schema_map_key": ("bad_header", "a map with a key that is an integer", of_schema({1: 1})),
     "schema_extension": (
         "bad_record",
         "an extension for a node",
-        in_map(msgpack.ExtType(48, b"")),
+        of_schema(msgpack.ExtType(48, b"")),
     ),
-    "node_is_int": ("bad_record", "an integer for a node", in_map(48)),
-    "node_empty": ("bad_record", "a node without a kind", in_map([])),
-    "node_kind_is_str": ("bad_record", "a kind by its name", in_map(["TENSOR", "uint8", 0])),
-    "node_kind_is_true": ("bad_record", "a bool for a kind", in_map([True])),
-    "node_1": ("unknown_kind", "a code that others unpickle", in_map([1, None])),
-    "node_schema": ("unknown_kind", "a schema in the schema", in_map([16, None])),
-    "node_of_a_record": ("unknown_kind", "a record's kind for a node", in_map([20, None])),
-    "node_127": ("unknown_kind", "a code to come", in_map([127])),
-    "fields_short": ("bad_record", "one field of a TENSOR", in_map([48, "uint8"])),
-    "fields_swapped": ("unknown_dtype", "the rank before the dtype", in_map([48, 1, "uint8"])),
-    "rank_negative": ("bad_record", "a rank of -1", in_map([48, "uint8", -1])),
-    "rank_true": ("bad_record", "a rank that is a bool", in_map([48, "uint8", True])),
+    "node_is_int": ("bad_record", "an integer for a node", of_schema(48)),
+    "node_empty": ("bad_record", "a node without a kind", of_schema([])),
+    "node_kind_is_str": ("bad_record", "a kind by its name", of_schema(["TENSOR", "uint8", 0])),
+    "node_kind_is_true": ("bad_record", "a bool for a kind", of_schema([True])),
+    "node_1": ("unknown_kind", "a code that others unpickle", of_schema([1, None])),
+    "node_schema": ("unknown_kind", "a schema in the schema", of_schema([16, None])),
+    "node_of_a_record": ("unknown_kind", "a record's kind for a node", of_schema([20, None])),
+    "node_127": ("unknown_kind", "a code to come", of_schema([127])),
+    "fields_short": ("bad_record", "one field of a TENSOR", of_schema([48, "uint8"])),
+    "fields_swapped": ("unknown_dtype", "the rank before the dtype", of_schema([48, 1, "uint8"])),
+    "rank_negative": ("bad_record", "a rank of -1", of_schema([48, "uint8", -1])),
+    "rank_true": ("bad_record", "a rank that is a bool", of_schema([48, "uint8", True])),
     "rank_65": ("bad_record", "65 dims", message(tensor(shape=[1] * 65), PAYLOAD)),
-    "child_of_a_leaf": ("bad_record", "a child of a TENSOR", in_map([48, "uint8", 0, None])),
-    "children_few": ("bad_record", "two children of a SLICE", in_map([24, None, None])),
-    "children_of_keys": ("bad_record", "two keys and one child", in_map([27, ["a", "b"], None])),
+    "child_of_a_leaf": ("bad_record", "a child of a TENSOR", of_schema([48, "uint8", 0, None])),
+    "children_few": ("bad_record", "two children of a SLICE", of_schema([24, None, None])),
+    "children_of_keys": ("bad_record", "two keys and one child", of_schema([27, ["a", "b"], None])),
     "children_of_fields": (
         "bad_record",
         "a field without a column",
         message(field_array(struct_of(8, ("a", None, 0, "|O")), [1])),
     ),
-    "dict_without_keys": ("bad_record", "a DICT without its first child", in_map([22])),
-    "key_is_int": ("bad_record", "a MAP with an integer key", in_map([27, [1], None])),
-    "keys_are_a_str": ("bad_record", "a str for the keys", in_map([27, "a", None])),
-    "map_key_twice": ("bad_record", "a MAP with a key twice", in_map([27, ["a", "a"], None, None])),
+    "dict_without_keys": ("bad_record", "a DICT without its first child", of_schema([22])),
+    "key_is_int": ("bad_record", "a MAP with an integer key", of_schema([27, [1], None])),
+    "keys_are_a_str": ("bad_record", "a str for the keys", of_schema([27, "a", None])),
+    "map_key_twice": (
+        "bad_record",
+        "a MAP with a key twice",
+        of_schema([27, ["a", "a"], None, None]),
+    ),
     "key_twice": (
         "bad_record",
         "a TensorDict with a key twice",
-        in_map([64, 0, None, ["a", "a"], None, None]),
+        of_schema([64, 0, None, ["a", "a"], None, None]),
     ),
-    "names_count": ("bad_record", "two names for one dim", in_map([64, 1, ["a", "b"], []])),
-    "names_twice": ("bad_record", "one name for two dims", in_map([64, 2, ["a", "a"], []])),
-    "names_int": ("bad_record", "an integer for a dim's name", in_map([64, 1, [1], []])),
-    "stack_dim_negative": ("bad_record", "a stack dim of -1", in_map([65, -1, None])),
-    "stack_dim_true": ("bad_record", "a stack dim that is a bool", in_map([68, True])),
-    "stack_name_of_nothing": ("bad_record", "a stack of nothing with a name", in_map([65, 0, "a"])),
-    "user_name": ("bad_record", "an integer for a type's name", in_map([80, 1, None])),
+    "names_count": ("bad_record", "two names for one dim", of_schema([64, 1, ["a", "b"], []])),
+    "names_twice": ("bad_record", "one name for two dims", of_schema([64, 2, ["a", "a"], []])),
+    "names_int": ("bad_record", "an integer for a dim's name", of_schema([64, 1, [1], []])),
+    "stack_dim_negative": ("bad_record", "a stack dim of -1", of_schema([65, -1, None])),
+    "stack_dim_true": ("bad_record", "a stack dim that is a bool", of_schema([68, True])),
+    "stack_name_of_nothing": (
+        "bad_record",
+        "a stack of nothing with a name",
+        of_schema([65, 0, "a"]),
+    ),
+    "user_name": ("bad_record", "an integer for a type's name", of_schema([80, 1, None])),
     "layout": (
         "bad_record",
         "a layout to come",
-        in_map([52, "strided", 1, None, None, None]),
+        of_schema([52, "strided", 1, None, None, None]),
     ),
-    "ragged_dim_0": ("bad_record", "a ragged dim of 0", in_map([49, "uint8", 1, 0])),
-    "ragged_dim_2": ("bad_record", "a ragged dim past the values", in_map([49, "uint8", 1, 2])),
-    "views_rank_0": ("bad_record", "views of a tensor without rows", in_map([56, "uint8", 0])),
+    "ragged_dim_0": ("bad_record", "a ragged dim of 0", of_schema([49, "uint8", 1, 0])),
+    "ragged_dim_2": ("bad_record", "a ragged dim past the values", of_schema([49, "uint8", 1, 2])),
+    "views_rank_0": ("bad_record", "views of a tensor without rows", of_schema([56, "uint8", 0])),
     "dtype": ("unknown_dtype", "a torch dtype to come", message(tensor("float33"), PAYLOAD)),
     "dtype_numpy": ("unknown_dtype", "a numpy dtype", message(array("<i3"), PAYLOAD)),
     "dtype_objects": ("unknown_dtype", "objects in an ARRAY", message(array("|O"), PAYLOAD)),
     "dtype_plain_fields": (
         "unknown_dtype",
         "a FIELD_ARRAY that has no fields",
-        in_map([34, "<i4", 1, None]),
+        of_schema([34, "<i4", 1, None]),
     ),
     "struct_field_outside": (
         "out_of_bounds",
@@ -956,14 +957,22 @@ BAD = {
     ),
     "documents_deep": ("too_deep", "106 records in each other", message(documents_inside(106))),
     # rows of documents
-    "row_long": ("bad_value", "a document that ends before its row", cut_row(b"\1\2\3", [0, 2, 3])),
+    "row_long": (
+        "bad_value",
+        "a document that ends before its row",
+        message_of(Rows(b"\1\2\3", [0, 2, 3])),
+    ),
     "row_short": (
         "bad_value",
         "a document that ends behind its row",
-        cut_row(b"\x91\1\3", [0, 1, 3]),
+        message_of(Rows(b"\x91\1\3", [0, 1, 3])),
     ),
-    "row_empty": ("bad_value", "a row of no bytes", cut_row(b"\1\2", [0, 0, 1, 2])),
-    "row_cut": ("bad_header", "a document that is not all there", cut_row(b"\1\x92\1", [0, 1, 3])),
+    "row_empty": ("bad_value", "a row of no bytes", message_of(Rows(b"\1\2", [0, 0, 1, 2]))),
+    "row_cut": (
+        "bad_header",
+        "a document that is not all there",
+        message_of(Rows(b"\1\x92\1", [0, 1, 3])),
+    ),
     "row_kind": (
         "unknown_kind",
         "an unknown record in a row",

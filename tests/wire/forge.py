@@ -4,6 +4,7 @@ A `Part` is a node of a schema with the numbers and values that belong to it, so
 be written as a tree; `header` then puts schemas, numbers and values where they lie in frame 0.
 """
 
+import itertools
 import struct
 import zlib
 from typing import Any, NamedTuple
@@ -174,14 +175,14 @@ class Rows(NamedTuple):
 
     @property
     def group(self):
-        """Their ragged group, its offsets at the end of the payload of `payload`."""
-        lengths = [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)]
+        """Their ragged group, whose offsets lie behind them in `payload`."""
+        lengths = [end - start for start, end in itertools.pairwise(self.bounds)]
         place = [0, len(self.data)] if len(lengths) > 1 else [0, 0]
         return [*place, len(lengths), min(lengths, default=0), max(lengths, default=0)]
 
     @property
     def payload(self):
-        """A frame of the documents, and behind them their offsets."""
+        """The documents, and their offsets."""
         return self.data + (int64s(*self.bounds) if len(self.bounds) > 2 else b"")
 
 
@@ -196,13 +197,17 @@ def rows_of(*items):
 
 def message_of_rows(*items, kind="NON_TENSOR_ROWS", **changes):
     """A message of one node of documents, one per row."""
-    rows = rows_of(*items)
-    numbers = [0, 0, len(rows.data), 0]
-    root = node(kind, numbers=numbers)
+    return message_of(rows_of(*items), kind, **changes)
+
+
+def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
+    """A message of one node of rows."""
     if kind == "OBJECT_ARRAY":
-        root = object_array([len(items)], len(rows.data))
-    changes.setdefault("groups", [rows.group])
-    return message(root, *([rows.payload] if rows.payload else []), **changes)
+        root = object_array([rows.group[2]], len(rows.data))
+    else:
+        root = node(kind, numbers=[0, 0, len(rows.data), 0])
+    payload = [rows.payload] if rows.payload else []
+    return message(root, *payload, groups=[rows.group], **changes)
 
 
 def row_message(frames, at=0):
