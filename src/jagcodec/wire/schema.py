@@ -248,7 +248,7 @@ class Schema:
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
         if item is None:
-            node = Node(Kind.VALUE, [], self.numbers, self.values)
+            node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
             self.values += 1
             return node
         if type(item) is not list or not item or type(item[0]) is not int:
@@ -263,7 +263,7 @@ class Schema:
                 "the sender may be newer than this reader",
             )
         ends = 1 + len(form.fields)
-        fields, children = item[1:ends], item[ends:]
+        fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
         if len(fields) != len(form.fields):
             raise fail(
@@ -280,14 +280,19 @@ class Schema:
             self.numbers += own
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
-        nodes: list[Node] = []
-        node.children = nodes
-        for i, child in enumerate(children):
-            try:
-                nodes.append(self._node(child, depth + 1))
-            except WireFormatError as error:
-                raise inside(error, child_step(node, i)) from error
+        if children:
+            nodes: list[Node] = []
+            node.children = nodes
+            for i, child in enumerate(children):
+                try:
+                    nodes.append(self._node(child, depth + 1))
+                except WireFormatError as error:
+                    raise inside(error, child_step(node, i)) from error
         return node
+
+
+_NONE: list[Any] = []
+"""The fields of a node without any: one object for all of them, because they may be many."""
 
 
 def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
