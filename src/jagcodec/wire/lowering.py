@@ -538,7 +538,7 @@ class Lowering:
             raise self._refused(
                 "row_mismatch", f"expected one name per dim, found {error}"
             ) from error
-        return (Kind.LAZY_STACK, stack.stack_dim, name, *members)
+        return (Kind.LAZY_STACK, int(stack.stack_dim), name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -560,7 +560,7 @@ class Lowering:
             self._rows(payloads)
             return (Kind.NON_TENSOR_ROWS,)
         members = self._members_of(stack)
-        return (Kind.NON_TENSOR_STACK, stack.stack_dim, *members)
+        return (Kind.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
     def _batch_size(self, td: Any) -> None:
         batch_size: torch.Size = td.batch_size
