@@ -25,6 +25,7 @@ SIZES |= {f"{sign}{bits}": 1 for sign in ("int", "uint") for bits in range(1, 8)
 SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "float8_e8m0fnu": 1}
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
+QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
 LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
@@ -686,7 +687,7 @@ def size(*dims):
 
 
 def dtype_(name):
-    need(type(name) is str, "name")
+    need(type(name) is str and name in {*SIZES, *QUANTIZED}, "name")
     return (name,)
 
 
