@@ -646,8 +646,9 @@ def key_of(value):
             return fields[0]
         if kind == "STRING_SCALAR":
             return key_of(fields[0])
-        if kind == "SCALAR" and type(fields[0]) is str and fields[0][1:2] in "biufc":
-            return key_of(np.frombuffer(fields[1], fields[0])[0].item())
+        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
+        if plain and fields[1] and fields[0][1] in "biufcSU":
+            return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
 
