@@ -208,7 +208,8 @@ def _field_array(message: Message, node: Node) -> AnyArray:
 
 
 def _scalar(message: Message, node: Node) -> Any:
-    (data,) = _children(message, node)
+    # The array is no level of its own: in rows of scalars each would count twice.
+    data = build(message, node.children[0])
     if not isinstance(data, np.ndarray) or data.shape != ():
         raise bad("a 0-d array", type(data).__name__)
     return data[()]
@@ -455,9 +456,9 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
     heads = data[np.minimum(starts, len(data) - 1)] if len(data) else ends
     # What begins like a message, or with zeros before one, and is too long to be a number.
     messages = ((heads == 0) | (heads == _BLOB_START)) & (ends - starts > 1)
-    # Copied: what was checked must not change with the message's memory.
-    raw = data.tobytes()
     if not messages.any():
+        # Copied: what was checked must not change with the message's memory.
+        raw = data.tobytes()
         items = documents.unpack_rows(raw, ends.tolist(), row)
         if not documents.may_hold_records(raw):
             return items
@@ -469,7 +470,7 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
                 place = buffer, offset + first + start
                 items.append(_message_in_row(message, *place, end - start))
             else:
-                item = documents.unpack(raw[start:end])
+                item = documents.unpack(data[start:end].tobytes())
                 items.append(revived(item, message.depth + 1, message.allow_pickle))
         except WireFormatError as error:
             raise inside(error, row + i) from error

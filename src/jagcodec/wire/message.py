@@ -166,14 +166,12 @@ class Message:
         if dtype is None:
             raise unknown_dtype(name)
         buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
-        if stored != PLAIN and node.kind is not Kind.TENSOR_VIEWS:
-            cells = math.prod(shape)
+        cells = math.prod(shape)
+        # How no cells are stored means nothing.
+        if stored != PLAIN and cells and node.kind is not Kind.TENSOR_VIEWS:
             narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
             return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
-        size = node.itemsize
-        for dim in shape:
-            size *= dim
-        data = self.payload.bytes_at(buffer, offset, size, node.itemsize)
+        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize)
         if type(data) is torch.Tensor:  # on a device
             return data.view(dtype).view(shape)
         return from_bytes(data, dtype, shape)
@@ -186,7 +184,7 @@ class Message:
         i = node.number
         buffer, offset, stored = self.numbers[i : i + 3]
         name = node.fields[0]
-        if stored == PLAIN:
+        if stored == PLAIN or start == end:
             size = node.itemsize
             place = (buffer, offset + start * size, (end - start) * size)
             return self.payload.bytes_at(*place, size) if keep else self.payload.read(*place)

@@ -243,7 +243,7 @@ class Schema:
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
         if item is None:
-            node = Node(Kind.VALUE, [], self.numbers, self.values)
+            node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
             self.values += 1
             return node
         if type(item) is not list or not item or type(item[0]) is not int:
@@ -258,7 +258,7 @@ class Schema:
                 "the sender may be newer than this reader",
             )
         ends = 1 + len(form.fields)
-        fields, children = item[1:ends], item[ends:]
+        fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
         if len(fields) != len(form.fields):
             raise fail(
@@ -276,14 +276,19 @@ class Schema:
             self.numbers = node.end = node.dims + (rank or 0)
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
-        nodes: list[Node] = []
-        node.children = nodes
-        for i, child in enumerate(children):
-            try:
-                nodes.append(self._node(child, depth + 1))
-            except WireFormatError as error:
-                raise inside(error, child_step(node, i)) from error
+        if children:
+            nodes: list[Node] = []
+            node.children = nodes
+            for i, child in enumerate(children):
+                try:
+                    nodes.append(self._node(child, depth + 1))
+                except WireFormatError as error:
+                    raise inside(error, child_step(node, i)) from error
         return node
+
+
+_NONE: list[Any] = []
+"""The fields of a node without any: one object for all of them, because they may be many."""
 
 
 def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
@@ -324,9 +329,12 @@ def inside(error: WireFormatError, step: Any) -> WireFormatError:
     """An error with a step put in front of its path: a key, an index, or None for nothing."""
     if step is None:
         return error
-    rest = error.path.removeprefix("$")
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
-    return WireFormatError(error.reason, f"{path}{rest}", error.detail)
+    if error.path.startswith("$"):
+        path += error.path[1:]
+    else:  # a part of a message that lies in a row
+        path += f" ({error.path})"
+    return WireFormatError(error.reason, path, error.detail)
 
 
 def unpack_plain(data: bytes, path: str) -> Any:
@@ -507,8 +515,9 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
                 f"found batch size {brief(shape)} over {places.payload} bytes",
             )
     elif kind is Kind.FIELD_ARRAY:
-        # The fields are sent, the array's own bytes are not: gaps must not be believed.
-        places.field_bytes -= cells * numpy_itemsize(node.fields[0])
+        # The fields are sent, the array's own bytes are not: gaps must not be believed, nor cells
+        # of no bytes, which take time to fill all the same.
+        places.field_bytes -= cells * max(numpy_itemsize(node.fields[0]), 1)
         if places.field_bytes < 0:
             raise fail("out_of_bounds", "expected fields, found mostly gaps between them")
 
@@ -548,7 +557,7 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
         WireFormatError: Cells of this dtype are not stored that way.
     """
     itemsize = TORCH_DTYPES[dtype]
-    if stored == PLAIN:
+    if stored == PLAIN or not cells:
         return cells * itemsize
     if dtype in INTEGER_DTYPES:
         if stored == BITS:
