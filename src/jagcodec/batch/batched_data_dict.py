@@ -27,7 +27,7 @@ class BatchedDataDict(dict[str, Any]):
     the number of columns.
 
     Attributes:
-        meta_info: What belongs to the whole batch, by name. It rides with the batch: on the
+        meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the
             wire, in pickles, and into every batch made from this one (the dict is copied, its
             values are not).
 
@@ -62,6 +62,14 @@ class BatchedDataDict(dict[str, Any]):
         super().__init__(columns, **named)
         row_counts(self, "BatchedDataDict")
         self.meta_info = dict(meta_info or {})
+
+    @classmethod
+    def of_equal_rows(cls: type[Self], columns: dict[str, Any]) -> Self:
+        """A batch of columns that are known to have the same number of rows: nothing is checked."""
+        batch = cls.__new__(cls)
+        dict.update(batch, columns)
+        batch.meta_info = {}
+        return batch
 
     # A dict whose values are checked
 
@@ -211,7 +219,7 @@ class BatchedDataDict(dict[str, Any]):
         return both
 
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Every tensor on another device; columns of equal rows still share their raggedness.
+        """Every tensor on another device; columns of equal rows still share their offsets.
 
         Columns that are there already, and those without tensors, are aliased.
         """

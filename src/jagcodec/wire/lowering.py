@@ -17,12 +17,14 @@ from tensordict import (
 )
 
 from jagcodec.errors import Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NestedParts, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
     LIST_TYPES,
     TENSORDICT_TYPES,
     dim_names,
+    leaf_of_rows,
     payloads_of_stack,
 )
 from jagcodec.ragged.views import RaggedView, end_to_end
@@ -38,6 +40,7 @@ from jagcodec.wire.spec import (
     MAX_UNBACKED_ROWS,
     PLAIN,
     TORCH_DTYPES,
+    Code,
     Kind,
 )
 from jagcodec.wire.tensor_views import Merged, merge
@@ -48,7 +51,8 @@ class Columns(NamedTuple):
 
     Attributes:
         rows: N.
-        columns: Name to a tensor, a `RaggedView`, or a list of N objects.
+        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; or to a list of
+            N objects.
     """
 
     rows: int
@@ -101,6 +105,7 @@ class Lowered(NamedTuple):
 
 
 _TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
+_NUMPY_NAMES = {dtype: _TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 
 # What msgpack holds by itself and gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -112,7 +117,7 @@ class Lowering:
 
     def __init__(self, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._packer = documents.packer()
+        self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
         self.items: list[Any] = []
@@ -136,7 +141,7 @@ class Lowering:
         if name is not None:
             state = self._child("state", state_of(value))
             if type(state) is tuple:
-                return (Kind.USER, name, state)
+                return (Code.USER, name, state)
             return [TAGS[Kind.USER], name, state]
         return self._foreign(value)
 
@@ -202,6 +207,11 @@ class Lowering:
         self.values.insert(mark, tree)
         return None
 
+    def _pack(self) -> Callable[[Any], bytes]:
+        if self._packer is None:
+            self._packer = documents.packer()
+        return self._packer.pack  # type: ignore[no-any-return]
+
     # Errors
 
     def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
@@ -227,11 +237,11 @@ class Lowering:
             if merged is not None:
                 return self._views(merged)
         trees, nodes = self._items(values)
-        return (Kind.LIST, *trees) if nodes else trees
+        return (Code.LIST, *trees) if nodes else trees
 
     def _tuple(self, value: tuple[Any, ...]) -> Tree:
         trees, nodes = self._items(value)
-        return (Kind.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
+        return (Code.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
 
     def _dict(self, value: dict[Any, Any]) -> Tree:
         if not _STRING.issuperset(map(type, value)):
@@ -240,7 +250,7 @@ class Lowering:
             return value
         trees, nodes = self._children(value, value.values())
         if nodes:
-            return (Kind.MAP, tuple(value), *trees)
+            return (Code.MAP, tuple(value), *trees)
         return dict(zip(value, trees, strict=True))
 
     def _dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
@@ -252,7 +262,7 @@ class Lowering:
             pairs = zip(keys, trees, strict=True)
             return [TAGS[Kind.DICT], *(part for pair in pairs for part in pair)]
         self.values.insert(mark, keys)
-        return (Kind.DICT, None, *trees)
+        return (Code.DICT, None, *trees)
 
     def _check_distinct(self, keys: Collection[Any]) -> None:
         try:
@@ -282,25 +292,25 @@ class Lowering:
         self._check_distinct(value)
         members = [self._key(item) for item in value]
         # Sorted by encoded bytes: a set's own order follows the process's hash seed.
-        members.sort(key=self._packer.pack)
+        members.sort(key=self._pack())
         return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
 
     def _bytes(self, value: bytes) -> Tree:
         if len(value) < INLINE_BYTES:
             return value
         self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
-        return (Kind.BYTES,)
+        return (Code.BYTES,)
 
     def _slice(self, value: slice) -> Tree:
         parts = (value.start, value.stop, value.step)
         trees, nodes = self._children(("start", "stop", "step"), parts)
-        return (Kind.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
+        return (Code.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
 
     # Rows of objects
 
     def _rows(self, payloads: Iterable[Any]) -> None:
         """A document per row; what needs buffers is a message of its own."""
-        pack = self._packer.pack
+        pack = self._pack()
         rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
         for i, payload in enumerate(payloads):
@@ -326,13 +336,13 @@ class Lowering:
         if dtype.kind == "O":
             self._rows(array.flat)
             self.items += shape
-            return (Kind.OBJECT_ARRAY, len(shape))
+            return (Code.OBJECT_ARRAY, len(shape))
         if dtype.kind == "T":
             return self._string_array(array)
         description = self._numpy_dtype(array)
         if not dtype.hasobject:
             self.items += (Dense(array, None), *shape)
-            return (Kind.ARRAY, description, len(shape))
+            return (Code.ARRAY, description, len(shape))
         fields = [dtype.fields[name][0] for name in dtype.names or ()]
         # A reader must not be made to allocate gaps that no byte of the message stands for.
         gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
@@ -340,7 +350,7 @@ class Lowering:
             raise self._refusal(array, f" with dtype {dtype}")
         self.items += shape
         columns = [self._child(name, array[name]) for name in dtype.names]
-        return (Kind.FIELD_ARRAY, description, len(shape), *columns)
+        return (Code.FIELD_ARRAY, description, len(shape), *columns)
 
     def _numpy_dtype(self, value: Any) -> Any:
         description = numpy_dtypes.describe(value.dtype)
@@ -368,7 +378,7 @@ class Lowering:
             raise self._refusal(value)
         array = np.asarray(value)
         if array.dtype.hasobject:
-            return (Kind.SCALAR, self._array(array))
+            return (Code.SCALAR, self._array(array))
         description = self._numpy_dtype(value)
         return [TAGS[Kind.SCALAR], _listed(description), numpy_dtypes.cell_bytes(array).tobytes()]
 
@@ -392,7 +402,7 @@ class Lowering:
         if tensor.layout is torch.sparse_coo:
             self.items += (int(tensor.is_coalesced()), *shape)
             parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
-            return (Kind.SPARSE_COO, len(shape), *parts_)
+            return (Code.SPARSE_COO, len(shape), *parts_)
         if tensor.layout in _COMPRESSED:
             row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
             compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
@@ -426,7 +436,7 @@ class Lowering:
             self.on_devices.append(tensor)
         self.items.append(Dense(tensor, name))
         self.items += shape
-        return (Kind.TENSOR, name, rank)
+        return (Code.TENSOR, name, rank)
 
     def _plain(self, indices: torch.Tensor) -> Tree:
         """A tensor that is never stored narrow."""
@@ -444,7 +454,7 @@ class Lowering:
             view: Any = source
             name, rank = _TORCH_NAMES[view.dtype], len(view.shape)
         self.items.append(Ragged(source, name, "jagged tensor"))
-        return (Kind.JAGGED, name, rank, dim)
+        return (Code.JAGGED, name, rank, dim)
 
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
@@ -452,7 +462,7 @@ class Lowering:
         shape = view.values_shape
         bounds = np.stack([merged.starts, merged.ends])
         self.items += (Dense(view, None), Dense(bounds, None), len(merged.starts), *shape)
-        return (Kind.TENSOR_VIEWS, name, len(shape))
+        return (Code.TENSOR_VIEWS, name, len(shape))
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._torch_dtype(tensor)
@@ -464,36 +474,53 @@ class Lowering:
         sizes = np.array(shapes, dtype=np.int64).reshape(len(shapes), rank)
         cells = sum(component.numel() for component in components)
         self.items += (Dense(components, None), cells, Dense(sizes, None), len(shapes))
-        return (Kind.STRIDED_NESTED, name, rank)
+        return (Code.STRIDED_NESTED, name, rank)
 
     # tensordict
 
     def _columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        self.items.append(value.rows)
+        items = self.items
+        items.append(value.rows)
         nodes: list[Tree] = []
         for name, column in value.columns.items():
-            if type(column) is RaggedView:
+            kind = type(column)
+            if kind is RaggedView:
                 dtype = _TORCH_NAMES.get(column.dtype)
-                if dtype is None:
-                    memory: Any = column.memory
+                if dtype is None or type(column.memory) is not np.ndarray:
                     self._path.append(name)
-                    raise self._refusal(memory, f" with dtype {column.dtype}; dequantise it first")
-                if type(column.memory) is torch.Tensor and not column.memory.is_cpu:
-                    # Only rows leave the device.
-                    column = end_to_end(values_of(column), column.row_splits)
-                    self.on_devices.append(column.memory)
-                self.items.append(Ragged(column, dtype, name))
-                nodes.append((Kind.JAGGED, dtype, len(column.shape), column.ragged_dim))
-                continue
-            self._path.append(name)
-            if isinstance(column, list):
-                self._rows(column)
-                nodes.append((Kind.NON_TENSOR_ROWS,))
+                    column, dtype = self._rows_of_tensor(column)
+                    self._path.pop()
+                items.append(Ragged(column, dtype, name))
+                nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
+            elif kind is np.ndarray:
+                dtype = _NUMPY_NAMES[column.dtype]
+                shape = column.shape
+                items.append(Dense(column, dtype))
+                items += shape
+                nodes.append((Code.TENSOR, dtype, len(shape)))
             else:
-                nodes.append(self._tensor(column))
-            self._path.pop()
-        return (Kind.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+                self._path.append(name)
+                if kind is not list:
+                    nodes.append(self._tensor(column))
+                elif column:
+                    self._rows(column)
+                    nodes.append((Code.NON_TENSOR_ROWS,))
+                else:
+                    nodes.append(self.lower(leaf_of_rows(column)))
+                self._path.pop()
+        return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+
+    def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
+        """Rows of a rectangle that is not an array, and the name of their dtype."""
+        memory: Any = view.memory
+        name = self._torch_dtype(memory)
+        if not memory.is_cpu:
+            # Only rows leave the device.
+            values = values_of(view)
+            view = end_to_end(values, view.row_splits)
+            self.on_devices.append(values)
+        return view, name
 
     def _tensordict(self, td: TensorDictBase) -> Tree:
         names = td.names if td.batch_dims else []
@@ -510,7 +537,7 @@ class Lowering:
                 raise self._refusal(leaf, " as a leaf of a TensorDict")
             nodes.append(node)
         dims = tuple(names) if any(name is not None for name in names) else None
-        return (Kind.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
+        return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
     def _check_nested(
         self, key: str, leaf: TensorDictBase, td: TensorDictBase, names: Sequence[Any]
@@ -538,7 +565,7 @@ class Lowering:
             raise self._refused(
                 "row_mismatch", f"expected one name per dim, found {error}"
             ) from error
-        return (Kind.LAZY_STACK, int(stack.stack_dim), name, *members)
+        return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -552,15 +579,15 @@ class Lowering:
 
     def _non_tensor_data(self, data: NonTensorData) -> Tree:
         self._batch_size(data)
-        return (Kind.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
+        return (Code.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
 
     def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
         payloads = payloads_of_stack(stack)
         if payloads is not None:
             self._rows(payloads)
-            return (Kind.NON_TENSOR_ROWS,)
+            return (Code.NON_TENSOR_ROWS,)
         members = self._members_of(stack)
-        return (Kind.NON_TENSOR_STACK, int(stack.stack_dim), *members)
+        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
     def _batch_size(self, td: Any) -> None:
         batch_size: torch.Size = td.batch_size
