@@ -25,6 +25,7 @@ SIZES |= {f"{sign}{bits}": 1 for sign in ("int", "uint") for bits in range(1, 8)
 SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "float8_e8m0fnu": 1}
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
+QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
 LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
@@ -162,7 +163,7 @@ class Header:
             plain = numbers[: len(numbers) - 8 * len(self.checksums)]
             need(zlib.crc32(schema.data + plain + values) == self.checksums[0], "checksum")
 
-    def check(self, node, depth=1):
+    def check(self, node, depth=0):
         """How many values the node takes; refuses what has no form of a node."""
         need(depth <= 104, "depth")
         if node is None:
@@ -181,6 +182,7 @@ class Header:
         need(type(fields.get("name", "")) is str, "name")
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
+        need(kind != "DICT" or children[:1] == [None], "keys")
         if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
             need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
         need(rank or kind not in ("JAGGED", "TENSOR_VIEWS"), "rank")
@@ -211,7 +213,7 @@ class Reader:
         self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
-        self.unclaimed = self.payload
+        self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
             self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
             need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
@@ -246,6 +248,7 @@ class Reader:
 
     def node(self, node):
         """The neutral value of a node of the schema."""
+        need(self.depth <= 104, "depth")
         if node is None:
             return document(next(self.values))
         kind, _, names, _ = NODES[node[0]]
@@ -257,11 +260,13 @@ class Reader:
                 numbers["dims"] = shape_of([next(self.numbers) for _ in range(rank)])
             else:
                 numbers["rank"] = rank
-        self.depth, self.stacks = self.depth + 1, self.stacks + (kind in STACKS)
-        need(self.depth <= 104 and self.stacks <= 8, "depth")
+        around = self.depth, self.stacks
+        self.depth += 1
+        self.stacks = 0 if kind == "NON_TENSOR_DATA" else self.stacks + (kind in STACKS)
+        need(self.stacks <= 8, "stacks")
         children = (self.node(child) for child in children)
         result = getattr(self, kind.lower())(*children, **fields, **numbers)
-        self.depth, self.stacks = self.depth - 1, self.stacks - (kind in STACKS)
+        self.depth, self.stacks = around
         return result if kind in ("LIST", "MAP", "BYTES") else (kind, *result)
 
     # One method per kind of node: its children, then its fields and numbers by name.
@@ -288,8 +293,7 @@ class Reader:
 
     def array(self, dtype, buffer, offset, dims):
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
-        check_points(dtype, data)
-        return dtype, dims, data
+        return dtype, dims, clean(dtype, data, math.prod(dims))
 
     def documents(self, buffer, offset, size, group):
         """The values of rows of documents."""
@@ -312,7 +316,7 @@ class Reader:
 
     def field_array(self, *columns, dtype, dims):
         need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        self.object_cells += numpy_size(dtype, objects=True) * math.prod(dims)
+        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
         limit = 64 * (1024 + self.header.size + self.payload)
         need(self.object_cells <= limit, "cells out of nowhere")
         need(len(columns) == len(dtype[3]), "one column per field")
@@ -325,6 +329,7 @@ class Reader:
             need(type(column) is tuple and column[0] in kinds, "columns")
             found = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
             need(found == (*dims, *own), "columns")
+            need(inner == (column[1] if column[0] != "OBJECT_ARRAY" else "|O"), "columns")
         return dtype, dims, [*columns]
 
     def scalar(self, array):
@@ -334,6 +339,7 @@ class Reader:
     def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
         cells, wide = math.prod(dims), SIZES[dtype]
+        self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
         if stored == 0 or cells == 0:
             return dtype, dims, self.cells(buffer, offset, cells * wide)
         need(dtype in INTEGERS, "stored")
@@ -382,7 +388,8 @@ class Reader:
         return dtype, [((b - a, *dims[1:]), data[a * size : b * size]) for a, b in bounds]
 
     def sparse_coo(self, indices, values, coalesced, dims):
-        need(tensors(indices, values) and indices[1] == "int64" and coalesced in (0, 1), "sparse")
+        need(tensors(indices, values) and not any(self.stored[-2:-1]), "sparse")
+        need(indices[1] == "int64" and coalesced in (0, 1), "sparse")
         need(len(indices[2]) == 2 and indices[2][0] <= len(dims), "indices")
         sparse, cells = indices[2]
         need(values[2] == (cells, *dims[sparse:]), "values")
@@ -395,7 +402,7 @@ class Reader:
         return dims, indices, values, bool(coalesced)
 
     def sparse_compressed(self, compressed, plain, values, layout, dims):
-        need(tensors(compressed, plain, values), "sparse")
+        need(tensors(compressed, plain, values) and not any(self.stored[-3:-1]), "sparse")
         need(compressed[1] == plain[1] and plain[1] in ("int32", "int64"), "indices")
         batch = len(compressed[2]) - 1
         need(batch >= 0 and batch + 2 <= len(dims) and len(plain[2]) == batch + 1, "batch")
@@ -438,6 +445,8 @@ class Reader:
 
     def lazy_stack(self, *items, stack_dim, dim_name):
         stack_of(items, stack_dim, ("TENSORDICT", "LAZY_STACK"))
+        need(items or dim_name is None, "name")
+        need(len({repr(names_of(item)) for item in items}) < 2, "names")
         return stack_dim, dim_name, [*items]
 
     def non_tensor_data(self, payload, dims):
@@ -490,12 +499,23 @@ def batch_of(value):
     return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
 
 
+def names_of(value):
+    """The dim names of a TENSORDICT or LAZY_STACK, or None where no dim has one."""
+    if value[0] == "TENSORDICT":
+        return value[2] if any(name is not None for name in value[2] or ()) else None
+    _, dim, name, items = value
+    size = len(stack_of(items, dim, ("TENSORDICT", "LAZY_STACK")))
+    names = (names_of(items[0]) if items else None) or [None] * (size - 1)
+    names = [*names[:dim], name, *names[dim:]]
+    return names if any(name is not None for name in names) else None
+
+
 def stack_of(items, dim, kinds):
-    """The batch size of a stack."""
-    need(items and all(type(item) is tuple and item[0] in kinds for item in items), "members")
-    sizes = {batch_of(item) for item in items}
-    need(len(sizes) == 1 and dim <= len(min(sizes)), "members")
-    (size,) = sizes
+    """The batch size of a stack, -1 for dims in which its members differ."""
+    need(all(type(item) is tuple and item[0] in kinds for item in items), "members")
+    sizes = [batch_of(item) for item in items] or [()]
+    need(len({*map(len, sizes)}) == 1 and dim <= len(sizes[0]), "members")
+    size = [dims[0] if len({*dims}) == 1 else -1 for dims in zip(*sizes, strict=True)]
     return (*size[:dim], len(items), *size[dim:])
 
 
@@ -522,16 +542,31 @@ def numpy_size(dtype, objects=False):
     _, size, aligned, fields = dtype
     need(type(aligned) is bool and type(fields) is list, "struct")
     need(all(type(field) is list and len(field) == 4 for field in fields), "struct")
-    strings([name for name, _, _, _ in fields])
-    for _, title, offset, inner in fields:
-        need(title is None or type(title) is str, "title")
+    strings([part for field in fields for part in field[:2]], but=(None,))
+    for name, title, offset, inner in fields:
+        need(type(name) is str and type(title) in (str, type(None)), "name")
         need(count(offset) + numpy_size(inner, objects) <= count(size), "field outside")
     return size
 
 
-def check_points(dtype, data):
-    if type(dtype) is str and dtype[1:2] == "U":
-        need((np.frombuffer(data, f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+def clean(dtype, data, cells):
+    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
+    if type(dtype) is list and dtype[0] == "sub":
+        return clean(dtype[1], data, cells * math.prod(dtype[2]))
+    table = np.frombuffer(data, np.uint8)
+    if type(dtype) is str and dtype[1] == "U":
+        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    if dtype in ("float80", "complex160"):
+        table = table.reshape(-1, 16).copy()
+        table[:, 10:] = 0
+    if type(dtype) is str or not data:
+        return table.tobytes()
+    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
+    for _, _, start, inner in dtype[3]:
+        end = start + numpy_size(inner)
+        field = clean(inner, table[:, start:end].tobytes(), cells)
+        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
+    return out.tobytes()
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -594,7 +629,7 @@ def distinct(members):
 def key_of(value):
     """What tells a dict key or set member apart from others."""
     need(type(value) not in (list, dict), "no key")
-    if type(value) in (bool, int, float) and value == value:
+    if type(value) in (bool, int, float, complex) and value == value:
         return value
     if type(value) is tuple:
         kind, *fields = value
@@ -609,6 +644,11 @@ def key_of(value):
             return range(*fields)
         if kind == "SIZE":
             return fields[0]
+        if kind == "STRING_SCALAR":
+            return key_of(fields[0])
+        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
+        if plain and fields[1] and fields[0][1] in "biufcSU":
+            return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
 
@@ -625,6 +665,7 @@ def string_array(shape, items, coerce, has_na, na):
     shape = shape_of(shape)
     need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
     need(all(item is None or type(item) is str for item in items), "strings")
+    need(not any("\ud800" <= c <= "\udfff" for item in items for c in item or ""), "surrogate")
     need(type(coerce) is bool and type(has_na) is bool, "flags")
     need(has_na or None not in items, "na")
     need(type(na) in (type(None), float, str), "na")
@@ -633,8 +674,7 @@ def string_array(shape, items, coerce, has_na, na):
 
 def scalar(dtype, data):
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
-    check_points(dtype, data)
-    return dtype, data
+    return dtype, clean(dtype, data, 1)
 
 
 def string_scalar(value):
@@ -648,7 +688,7 @@ def size(*dims):
 
 
 def dtype_(name):
-    need(type(name) is str, "name")
+    need(type(name) is str and name in {*SIZES, *QUANTIZED}, "name")
     return (name,)
 
 
