@@ -329,7 +329,7 @@ _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 def _tensordict(message: Message, node: Node) -> TensorDict:
     numbers = message.numbers
     rank, names, keys = node.fields
-    size = numbers[node.number : node.number + rank]
+    size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would take every leaf as it is.
     fits = rank == 1 and names is None and message.device is None

@@ -235,8 +235,7 @@ class WireBatch:
     def _leaf(self, node: Node) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
-            first = node.number + 3
-            dims = message.numbers[first : first + min(node.fields[1], len(self._rows))]
+            dims = message.numbers[node.dims : node.end][: len(self._rows)]
             if dims != self._rows:
                 raise rows_differ(self._rows, dims)
             return message.tensor(node, chosen)

@@ -27,7 +27,7 @@ from jagcodec.wire.frames import (
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import unknown_dtype
-from jagcodec.wire.schema import FORMS, Node, stored_size
+from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 # --- opening -----------------------------------------------------------------------------------
@@ -146,17 +146,13 @@ class Message:
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
-        form = FORMS[node.kind]
-        first = node.number + len(form.numbers) - 1
-        rank: int = node.fields[form.rank]
-        return tuple(self.numbers[first : first + rank])
+        return tuple(self.numbers[node.dims : node.end])
 
     # Cells
 
     def tensor(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""
-        first = node.number + 3
-        shape = tuple(self.numbers[first : first + node.fields[1]])
+        shape = tuple(self.numbers[node.dims : node.end])
         if chosen is None:
             values = self.cells(node, shape)
         else:
@@ -273,7 +269,7 @@ class Message:
             numbers, i = self.numbers, node.number
             group = numbers[i + 3]
             row_splits = self._groups[group] or self.row_splits(group)
-            shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+            shape = tuple(numbers[node.dims : node.end])
             if row_splits.total != shape[node.fields[2] - 1]:
                 raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
             values = self.cells(node, shape)
@@ -292,7 +288,7 @@ class Message:
         numbers, i = self.numbers, node.number
         group = numbers[i + 3]
         row_splits = self._groups[group] or self.row_splits(group)
-        shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+        shape = tuple(numbers[node.dims : node.end])
         if row_splits.total != shape[node.fields[2] - 1]:
             raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
         name, _, dim = node.fields

@@ -47,16 +47,18 @@ class Node:
         fields: What the form says stands in the schema, checked.
         children: The nodes in it.
         number: Index of the first of its numbers.
+        dims: Index of the first of its dims, which are the last of its numbers.
+        end: Index behind the last of its numbers.
         value: Index of the first value in it.
         itemsize: Of a tensor: bytes per cell as wide as its dtype.
     """
 
-    __slots__ = ("children", "fields", "itemsize", "kind", "number", "value")
+    __slots__ = ("children", "dims", "end", "fields", "itemsize", "kind", "number", "value")
 
     def __init__(self, kind: Kind, fields: list[Any], number: int, value: int) -> None:
         self.kind = kind
         self.fields = fields
-        self.number = number
+        self.number = self.dims = self.end = number
         self.value = value
         self.children: Sequence[Node] = ()
         self.itemsize = 0
@@ -210,13 +212,6 @@ FORMS: dict[Kind, Form] = {
 }
 
 
-def _number_count(form: Form, fields: list[Any]) -> int:
-    if not form.numbers or form.numbers[-1] != "*":
-        return len(form.numbers)
-    rank: int = fields[form.rank]
-    return len(form.numbers) - 1 + rank
-
-
 # --- schemas -----------------------------------------------------------------------------------
 
 
@@ -274,10 +269,11 @@ class Schema:
             check(field)
         _check_form(kind, form, fields, len(children))
         node = Node(kind, fields, self.numbers, self.values)
-        own = _number_count(form, fields)
-        if own:
+        if form.numbers:
+            rank = fields[form.rank] if form.numbers[-1] == "*" else None
             self.nodes.append(node)
-            self.numbers += own
+            node.dims += len(form.numbers) - (rank is not None)
+            self.numbers = node.end = node.dims + (rank or 0)
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
         if children:
@@ -452,12 +448,9 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
         if kind is _JAGGED or kind is _TENSOR:
             # Most nodes. What is sound at first sight, as most are, takes no call.
             size = node.itemsize
-            first = i + 3
-            if kind is _JAGGED:
-                if numbers[first] >= groups:
-                    raise _failed(schema, node, _no_group(numbers[first], groups))
-                first += 1
-            for dim in numbers[first : first + node.fields[1]]:
+            if kind is _JAGGED and numbers[i + 3] >= groups:
+                raise _failed(schema, node, _no_group(numbers[i + 3], groups))
+            for dim in numbers[node.dims : node.end]:
                 size *= dim
             buffer = numbers[i]
             if (
@@ -483,10 +476,8 @@ def _no_group(group: int, groups: int) -> WireFormatError:
 
 def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places) -> None:
     kind, i = node.kind, node.number
-    form = FORMS[kind]
-    count = _number_count(form, node.fields)
-    own = list(numbers[i : i + count])
-    shape = own[len(form.numbers) - 1 :] if form.numbers[-1] == "*" else []
+    own = list(numbers[i : node.end])
+    shape = own[node.dims - i :]
     cells = cells_of(shape)
     if kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
