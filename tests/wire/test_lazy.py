@@ -26,7 +26,17 @@ from jagcodec import (
 )
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from tests.helpers import receive
-from tests.wire.forge import jagged, map_of, message, node, record, row_message, tensor, tensordict
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    map_of,
+    message,
+    node,
+    record,
+    row_message,
+    tensor,
+    tensordict,
+)
 from tests.wire.forge import rows_of as forged_rows
 
 
