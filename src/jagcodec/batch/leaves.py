@@ -100,7 +100,7 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 # --- choosing ----------------------------------------------------------------------------------
 
 
-def select_leaf(column: Any, chosen: Chosen, path: str, pool: RowSplitsPool) -> Any:
+def select_leaf(column: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a column, in this order.
 
     A range of a contiguous CPU column aliases it, with a storage of its own over those rows;
@@ -113,14 +113,14 @@ def select_leaf(column: Any, chosen: Chosen, path: str, pool: RowSplitsPool) -> 
     if isinstance(column, PackedColumn):
         return varlen_column(select_view(view_of_varlen(column, path), chosen, pool), path)
     if isinstance(column, (torch.Tensor, TensorDictBase)) or is_non_tensor(column):
-        return select_tensordict_leaf(column, chosen, path, pool)
+        return select_tensordict_leaf(column, chosen, pool, path)
     if isinstance(column, np.ndarray):
         return column[chosen.start : chosen.stop] if isinstance(chosen, range) else column[chosen]
     if isinstance(column, list):
         return [column[i] for i in chosen]
     if isinstance(column, dict):
         columns = {
-            name: select_leaf(inner, chosen, f"{path}[{name!r}]", pool)
+            name: select_leaf(inner, chosen, pool, f"{path}[{name!r}]")
             for name, inner in column.items()
         }
         return _dict(columns, column)
@@ -130,7 +130,7 @@ def select_leaf(column: Any, chosen: Chosen, path: str, pool: RowSplitsPool) -> 
 # --- putting together --------------------------------------------------------------------------
 
 
-def concat_leaves(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
+def concat_leaves(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
     """The rows of one column of several batches, one batch after the other. Copied once.
 
     Raises:
@@ -142,17 +142,17 @@ def concat_leaves(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
     first = leaves[0]
     if all(isinstance(leaf, PackedColumn) for leaf in leaves):
         views = [view_of_varlen(leaf, path) for leaf in leaves]
-        return varlen_column(_concat_views(views, path, pool), path)
+        return varlen_column(_concat_views(views, pool, path), path)
     if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return _concat_tensors(leaves, path, pool)
+        return _concat_tensors(leaves, pool, path)
     if all(is_non_tensor(leaf) for leaf in leaves):
         return _concat_objects(leaves, path)
     if all(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
-        return _concat_lazy(leaves, path, pool)
+        return _concat_lazy(leaves, pool, path)
     if all(_is_plain_tensordict(leaf) for leaf in leaves):
         sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
         _check_equal(sizes, "batch dims behind the first", path)
-        joined = concat_columns([dict(leaf.items()) for leaf in leaves], path, pool)
+        joined = concat_columns([dict(leaf.items()) for leaf in leaves], pool, path)
         return tensordict_like(joined, sum(leaf.batch_size[0] for leaf in leaves), first)
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
         _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
@@ -161,7 +161,7 @@ def concat_leaves(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
     if all(isinstance(leaf, list) for leaf in leaves):
         return list(itertools.chain.from_iterable(leaves))
     if all(isinstance(leaf, dict) for leaf in leaves):
-        return _dict(concat_columns(leaves, path, pool), first)
+        return _dict(concat_columns(leaves, pool, path), first)
     kinds = [type(leaf).__name__ for leaf in leaves]
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
     raise ArgumentTypeError(
@@ -172,7 +172,7 @@ def concat_leaves(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
 
 
 def concat_columns(
-    batches: Sequence[Mapping[str, Any]], path: str, pool: RowSplitsPool
+    batches: Sequence[Mapping[str, Any]], pool: RowSplitsPool, path: str
 ) -> dict[str, Any]:
     """Dicts of columns, each column put together; in the order of the first.
 
@@ -189,19 +189,19 @@ def concat_columns(
                 f"{'missing' if name in names else 'besides'}; select the ones that all have",
             )
     return {
-        name: concat_leaves([batch[name] for batch in batches], f"{path}[{name!r}]", pool)
+        name: concat_leaves([batch[name] for batch in batches], pool, f"{path}[{name!r}]")
         for name in names
     }
 
 
-def _concat_tensors(leaves: Sequence[torch.Tensor], path: str, pool: RowSplitsPool) -> torch.Tensor:
+def _concat_tensors(leaves: Sequence[torch.Tensor], pool: RowSplitsPool, path: str) -> torch.Tensor:
     _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
     _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
     _check_equal([leaf.device for leaf in leaves], "device", path)
     first = leaves[0]
     if is_jagged(first):
         views = [view_of(leaf, path, pool, detach=False) for leaf in leaves]
-        joined = _concat_views(views, path, pool)
+        joined = _concat_views(views, pool, path)
         return nested_tensor(values_of(joined), joined.row_splits, joined.ragged_dim)
     if first.is_nested:
         members = [member for leaf in leaves for member in leaf.unbind()]
@@ -226,12 +226,10 @@ def _layout(leaf: torch.Tensor) -> str:
     return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
 
 
-def _concat_views(views: Sequence[RaggedView], path: str, pool: RowSplitsPool) -> RaggedView:
+def _concat_views(views: Sequence[RaggedView], pool: RowSplitsPool, path: str) -> RaggedView:
     _check_equal([view.ragged_dim for view in views], "ragged dim", path)
     dim = views[0].ragged_dim
-    _check_equal(
-        [(*view.shape[: dim - 1], *view.shape[dim:]) for view in views], "row shape", path
-    )
+    _check_equal([(*view.shape[: dim - 1], *view.shape[dim:]) for view in views], "row shape", path)
     values = cat_bits([values_of(view) for view in views], dim - 1)
     lengths = np.concatenate([view.row_splits.lengths for view in views])
     return end_to_end(values, pool.unique(RowSplits.from_lengths(lengths)), dim)
@@ -264,14 +262,14 @@ def _members(leaf: NonTensorData, size: tuple[int, ...]) -> list[NonTensorData]:
     return [NonTensorData(leaf.data, batch_size=size) for _ in range(leaf.batch_size[0])]
 
 
-def _concat_lazy(leaves: Sequence[Any], path: str, pool: RowSplitsPool) -> Any:
+def _concat_lazy(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
     _check_equal([leaf.stack_dim for leaf in leaves], "stack dim", path)
     stacks = [leaf.tensordicts for leaf in leaves]
     if leaves[0].stack_dim == 0:
         return lazy_stack_like([member for stack in stacks for member in stack], leaves[0])
     _check_equal([len(stack) for stack in stacks], "number of stacked members", path)
     members = [
-        concat_leaves(members, f"{path}[{i}]", pool)
+        concat_leaves(members, pool, f"{path}[{i}]")
         for i, members in enumerate(zip(*stacks, strict=True))
     ]
     return lazy_stack_like(members, leaves[0])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec._arguments import whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.pack.columns import pack_jagged_fields
 from jagcodec.ragged.copy_rows import padded_shape
@@ -178,12 +177,12 @@ def _of_lengths(
             "padding_tax(bytes_per_token)",
             f"expected 1 or more, found {bytes_per_token!r}",
         )
-    splits = read_lengths(tensor, where)
-    width = _width(splits.max, padded_width, where)
-    cells = splits.rows * width
-    field = FieldTax("tokens", "jagged", cells * bytes_per_token, splits.total * bytes_per_token)
-    fill = splits.total / cells if cells else 1.0
-    return PaddingTax(splits.rows, fill, (field,), splits.host.nbytes)
+    row_splits = read_lengths(tensor, where)
+    total = row_splits.total
+    cells = row_splits.rows * _width(row_splits.max, padded_width, where)
+    field = FieldTax("tokens", "jagged", cells * bytes_per_token, total * bytes_per_token)
+    fill = total / cells if cells else 1.0
+    return PaddingTax(row_splits.rows, fill, (field,), row_splits.host.nbytes)
 
 
 def _of_batch(
@@ -195,23 +194,20 @@ def _of_batch(
         )
     fields: list[FieldTax] = []
     valid = cells = 0
-
+    pool = RowSplitsPool()
     for key, leaf in _leaves(td, ()):
         name = ".".join(key)
         if is_non_tensor(leaf):
             size = _size(encode({name: leaf})) - _size(encode({name: None})) + 1
             fields.append(FieldTax(name, "object", size, size))
         elif is_jagged(leaf):
-            parts = take_apart(leaf, f"padding_tax({name!r})")
-            longest = int(parts.lengths.max()) if len(parts.lengths) else 0
-            total = int(parts.lengths.sum())
-            shape = list(parts.values.shape)
-            shape[parts.ragged_dim - 1] = 1
-            cell = int(np.prod(shape)) * leaf.itemsize
-            rectangle = len(parts.lengths) * _width(longest, width, f"padding_tax({name!r})") * cell
-            rectangle = padded.get(key, rectangle)
-            fields.append(FieldTax(name, "jagged", rectangle, total * cell))
-            valid += total * cell
+            path = f"padding_tax({name!r})"
+            view = view_of(leaf, path, pool)
+            shape = padded_shape(view, _width(view.row_splits.max, width, path))
+            rectangle = padded.get(key, math.prod(shape) * view.dtype.itemsize)
+            size = math.prod(view.values_shape) * view.dtype.itemsize
+            fields.append(FieldTax(name, "jagged", rectangle, size))
+            valid += size
             cells += rectangle
         else:
             size = leaf.numel() * leaf.itemsize

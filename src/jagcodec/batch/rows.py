@@ -321,7 +321,7 @@ def concat_rows(batches: Iterable[B]) -> B:
     for i, batch in enumerate(listed):
         _table(batch, f"{where}(batches[{i}])")  # refuses what has no rows
     whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]
-    joined: Any = concat_leaves(whole, where, RowSplitsPool())
+    joined: Any = concat_leaves(whole, RowSplitsPool(), where)
     if any(hasattr(batch, "meta_info") for batch in listed):
         joined.meta_info = _joined_info(listed, where)
     return joined  # type: ignore[no-any-return]
@@ -359,7 +359,7 @@ class _Table:
 
     def rows(self, index: Any) -> Any:
         chosen = choose_rows(index, self._rows, self._path)
-        return select_leaf(self._batch, chosen, self._path, RowSplitsPool())
+        return select_leaf(self._batch, chosen, RowSplitsPool(), self._path)
 
     def row_lengths(self, name: str) -> IntArray | None:
         path = f"{self._path}[{name!r}]"

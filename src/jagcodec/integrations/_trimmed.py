@@ -17,15 +17,8 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.memory.tensor_bytes import (
-    Blank,
-    IntArray,
-    Room,
-    allocate,
-    as_words,
-    contiguous_bits,
-    from_words,
-)
+from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
+from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, from_words
 from jagcodec.ragged.views import rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
@@ -163,34 +156,35 @@ def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     for name, trimmed in columns.items():
         _check(trimmed, name)
     cpu = torch.device("cpu")
-    rooms = allocate([Blank(column.shape, column.cells.dtype, cpu) for column in columns.values()])
-    for trimmed, room in zip(columns.values(), rooms, strict=True):
-        _fill(room, trimmed)
+    specs = [TensorSpec(column.shape, column.cells.dtype, cpu) for column in columns.values()]
+    rectangles = allocate(specs)
+    for trimmed, rectangle in zip(columns.values(), rectangles, strict=True):
+        _fill(rectangle, trimmed)
     return {
-        name: room.tensor.to(columns[name].cells.device)
-        for name, room in zip(columns, rooms, strict=True)
+        name: rectangle.tensor.to(columns[name].cells.device)
+        for name, rectangle in zip(columns, rectangles, strict=True)
     }
 
 
-def _fill(room: Room, trimmed: Trimmed) -> None:
-    if not room.tensor.numel():
+def _fill(rectangle: Allocation, trimmed: Trimmed) -> None:
+    if not rectangle.tensor.numel():
         return
     dim, cells = trimmed.dim, trimmed.cells.cpu()
     rows, width = math.prod(trimmed.shape[:dim]), trimmed.shape[dim]
     starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
     before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
-    out = room.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
+    out = rectangle.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
     if trimmed.constant:
         words = as_words(cells)
         cells = _cells(_repeated(words, lengths), words.shape[1:], cells.dtype)
     pattern = _one_pattern(before, after)
     if pattern is not None:
         firsts = np.cumsum(lengths) - lengths
-        fresh = room.zeroed and not any(pattern)
+        fresh = rectangle.zeroed and not any(pattern)
         rowcopy.pad(cells, firsts, lengths, out, starts, pattern, fresh=fresh)
         return
     words = as_words(out)
-    if len(after) and not (room.zeroed and not after.any()):
+    if len(after) and not (rectangle.zeroed and not after.any()):
         # numpy's, which repeats a cell in half the time of torch's.
         np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
     flat = words.flatten(0, 1)

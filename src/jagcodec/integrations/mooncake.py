@@ -24,11 +24,11 @@ from jagcodec.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from jagcodec.memory.tensor_bytes import ByteArray, address
+from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.pack.columns import encode_fields
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.frames import blob_size, write_blob
+from jagcodec.wire.frames import blob_size, finished, write_blob
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.spec import ALIGNMENT
 
@@ -137,8 +137,8 @@ class Store:
 
         def write(allocate: Allocate) -> int:
             if isinstance(obj, WireBatch):
-                frames = obj.to_frames()
-                return write_blob(frames, allocate(blob_size(frames)))
+                message = finished(obj.to_frames())
+                return write_blob(message, allocate(blob_size(message)))
             (blob,) = encode_batch_into([obj], allocate, **options)
             return blob.nbytes
 
@@ -433,7 +433,7 @@ class _Registered:
             memory = free.pop()
         except IndexError:
             memory = self._register(room, where)
-        return np.asarray(_Lent(memory, free), dtype=np.uint8)[:size]
+        return borrowed(address(memory), size, _Lent(memory, free))
 
     def retire(self, memory: ByteArray) -> None:
         """Keep memory that is lent from being lent again."""
@@ -485,7 +485,6 @@ class _Lent:
     def __init__(self, memory: ByteArray, free: deque[ByteArray]) -> None:
         self._memory = memory
         self._free = free
-        self.__array_interface__ = memory.__array_interface__
 
     def __del__(self) -> None:
         self._free.append(self._memory)

@@ -12,9 +12,11 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.memory.tensor_bytes import ByteArray, address, together
+from jagcodec.memory.blocks import allocate_together
+from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import Frame, encode
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.lazy import WireBatch, open_wire
 
 try:
@@ -132,19 +134,6 @@ def _batch(frames: list[list[Any]]) -> WireBatch:
     return open_wire([_in_place(pieces).data.toreadonly() for pieces in frames])
 
 
-class _Neighbours:
-    """Arrays that lie one behind the other, as the memory of one; keeps all of them alive."""
-
-    def __init__(self, arrays: list[ByteArray], size: int) -> None:
-        self._arrays = arrays
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size,),
-            "data": (address(arrays[0]), True),
-        }
-
-
 def _in_place(pieces: list[Any]) -> ByteArray:
     """A frame where it lies in the store."""
     arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
@@ -155,7 +144,7 @@ def _in_place(pieces: list[Any]) -> ByteArray:
     ends = [start + len(array) for start, array in zip(starts, arrays, strict=True)]
     if starts[1:] != ends[:-1]:
         return np.concatenate(arrays)
-    return np.asarray(_Neighbours(arrays, ends[-1] - starts[0]))
+    return borrowed(starts[0], ends[-1] - starts[0], arrays, writable=False)
 
 
 def owned(frames: list[list[Any]]) -> list[ByteArray]:
@@ -164,7 +153,8 @@ def owned(frames: list[list[Any]]) -> list[ByteArray]:
     Into one block: of many blocks the system takes each back at once, and zeroes it anew for the
     next batch, which costs more than the copy.
     """
-    owned = together([sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames])
+    sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
+    owned = allocate_together(sizes)
     for pieces, room in zip(frames, owned, strict=True):
         at = 0
         for piece in pieces:

@@ -22,18 +22,18 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from jagcodec._arguments import usable_device
 from jagcodec.batch.rows import Batch, concat_rows, split_rows
 from jagcodec.errors import (
     ArgumentError,
     TransportError,
     TransportTimeoutError,
 )
-from jagcodec.memory.tensor_bytes import Blank, allocate
-from jagcodec.wire.decoder import decode, usable_device
+from jagcodec.memory.blocks import TensorSpec, allocate
+from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.frames import buffer_bytes
+from jagcodec.wire.frames import buffer_bytes, writable
 from jagcodec.wire.lazy import WireBatch
-from jagcodec.wire.payload import writable
 from jagcodec.wire.resident import decode_resident, encode_resident
 
 if not dist.is_available():
@@ -554,10 +554,11 @@ class _Line(NamedTuple):
         """A message that is to come: its buffers in the memory that they travel to."""
         _, kept, sizes = _Message(meta, []).read_meta()
         places = [(stays and self.resident) or self.host for stays in kept]
-        blanks = [
-            Blank((size,), torch.uint8, place) for size, place in zip(sizes, places, strict=True)
+        specs = [
+            TensorSpec((size,), torch.uint8, place)
+            for size, place in zip(sizes, places, strict=True)
         ]
-        return _Message(meta, [room.tensor for room in allocate(blanks)])
+        return _Message(meta, [allocation.tensor for allocation in allocate(specs)])
 
     def _arrived(self, message: _Message) -> _Message:
         """The message with what belongs on the host there."""

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec.batch.leaves import Sharing, select_leaf
 from jagcodec.errors import ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.ragged.nested import RaggedGroups, is_jagged, take_apart
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import stack_of_payloads
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import select_leaf
 from jagcodec.wire import decoder, encoder
 from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
 from jagcodec.wire.registry import register_type
@@ -287,12 +289,11 @@ def _extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
 
 
 def _jagged_schema(leaf: torch.Tensor, name: str) -> dict[str, Any]:
-    parts = take_apart(leaf, f"extract_field_schema({name!r})")
-    before = tuple(parts.values.shape[: parts.ragged_dim - 1])
-    after = tuple(parts.values.shape[parts.ragged_dim :])
-    shapes = [(*before, length, *after) for length in parts.lengths.tolist()]
+    view = view_of(leaf, f"extract_field_schema({name!r})")
+    before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
+    shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
     return {
-        "dtype": leaf.dtype,
+        "dtype": view.dtype,
         "shape": torch.Size(shapes[0]),
         "is_nested": True,
         "is_non_tensor": False,
@@ -316,15 +317,16 @@ class _Rows:
 def _row_list(jagged: Any) -> Any:
     if not is_jagged(jagged):
         raise ValueError(f"expected a jagged tensor, found {type(jagged).__name__}")
-    parts = take_apart(jagged, "rows")
-    return list(torch.split(parts.values, parts.lengths.tolist(), dim=parts.ragged_dim - 1))
+    view = view_of(jagged, "rows")
+    lengths = view.row_splits.lengths.tolist()
+    return list(torch.split(values_of(view), lengths, dim=view.ragged_dim - 1))
 
 
 def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
     """In the place of SimpleStorage's: the rows that one storage unit gets."""
     if is_jagged(field_data) and positions:
         chosen = np.array(positions, dtype=np.int64)
-        return _Rows(select_leaf(field_data, chosen, Sharing(), "put_data"))
+        return _Rows(select_leaf(field_data, chosen, RowSplitsPool(), "put_data"))
     return _stock_select(field_data, positions)
 
 
@@ -356,13 +358,14 @@ def _is_array_of(payload: Any, rows: int) -> bool:
 async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
     """SimpleStorage's own, and then one raggedness for columns with equal rows."""
     td: TensorDict = await _stock_get_data(self, batch)
-    groups = RaggedGroups()
+    pool = RowSplitsPool()
     columns: dict[str, Any] = dict(td.items())
     for name, leaf in columns.items():
         if is_jagged(leaf):
-            parts = take_apart(leaf, f"get_data({name!r})")
-            if parts.compact:
-                jagged = groups.of_lengths(parts.lengths).jagged(parts.values, parts.ragged_dim)
+            view = view_of(leaf, f"get_data({name!r})", pool)
+            if view.starts is None:
+                row_splits = pool.unique(view.row_splits)
+                jagged = nested_tensor(values_of(view), row_splits, view.ragged_dim)
                 td.set(name, jagged, inplace=False)
     return td
 
@@ -408,8 +411,8 @@ def _batch_encode_into(
 
     Nothing is written if an object cannot ride or a buffer is too small for its blob.
     """
-    messages = [_encoded(obj) for obj in objs]
-    sizes = [blob_size(frames) for frames in messages]
+    messages = [encoder.pending(obj, allow_pickle=_options.allow_pickle) for obj in objs]
+    sizes = [blob_size(message) for message in messages]
     buffers = alloc_buff_func(sizes)
     where = "batch_encode_into(alloc_buff_func)"
     if len(buffers) != len(sizes):

@@ -17,7 +17,8 @@ from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._trimmed import Trimmed, restore, trim
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import Frame, encode
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.registry import register_type
 
 try:

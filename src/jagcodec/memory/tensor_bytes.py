@@ -133,6 +133,24 @@ def address(data: npt.NDArray[Any]) -> int:
     return place
 
 
+class _Borrowed:
+    """What numpy asks for memory: where it is, and whom to keep alive for as long as it is used."""
+
+    def __init__(self, start: int, size: int, owner: object, writable: bool) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (start, not writable),
+        }
+
+
+def borrowed(start: int, size: int, owner: object, writable: bool = True) -> ByteArray:
+    """`size` bytes at an address, as an array that keeps `owner` alive; so do all views of it."""
+    return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
+
+
 def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
     """Whether memory that is to be written overlaps nothing that is to be read, nor each other."""
     spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]

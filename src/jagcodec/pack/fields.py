@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from jagcodec._arguments import check_rectangle
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.ragged.nested import Parts, RaggedGroups, is_jagged
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor
 from jagcodec.ragged.non_tensor import leaf_of_rows
-from jagcodec.ragged.views import Strip, check_rectangle, compact_values, packed
-
-_STRING = frozenset((str,))
-
-
-def check_fields(fields: Any, path: str) -> None:
-    """Refuse what is no dict of names to columns."""
-    if type(fields) is dict and _STRING.issuperset(map(type, fields)):
-        return
-    if not isinstance(fields, Mapping) or not all(
-        # By items, because a TensorDict iterates over its rows.
-        isinstance(name, str)
-        for name, _ in fields.items()
-    ):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a dict of names to columns, found {type(fields).__name__}"
-            + (" with keys that are no strings" if isinstance(fields, Mapping) else ""),
-        )
-
-
-def field_names(names: Any, path: str) -> frozenset[Any]:
-    """The names that an argument holds.
-
-    Raises:
-        ArgumentTypeError: It is a single string, or nothing that holds names.
-    """
-    if isinstance(names, str):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a set of names, found the string {names!r}; put it in a list",
-        )
-    try:
-        return frozenset(names)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a set of names, found {error}"
-        ) from error
+from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.views import RaggedView
 
 
 def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:
@@ -99,21 +63,28 @@ def _rows(column: Any, path: str) -> int:
 
 
 def leaves_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Checked columns to leaves: lists of N objects, jagged `Parts` or `Strip`s, other tensors."""
-    # Equal rows are one raggedness, whether a column was packed here or came in jagged.
-    groups = RaggedGroups()
-    leaves: dict[str, Any] = {}
+    """Checked columns to leaves: `RaggedView`s, lists of N objects, other tensors as they are.
+
+    Rows that lie apart are copied, all of them into one block; rows that lie end to end are
+    aliased. Columns of equal rows share one offsets tensor.
+    """
     columns = list(columns)
-    parts = iter(packed(column for _, column in columns if isinstance(column, Strip)))
+    apart = [view for _, view in columns if isinstance(view, RaggedView) and not _is_whole(view)]
+    copied = iter(gathered(apart))
+    pool = RowSplitsPool()
+    leaves: dict[str, Any] = {}
     for name, column in columns:
-        if isinstance(column, Strip):
-            copied = next(parts)
-            leaves[name] = groups.of_lengths(copied.lengths).jagged(copied.values)
+        if isinstance(column, RaggedView):
+            values = values_of(column) if _is_whole(column) else next(copied)
+            row_splits = pool.unique(column.row_splits)
+            leaves[name] = nested_tensor(values, row_splits, column.ragged_dim)
         elif isinstance(column, list):
             leaves[name] = leaf_of_rows(column)
-        elif isinstance(column, Parts):
-            raggedness = groups.of_lengths(column.lengths)
-            leaves[name] = raggedness.jagged(compact_values(column), column.ragged_dim)
         else:
             leaves[name] = column
     return leaves
+
+
+def _is_whole(view: RaggedView) -> bool:
+    """Whether the rows lie end to end."""
+    return view.starts is None

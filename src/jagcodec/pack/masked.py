@@ -15,24 +15,25 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from jagcodec import rowcopy
+from jagcodec._arguments import check_fields, describe, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.memory.blocks import TensorSpec, allocate
 from jagcodec.memory.tensor_bytes import (
-    Blank,
     ByteArray,
     IntArray,
-    allocate,
     as_bytes,
     as_words,
     contiguous_bits,
-    describe,
     from_bytes,
     from_words,
     refill,
 )
-from jagcodec.pack.fields import check_fields, check_rows, field_names, leaves_of
-from jagcodec.ragged.nested import Parts, RowSplits, Seen, is_jagged, splits_of_lengths, take_apart
+from jagcodec.pack.fields import check_rows, leaves_of
+from jagcodec.ragged.copy_rows import padded_shape, values_of
+from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
-from jagcodec.ragged.views import compact_values, rows_in_place
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, end_to_end, rows_in_place
 
 PADDING_FIELD = "padding"
 
@@ -98,7 +99,7 @@ def pack_masked_fields(
     named = (
         None
         if token_aligned_fields is None
-        else field_names(token_aligned_fields, f"{where}(token_aligned_fields)")
+        else name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
     )
     _check_name(padding_field, f"{where}(padding_field)")
     if padding_field in fields:
@@ -120,11 +121,11 @@ def pack_masked_fields(
     columns: list[tuple[str, Any]] = []
     for name, column in fields.items():
         if name in pads:
-            columns.append((name, _packed(column, runs)))
+            columns.append((name, _valid_cells(column, runs)))
         elif isinstance(column, np.ndarray):
             columns.append((name, list(column)))
         elif is_jagged(column):
-            columns.append((name, take_apart(column, f"{where}({name!r})")))
+            columns.append((name, view_of(column, f"{where}({name!r})")))
         else:
             columns.append((name, contiguous_bits(column)))
     leaves = leaves_of(columns)
@@ -253,7 +254,7 @@ class _Runs(NamedTuple):
     rows: IntArray  # (R,) which row each is in
     width: int  # S
     per_row: RowSplits  # how many runs each row has
-    splits: RowSplits  # how many valid cells each row has
+    cells: RowSplits  # how many valid cells each row has
 
 
 def _runs_of(cells: ByteArray, width: int) -> _Runs:
@@ -267,34 +268,29 @@ def _runs_of(cells: ByteArray, width: int) -> _Runs:
 
 
 def _runs(starts: IntArray, lengths: IntArray, counts: IntArray, width: int) -> _Runs:
-    per_row = splits_of_lengths(counts)
+    per_row = RowSplits.from_lengths(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     valid = np.diff(ends[per_row.host])
-    return _Runs(starts, lengths, rows, width, per_row, splits_of_lengths(valid))
+    return _Runs(starts, lengths, rows, width, per_row, RowSplits.from_lengths(valid))
 
 
-def _packed(column: torch.Tensor, runs: _Runs) -> Parts:
-    splits = runs.splits
-    shape = (splits.total, *column.shape[2:])
-    if splits.total == 0 or column.numel() == 0:
+def _valid_cells(column: torch.Tensor, runs: _Runs) -> RaggedView:
+    shape = (runs.cells.total, *column.shape[2:])
+    if runs.cells.total == 0 or column.numel() == 0:
         values = column.detach().new_empty(shape)
     else:
         cells, stride = rows_in_place(as_words(column))
         words = rowcopy.gather(cells, runs.rows * stride + runs.starts, runs.lengths)
         values = from_words(words, column.dtype)
-    return Parts(values, splits.offsets, splits.starts, splits.lengths, 1, True)
+    return end_to_end(values, runs.cells)
 
 
 def _padding_leaf(runs: _Runs, pads: dict[str, torch.Tensor]) -> TensorDict:
     rows = runs.per_row.rows
     pairs = np.stack([runs.starts, runs.lengths], axis=1)
     pairs = pairs.astype(np.int32 if runs.width < 2**31 else np.int64)
-    per_row = runs.per_row
-    parts = Parts(
-        torch.from_numpy(pairs), per_row.offsets, per_row.starts, per_row.lengths, 1, True
-    )
-    leaves = leaves_of([("runs", parts)])
+    leaves = leaves_of([("runs", end_to_end(torch.from_numpy(pairs), runs.per_row))])
     payload = {"width": runs.width, "pads": pads}
     leaves["rectangle"] = NonTensorData(payload, batch_size=[rows])
     return TensorDict(leaves, batch_size=[rows])
@@ -355,27 +351,30 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
         )
     path = f"{where}({padding_field!r})"
     padding = _read_padding(leaves.pop(padding_field), td.batch_size[0], path)
-    seen: Seen = {}
+    pool = RowSplitsPool()
     named = {
-        name: _jagged(leaves[name], padding.runs, f"{where}({name!r})", seen)
+        name: _jagged(leaves[name], padding.runs, f"{where}({name!r})", pool)
         for name in leaves
         if name in padding.pads
     }
     pads = {
-        name: _row_pads(padding.pads[name], parts.values.dtype, f"{where}({name!r})")
-        for name, parts in named.items()
+        name: _row_pads(padding.pads[name], view.dtype, f"{where}({name!r})")
+        for name, view in named.items()
     }
-    blanks = [_blank(parts, padding.runs) for parts in named.values()]
+    width = padding.runs.width
+    specs = [
+        TensorSpec(padded_shape(view, width), view.dtype, view.device) for view in named.values()
+    ]
     try:
-        rooms = allocate(blanks)
+        rectangles = allocate(specs)
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
             "too_large",
             path,
-            f"expected rectangles that fit in memory, found width {padding.runs.width}: {error}",
+            f"expected rectangles that fit in memory, found width {width}: {error}",
         ) from error
-    for (name, parts), room in zip(named.items(), rooms, strict=True):
-        leaves[name] = _filled(room.tensor, parts, padding.runs, pads[name])
+    for (name, view), rectangle in zip(named.items(), rectangles, strict=True):
+        leaves[name] = _filled(rectangle.tensor, view, padding.runs, pads[name])
     names = td.names if any(td.names) else None
     return TensorDict(leaves, batch_size=td.batch_size, device=td.device, names=names)
 
@@ -440,27 +439,27 @@ def _is_payload(payload: Any) -> bool:
 
 
 def _read_runs(leaf: Any, rows: int, width: int, path: str) -> _Runs:
-    parts = take_apart(leaf, path) if is_jagged(leaf) else None
+    view = view_of(leaf, path) if is_jagged(leaf) else None
     if (
-        parts is None
-        or parts.ragged_dim != 1
-        or parts.values.dtype not in (torch.int32, torch.int64)
-        or parts.values.shape[1:] != (2,)
+        view is None
+        or view.ragged_dim != 1
+        or view.dtype not in (torch.int32, torch.int64)
+        or view.shape[1:] != (2,)
     ):
-        found = describe(leaf) if parts is None else f"values of {describe(parts.values)}"
+        found = describe(leaf) if view is None else f"values of {describe(view.memory)}"
         raise ArgumentTypeError(
             "bad_type", path, f"expected runs (N, j, 2) of int32 or int64, jagged, found {found}"
         )
-    pairs = compact_values(parts).cpu().numpy().astype(np.int64)
+    pairs = values_of(view).cpu().numpy().astype(np.int64)
     starts, lengths = np.ascontiguousarray(pairs.T)
-    row_of_run = np.repeat(np.arange(rows), parts.lengths)
+    row_of_run = np.repeat(np.arange(rows), view.row_splits.lengths)
     # No sum of a start and a length, which could overflow.
     outside = (starts < 0) | (lengths < 1) | (lengths > width - starts)
     _check_runs(outside, pairs, row_of_run, f"expected runs within the width {width}", path)
     crossing = np.zeros(len(pairs), dtype=bool)
     crossing[1:] = (row_of_run[1:] == row_of_run[:-1]) & (starts[1:] < pairs[:-1].sum(axis=1))
     _check_runs(crossing, pairs, row_of_run, "expected runs in order that do not overlap", path)
-    return _runs(starts, lengths, parts.lengths, width)
+    return _runs(starts, lengths, view.row_splits.lengths, width)
 
 
 def _check_runs(
@@ -475,7 +474,7 @@ def _check_runs(
         )
 
 
-def _jagged(leaf: Any, runs: _Runs, path: str, seen: Seen) -> Parts:
+def _jagged(leaf: Any, runs: _Runs, path: str, pool: RowSplitsPool) -> RaggedView:
     """A column that was packed, if it still has the rows of its runs."""
     if not is_jagged(leaf):
         raise ArgumentTypeError(
@@ -484,19 +483,20 @@ def _jagged(leaf: Any, runs: _Runs, path: str, seen: Seen) -> Parts:
             f"expected the jagged column that was packed, found {describe(leaf)}; "
             "take it out of the batch, and put it back after unpacking",
         )
-    parts = take_apart(leaf, path, seen=seen)
-    if parts.ragged_dim != 1:
-        raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {parts.ragged_dim}")
-    wrong = parts.lengths != runs.splits.lengths
+    view = view_of(leaf, path, pool)
+    if view.ragged_dim != 1:
+        raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {view.ragged_dim}")
+    expected, found = runs.cells.lengths, view.row_splits.lengths
+    wrong = found != expected
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ArgumentError(
             "bad_length",
             f"{path}, row {row}",
-            f"expected the {runs.splits.lengths[row]} cells of its runs, "
-            f"found {parts.lengths[row]}; unpack before rows change their lengths",
+            f"expected the {expected[row]} cells of its runs, found {found[row]}; "
+            "unpack before rows change their lengths",
         )
-    return parts
+    return view
 
 
 def _row_pads(pads: list[Any], dtype: torch.dtype, path: str) -> ByteArray:
@@ -515,13 +515,7 @@ def _row_pads(pads: list[Any], dtype: torch.dtype, path: str) -> ByteArray:
     return bits[:1] if (bits == bits[:1]).all() else bits
 
 
-def _blank(parts: Parts, runs: _Runs) -> Blank:
-    values = parts.values
-    shape = (runs.splits.rows, runs.width, *values.shape[1:])
-    return Blank(shape, values.dtype, values.device)
-
-
-def _filled(out: torch.Tensor, parts: Parts, runs: _Runs, pads: ByteArray) -> torch.Tensor:
+def _filled(out: torch.Tensor, view: RaggedView, runs: _Runs, pads: ByteArray) -> torch.Tensor:
     if not out.numel():
         return out
     words = as_words(out)
@@ -532,7 +526,7 @@ def _filled(out: torch.Tensor, parts: Parts, runs: _Runs, pads: ByteArray) -> to
         words.copy_(by_row.view(len(pads), *[1] * (words.dim() - 2), -1))
     cells = words.view(-1, *words.shape[2:])
     starts = runs.rows * runs.width + runs.starts
-    filled = rowcopy.scatter(as_words(compact_values(parts)), runs.lengths, cells, starts)
+    filled = rowcopy.scatter(as_words(values_of(view)), runs.lengths, cells, starts)
     return from_words(filled, out.dtype).view(out.shape)
 
 

@@ -11,28 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec import rowcopy
+from jagcodec._arguments import check_rectangle, describe
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.staging import Staging
-from jagcodec.memory.tensor_bytes import (
-    describe,
-)
-from jagcodec.ragged.nested import (
-    Raggedness,
-    is_jagged,
-    note_rows,
-    splits_of_lengths,
-    take_apart,
-)
-from jagcodec.ragged.views import (
-    Strip,
-    check_rectangle,
-    packed,
-    raggedness_of,
-    read_lengths,
-    strip,
-    strip_or_rectangle,
-)
+from jagcodec.memory.staging import HostCopies
+from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of, view_of_parts
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.views import is_per_token, rows_of_rectangle
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
@@ -51,7 +37,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Te
     Raises:
         ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is
             negative or longer than S (the row is named).
-        ArgumentTypeError: An argument is no strided tensor, or lengths are no integers.
+        ArgumentTypeError: An argument is not a strided tensor, or lengths are not integers.
 
     Lengths are read once: one device synchronisation, none for CPU lengths.
 
@@ -71,8 +57,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Te
             f"{where}(padded)",
             f"expects (N, S, ...), found shape {tuple(padded.shape)}",
         )
-    splits = read_lengths(lengths, f"{where}(lengths)", rows=padded.shape[0])
-    return pack(padded, Raggedness(splits), where)
+    row_splits = read_lengths(lengths, f"{where}(lengths)", rows=padded.shape[0])
+    return _pack(padded, row_splits, where)
 
 
 def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -92,7 +78,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ArgumentError: `lengths` is not one-dimensional, or one is negative.
-        ArgumentTypeError: `val` is no tensor, or lengths are no integers.
+        ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
 
     Example:
         >>> import torch
@@ -103,8 +89,8 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         False
     """
     where = "maybe_pack_jagged"
-    splits = read_lengths(lengths, f"{where}(lengths)")
-    return pack_or_keep(val, Raggedness(splits), f"{where}(val)", exact_width=True)
+    row_splits = read_lengths(lengths, f"{where}(lengths)")
+    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=True)
 
 
 def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -122,7 +108,7 @@ def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
 
     Raises:
         ArgumentError: `lengths` is not one-dimensional, or one is negative.
-        ArgumentTypeError: `val` is no tensor, or lengths are no integers.
+        ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
 
     Example:
         >>> import torch
@@ -133,8 +119,8 @@ def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
         torch.Size([2])
     """
     where = "pack_per_token_field"
-    splits = read_lengths(lengths, f"{where}(lengths)")
-    return pack_or_keep(val, Raggedness(splits), f"{where}(val)", exact_width=False)
+    row_splits = read_lengths(lengths, f"{where}(lengths)")
+    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=False)
 
 
 def stack_or_nest(
@@ -157,7 +143,7 @@ def stack_or_nest(
     Raises:
         ArgumentError: Shapes differ in more than one dim, in another than `ragged_dim`, or in
             their number of dims, dtypes or devices differ, or `always_nest` meets 0-d tensors.
-        ArgumentTypeError: An item is no strided tensor.
+        ArgumentTypeError: An item is not a strided tensor.
 
     Example:
         >>> import torch
@@ -209,7 +195,7 @@ def stack_or_nest(
             "expected rows of at least one dim to nest, found 0-d tensors; stack them",
         )
     lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
-    return Raggedness(splits_of_lengths(lengths)).jagged(torch.cat(tensors, dim=dim), dim + 1)
+    return nested_tensor(torch.cat(tensors, dim=dim), RowSplits.from_lengths(lengths), dim + 1)
 
 
 def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
@@ -267,30 +253,32 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
         _check_jagged(value, f"{where}({name})")
-    staging = Staging()
-    note_rows(full, staging)
-    note_rows(response_mask, staging)
-    staging.fetch()
-    parts = take_apart(full, f"{where}(full)", detach=False, staging=staging)
-    mask = take_apart(response_mask, f"{where}(response_mask)", staging=staging)
-    if parts.ragged_dim != 1 or mask.ragged_dim != 1:
+    parts, mask_parts = parts_of(full, detach=False), parts_of(response_mask)
+    copies = HostCopies()  # so that a device is waited for once
+    numbers = (parts.offsets, parts.lengths, mask_parts.offsets, mask_parts.lengths)
+    copies.fetch(tensor for tensor in numbers if tensor is not None)
+    pool = RowSplitsPool()
+    view = view_of_parts(parts, f"{where}(full)", pool, copies)
+    mask = view_of_parts(mask_parts, f"{where}(response_mask)", pool, copies)
+    if view.ragged_dim != 1 or mask.ragged_dim != 1:
         raise ArgumentError(
             "bad_shape",
             f"{where}(full, response_mask)",
-            f"expected ragged dim 1, found {parts.ragged_dim} and {mask.ragged_dim}",
+            f"expected ragged dim 1, found {view.ragged_dim} and {mask.ragged_dim}",
         )
-    if len(parts.lengths) != len(mask.lengths):
+    lengths, responses = view.row_splits.lengths, mask.row_splits.lengths
+    if len(lengths) != len(responses):
         raise ArgumentError(
             "row_mismatch",
             f"{where}(response_mask)",
-            f"expected {len(parts.lengths)} rows like full, found {len(mask.lengths)}",
+            f"expected {len(lengths)} rows like full, found {len(responses)}",
         )
-    prompts = parts.lengths - mask.lengths
+    prompts = lengths - responses
     # An empty response asks for nothing, so it may lie in an empty row.
-    wrong = np.flatnonzero((prompts <= 0) & (mask.lengths > 0))
+    wrong = np.flatnonzero((prompts <= 0) & (responses > 0))
     if len(wrong):
         row = int(wrong[0])
-        n, r = int(parts.lengths[row]), int(mask.lengths[row])
+        n, r = int(lengths[row]), int(responses[row])
         if r > n:
             raise ArgumentError(
                 "bad_length",
@@ -303,10 +291,9 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             f"expected a prompt before the response, found {r} response tokens in a row of {n}: "
             "no position predicts the first of them; keep at least a begin-of-sequence token",
         )
-    responses = mask.lengths
-    starts = np.where(responses > 0, parts.starts + prompts - 1, 0)
-    values = rowcopy.gather(parts.values, starts, responses)
-    return raggedness_of(mask, values.device).jagged(values)
+    starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
+    responses_in_place = view._replace(starts=starts, row_splits=mask.row_splits)
+    return nested_tensor(values_of(responses_in_place), mask.row_splits)
 
 
 def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -329,7 +316,7 @@ def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> tor
     Raises:
         ArgumentError: `padded` has fewer than two dims, numbers of rows differ, the mask's ragged
             dim is not 1, or a response is longer than R; the row is named.
-        ArgumentTypeError: `padded` is no strided tensor, or `response_mask` is not jagged.
+        ArgumentTypeError: `padded` is not a strided tensor, or `response_mask` is not jagged.
 
     Example:
         >>> import torch
@@ -342,14 +329,14 @@ def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> tor
     where = "response_to_nested"
     check_rectangle(padded, f"{where}(padded)")
     _check_jagged(response_mask, f"{where}(response_mask)")
-    mask = take_apart(response_mask, f"{where}(response_mask)")
+    mask = view_of(response_mask, f"{where}(response_mask)")
     if mask.ragged_dim != 1:
         raise ArgumentError(
             "bad_shape",
             f"{where}(response_mask)",
             f"expected ragged dim 1, found {mask.ragged_dim}",
         )
-    rows = len(mask.lengths)
+    rows = mask.row_splits.rows
     if padded.dim() < 2 or padded.shape[0] != rows:
         raise ArgumentError(
             "bad_shape" if padded.dim() < 2 else "row_mismatch",
@@ -357,7 +344,7 @@ def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> tor
             f"expected ({rows}, R, ...), one row per row of response_mask, "
             f"found shape {tuple(padded.shape)}",
         )
-    return pack(padded, raggedness_of(mask, padded.device), f"{where}(padded)")
+    return _pack(padded, mask.row_splits, f"{where}(padded)")
 
 
 def _check_jagged(value: Any, path: str) -> None:
@@ -370,16 +357,18 @@ def _check_jagged(value: Any, path: str) -> None:
         )
 
 
-def pack(padded: torch.Tensor, raggedness: Raggedness, path: str) -> torch.Tensor:
+def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
-    return raggedness.jagged(packed([strip(padded, raggedness.splits, path)])[0].values)
+    view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
+    return nested_tensor(values_of(view), row_splits)
 
 
-def pack_or_keep(val: Any, raggedness: Raggedness, path: str, *, exact_width: bool) -> torch.Tensor:
+def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bool) -> torch.Tensor:
     """The rules of `maybe_pack_jagged` (`exact_width`) and of `pack_per_token_field`."""
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
         return detached
     check_rectangle(val, path)
-    column = strip_or_rectangle(val, raggedness.splits, path, exact_width)
-    return raggedness.jagged(packed([column])[0].values) if isinstance(column, Strip) else column
+    if is_per_token(tuple(val.shape), row_splits, exact_width):
+        return _pack(val.detach(), row_splits, path)
+    return contiguous_bits(val)

@@ -37,7 +37,7 @@ Chosen: TypeAlias = "range | IntArray"
 """Rows as `choose_rows` gives them: a range is contiguous, of step 1."""
 
 
-def select_leaf(leaf: Any, chosen: Chosen, path: str, pool: RowSplitsPool | None = None) -> Any:
+def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a leaf, in this order.
 
     A range of a contiguous CPU tensor aliases it, with a storage of its own over those rows;
@@ -47,19 +47,18 @@ def select_leaf(leaf: Any, chosen: Chosen, path: str, pool: RowSplitsPool | None
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
         ArgumentTypeError: It is not a leaf of a TensorDict.
     """
-    pool = pool or RowSplitsPool()
     if isinstance(leaf, torch.Tensor):
-        return _select_tensor(leaf, chosen, path, pool)
+        return _select_tensor(leaf, chosen, pool, path)
     if is_non_tensor(leaf):
         return _select_objects(leaf, chosen)
     if isinstance(leaf, LazyStackedTensorDict):
         if leaf.stack_dim == 0:
             return lazy_stack_like([leaf.tensordicts[i] for i in chosen], leaf)
-        members = [select_leaf(member, chosen, path, pool) for member in leaf.tensordicts]
+        members = [select_leaf(member, chosen, pool, path) for member in leaf.tensordicts]
         return lazy_stack_like(members, leaf)
     if isinstance(leaf, TensorDictBase):
         leaves = {
-            name: select_leaf(inner, chosen, f"{path}[{name!r}]", pool)
+            name: select_leaf(inner, chosen, pool, f"{path}[{name!r}]")
             for name, inner in leaf.items()
         }
         return tensordict_like(leaves, len(chosen), leaf)
@@ -109,7 +108,7 @@ def lazy_stack_like(members: list[Any], like: Any) -> Any:
 
 
 def _select_tensor(
-    leaf: torch.Tensor, chosen: Chosen, path: str, pool: RowSplitsPool
+    leaf: torch.Tensor, chosen: Chosen, pool: RowSplitsPool, path: str
 ) -> torch.Tensor:
     if is_jagged(leaf):
         view = select_view(view_of(leaf, path, pool, detach=False), chosen, pool)

@@ -14,7 +14,7 @@ import msgpack
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import fail
-from jagcodec.wire.schema import not_msgpack, walk
+from jagcodec.wire.schema import TRUSTED_SIZE, not_msgpack, walk
 from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {
@@ -115,8 +115,10 @@ def unpack(data: bytes, path: str = "$") -> Any:
         raise not_msgpack(error, path) from error
 
 
-def unpack_rows(data: Any, ends: Sequence[int]) -> list[Any]:
+def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
     """Documents that lie end to end, each of which ends exactly where `ends` says.
+
+    In errors the first is called row `first`.
 
     Raises:
         WireFormatError: They do not; the row is named.
@@ -130,7 +132,7 @@ def unpack_rows(data: Any, ends: Sequence[int]) -> list[Any]:
     )
     items: list[Any] = []
     try:
-        walk_rows(data, len(ends))
+        _walk_rows(data, len(ends))
         unpacker.feed(data)
         for end in ends:
             items.append(unpacker.unpack())
@@ -138,18 +140,18 @@ def unpack_rows(data: Any, ends: Sequence[int]) -> list[Any]:
                 raise fail(
                     "bad_value",
                     f"expected a document that ends at {end}, found {unpacker.tell()}",
-                    path=f"$[{len(items) - 1}]",
+                    path=f"$[{first + len(items) - 1}]",
                 )
     except WireFormatError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise not_msgpack(error, f"$[{len(items)}]") from error
+        raise not_msgpack(error, f"$[{first + len(items)}]") from error
     return items
 
 
-def walk_rows(data: Any, rows: int) -> None:
+def _walk_rows(data: bytes, rows: int) -> None:
     """`walk`, of documents that lie end to end."""
-    if len(data) > 512:
+    if len(data) > TRUSTED_SIZE:
         scanner = msgpack.Unpacker(max_buffer_size=len(data))
         scanner.feed(data)
         for _ in range(rows):

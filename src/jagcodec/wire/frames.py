@@ -326,16 +326,15 @@ class Payload(Protocol):
 
     in_memory: bool
 
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
-        """`size` bytes, flat, aligned, and writable without harm to anyone."""
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
+        """`size` bytes, flat, aligned, and writable without harm to anyone.
+
+        An array; or, where the buffer is on a device, a uint8 tensor there.
+        """
         ...
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """`size` bytes to look at, as they came."""
-        ...
-
-    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
-        """`size` bytes of a buffer that is on a device, as a flat uint8 tensor; or None."""
         ...
 
     def to_read(self) -> Payload:
@@ -357,19 +356,26 @@ class FramePayload:
         self._frames = frames
         self._copy = copy
         self._by_range = by_range
-        self._owned: list[tuple[ByteArray, int] | None] = [None] * len(frames)
+        # Memory that may be kept, and where it begins.
+        self._owned: dict[int, tuple[ByteArray, int]] = {}
 
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
+    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """See `Payload`."""
-        if size == 0:
-            return _NOTHING
-        known = self._owned[buffer]
+        known = self._owned.get(buffer)
         if known is None:
+            if buffer >= len(self._frames):
+                return _NOTHING  # where there is nothing to read there need not be a buffer
+            frame = self._frames[buffer]
+            if type(frame) is not np.ndarray:
+                return frame[offset : offset + size]
+            if size == 0:
+                return _NOTHING
             if self._by_range:
-                data = writable(self.read(buffer, offset, size), self._copy)
+                data = writable(frame[offset : offset + size], self._copy)
                 return copied(data) if address(data) % alignment else data
-            frame = writable(self._on_host(buffer), self._copy)
-            known = self._owned[buffer] = frame, address(frame)
+            if self._copy is not None or not frame.flags.writeable:
+                frame = writable(frame, self._copy)
+            known = self._owned[buffer] = frame, frame.__array_interface__["data"][0]
         data = known[0][offset : offset + size]
         return copied(data) if (known[1] + offset) % alignment else data
 
@@ -379,30 +385,18 @@ class FramePayload:
             return _NOTHING
         frame = self._frames[buffer]
         if type(frame) is not np.ndarray:
-            frame = self._on_host(buffer)
-        data: ByteArray = frame[offset : offset + size]
-        return data
-
-    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
-        """See `Payload`."""
-        frame = self._frames[buffer] if buffer < len(self._frames) else None
-        return frame[offset : offset + size] if isinstance(frame, torch.Tensor) else None
-
-    def to_read(self) -> FramePayload:
-        """See `Payload`."""
-        return FramePayload(self._frames, False)
-
-    def _on_host(self, buffer: int) -> ByteArray:
-        frame = self._frames[buffer]
-        if isinstance(frame, torch.Tensor):
             raise WireFormatError(
                 "bad_value",
                 f"frame {buffer + 1}",
                 f"expected bytes on the host, found a frame on {frame.device}, where only cells "
                 "of tensors may be",
             )
-        array: ByteArray = frame
-        return array
+        data: ByteArray = frame[offset : offset + size]
+        return data
+
+    def to_read(self) -> FramePayload:
+        """See `Payload`."""
+        return FramePayload(self._frames, False)
 
 
 class RangePayload:
@@ -422,10 +416,6 @@ class RangePayload:
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
         return self._fetch(buffer, offset, size) if size else _NOTHING
-
-    def on_device(self, buffer: int, offset: int, size: int) -> torch.Tensor | None:
-        """See `Payload`."""
-        return None
 
     def to_read(self) -> RangePayload:
         """See `Payload`."""

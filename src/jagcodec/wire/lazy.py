@@ -17,12 +17,7 @@ from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, ob
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
-from jagcodec.wire.decoder import (
-    Message,
-    open_frames,
-    rows_differ,
-    torch_dtype,
-)
+from jagcodec.wire.decoder import build, objects, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import (
     PREAMBLE,
@@ -35,6 +30,7 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, read_header
+from jagcodec.wire.message import Message, open_frames, torch_dtype
 from jagcodec.wire.schema import Node, inside
 from jagcodec.wire.spec import Kind
 
@@ -239,7 +235,7 @@ class WireBatch:
     def _leaf(self, node: Node) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
-            shape = list(message.shape(node, 3))
+            shape = list(message.shape(node))
             if shape[: len(self._rows)] != self._rows:
                 raise rows_differ(self._rows, shape)
             return message.tensor(node, chosen)
@@ -250,7 +246,7 @@ class WireBatch:
             return _view(message, node, self._rows[0], chosen)
         if kind is Kind.NON_TENSOR_ROWS:
             return leaf_of_rows(self._objects(node))
-        leaf = message.build(node)
+        leaf = build(message, node)
         if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
         # A strided nested tensor has no shape to ask for.
@@ -275,17 +271,17 @@ class WireBatch:
         rows = message.row_splits(message.numbers[node.number + 3]).rows
         if [rows] != self._rows:
             raise rows_differ(self._rows, [rows])
-        return message.objects(node, self._chosen)
+        return objects(message, node, self._chosen)
 
     def _schema(self, name: str) -> FieldSchema:
         node = self._node(name, "schema")
         message = self._message
         if node.kind is Kind.JAGGED:
-            dims: list[int | None] = [len(self), *message.shape(node, 4)]
+            dims: list[int | None] = [len(self), *message.shape(node)]
             dims[node.fields[2]] = None
             return FieldSchema("jagged", torch_dtype(node.fields[0]), tuple(dims))
         if node.kind is Kind.TENSOR:
-            shape = (len(self), *message.shape(node, 3)[1:])
+            shape = (len(self), *message.shape(node)[1:])
             return FieldSchema("tensor", torch_dtype(node.fields[0]), shape)
         if node.kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
             return FieldSchema("object", None, None)
@@ -391,7 +387,7 @@ def _view(
     frames: list[ByteArray] | None = None,
 ) -> WireBatch:
     """A TENSORDICT as a batch."""
-    batch_size = list(message.shape(node, 0))
+    batch_size = list(message.shape(node))
     if not batch_size or rows not in (None, batch_size[0]):
         raise rows_differ([rows or "N"], batch_size)
     _, names, keys = node.fields

@@ -23,7 +23,7 @@ _EXTENDED_NAMES = {dtype: name for name, dtype in _EXTENDED.items()}
 
 
 def describe(dtype: np.dtype[Any]) -> Any | None:
-    """The wire's description of a dtype, as nested tuples, or None for one that cannot be encoded."""
+    """The wire's description of a dtype, in tuples; None for one that cannot be encoded."""
     description = _describe(dtype)
     if description is None:
         return None

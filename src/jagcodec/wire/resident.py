@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from jagcodec.wire.decoder import Message, check_sizes
+from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import pending
 from jagcodec.wire.frames import Frame, FramePayload, frames_of
 from jagcodec.wire.header import read_header
+from jagcodec.wire.message import Message, check_sizes
 
 ResidentFrame: TypeAlias = Frame | torch.Tensor
 
@@ -59,4 +60,5 @@ def decode_resident(
     check_sizes(read, [buffer.numel() for buffer in buffers])
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    return Message(read, FramePayload(frames, None), device, allow_pickle).value()
+    message = Message(read, FramePayload(frames, None), device, allow_pickle)
+    return build(message, read.schema.root)

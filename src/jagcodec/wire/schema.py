@@ -35,7 +35,7 @@ from jagcodec.wire.spec import (
 
 T = TypeVar("T")
 
-_MAX_LEVELS = MAX_DEPTH + 4
+MAX_LEVELS = MAX_DEPTH + 4
 """Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
 
 
@@ -152,11 +152,20 @@ class Form(NamedTuple):
         fields: Names and checks of what stands in the schema.
         numbers: Names of its numbers; ``"*"`` stands for as many dims as the field "rank" says.
         children: How many, or `ANY` or `PER_KEY`.
+        rank: Which field is the rank, if there is one.
     """
 
     fields: dict[str, Callable[[Any], None]]
     numbers: tuple[str, ...]
     children: int
+    rank: int
+
+    @classmethod
+    def of(
+        cls, fields: dict[str, Callable[[Any], None]], numbers: tuple[str, ...], children: int
+    ) -> Form:
+        """A form of these parts."""
+        return cls(fields, numbers, children, [*fields, "rank"].index("rank"))
 
 
 _PLACE = ("buffer", "offset")
@@ -164,47 +173,47 @@ _CELLS = (*_PLACE, "stored")
 _DOCUMENTS = (*_PLACE, "size", "group")
 
 FORMS: dict[Kind, Form] = {
-    Kind.TUPLE: Form({}, (), ANY),
-    Kind.LIST: Form({}, (), ANY),
-    Kind.MAP: Form({"keys": _keys}, (), PER_KEY),
-    Kind.DICT: Form({}, (), ANY),
-    Kind.SLICE: Form({}, (), 3),
-    Kind.BYTES: Form({}, (*_PLACE, "size"), 0),
-    Kind.ARRAY: Form({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
-    Kind.OBJECT_ARRAY: Form({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
-    Kind.FIELD_ARRAY: Form({"dtype": _struct_dtype, "rank": _rank}, ("*",), ANY),
-    Kind.SCALAR: Form({}, (), 1),
-    Kind.TENSOR: Form({"dtype": _torch_dtype, "rank": _rank}, (*_CELLS, "*"), 0),
-    Kind.JAGGED: Form(
+    Kind.TUPLE: Form.of({}, (), ANY),
+    Kind.LIST: Form.of({}, (), ANY),
+    Kind.MAP: Form.of({"keys": _keys}, (), PER_KEY),
+    Kind.DICT: Form.of({}, (), ANY),
+    Kind.SLICE: Form.of({}, (), 3),
+    Kind.BYTES: Form.of({}, (*_PLACE, "size"), 0),
+    Kind.ARRAY: Form.of({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
+    Kind.OBJECT_ARRAY: Form.of({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
+    Kind.FIELD_ARRAY: Form.of({"dtype": _struct_dtype, "rank": _rank}, ("*",), ANY),
+    Kind.SCALAR: Form.of({}, (), 1),
+    Kind.TENSOR: Form.of({"dtype": _torch_dtype, "rank": _rank}, (*_CELLS, "*"), 0),
+    Kind.JAGGED: Form.of(
         {"dtype": _torch_dtype, "rank": _rank, "ragged_dim": _ragged_dim},
         (*_CELLS, "group", "*"),
         0,
     ),
-    Kind.STRIDED_NESTED: Form(
+    Kind.STRIDED_NESTED: Form.of(
         {"dtype": _torch_dtype, "rank": _rank},
         (*_PLACE, "cells", "sizes_buffer", "sizes_offset", "components"),
         0,
     ),
-    Kind.SPARSE_COO: Form({"rank": _rank}, ("coalesced", "*"), 2),
-    Kind.SPARSE_COMPRESSED: Form({"layout": _layout, "rank": _rank}, ("*",), 3),
-    Kind.TENSOR_VIEWS: Form(
+    Kind.SPARSE_COO: Form.of({"rank": _rank}, ("coalesced", "*"), 2),
+    Kind.SPARSE_COMPRESSED: Form.of({"layout": _layout, "rank": _rank}, ("*",), 3),
+    Kind.TENSOR_VIEWS: Form.of(
         {"dtype": _torch_dtype, "rank": _rank},
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
         0,
     ),
-    Kind.TENSORDICT: Form({"rank": _rank, "names": _dim_names, "keys": _keys}, ("*",), PER_KEY),
-    Kind.LAZY_STACK: Form({"stack_dim": _dim, "dim_name": _name_or_nil}, (), ANY),
-    Kind.NON_TENSOR_DATA: Form({"rank": _rank}, ("*",), 1),
-    Kind.NON_TENSOR_ROWS: Form({}, _DOCUMENTS, 0),
-    Kind.NON_TENSOR_STACK: Form({"stack_dim": _dim}, (), ANY),
-    Kind.USER: Form({"name": _name}, (), 1),
+    Kind.TENSORDICT: Form.of({"rank": _rank, "names": _dim_names, "keys": _keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form.of({"stack_dim": _dim, "dim_name": _name_or_nil}, (), ANY),
+    Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
+    Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
+    Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
+    Kind.USER: Form.of({"name": _name}, (), 1),
 }
 
 
 def _number_count(form: Form, fields: list[Any]) -> int:
     if not form.numbers or form.numbers[-1] != "*":
         return len(form.numbers)
-    rank: int = fields[list(form.fields).index("rank")]
+    rank: int = fields[form.rank]
     return len(form.numbers) - 1 + rank
 
 
@@ -244,8 +253,8 @@ class Schema:
             return node
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
-        if depth > _MAX_LEVELS:
-            raise fail("too_deep", f"expected at most {_MAX_LEVELS} levels, found more")
+        if depth > MAX_LEVELS:
+            raise fail("too_deep", f"expected at most {MAX_LEVELS} levels, found more")
         form = _FORMS_BY_CODE.get(item[0])
         if form is None:
             raise fail(
@@ -348,7 +357,7 @@ def not_msgpack(error: Exception, path: str) -> WireFormatError:
 
 
 # Below this size unpacking allocates half a megabyte at most on the word of forged counts.
-_TRUSTED_SIZE = 512
+TRUSTED_SIZE = 512
 
 
 def walk(data: bytes) -> None:
@@ -356,7 +365,7 @@ def walk(data: bytes) -> None:
 
     msgpack allocates a list as soon as it reads its count.
     """
-    if len(data) > _TRUSTED_SIZE:
+    if len(data) > TRUSTED_SIZE:
         scanner = msgpack.Unpacker(max_buffer_size=len(data))
         scanner.feed(data)
         scanner.skip()
@@ -448,6 +457,8 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
             ):
                 places.left -= size
                 continue
+        elif kind is Kind.TENSORDICT and node.fields[0] == 1 and numbers[i] <= MAX_UNBACKED_ROWS:
+            continue
         try:
             _check_node(node, numbers, groups, places)
         except WireFormatError as error:

@@ -1,0 +1,371 @@
+"""An open message: its checked header, and the cells and rows that its buffers hold."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory.tensor_bytes import ByteArray, from_bytes
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import nested_tensor
+from jagcodec.ragged.row_index import Chosen
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.frames import (
+    Payload,
+    buffer_bytes,
+    is_blob,
+    read_preamble,
+    split_blob,
+)
+from jagcodec.wire.header import Header, check_crc, read_header
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.records import unknown_dtype
+from jagcodec.wire.schema import FORMS, Node, stored_size
+from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+
+# --- opening -----------------------------------------------------------------------------------
+
+
+def flat_frames(frames: Any) -> list[ByteArray]:
+    """What holds a message as arrays that alias it: frames, header first, or one blob.
+
+    Raises:
+        WireFormatError: There is no message, or something in it is not a buffer.
+    """
+    one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
+    if one or not isinstance(frames, Sequence):
+        frames = [frames]
+    if not frames:
+        raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
+    return [
+        # Most of them, as sockets hand them over.
+        np.frombuffer(frame, dtype=np.uint8)
+        if type(frame) is bytearray or type(frame) is bytes
+        else buffer_bytes(frame, f"frame {i}")
+        for i, frame in enumerate(frames)
+    ]
+
+
+def open_frames(frames: Any) -> tuple[Header, list[ByteArray]]:
+    """The checked header of a message, and its frames, header first, aliased.
+
+    Raises:
+        WireFormatError: The message is cut, or its frames are not the header's.
+    """
+    arrays = flat_frames(frames)
+    if len(arrays) == 1 and is_blob(arrays[0]):
+        return open_blob(arrays[0])
+    header = read_header(arrays[0].data)
+    sizes = [len(array) for array in arrays[1:]]
+    if sizes != header.sizes:
+        check_sizes(header, sizes)
+    return header, arrays
+
+
+def open_blob(blob: ByteArray) -> tuple[Header, list[ByteArray]]:
+    """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
+    size = read_preamble(blob)
+    header = read_header(split_blob(blob, size, ())[0].data)
+    return header, split_blob(blob, size, header.sizes)
+
+
+def check_sizes(header: Header, sizes: Sequence[int]) -> None:
+    """See that the frames behind the header are those that it announces.
+
+    Raises:
+        WireFormatError: One is missing, or has another size; it is named.
+    """
+    if len(sizes) != len(header.sizes):
+        raise WireFormatError(
+            "frame_count",
+            "frames",
+            f"expected {len(header.sizes) + 1} frames, found {len(sizes) + 1}; "
+            "frames were lost, or come from more than one message",
+        )
+    for i, (expected, found) in enumerate(zip(header.sizes, sizes, strict=True)):
+        if expected != found:
+            raise WireFormatError(
+                "frame_size",
+                f"frame {i + 1}",
+                f"expected {expected} bytes, found {found}; it was cut, or frames changed places",
+            )
+
+
+def check_frames(buffers: Sequence[ByteArray], checksums: Sequence[int]) -> None:
+    """Compare the checksums of the frames behind the header."""
+    for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
+        check_crc(zlib.crc32(buffer), checksum, f"frame {i + 1}")
+
+
+# --- an open message ---------------------------------------------------------------------------
+
+
+class Message:
+    """An open message: its checked header, and a way to its buffers.
+
+    Attributes:
+        header: What the message says of itself.
+        numbers: Those of the header.
+        payload: Its buffers.
+        device: Where tensors go; None leaves them where their cells are.
+        allow_pickle: Whether pickled objects are unpickled.
+        depth: Containers around what is being built, those of outer messages included.
+        lazy: Whether a value may be asked for more than once.
+        stacked: Levels of lazy stacks in what was built, by its id, with the value, so that its id
+            stays its own.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        payload: Payload,
+        device: torch.device | None,
+        allow_pickle: bool,
+        *,
+        depth: int = 0,
+        lazy: bool = False,
+    ) -> None:
+        self.header = header
+        self.numbers = header.numbers
+        self.payload = payload
+        self.device = device
+        self.allow_pickle = allow_pickle
+        self.depth = depth
+        self.lazy = lazy
+        self.stacked: dict[int, tuple[int, Any]] = {}
+        self._groups: list[RowSplits | None] = [None] * len(header.groups)
+        # Rows chosen of a group, by the group and the identity of the choice, which is kept.
+        self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        """The dims of a node, which are the last of its numbers."""
+        form = FORMS[node.kind]
+        first = node.number + len(form.numbers) - 1
+        rank: int = node.fields[form.rank]
+        return tuple(self.numbers[first : first + rank])
+
+    # Cells
+
+    def tensor(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
+        """A TENSOR, or some of its rows."""
+        first = node.number + 3
+        shape = tuple(self.numbers[first : first + node.fields[1]])
+        if chosen is None:
+            values = self.cells(node, shape)
+        else:
+            values = self._rows_of_tensor(node, shape, chosen)
+        return values if self.device is None else values.to(self.device)
+
+    def cells(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
+        """All the cells of a TENSOR, JAGGED or TENSOR_VIEWS."""
+        i, numbers, name = node.number, self.numbers, node.fields[0]
+        dtype = _DTYPES[name]
+        if dtype is None:
+            raise unknown_dtype(name)
+        buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
+        if stored != PLAIN and node.kind is not Kind.TENSOR_VIEWS:
+            cells = math.prod(shape)
+            narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
+            return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
+        size = node.itemsize
+        for dim in shape:
+            size *= dim
+        data = self.payload.bytes_at(buffer, offset, size, node.itemsize)
+        if type(data) is torch.Tensor:  # on a device
+            return data.view(dtype).view(shape)
+        return from_bytes(data, dtype, shape)
+
+    def _cell_range(self, node: Node, start: int, end: int, *, keep: bool) -> ByteArray:
+        """The bytes of cells `start` to `end` of a TENSOR or JAGGED, as wide as their dtype.
+
+        With `keep`, memory that a tensor may alias; otherwise to be looked at only.
+        """
+        i = node.number
+        buffer, offset, stored = self.numbers[i : i + 3]
+        name = node.fields[0]
+        if stored == PLAIN:
+            size = node.itemsize
+            place = (buffer, offset + start * size, (end - start) * size)
+            return self.payload.bytes_at(*place, size) if keep else self.payload.read(*place)
+        if stored == BITS:
+            # Bits are read by the byte, and those before the first cell thrown away.
+            first = start // 8
+            data = self.payload.read(buffer, offset + first, (end + 7) // 8 - first)
+            cells = widened(data, stored, name, end - 8 * first)
+            return cells[(start - 8 * first) * node.itemsize :]
+        width, _ = STORED_WIDTHS[stored]
+        data = self.payload.read(buffer, offset + start * width, (end - start) * width)
+        return widened(data, stored, name, end - start)
+
+    def _rows_of_tensor(self, node: Node, shape: tuple[int, ...], chosen: Chosen) -> torch.Tensor:
+        per_row = math.prod(shape[1:])
+        wanted = (len(chosen), *shape[1:])
+        dtype = torch_dtype(node.fields[0])
+        if isinstance(chosen, range):
+            bounds = chosen.start * per_row, chosen.stop * per_row
+            return from_bytes(self._cell_range(node, *bounds, keep=True), dtype, wanted)
+        if self.payload.in_memory:
+            whole = self._cell_range(node, 0, shape[0] * per_row, keep=False)
+            rows = whole.reshape(shape[0], per_row * node.itemsize)[chosen]
+            return from_bytes(rows.reshape(-1), dtype, wanted)
+        ranges = [(a * per_row, b * per_row) for a, b in joined_rows(chosen)]
+        return from_bytes(self._joined(node, ranges), dtype, wanted)
+
+    def _joined(self, node: Node, ranges: Iterable[tuple[int, int]]) -> ByteArray:
+        """Ranges of cells that are fetched one by one, end to end."""
+        parts = [self._cell_range(node, a, b, keep=False) for a, b in ranges if a < b]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+
+    # Rows
+
+    def row_splits(self, group: int, chosen: Chosen | None = None) -> RowSplits:
+        """The rows of a ragged group, or some of them; read once.
+
+        Raises:
+            WireFormatError: Its offsets are not offsets, or not those of its min and max.
+        """
+        found = self._groups[group]
+        if found is None:
+            found = self._groups[group] = self._read_group(group)
+        if chosen is None:
+            return found
+        key = (group, id(chosen))
+        known = self._chosen.get(key)
+        if known is None:
+            rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+            picked = RowSplits.from_lengths(np.ascontiguousarray(found.lengths[rows]))
+            known = self._chosen[key] = (chosen, picked)
+        return known[1]
+
+    def _read_group(self, index: int) -> RowSplits:
+        group = self.header.groups[index]
+        path = f"$ (ragged group {index})"
+        if group.rows < 2:
+            # The shortest and the longest row say everything.
+            return RowSplits.from_lengths(np.full(group.rows, group.max, dtype=np.int64))
+        data = self.payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
+        # A copy: offsets that were checked must not change with the message's memory.
+        offsets = np.frombuffer(bytearray(data), dtype=np.int64)
+        row_splits = RowSplits.from_offsets(offsets)
+        if row_splits is None:
+            raise WireFormatError(
+                "bad_offsets",
+                path,
+                f"expected offsets from 0 that never fall, found {brief(offsets[:8].tolist())}",
+            )
+        if (row_splits.min, row_splits.max) != (group.min, group.max):
+            raise WireFormatError(
+                "bad_offsets",
+                path,
+                f"expected rows of {row_splits.min} to {row_splits.max} as the offsets say, "
+                f"found {group.min} to {group.max} in the header",
+            )
+        return row_splits
+
+    def jagged(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
+        """A JAGGED column as a nested tensor, or some of its rows."""
+        if chosen is None:
+            row_splits, shape = self._rows_and_shape(node)
+            values = self.cells(node, shape)
+        else:
+            view = self.view(node, chosen, keep=True)
+            row_splits, values = view.row_splits, values_of(view)
+        if self.device is not None:
+            values = values.to(self.device)
+        return nested_tensor(values, row_splits, node.fields[2])
+
+    def _rows_and_shape(self, node: Node) -> tuple[RowSplits, tuple[int, ...]]:
+        """The rows of a JAGGED column, and the shape of its values."""
+        i = node.number
+        group = self.numbers[i + 3]
+        row_splits = self._groups[group] or self.row_splits(group)
+        shape = tuple(self.numbers[i + 4 : i + 4 + node.fields[1]])
+        total = shape[node.fields[2] - 1]
+        if row_splits.total != total:
+            raise WireFormatError(
+                "bad_offsets",
+                "$",
+                f"expected the offsets of ragged group {group} to end at the {total} "
+                f"cells of the values, found {row_splits.total}",
+            )
+        return row_splits, shape
+
+    def view(self, node: Node, chosen: Chosen | None = None, *, keep: bool = False) -> RaggedView:
+        """The rows of a JAGGED column where they lie in the message; or some of them.
+
+        Its memory is only to be read, unless `keep` asks for memory that a tensor may alias.
+        """
+        row_splits, shape = self._rows_and_shape(node)
+        name, _, dim = node.fields
+        dtype = torch_dtype(name)
+        if chosen is None:
+            data = self._cell_range(node, 0, math.prod(shape), keep=keep)
+            return RaggedView(data, dtype, shape, dim, None, row_splits)
+        inner = math.prod(shape[dim:])
+        outer = math.prod(shape[: dim - 1])
+        extent = shape[dim - 1]
+        picked = self.row_splits(self.numbers[node.number + 3], chosen)
+        wanted = (*shape[: dim - 1], picked.total, *shape[dim:])
+        host = row_splits.host
+        if not math.prod(wanted):
+            return RaggedView(np.empty(0, np.uint8), dtype, wanted, dim, None, picked)
+        if isinstance(chosen, range) and outer == 1:
+            bounds = int(host[chosen.start]) * inner, int(host[chosen.stop]) * inner
+            data = self._cell_range(node, *bounds, keep=keep)
+            return RaggedView(data, dtype, wanted, dim, None, picked)
+        rows = np.asarray(chosen, dtype=np.int64)
+        ranges = [] if self.payload.in_memory else joined_rows(rows)
+        if self.payload.in_memory or outer * len(ranges) > _MOST_RANGES:
+            data = self._cell_range(node, 0, outer * extent * inner, keep=False)
+            return RaggedView(data, dtype, shape, dim, host[rows], picked)
+        runs = [
+            ((k + int(host[a])) * inner, (k + int(host[b])) * inner)
+            for k in range(0, outer * extent, extent)
+            for a, b in ranges
+        ]
+        return RaggedView(self._joined(node, runs), dtype, wanted, dim, None, picked)
+
+
+_MOST_RANGES = 4096
+"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
+
+
+class RowRange(NamedTuple):
+    """Rows ``start : stop`` of a message."""
+
+    start: int
+    stop: int
+
+
+def joined_rows(rows: Chosen) -> list[RowRange]:
+    """Chosen rows as ranges, neighbours joined."""
+    if isinstance(rows, range):
+        return [RowRange(rows.start, rows.stop)]
+    if not len(rows):
+        return []
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    firsts = rows[np.append(0, breaks)]
+    ends = rows[np.append(breaks, len(rows)) - 1] + 1
+    return [RowRange(a, b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+
+_DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a checked name.
+
+    Raises:
+        WireFormatError: This torch has no such dtype.
+    """
+    dtype = _DTYPES[name]
+    if dtype is None:
+        raise unknown_dtype(name)
+    return dtype
