@@ -327,7 +327,9 @@ def child_step(node: Node, child: int) -> Any:
 def inside(error: WireFormatError, step: Any) -> WireFormatError:
     """An error with a step put in front of its path: a key, an index, or None for nothing."""
     if step is None:
-        return error
+        # A new one all the same: the caller raises it from `error`, and an error that is its own
+        # cause sends whoever follows the causes in circles.
+        return WireFormatError(error.reason, error.path, error.detail)
     rest = error.path.removeprefix("$")
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
     return WireFormatError(error.reason, f"{path}{rest}", error.detail)
@@ -520,6 +522,7 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
 
 def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:
     """The error with the path to its node, which is looked for only now."""
+    error = inside(error, None)
     for step in reversed(_steps(schema.root, node) or []):
         error = inside(error, step)
     return error
