@@ -863,7 +863,7 @@ class Target:
             touch(value)
             if deep:
                 _check_stable(value)
-                if isinstance(message, list) and type(value) is TensorDict and value.batch_dims:
+                if reader is decode and type(value) is TensorDict and value.batch_dims:
                     _check_open(message, value)
         finally:
             peak = _peak()
@@ -971,8 +971,12 @@ def _peak() -> int:
 def _check_error(error: WireFormatError) -> None:
     if error.reason not in REASONS or not error.path or not error.detail:
         raise BrokenPromiseError(f"an error that says nothing: {error!r}")
+    causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None:
+        if cause in causes:
+            raise BrokenPromiseError("an error that causes itself") from error
+        causes.append(cause)
         # torch reports that memory ran out as a RuntimeError, which becomes a WireFormatError.
         if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
             raise BrokenPromiseError("memory ran out") from error
@@ -996,7 +1000,7 @@ def _check_stable(value: Any) -> None:
 
 def _check_open(message: list[Any], value: TensorDict) -> None:
     """Whoever opens a batch sees what `decode` sees."""
-    blob = _blob([bytes(frame) for frame in message])
+    blob = message if isinstance(message, (bytes, bytearray)) else _blob(list(map(bytes, message)))
     for source in (message, _source(blob)):
         if _bytes_of(open_wire(source).to_tensordict()) != _bytes_of(value):
             raise BrokenPromiseError("open_wire and decode read different values")
