@@ -361,7 +361,7 @@ def _struct(s: Script, depth: int = 0) -> Any:
         title = s.pick(_KEYS) if s.byte() > 250 else None
         offset = end if s.byte() < 200 else s.number(64)
         fields.append([s.pick(_KEYS), title, offset, dtype])
-        end = offset + _numpy_size(dtype)
+        end = min(offset + _numpy_size(dtype), 2**40)
     return ["struct", end if s.byte() < 200 else s.number(64), s.byte() > 200, fields]
 
 
@@ -546,7 +546,7 @@ class Tree:
                 cells = math.prod(dims)
         elif kind is Kind.STRIDED_NESTED:
             shapes = [[s.number() for _ in range(rank)] for _ in range(self._rows)]
-            cells, facts["components"] = sum(map(math.prod, shapes)), len(shapes)
+            cells, facts["components"] = max(0, sum(map(math.prod, shapes))), len(shapes)
             place = self.put(_words([dim for shape in shapes for dim in shape]))
             facts["sizes_buffer"], facts["sizes_offset"] = place
         elif kind is Kind.TENSOR_VIEWS:
@@ -611,7 +611,7 @@ class Tree:
     def _place(self, size: int) -> tuple[int, int]:
         """A place of that many bytes, or one that may not have them."""
         how = self.s.byte()
-        if how < 160 and size <= 4096:
+        if how < 160 and 0 <= size <= 4096:
             start = self.s.take(how & 15)
             return self.put(start[:size].ljust(size, b"\0"))
         return (0, how - 160) if how < 232 else (self.s.number(2), self.s.number(200))
@@ -687,7 +687,7 @@ def _bend(s: Script, node: Node) -> None:
         elif what is node.fields:
             node.fields[at] = _changed(s, node.fields[at])
         else:
-            node.children[at] = s.pick(SEEDS).draft.root if op & 1 else _document(s)
+            node.children[at] = s.pick(SEEDS).draft.copy().root if op & 1 else _document(s)
 
 
 def _changed(s: Script, old: Any) -> Any:
