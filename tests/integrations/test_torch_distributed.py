@@ -44,7 +44,7 @@ from jagcodec.integrations.torch_distributed import (
     scatter_rows,
     send,
 )
-from jagcodec.memory import tensor_bytes
+from jagcodec.memory import blocks
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
@@ -420,7 +420,7 @@ def test_a_receiver_learns_that_the_sender_failed(world):
 
 
 def do_no_memory(rank, work):
-    original = tensor_bytes.new_block
+    original = blocks.new_block
 
     def scarce(size):
         if size == 8_000_000:
@@ -428,7 +428,7 @@ def do_no_memory(rank, work):
         return original(size)
 
     if rank == 2:
-        tensor_bytes.new_block = scarce
+        blocks.new_block = scarce
     try:
         x = torch.zeros(1_000_000 * (RANKS if work == "scatter_rows" else 1), dtype=torch.float64)
         if work == "all_gather_rows":
@@ -436,7 +436,7 @@ def do_no_memory(rank, work):
         call = {"broadcast": broadcast, "scatter_rows": scatter_rows}[work]
         return call({"x": x} if rank == 1 else None, 1)
     finally:
-        tensor_bytes.new_block = original
+        blocks.new_block = original
 
 
 @pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])

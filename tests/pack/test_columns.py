@@ -111,7 +111,7 @@ def test_bad_lengths_and_names():
     [
         (None, "dict of names"),
         ([torch.ones(2)], "found list"),
-        ({1: torch.ones(2)}, "no strings"),
+        ({1: torch.ones(2)}, "not strings"),
         ({"grid": np.empty((2, 2), dtype=object)}, "numpy.empty"),
         ({"q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}, "dequantise"),
     ],
@@ -302,7 +302,7 @@ LAZY = LazyStackedTensorDict(TensorDict({}, []), TensorDict({}, []), stack_dim=0
         (None, {"a": NonTensorData("x")}, {}, "bad_type", "'a'.*object array"),
         (None, {"a": NonTensorData("x", batch_size=[3])}, {}, "row_mismatch", "'a'.*found 3"),
         (None, {"a": [1, 2]}, {}, "bad_type", "'a'.*found list"),
-        (None, {1: torch.ones(2)}, {}, "bad_type", "no strings"),
+        (None, {1: torch.ones(2)}, {}, "bad_type", "not strings"),
         (None, None, {}, "bad_type", "dict of names"),
         (None, LAZY, {}, "bad_type", "lazy stack"),
         (None, {}, {"like": "absent"}, "no_such_field", "like.*'absent'"),

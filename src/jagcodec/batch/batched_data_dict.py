@@ -27,7 +27,7 @@ class BatchedDataDict(dict[str, Any]):
     the number of columns.
 
     Attributes:
-        meta_info: What belongs to the whole batch, by name. It rides with the batch: on the
+        meta_info: What belongs to the whole batch, by name. It goes where the batch goes: on the
             wire, in pickles, and into every batch made from this one (the dict is copied, its
             values are not).
 
@@ -211,7 +211,7 @@ class BatchedDataDict(dict[str, Any]):
         return both
 
     def to(self: Self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """Every tensor on another device; columns of equal rows still share their raggedness.
+        """Every tensor on another device; columns of equal rows still share their offsets.
 
         Columns that are there already, and those without tensors, are aliased.
         """

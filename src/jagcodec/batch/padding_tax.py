@@ -25,7 +25,7 @@ class FieldTax:
 
     Attributes:
         name: The column; names of nested columns are joined with dots.
-        layout: ``"jagged"``, ``"rectangular"`` or ``"object"``: how it rides.
+        layout: ``"jagged"``, ``"rectangular"`` or ``"object"``: how it is sent.
         padded_bytes: Its size as a rectangle.
         wire_bytes: Its size in a message.
     """

@@ -68,7 +68,7 @@ def select_rows(batch: B, index: Any) -> B:
 
     Returns:
         A batch of the same kind; `batch` is untouched. Columns of equal row lengths share one
-        raggedness. A contiguous range (a slice of step 1) of contiguous CPU columns aliases
+        offsets tensor. A contiguous range (a slice of step 1) of contiguous CPU columns aliases
         them, each with a storage of its own over its rows; anything else is one copy per column.
         Gradients flow through it. Of a `WireBatch` nothing is read yet. A payload that belongs
         to the whole batch still does.
@@ -110,7 +110,7 @@ def repeat_rows(
 
     Raises:
         ArgumentError: A number is negative, or there are not N of them.
-        ArgumentTypeError: `times` is no integer, nor integers.
+        ArgumentTypeError: `times` is neither an integer nor integers.
 
     The meaning of `interleave` is that of ``verl.DataProto.repeat``.
 
@@ -230,7 +230,7 @@ def balance_rows(
     Raises:
         ArgumentError: Neither `parts` nor `max_tokens` is given, a row is longer than
             `max_tokens` (it is named), there are more parts than rows, or a length is negative.
-        ArgumentTypeError: Lengths are no integers.
+        ArgumentTypeError: Lengths are not integers.
 
     To undo a split, choose by the inverse: ``select_rows(concat_rows(results),
     numpy.argsort(numpy.concatenate(parts)))``. What verl calls ``rearrange_micro_batches``.
@@ -289,7 +289,7 @@ def concat_rows(batches: Iterable[B]) -> B:
 
     Returns:
         A batch of the same kind (a TensorDict for `WireBatch`es); the batches are untouched, and
-        every column is copied once. Columns of equal row lengths share one raggedness. A
+        every column is copied once. Columns of equal row lengths share one offsets tensor. A
         non-tensor payload of the whole batch stays one if all batches have the same, bit for
         bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
 

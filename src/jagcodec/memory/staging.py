@@ -6,6 +6,7 @@ A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -50,20 +51,41 @@ def _wait_for(device: torch.device) -> None:
 
 
 class HostCopies:
-    """Host copies of device tensors, known by the identity of the tensor."""
+    """Host copies of device tensors, known by where the tensor lies and how.
+
+    Not by identity: those that make up a jagged or sparse tensor are new objects whenever they are
+    asked for.
+    """
 
     def __init__(self) -> None:
-        # The tensor is kept, so that its id stays its own.
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # The tensor is kept, so that no other one can come to lie there.
+        self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy those that are not on the CPU, each once."""
-        wanted = {id(tensor): tensor for tensor in tensors if not tensor.is_cpu}
+        """Copy those that are not on the CPU, each once, and wait for them once."""
+        wanted: dict[tuple[Any, ...], torch.Tensor] = {}
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                place = _place(tensor)
+                if place not in self._copies:
+                    wanted[place] = tensor
         if wanted:
             copies = to_host(list(wanted.values()))
-            for tensor, copy in zip(wanted.values(), copies, strict=True):
-                self._copies[id(tensor)] = (tensor, copy)
+            for (place, tensor), copy in zip(wanted.items(), copies, strict=True):
+                self._copies[place] = (tensor, copy)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor that was fetched; a CPU tensor itself."""
-        return tensor if tensor.is_cpu else self._copies[id(tensor)][1]
+        return tensor if tensor.is_cpu else self._copies[_place(tensor)][1]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )

@@ -92,7 +92,7 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # Those that numpy has under every supported torch: what most columns are.
-_NUMPY_DTYPES = {
+NUMPY_DTYPES = {
     getattr(torch, name.removesuffix("_")): np.dtype(name)
     for name in (
         "bool",
@@ -114,12 +114,19 @@ def plain_array(tensor: object) -> npt.NDArray[Any] | None:
     Such as gradients, lazy negation, a layout or a dtype that numpy has not. What torch is asked
     for is little: each of its attributes is far more work than one of an array.
     """
-    if type(tensor) is not torch.Tensor or tensor.dtype not in _NUMPY_DTYPES or not tensor.is_cpu:
-        return None
-    try:
-        return tensor.numpy()
-    except (RuntimeError, TypeError):
-        return None
+    return plain_arrays((tensor,))[0]
+
+
+def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
+    """`plain_array` of each."""
+    arrays: list[npt.NDArray[Any] | None] = []
+    for tensor in tensors:
+        plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES and tensor.is_cpu
+        try:
+            arrays.append(tensor.numpy() if plain else None)
+        except (RuntimeError, TypeError):
+            arrays.append(None)
+    return arrays
 
 
 def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
@@ -190,7 +197,7 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
         return torch.empty(shape, dtype=dtype, device="cpu")
     # from_numpy makes a storage that begins and ends with the slice, so pickling one column
     # does not drag its neighbours along.
-    known = _NUMPY_DTYPES.get(dtype)
+    known = NUMPY_DTYPES.get(dtype)
     if known is not None:
         return torch.from_numpy(np.ndarray(shape, known, data))
     return torch.from_numpy(data).view(dtype).view(shape)

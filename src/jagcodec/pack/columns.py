@@ -11,13 +11,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import check_fields, describe, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
+from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
-from jagcodec.ragged.views import rows_of_rectangle
+from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 
@@ -69,8 +69,8 @@ def pack_jagged_fields(
     for name, column in columns.items():
         if is_jagged(column):
             column = view_of(column, f"{where}({name!r})", pool)
-        elif isinstance(column, torch.Tensor):
-            column = contiguous_bits(column)
+        elif isinstance(column, (torch.Tensor, np.ndarray)):
+            column = contiguous_bits(fields[name])
         leaves.append((name, column))
     return batch_of(leaves_of(leaves), rows)
 
@@ -170,8 +170,8 @@ def _columns(
     if row_splits is not None:
         rows, longest = row_splits.rows, row_splits.max
     columns: dict[str, Any] = {}
-    for name, column in fields.items():
-        array = plain_array(column)
+    arrays = plain_arrays(fields.values())
+    for (name, column), array in zip(fields.items(), arrays, strict=True):
         shape: tuple[int, ...]
         if array is not None and array.ndim and len(array) == rows:
             shape = array.shape
@@ -190,10 +190,12 @@ def _columns(
             # As `pack_per_token_field` for columns that are named, else as `maybe_pack_jagged`.
             or (shape[1] < longest if named is not None else shape[1] != longest)
         ):
-            columns[name] = column
+            columns[name] = column if array is None else array
+        elif array is not None and array.flags.c_contiguous:
+            cells = (shape[0] * shape[1], *shape[2:])
+            columns[name] = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
         else:
-            padded = column if array is not None else column.detach()
-            columns[name] = rows_of_rectangle(padded, row_splits, name, array)
+            columns[name] = rows_of_rectangle(column.detach(), row_splits, name, array)
     return Columns(rows or 0, columns)
 
 

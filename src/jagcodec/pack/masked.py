@@ -53,7 +53,7 @@ def pack_masked_fields(
         fields: Name to column: tensors (N, ...), jagged tensors of N rows, or object arrays (N,).
         mask: (N, S) booleans, or integers 0 and 1: where a cell is valid. Or the name of the
             column that is the mask, such as verl's ``"attention_mask"``.
-        token_aligned_fields: Names of the per-token columns (N, S, ...). Names that are no column
+        token_aligned_fields: Names of the per-token columns (N, S, ...). Names that are not columns
             are ignored, so that one set of names serves every batch. None takes every rectangle
             that begins with (N, S); that is a guess by shape, and a feature that happens to be
             (N, S) is packed too.
@@ -62,7 +62,7 @@ def pack_masked_fields(
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Row i of a
         per-token column is its cells where row i of the mask is True, in order; these columns are
-        detached, own their memory and share one raggedness. A per-token column whose pad cells
+        detached, own their memory and share one offsets tensor. A per-token column whose pad cells
         are not one constant, bit for bit, stays rectangular, because rows would lose them. All
         other columns are as from `pack_jagged_fields`.
 
@@ -70,7 +70,7 @@ def pack_masked_fields(
         jagged (N, j, 2) int32 (int64 from S = 2^31 on), the start and the length of each run of
         True in a row of the mask; and ``"rectangle"``, the payload ``{"width": S, "pads": {name:
         0-d tensor}}`` with the pad of each column packed here (0 without pad cells). Both are on
-        the CPU. The mask itself rides only if it is a column.
+        the CPU. The mask itself is in the batch only if it is a column.
 
     Raises:
         ArgumentError: The mask is not (N, S) or holds more than 0 and 1, a column has not N rows,
@@ -320,7 +320,7 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
             a pad of another dtype, widths that differ by row, or rectangles that do not fit in
             memory.
         ArgumentKeyError: `td` has no padding leaf.
-        ArgumentTypeError: `td` is no TensorDict, or the padding leaf or a column that it names
+        ArgumentTypeError: `td` is not a TensorDict, or the padding leaf or a column that it names
             is not what it was.
 
     Example:

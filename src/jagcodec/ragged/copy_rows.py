@@ -84,7 +84,8 @@ def _cells_and_runs(view: RaggedView) -> tuple[torch.Tensor, IntArray, IntArray]
     starts, lengths = _runs(view)
     if starts is None or isinstance(starts, int):
         starts = view.row_starts()
-    return values.reshape(-1, *view.shape[view.ragged_dim :]), starts, lengths
+    cells = math.prod(view.shape[: view.ragged_dim])
+    return values.reshape(cells, *view.shape[view.ragged_dim :]), starts, lengths
 
 
 def _flat(memory: Any) -> ByteArray:

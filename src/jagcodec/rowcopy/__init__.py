@@ -24,9 +24,9 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
+from jagcodec._arguments import describe
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.blocks import new_block
-from jagcodec._arguments import describe
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, from_bytes
 from jagcodec.rowcopy import numpy_kernel, torch_ops
 from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, numbers, rows_only

@@ -10,7 +10,6 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +22,9 @@ from jagcodec.errors import ArgumentError, UnsupportedTypeError
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
-from jagcodec.ragged.nested import view_of_parts
+from jagcodec.ragged.nested import NestedParts, view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
@@ -109,11 +108,31 @@ def pending(
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None
-    copies = HostCopies()
-    leaving = (tensor for tensor in lowering.on_devices if tensor.device != keep_on)
-    copies.fetch([*leaving, *lowering.off_devices])
     lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
+    copies = HostCopies()
+    if lowering.on_devices or lowering.off_devices:
+        leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
+        copies.fetch([*leaving, *lowering.off_devices])
+        lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     return _Placing(copies, narrow, keep_on).message(lowered, checksum)
+
+
+def _compacted(items: list[Any], copies: HostCopies, keep_on: torch.device | None) -> list[Any]:
+    """The items with every jagged column of a device that has holes compacted there, and fetched.
+
+    Together, and so with one more wait for the device.
+    """
+    pool = RowSplitsPool()
+    views: dict[int, RaggedView] = {}
+    for i, item in enumerate(items):
+        if type(item) is Ragged and type(item.source) is NestedParts:
+            values = item.source.values
+            if item.source.lengths is not None and not values.is_cpu:
+                view = view_of_parts(item.source, item.path, pool, copies)
+                views[i] = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
+    compacted: Any = [view.memory for view in views.values() if view.device != keep_on]
+    copies.fetch(compacted)
+    return [item._replace(source=views[i]) if i in views else item for i, item in enumerate(items)]
 
 
 class MsgpackEncoder:
@@ -193,13 +212,43 @@ class _Placing:
 
     def _place(self, items: list[Any]) -> None:
         narrow = self._narrowed(items) if self._narrow else {}
-        numbers = self._numbers
+        numbers, group_of = self._numbers, self._group_of
         for i, item in enumerate(items):
             kind = type(item)
             if kind is int:
                 numbers.append(item)
             elif kind is Ragged:
-                self._place_rows(item, narrow.get(i))
+                view = item.source
+                if type(view) is not RaggedView or type(view.memory) is not np.ndarray:
+                    view = self._view(item)
+                row_splits, starts, shape = view.row_splits, view.starts, view.shape
+                if starts is not None:
+                    dim = view.ragged_dim - 1
+                    shape = (*shape[:dim], row_splits.total, *shape[dim + 1 :])
+                size = view.dtype.itemsize
+                for extent in shape:
+                    size *= extent
+                if i in narrow:
+                    stored, data = narrow[i]
+                    numbers += (*self._place_bytes(data), stored)
+                elif self._keep_on is not None and view.device == self._keep_on:
+                    numbers += (*self._keep(values_of(view)), PLAIN)
+                elif size >= SMALL_BUFFER:
+                    # Rows that lie in order already are sent from where they lie.
+                    self._large.append(size if starts is not None else _bytes_of(view))
+                    numbers += (len(self._large), 0, PLAIN)
+                    if starts is not None:
+                        self._rows.append((len(self._large), 0, size, view))
+                elif size:
+                    offset = (self._small_size + 63) & -ALIGNMENT
+                    self._small_size = offset + size
+                    self._rows.append((0, offset, size, view))
+                    numbers += (0, offset, PLAIN)
+                else:
+                    numbers += (0, 0, PLAIN)
+                group = group_of.get(id(row_splits))
+                numbers.append(self._new_group(row_splits) if group is None else group)
+                numbers += shape
             elif kind is Dense:
                 self._place_cells(item, narrow.get(i))
             elif kind is Documents:
@@ -207,47 +256,21 @@ class _Placing:
             else:
                 numbers.append(int(item))  # a symbolic or numpy dim
 
-    def _place_rows(self, column: Ragged, narrow: tuple[int, ByteArray] | None) -> None:
-        view = column.source
-        if type(view) is not RaggedView:
-            view = self._view(column)
-        elif type(view.memory) is torch.Tensor and view.memory.device != self._keep_on:
-            view = view._replace(memory=self._copies_of.of(view.memory))
-        numbers, row_splits = self._numbers, view.row_splits
-        shape = view.shape if view.starts is None else view.values_shape
-        size = view.dtype.itemsize
-        for dim in shape:
-            size *= dim
-        if narrow is not None:
-            numbers += (*self._place_bytes(narrow[1]), narrow[0])
-        elif view.device == self._keep_on:
-            numbers += (*self._keep(values_of(view)), PLAIN)
-        elif view.starts is None and size >= SMALL_BUFFER:
-            numbers += (*self._place_bytes(self._values(view)), PLAIN)
-        else:
-            numbers += (*self._place_later(size, view), PLAIN)
-        group = self._group_of.get(id(row_splits))
-        if group is None:
-            group = self._new_group(row_splits)
-        numbers.append(group)
-        numbers += shape
-
     def _view(self, column: Ragged) -> RaggedView:
-        parts: Any = column.source
-        try:
-            view = view_of_parts(parts, column.path, self._pool, self._copies_of)
-        except ArgumentError as error:
-            raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
-        if view.device == self._keep_on or parts.values.is_cpu:
+        """The rows of a jagged column, on the host but for a device that is to keep them."""
+        source = column.source
+        if type(source) is RaggedView:
+            view = source
+        else:
+            parts: Any = source
+            try:
+                view = view_of_parts(parts, column.path, self._pool, self._copies_of)
+            except ArgumentError as error:
+                raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
+        memory: Any = view.memory
+        if memory.is_cpu or memory.device == self._keep_on:
             return view
-        if view.starts is not None:
-            return view._replace(memory=values_of(view).cpu(), shape=view.values_shape, starts=None)
-        return view._replace(memory=self._copies_of.of(parts.values))
-
-    def _values(self, view: RaggedView) -> ByteArray:
-        """The bytes of rows that lie end to end."""
-        memory = view.memory
-        return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)
+        return view._replace(memory=self._copies_of.of(memory))
 
     def _new_group(self, row_splits: RowSplits) -> int:
         """The group of these rows, made or found."""
@@ -274,10 +297,11 @@ class _Placing:
             else:
                 numbers += self._place_bytes(as_bytes(self._copies_of.of(source)))
         elif isinstance(source, np.ndarray):
-            numbers += self._place_bytes(numpy_dtypes.cell_bytes(source))
+            plain = item.dtype is not None and source.flags.c_contiguous
+            data = source.reshape(-1).view(np.uint8) if plain else None
+            numbers += self._place_bytes(numpy_dtypes.cell_bytes(source) if data is None else data)
         elif isinstance(source, RaggedView):
-            size = math.prod(source.values_shape) * source.dtype.itemsize
-            numbers += self._place_later(size, source)
+            numbers += self._place_bytes(as_bytes(values_of(source)))
         else:
             parts = [as_bytes(self._copies_of.of(part)) for part in source]
             numbers += self._place_bytes(
@@ -322,20 +346,6 @@ class _Placing:
         self._small.append((offset, data))
         return (0, offset)
 
-    def _place_later(self, size: int, view: RaggedView) -> tuple[int, int]:
-        """A place for the rows of a view, which are copied there at the end."""
-        if size == 0:
-            return (0, 0)
-        if size >= SMALL_BUFFER:
-            self._large.append(size)
-            place = (len(self._large), 0)
-        else:
-            offset = self._small_size + -self._small_size % ALIGNMENT
-            self._small_size = offset + size
-            place = (0, offset)
-        self._rows.append((*place, size, view))
-        return place
-
     def _keep(self, tensor: torch.Tensor) -> tuple[int, int]:
         """A place for cells that stay on their device."""
         # Where there are none, too: it says which device an empty tensor belongs on.
@@ -352,14 +362,18 @@ class _Placing:
                 continue
             if type(item) is Dense:
                 source: Any = item.source
-                if source.is_cpu or source.device != self._keep_on:
+                if type(source) is np.ndarray:
+                    found[i] = numpy_dtypes.cell_bytes(source)
+                elif source.is_cpu or source.device != self._keep_on:
                     found[i] = as_bytes(self._copies_of.of(source))
                 continue
-            view = item.source if type(item.source) is RaggedView else self._view(item)
-            if view.device == self._keep_on:
+            view: RaggedView = item.source
+            if type(view) is not RaggedView or type(view.memory) is not np.ndarray:
+                view = self._view(item)
+            if self._keep_on is not None and view.device == self._keep_on:
                 continue
             if view.starts is None:
-                found[i] = self._values(view)
+                found[i] = _bytes_of(view)
             else:
                 loose[i] = view
         for i, values in zip(loose, gathered(loose.values()), strict=True):
@@ -371,22 +385,23 @@ class _Placing:
 
     def _fill(self, memory: Sequence[ByteArray]) -> None:
         """Write what was placed into memory for each buffer that is still to be written."""
-        frames = iter(memory)
-        targets = {0: next(frames)} if self._small_size or self._large else {}
-        for i, part in enumerate(self._large, 1):
-            if type(part) is int:
-                targets[i] = next(frames)
-        if targets:
-            targets[0].fill(0)
+        fresh = iter(memory)
+        parts = (self._small_size, *self._large) if self._small_size or self._large else ()
+        targets = [next(fresh) if type(part) is int else None for part in parts]
+        if not targets:
+            return
+        first: Any = targets[0]
+        first.fill(0)  # between the buffers
         for offset, data in self._small:
-            targets[0][offset : offset + data.nbytes] = data
+            first[offset : offset + len(data)] = data
         copies = []
         for buffer, offset, size, view in self._rows:
-            target = targets[buffer][offset : offset + size]
+            target: Any = targets[buffer]
+            target = target[offset : offset + size]
             if view.ragged_dim == 1 and type(view.memory) is np.ndarray:
                 lengths = view.row_splits.lengths
-                source = view.memory
-                copies.append(Copy(target, source, None, view.starts, lengths, view.cell_bytes))
+                cell = size // view.row_splits.total
+                copies.append(Copy(target, view.memory, None, view.starts, lengths, cell))
             else:
                 copies.append(copy_task(view, target))
         rowcopy.copy_all(copies)
@@ -398,3 +413,9 @@ class _Placing:
             memory: Any = view.memory
             sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
         return sources
+
+
+def _bytes_of(view: RaggedView) -> ByteArray:
+    """The bytes of rows that lie end to end."""
+    memory = view.memory
+    return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)

@@ -17,12 +17,14 @@ from tensordict import (
 )
 
 from jagcodec.errors import Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NestedParts, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
     LIST_TYPES,
     TENSORDICT_TYPES,
     dim_names,
+    leaf_of_rows,
     payloads_of_stack,
 )
 from jagcodec.ragged.views import RaggedView, end_to_end
@@ -48,7 +50,8 @@ class Columns(NamedTuple):
 
     Attributes:
         rows: N.
-        columns: Name to a tensor, a `RaggedView`, or a list of N objects.
+        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; or to a list of
+            N objects.
     """
 
     rows: int
@@ -101,6 +104,7 @@ class Lowered(NamedTuple):
 
 
 _TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
+_NUMPY_NAMES = {dtype: _TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 
 # What msgpack holds by itself and gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -112,7 +116,7 @@ class Lowering:
 
     def __init__(self, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
-        self._packer = documents.packer()
+        self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
         self.items: list[Any] = []
@@ -202,6 +206,11 @@ class Lowering:
         self.values.insert(mark, tree)
         return None
 
+    def _pack(self) -> Callable[[Any], bytes]:
+        if self._packer is None:
+            self._packer = documents.packer()
+        return self._packer.pack  # type: ignore[no-any-return]
+
     # Errors
 
     def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
@@ -282,7 +291,7 @@ class Lowering:
         self._check_distinct(value)
         members = [self._key(item) for item in value]
         # Sorted by encoded bytes: a set's own order follows the process's hash seed.
-        members.sort(key=self._packer.pack)
+        members.sort(key=self._pack())
         return [TAGS[Kind.SET if isinstance(value, set) else Kind.FROZENSET], *members]
 
     def _bytes(self, value: bytes) -> Tree:
@@ -300,7 +309,7 @@ class Lowering:
 
     def _rows(self, payloads: Iterable[Any]) -> None:
         """A document per row; what needs buffers is a message of its own."""
-        pack = self._packer.pack
+        pack = self._pack()
         rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
         for i, payload in enumerate(payloads):
@@ -470,30 +479,47 @@ class Lowering:
 
     def _columns(self, value: Columns) -> Tree:
         """The tree of a batch from its columns: that of the TensorDict they would make."""
-        self.items.append(value.rows)
+        items = self.items
+        items.append(value.rows)
         nodes: list[Tree] = []
         for name, column in value.columns.items():
-            if type(column) is RaggedView:
+            kind = type(column)
+            if kind is RaggedView:
                 dtype = _TORCH_NAMES.get(column.dtype)
-                if dtype is None:
-                    memory: Any = column.memory
+                if dtype is None or type(column.memory) is not np.ndarray:
                     self._path.append(name)
-                    raise self._refusal(memory, f" with dtype {column.dtype}; dequantise it first")
-                if type(column.memory) is torch.Tensor and not column.memory.is_cpu:
-                    # Only rows leave the device.
-                    column = end_to_end(values_of(column), column.row_splits)
-                    self.on_devices.append(column.memory)
-                self.items.append(Ragged(column, dtype, name))
+                    column, dtype = self._rows_of_tensor(column)
+                    self._path.pop()
+                items.append(Ragged(column, dtype, name))
                 nodes.append((Kind.JAGGED, dtype, len(column.shape), column.ragged_dim))
-                continue
-            self._path.append(name)
-            if isinstance(column, list):
-                self._rows(column)
-                nodes.append((Kind.NON_TENSOR_ROWS,))
+            elif kind is np.ndarray:
+                dtype = _NUMPY_NAMES[column.dtype]
+                shape = column.shape
+                items.append(Dense(column, dtype))
+                items += shape
+                nodes.append((Kind.TENSOR, dtype, len(shape)))
             else:
-                nodes.append(self._tensor(column))
-            self._path.pop()
+                self._path.append(name)
+                if kind is not list:
+                    nodes.append(self._tensor(column))
+                elif column:
+                    self._rows(column)
+                    nodes.append((Kind.NON_TENSOR_ROWS,))
+                else:
+                    nodes.append(self.lower(leaf_of_rows(column)))
+                self._path.pop()
         return (Kind.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+
+    def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
+        """Rows of a rectangle that is not an array, and the name of their dtype."""
+        memory: Any = view.memory
+        name = self._torch_dtype(memory)
+        if not memory.is_cpu:
+            # Only rows leave the device.
+            values = values_of(view)
+            view = end_to_end(values, view.row_splits)
+            self.on_devices.append(values)
+        return view, name
 
     def _tensordict(self, td: TensorDictBase) -> Tree:
         names = td.names if td.batch_dims else []
