@@ -4,8 +4,10 @@ import struct
 
 import msgpack
 import pytest
+import torch
+from tensordict import TensorDict
 
-from jagcodec import WireFormatError, decode
+from jagcodec import WireFormatError, decode, encode, open_wire
 from jagcodec.wire.spec import Kind
 
 
@@ -47,3 +49,16 @@ def test_no_error_is_its_own_cause(frames, reason):
         assert error not in seen
         seen.append(error)
         error = error.__cause__
+
+
+def test_rows_that_torch_cannot_choose_are_refused():
+    """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
+    indices = [Kind.TENSOR, "int64", 2]
+    values = [Kind.TENSOR, "bits4x2", 1]
+    schema = [Kind.TENSORDICT, 1, None, ["a"], [Kind.SPARSE_COO, 1, indices, values]]
+    numbers = [2, 1, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
+    frames = message(schema, numbers, payload=[struct.pack("<2q2B", 0, 1, 5, 6)])
+    assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
+    with pytest.raises(WireFormatError) as caught:
+        open_wire(frames).rows([1]).to_tensordict()
+    assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")

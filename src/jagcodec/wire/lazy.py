@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec._arguments import known_names, usable_device
-from jagcodec.errors import ArgumentKeyError, WireFormatError, child_path
+from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError, child_path
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
 from jagcodec.ragged.row_index import Chosen, choose_rows
@@ -31,6 +31,7 @@ from jagcodec.wire.frames import (
 )
 from jagcodec.wire.header import Header, read_header
 from jagcodec.wire.message import Message, open_frames, torch_dtype
+from jagcodec.wire.records import bad
 from jagcodec.wire.schema import Node, inside
 from jagcodec.wire.spec import Kind
 
@@ -256,7 +257,12 @@ class WireBatch:
             raise rows_differ(self._rows, shape)
         if chosen is None:
             return leaf
-        return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
+        try:
+            return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
+        except ArgumentError:
+            raise
+        except Exception as error:  # torch raises all kinds, for dtypes that few kernels take
+            raise bad("rows that torch can choose", error) from error
 
     def _row_splits(self, node: Node) -> RowSplits:
         message = self._message
