@@ -5,9 +5,8 @@ import struct
 import msgpack
 import pytest
 import torch
-from tensordict import TensorDict
 
-from jagcodec import WireFormatError, decode, encode, open_wire
+from jagcodec import WireFormatError, decode, open_wire
 from jagcodec.wire.spec import Kind
 
 
@@ -62,3 +61,9 @@ def test_rows_that_torch_cannot_choose_are_refused():
     with pytest.raises(WireFormatError) as caught:
         open_wire(frames).rows([1]).to_tensordict()
     assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")
+
+
+def test_whoever_opens_a_batch_sees_the_dim_names_that_decode_sees():
+    inner = [Kind.TENSORDICT, 2, ["rows", None], []]
+    frames = message([Kind.TENSORDICT, 1, None, ["a"], inner], [2, 2, 3])
+    assert open_wire(frames).to_tensordict().names == decode(frames).names

@@ -152,7 +152,10 @@ class WireBatch:
             leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
         names: Any = self._names
         try:
-            if names is None and self._message.device is None and len(self._rows) == 1:
+            # A batch without dim names takes those of the batches in it, which `batch_of` does not.
+            kinds = {node.kind for node in self._nodes.values()}
+            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK))
+            if flat and names is None and self._message.device is None and len(self._rows) == 1:
                 return batch_of(leaves, len(self))
             device = self._message.device
             return TensorDict(leaves, batch_size=self.batch_size, names=names, device=device)
