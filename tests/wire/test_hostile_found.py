@@ -67,3 +67,10 @@ def test_whoever_opens_a_batch_sees_the_dim_names_that_decode_sees():
     inner = [Kind.TENSORDICT, 2, ["rows", None], []]
     frames = message([Kind.TENSORDICT, 1, None, ["a"], inner], [2, 2, 3])
     assert open_wire(frames).to_tensordict().names == decode(frames).names
+
+
+def test_a_structured_array_without_dims_is_as_large_as_its_dtype():
+    """Its node has no numbers, and was not among those whose numbers are checked."""
+    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 40, False, []], 0]
+    refused(message(gaps), "out_of_bounds")
+    refused(message([Kind.SCALAR, gaps]), "out_of_bounds")

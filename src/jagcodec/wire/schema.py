@@ -227,7 +227,8 @@ class Schema:
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
-        nodes: Those that have numbers, in the order of their numbers.
+        nodes: Those that have numbers to check, in the order of these; and structured arrays,
+            whose dtype says how large they are even where they have no dims.
         weight: About how many bytes of memory it takes.
     """
 
@@ -275,7 +276,7 @@ class Schema:
         _check_form(kind, form, fields, len(children))
         node = Node(kind, fields, self.numbers, self.values)
         own = _number_count(form, fields)
-        if own:
+        if own or kind is Kind.FIELD_ARRAY:
             self.nodes.append(node)
             self.numbers += own
         if "dtype" in form.fields and type(fields[0]) is str:
