@@ -74,3 +74,33 @@ def test_a_structured_array_without_dims_is_as_large_as_its_dtype():
     gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 40, False, []], 0]
     refused(message(gaps), "out_of_bounds")
     refused(message([Kind.SCALAR, gaps]), "out_of_bounds")
+
+
+def blob(frames):
+    header, *payload = frames
+    whole = struct.pack("<8sIIQ", b"jagcodec", 1, 0, len(header)) + header
+    for part in payload:
+        whole += bytes(-len(whole) % 64) + part
+    return whole
+
+
+def test_messages_in_rows_do_not_add_up_to_much_memory():
+    """A structured array of gaps: 64 KiB each, in rows of 128 bytes."""
+    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 16, False, []], 0]
+    assert decode(message(gaps)).nbytes == 1 << 16
+    row = blob(message(gaps))
+    rows, step = 100, len(row) + -len(row) % 64
+    ends = [0, *(i * step + len(row) for i in range(rows))]
+    data = bytearray((rows - 1) * step + len(row) + 64)
+    for end in ends[1:]:
+        data[end - len(row) : end] = row
+    at = -(-ends[-1] // 8) * 8
+    data[at:] = struct.pack(f"<{rows + 1}q", *ends)
+    frames = message(
+        [Kind.NON_TENSOR_ROWS],
+        [0, 0, ends[-1], 0],
+        groups=[[0, at, rows, len(row), step]],
+        payload=[bytes(data)],
+    )
+    error = refused(frames, "out_of_bounds")
+    assert error.path == "$[0]"

@@ -120,11 +120,12 @@ _VERSION = msgpack.packb(VERSION)
 _NO_VALUES = b"\x90"
 
 
-def read_header(data: Any) -> Header:
+def read_header(data: Any, *, in_row: bool = False) -> Header:
     """Check frame 0, and every number in it, without a look at the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
+        in_row: Whether the message is a row of another.
 
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
@@ -191,7 +192,7 @@ def read_header(data: Any) -> Header:
         found = _header_checksum(packed_schema.data, covered, packed_values)
         check_crc(found, checksums[0], "header")
 
-    places = Places(sizes, len(whole))
+    places = Places(sizes, len(whole), in_row=in_row)
     expect(places.payload <= INT64_MAX, "bad_header", "sizes below 2**63", sizes, "header")
     check_groups(groups, places)
     check_numbers(schema, numbers, len(groups), places)

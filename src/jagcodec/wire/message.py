@@ -69,10 +69,10 @@ def open_frames(frames: Any) -> tuple[Header, list[ByteArray]]:
     return header, arrays
 
 
-def open_blob(blob: ByteArray) -> tuple[Header, list[ByteArray]]:
+def open_blob(blob: ByteArray, *, in_row: bool = False) -> tuple[Header, list[ByteArray]]:
     """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
     size = read_preamble(blob)
-    header = read_header(split_blob(blob, size, ())[0].data)
+    header = read_header(split_blob(blob, size, ())[0].data, in_row=in_row)
     return header, split_blob(blob, size, header.sizes)
 
 

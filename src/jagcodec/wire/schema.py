@@ -380,11 +380,13 @@ def walk(data: bytes) -> None:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int], header_bytes: int) -> None:
+    def __init__(self, sizes: Sequence[int], header_bytes: int, *, in_row: bool = False) -> None:
         self.sizes = sizes
         self.payload = sum(sizes)
         self.left = self.payload  # what no value has claimed yet
-        self.field_bytes = 64 * (1024 + header_bytes + self.payload)
+        # A small message may be one of many, in rows, and what each may take adds up.
+        spare = 0 if in_row else 1024
+        self.field_bytes = 64 * (spare + header_bytes + self.payload)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.
