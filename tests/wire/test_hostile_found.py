@@ -104,3 +104,19 @@ def test_messages_in_rows_do_not_add_up_to_much_memory():
     )
     error = refused(frames, "out_of_bounds")
     assert error.path == "$[0]"
+
+
+def test_rows_that_repeat_do_not_count_past_2_to_the_63():
+    """A row of cells without bytes may be as long as it likes, but not three of them."""
+    row = 1 << 62
+    column = [Kind.JAGGED, "int64", 2, 1]
+    frames = message(
+        [Kind.TENSORDICT, 1, None, ["a"], column],
+        [1, 0, 0, 0, 0, row, 0],
+        groups=[[0, 0, 1, row, row]],
+    )
+    assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
+    for rows in (2, 3, 4):
+        with pytest.raises(WireFormatError) as caught:
+            open_wire(frames).rows([0] * rows).to_tensordict()
+        assert (caught.value.reason, caught.value.path) == ("bad_offsets", "$.a")

@@ -17,6 +17,7 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.frames import (
     Payload,
     buffer_bytes,
@@ -240,7 +241,13 @@ class Message:
         known = self._chosen.get(key)
         if known is None:
             rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-            picked = RowSplits.from_lengths(np.ascontiguousarray(found.lengths[rows]))
+            lengths = np.ascontiguousarray(found.lengths[rows])
+            # Rows may repeat, and cells of no bytes may be many.
+            if len(chosen) * found.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
+                raise WireFormatError(
+                    "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(chosen)} rows"
+                )
+            picked = RowSplits.from_lengths(lengths)
             known = self._chosen[key] = (chosen, picked)
         return known[1]
 
