@@ -1,6 +1,7 @@
 """Faults that the fuzzer or a search by hand found in the readers, one test for each."""
 
 import struct
+import tracemalloc
 
 import msgpack
 import pytest
@@ -120,3 +121,14 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
         with pytest.raises(WireFormatError) as caught:
             open_wire(frames).rows([0] * rows).to_tensordict()
         assert (caught.value.reason, caught.value.path) == ("bad_offsets", "$.a")
+
+
+def test_a_version_is_read_in_little_memory():
+    start = b"\x84" + msgpack.packb("jagcodec")
+    for rest in (b"", b"\xcd\x01", msgpack.packb(2), b"\xdd\xff\xff\xff\xff" * 4):
+        tracemalloc.start()
+        with pytest.raises(WireFormatError):
+            decode([start + rest])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 17

@@ -220,8 +220,10 @@ def _check_start(data: Any, start: bytes) -> None:
             "frames of the transport stand before it",
             path="header",
         )
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(bytes(memoryview(data)[len(_START) : len(_START) + 16]))
+    version_bytes = bytes(memoryview(data)[len(_START) : len(_START) + 16])
+    # Without a bound it takes a mebibyte of memory, whatever it is fed.
+    unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
+    unpacker.feed(version_bytes)
     try:
         version = unpacker.unpack()
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
