@@ -159,7 +159,7 @@ def length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
         ArgumentTypeError: They are not a tensor of integers.
     """
     if type(lengths) is torch.Tensor and lengths.dtype is _INT64 and lengths.is_cpu:
-        array = lengths.detach().numpy()
+        array = lengths.numpy()
     else:
         array = _fetched_lengths(lengths, path)
     if array.ndim != 1 or (rows is not None and len(array) != rows):

@@ -22,7 +22,7 @@ from jagcodec.batch.leaves import move_leaf
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, are_apart, as_bytes
-from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, padded_shape, values_of
+from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
@@ -43,6 +43,8 @@ Key: TypeAlias = str | tuple[str, ...]
 """What a column is called in arguments: its name, or inside a nested one all of them."""
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
+
+_CPU = torch.device("cpu")
 
 T = TypeVar("T")
 
@@ -181,31 +183,40 @@ def materialize(
     """
     where = "materialize"
     check_option(layout, _LAYOUTS, f"{where}(layout)")
-    _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
+    if pad_value_dict is not None:
+        _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
     by_name = not isinstance(padding_side, str) and isinstance(padding_side, Mapping)
     sides: Any = padding_side if by_name else {}
     for side in sides.values() if by_name else [padding_side]:
-        check_option(side, _SIDES, f"{where}(padding_side)")
+        if side not in _SIDES:
+            check_option(side, _SIDES, f"{where}(padding_side)")
     if not isinstance(td, (TensorDictBase, WireBatch)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
+    # Checked where they are given; most calls give few.
+    if pad_to_seqlen:
+        pad_to_seqlen = whole_number(
+            pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"
+        )
+    if pad_to_multiple != 1:
+        pad_to_multiple = whole_number(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more")
+    if prompt_width:
+        prompt_width = whole_number(
+            prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"
+        )
     options = _Options(
         layout,
         pad_value_dict or {},
-        whole_number(
-            pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"
-        ),
-        whole_number(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more"),
+        pad_to_seqlen or 0,
+        pad_to_multiple,
         sides,
         "right" if by_name else padding_side,  # type: ignore[arg-type]
-        whole_number(
-            prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"
-        ),
+        prompt_width or 0,
         name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
         name_set(keep_jagged, f"{where}(keep_jagged)"),
         attention_mask_of,
-        usable_device(device, f"{where}(device)"),
+        None if device is None else usable_device(device, f"{where}(device)"),
         pin_memory,
         container,
     )
@@ -271,11 +282,21 @@ def _filled(
     tensors = []
     for rectangle, memory in zip(rectangles, allocations, strict=True):
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        tensor, task = memory.tensor, None
+        tensor, data = memory.tensor, memory.data
+        width = rectangle.shape[view.ragged_dim]
         fresh = memory.zeroed and not any(bits)
-        if memory.data is not None:
-            width = rectangle.shape[view.ragged_dim]
-            task = pad_task(view, memory.data, width, left_pad, bits)
+        task: Pad | None = None
+        if data is None:
+            pass
+        elif view.ragged_dim == 1 and view.starts is None and type(view.memory) is np.ndarray:
+            # Most of them: rows of a message, where they lie.
+            row_splits = view.row_splits
+            if len(data):
+                cell = len(data) // (row_splits.rows * width)
+                starts, lengths = row_splits.starts, row_splits.lengths
+                task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
+        else:
+            task = pad_task(view, data, width, left_pad, bits)
         if task is not None:
             if fresh:
                 copies.append(rows_only(task))
@@ -290,8 +311,10 @@ def _filled(
             "materialize(out)",
             "expected memory of its own for each column, apart from the batch, found an overlap",
         )
-    copy_all(copies)
-    pad_all(pads)
+    if copies:
+        copy_all(copies)
+    if pads:
+        pad_all(pads)
     return iter(tensors)
 
 
@@ -331,7 +354,10 @@ class _Materializing:
                 columns[name] = self._contained(column, filled)
             else:
                 columns[name] = column
-        return self._options.container(columns)
+        container = self._options.container
+        if container is BatchedDataDict:
+            return BatchedDataDict.of_equal_rows(columns)
+        return container(columns)
 
     # Memory
 
@@ -406,12 +432,19 @@ class _Materializing:
             )
         rows = td.batch_size[0]
         columns: dict[str, Any] = {}
+        options = self._options
+        # Whether columns differ in nothing but their rows, so that those are placed once.
+        simple = not (options.sides or options.keep_jagged or options.device)
         leaves = columns_of(td) if isinstance(td, WireBatch) else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
             # The commonest first: what a TensorDict is takes long to ask.
             if type(leaf) is RaggedView:
-                columns[name] = self._ragged(leaf, key)
+                place = self._places.get((id(leaf.row_splits), options.side)) if simple else None
+                if place is not None:
+                    columns[name] = self._placed(leaf, place[0], place[1], key)
+                else:
+                    columns[name] = self._ragged(leaf, key)
             elif is_jagged(leaf):
                 columns[name] = self._jagged(leaf, key)
             elif type(leaf) is torch.Tensor:
@@ -457,9 +490,10 @@ class _Materializing:
         return self._rectangle(view, key)
 
     def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
-        options, path = self._options, _path(key)
+        options = self._options
         if key not in options.token_aligned:
-            return self._moved(leaf)
+            return leaf if options.device is None else self._moved(leaf)
+        path = _path(key)
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.dim() < 2:
             raise ArgumentError(
                 "bad_shape",
@@ -484,7 +518,8 @@ class _Materializing:
 
     def _rectangle(self, view: RaggedView, key: Key) -> _Rectangle:
         """A column of these rows, which are placed once for all columns on one side."""
-        side = self._options.sides.get(key, self._options.side)
+        options = self._options
+        side = options.sides.get(key, options.side) if options.sides else options.side
         row_splits = view.row_splits
         place = self._places.get((id(row_splits), side))
         if place is None:
@@ -495,12 +530,14 @@ class _Materializing:
     def _placed(
         self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
     ) -> _Rectangle:
-        value = self._options.pads.get(key, 0)
-        bits = bytes(view.dtype.itemsize) if value is _ZERO else None
-        if bits is None:
-            bits = pad_bits(value, view.dtype, _path(key))
-        shape = padded_shape(view, width)
-        rectangle = _Rectangle(shape, view.dtype, view.device, key, view, left_pad, bits)
+        dtype, dim, shape = view.dtype, view.ragged_dim, view.shape
+        pads = self._options.pads
+        # Zero is all bits 0 in every dtype.
+        bits = pad_bits(pads[key], dtype, _path(key)) if key in pads else bytes(dtype.itemsize)
+        padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
+        memory: Any = view.memory
+        device = _CPU if type(memory) is np.ndarray else memory.device
+        rectangle = _Rectangle(padded, dtype, device, key, view, left_pad, bits)
         self._rectangles.append(rectangle)
         return rectangle
 
@@ -539,6 +576,8 @@ class _Materializing:
         options = self._options
         if side == "left_right":
             return self._place_by_prompt(row_splits, path)
+        if options.width and row_splits.max > options.width:
+            raise _too_long_in(row_splits, options.width, path)
         width = _rounded(options.width or row_splits.max, options.multiple)
         return (width - row_splits.lengths if side == "left" else None), width
 
@@ -601,10 +640,6 @@ class _Materializing:
             given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
         rows = td.batch_size[0] if len(td.batch_size) else 0
         return read_lengths(given, where, rows=rows).lengths
-
-
-_ZERO = 0
-"""The pad of columns that are not named: the one small integer of this process."""
 
 
 def _kept_values(view: RaggedView) -> torch.Tensor:

@@ -140,7 +140,10 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     It has the offsets tensor of `row_splits`, and the lengths of the shortest and longest row:
     without them padding goes to the sum of all lengths (pytorch/pytorch#159380).
     """
-    offsets = row_splits.offsets(values.device)
+    device = values.device
+    offsets = row_splits.tensors.get(device)
+    if offsets is None:
+        offsets = row_splits.offsets(device)
     if values.requires_grad:
         return torch.nested.nested_tensor_from_jagged(
             values,
@@ -151,15 +154,43 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         )
     # What that call comes down to where no gradient has to pass; three times as fast, and without
     # the warning about fx tracing that torch 2.13 logs in every process.
-    bounds = row_splits.bounds
-    if bounds is None:
-        bounds = row_splits.bounds = {
+    if row_splits.bounds is None:
+        row_splits.bounds = {
             "min_seqlen": _store_val_in_tensor(row_splits.min),
             "max_seqlen": _store_val_in_tensor(row_splits.max),
         }
-        # This marks the bounds as dynamic for torch.compile. Columns share them, so the next ones
-        # are given theirs afterwards: marked once more, each would cost a quarter more.
-        return NestedTensor(values, offsets, _metadata_cache=dict(bounds), _ragged_idx=ragged_dim)
-    jagged: Any = NestedTensor(values, offsets, _ragged_idx=ragged_dim)
-    jagged._metadata_cache = dict(bounds)
+    key = (tuple(values.shape), ragged_dim, device)
+    like = row_splits.like.get(key) if values.is_contiguous() else None
+    bounds = dict(row_splits.bounds)
+    if like is None:
+        jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
+        if values.is_contiguous():
+            row_splits.like[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
+        return jagged  # type: ignore[no-any-return]
+    # Columns of equal rows and shapes differ in nothing but their values. To say so takes half of
+    # the time that the constructor takes to find it out.
+    jagged = _make_subclass(
+        NestedTensor,
+        like["_size"],
+        like["_strides"],
+        0,
+        torch.contiguous_format,
+        values.dtype,
+        torch.jagged,
+        device,
+        False,
+        False,
+        "sizes",
+        False,
+        True,
+        _DISPATCH_KEYS,
+        storage_size=values.untyped_storage().size(),
+    )
+    jagged.__dict__.update(like, _values=values, _metadata_cache=bounds)
     return jagged  # type: ignore[no-any-return]
+
+
+_make_subclass: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
+    torch._C.DispatchKey.AutogradNestedTensor
+)

@@ -28,26 +28,47 @@ class RowSplits:
         total: Cells of all rows.
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
-        bounds: `min` and `max` as nested tensors keep them; `jagcodec.ragged.nested` makes them.
+        starts: (N,) the offsets without the last.
+        tensors: The offsets as tensors, by device; ask `offsets` for them.
+        bounds: `min` and `max` as nested tensors keep them, for `jagcodec.ragged.nested`.
+        like: What nested tensors of equal shapes have in common, likewise.
     """
 
-    __slots__ = ("_offsets", "_varlen", "bounds", "host", "lengths", "max", "min", "rows", "total")
+    __slots__ = (
+        "_varlen",
+        "bounds",
+        "host",
+        "lengths",
+        "like",
+        "max",
+        "min",
+        "rows",
+        "starts",
+        "tensors",
+        "total",
+    )
 
     def __init__(self, host: IntArray, lengths: IntArray, low: int, high: int) -> None:
         """Use `from_lengths` or `from_offsets`."""
         self.host = host
+        # Made once: the kernel looks at the same array only once for all columns.
+        self.starts = host[:-1]
         self.lengths = lengths
         self.rows = len(lengths)
         self.total = int(host[-1])
         self.min = low
         self.max = high
         self.bounds: dict[str, Any] | None = None
-        self._offsets: dict[torch.device, torch.Tensor] | None = None
+        self.like: dict[Any, dict[str, Any]] = {}
+        self.tensors: dict[torch.device, torch.Tensor] = {}
         self._varlen: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @classmethod
     def from_lengths(cls, lengths: IntArray) -> RowSplits:
         """Row splits of (N,) lengths, none of them negative; the lengths are aliased."""
+        if len(lengths) == 1:  # a message of one row: numpy would take five times as long
+            length = int(lengths[0])
+            return cls(np.array((0, length), dtype=np.int64), lengths, length, length)
         host: IntArray = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.add.accumulate(lengths, out=host[1:])
         return cls(host, lengths, *_extremes(lengths))
@@ -64,22 +85,20 @@ class RowSplits:
 
     def offsets(self, device: torch.device = _CPU) -> torch.Tensor:
         """The offsets as a tensor on a device, always the same one."""
-        if self._offsets is None:
-            self._offsets = {}
-        found = self._offsets.get(device)
+        found = self.tensors.get(device)
         if found is None:
             found = torch.from_numpy(self.host)
             if device != _CPU:
                 found = to_device(found, device)
             # Of two threads that come here at once, both get the one that was first.
-            found = self._offsets.setdefault(device, found)
+            found = self.tensors.setdefault(device, found)
         return found
 
     def with_offsets(self, offsets: torch.Tensor) -> RowSplits:
         """The same rows with an offsets tensor that exists already, whose identity is kept."""
         same = RowSplits(self.host, self.lengths, self.min, self.max)
         same.bounds = self.bounds
-        same._offsets = {offsets.device: offsets}
+        same.tensors = {offsets.device: offsets}
         return same
 
     def varlen(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,9 +115,10 @@ class RowSplits:
 
 
 def _extremes(lengths: IntArray) -> tuple[int, int]:
-    if not len(lengths):
-        return 0, 0
-    return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
+    if len(lengths) > 64:
+        return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
+    few = lengths.tolist()
+    return min(few, default=0), max(few, default=0)
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:

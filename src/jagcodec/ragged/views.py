@@ -58,7 +58,7 @@ class RaggedView(NamedTuple):
     def row_starts(self) -> IntArray:
         """`starts` as (N,) numbers."""
         if self.starts is None:
-            return self.row_splits.host[:-1]
+            return self.row_splits.starts
         if isinstance(self.starts, int):
             return np.arange(self.row_splits.rows, dtype=np.int64) * self.starts
         return self.starts

@@ -23,7 +23,6 @@ from tensordict import (
 from jagcodec._arguments import usable_device
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
-from jagcodec.ragged.nested import row_count
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
@@ -89,7 +88,7 @@ def decode(
     the tables of `docs/wire-format.md` and the types that you registered. Safe to call from
     several threads at once.
     """
-    target = usable_device(device, "decode(device)")
+    target = None if device is None else usable_device(device, "decode(device)")
     header, (_, *buffers) = open_frames(frames)
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
@@ -323,36 +322,42 @@ def _dense_children(message: Message, node: Node) -> list[torch.Tensor]:
 # tensordict
 
 
+_TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
+
+
 def _tensordict(message: Message, node: Node) -> TensorDict:
-    size = list(message.shape(node))
-    _, names, keys = node.fields
+    numbers = message.numbers
+    rank, names, keys = node.fields
+    size = numbers[node.number : node.number + rank]
     leaves: dict[str, Any] = {}
-    fits = len(size) == 1 and names is None and message.device is None
+    # Whether a TensorDict would take every leaf as it is.
+    fits = rank == 1 and names is None and message.device is None
     message.depth += 1
     for key, child in zip(keys, node.children, strict=True):
         try:
-            leaf = leaves[key] = build(message, child)
-            if child.kind is not Kind.TENSOR and child.kind is not Kind.JAGGED:
-                _check_leaf(message, leaf, child, size)
-            fits = fits and _rows(leaf) == size[0]
+            if child.kind is _JAGGED:
+                leaves[key] = message.jagged(child)
+                fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
+            elif child.kind is _TENSOR:
+                leaves[key] = message.tensor(child)
+                fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
+            else:
+                leaf = leaves[key] = build(message, child)
+                _check_leaf(leaf, child, size)
+                fits = fits and _stacked_rows(leaf) == size[0]
         except WireFormatError as error:
             raise inside(error, key) from error
     message.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
-    td = TensorDict(
-        leaves,
-        batch_size=torch.Size(size),
-        names=names,
-        device=message.device,
-    )
+    td = TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
     levels = _levels(message, leaves.values())
     if levels:
         message.stacked[id(td)] = (levels, td)
     return td
 
 
-def _check_leaf(message: Message, leaf: Any, node: Node, size: list[int]) -> None:
+def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
     if not (isinstance(leaf, (torch.Tensor, TensorDictBase)) or is_non_tensor(leaf)):
         raise bad("a leaf", type(leaf).__name__)
     if node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
@@ -509,11 +514,11 @@ def rows_differ(expected: Any, found: Any) -> WireFormatError:
     return WireFormatError("bad_rows", "$", f"expected batch size {expected}, found {brief(found)}")
 
 
-def _rows(leaf: Any) -> int | None:
-    """Rows of a leaf that a TensorDict takes as it is; None of any other."""
-    if type(leaf) is NonTensorStack:
-        return len(leaf.tensordicts) if leaf.batch_dims == 1 else None
-    return row_count(leaf)
+def _stacked_rows(leaf: Any) -> int | None:
+    """Rows of a `NonTensorStack`; None of any other leaf."""
+    if type(leaf) is NonTensorStack and leaf.batch_dims == 1:
+        return len(leaf.tensordicts)
+    return None
 
 
 def _rising(indices: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -239,9 +239,10 @@ class WireBatch:
     def _leaf(self, node: Node) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
-            shape = list(message.shape(node))
-            if shape[: len(self._rows)] != self._rows:
-                raise rows_differ(self._rows, shape)
+            first = node.number + 3
+            dims = message.numbers[first : first + min(node.fields[1], len(self._rows))]
+            if dims != self._rows:
+                raise rows_differ(self._rows, dims)
             return message.tensor(node, chosen)
         if kind is Kind.JAGGED:
             self._row_splits(node)
@@ -297,28 +298,35 @@ class WireBatch:
         return FieldSchema(node.kind.name.lower(), None, None)
 
 
-def columns_of(batch: WireBatch) -> Iterator[tuple[str, Any]]:
+_JAGGED = Kind.JAGGED
+
+
+def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
     """Each column of a batch in the form from which it takes least to make a rectangle.
 
     A jagged one is a `RaggedView` over the message, objects are an object array, and any other is
     what `WireBatch.leaf` gives. Views are only to be read.
     """
-    message, chosen, size = batch._message, batch._chosen, batch._rows
+    message, chosen = batch._message, batch._chosen
+    rows = batch._rows[0] if chosen is None else len(chosen)
+    flat = len(batch._rows) == 1
+    columns: list[tuple[str, Any]] = []
     for name, node in batch._nodes.items():
         try:
-            if node.kind is Kind.JAGGED:
-                if chosen is not None or len(size) > 1:
+            if node.kind is _JAGGED:
+                if chosen is not None or not flat:
                     batch._row_splits(node)
                 column: Any = message.view(node, chosen)
-                if column.row_splits.rows != len(batch):
-                    raise rows_differ(size, [column.row_splits.rows])
+                if column.row_splits.rows != rows:
+                    raise rows_differ(batch._rows, [column.row_splits.rows])
             elif node.kind is Kind.NON_TENSOR_ROWS:
                 column = object_array(batch._objects(node))
             else:
                 column = batch._leaf(node)
         except WireFormatError as error:
             raise _of_column(name, error) from error
-        yield name, column
+        columns.append((name, column))
+    return columns
 
 
 def open_wire(
@@ -354,7 +362,7 @@ def open_wire(
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
-    target = usable_device(device, "open_wire(device)")
+    target = None if device is None else usable_device(device, "open_wire(device)")
     frames: list[ByteArray] | None = None
     if callable(source):
         header, fetch = _fetched(source)

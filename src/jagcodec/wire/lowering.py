@@ -40,6 +40,7 @@ from jagcodec.wire.spec import (
     MAX_UNBACKED_ROWS,
     PLAIN,
     TORCH_DTYPES,
+    Code,
     Kind,
 )
 from jagcodec.wire.tensor_views import Merged, merge
@@ -140,7 +141,7 @@ class Lowering:
         if name is not None:
             state = self._child("state", state_of(value))
             if type(state) is tuple:
-                return (Kind.USER, name, state)
+                return (Code.USER, name, state)
             return [TAGS[Kind.USER], name, state]
         return self._foreign(value)
 
@@ -236,11 +237,11 @@ class Lowering:
             if merged is not None:
                 return self._views(merged)
         trees, nodes = self._items(values)
-        return (Kind.LIST, *trees) if nodes else trees
+        return (Code.LIST, *trees) if nodes else trees
 
     def _tuple(self, value: tuple[Any, ...]) -> Tree:
         trees, nodes = self._items(value)
-        return (Kind.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
+        return (Code.TUPLE, *trees) if nodes else [TAGS[Kind.TUPLE], *trees]
 
     def _dict(self, value: dict[Any, Any]) -> Tree:
         if not _STRING.issuperset(map(type, value)):
@@ -249,7 +250,7 @@ class Lowering:
             return value
         trees, nodes = self._children(value, value.values())
         if nodes:
-            return (Kind.MAP, tuple(value), *trees)
+            return (Code.MAP, tuple(value), *trees)
         return dict(zip(value, trees, strict=True))
 
     def _dict_of_any_keys(self, value: dict[Any, Any]) -> Tree:
@@ -261,7 +262,7 @@ class Lowering:
             pairs = zip(keys, trees, strict=True)
             return [TAGS[Kind.DICT], *(part for pair in pairs for part in pair)]
         self.values.insert(mark, keys)
-        return (Kind.DICT, None, *trees)
+        return (Code.DICT, None, *trees)
 
     def _check_distinct(self, keys: Collection[Any]) -> None:
         try:
@@ -298,12 +299,12 @@ class Lowering:
         if len(value) < INLINE_BYTES:
             return value
         self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
-        return (Kind.BYTES,)
+        return (Code.BYTES,)
 
     def _slice(self, value: slice) -> Tree:
         parts = (value.start, value.stop, value.step)
         trees, nodes = self._children(("start", "stop", "step"), parts)
-        return (Kind.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
+        return (Code.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
 
     # Rows of objects
 
@@ -335,13 +336,13 @@ class Lowering:
         if dtype.kind == "O":
             self._rows(array.flat)
             self.items += shape
-            return (Kind.OBJECT_ARRAY, len(shape))
+            return (Code.OBJECT_ARRAY, len(shape))
         if dtype.kind == "T":
             return self._string_array(array)
         description = self._numpy_dtype(array)
         if not dtype.hasobject:
             self.items += (Dense(array, None), *shape)
-            return (Kind.ARRAY, description, len(shape))
+            return (Code.ARRAY, description, len(shape))
         fields = [dtype.fields[name][0] for name in dtype.names or ()]
         # A reader must not be made to allocate gaps that no byte of the message stands for.
         gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
@@ -349,7 +350,7 @@ class Lowering:
             raise self._refusal(array, f" with dtype {dtype}")
         self.items += shape
         columns = [self._child(name, array[name]) for name in dtype.names]
-        return (Kind.FIELD_ARRAY, description, len(shape), *columns)
+        return (Code.FIELD_ARRAY, description, len(shape), *columns)
 
     def _numpy_dtype(self, value: Any) -> Any:
         description = numpy_dtypes.describe(value.dtype)
@@ -377,7 +378,7 @@ class Lowering:
             raise self._refusal(value)
         array = np.asarray(value)
         if array.dtype.hasobject:
-            return (Kind.SCALAR, self._array(array))
+            return (Code.SCALAR, self._array(array))
         description = self._numpy_dtype(value)
         return [TAGS[Kind.SCALAR], _listed(description), numpy_dtypes.cell_bytes(array).tobytes()]
 
@@ -401,7 +402,7 @@ class Lowering:
         if tensor.layout is torch.sparse_coo:
             self.items += (int(tensor.is_coalesced()), *shape)
             parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
-            return (Kind.SPARSE_COO, len(shape), *parts_)
+            return (Code.SPARSE_COO, len(shape), *parts_)
         if tensor.layout in _COMPRESSED:
             row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
             compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
@@ -435,7 +436,7 @@ class Lowering:
             self.on_devices.append(tensor)
         self.items.append(Dense(tensor, name))
         self.items += shape
-        return (Kind.TENSOR, name, rank)
+        return (Code.TENSOR, name, rank)
 
     def _plain(self, indices: torch.Tensor) -> Tree:
         """A tensor that is never stored narrow."""
@@ -453,7 +454,7 @@ class Lowering:
             view: Any = source
             name, rank = _TORCH_NAMES[view.dtype], len(view.shape)
         self.items.append(Ragged(source, name, "jagged tensor"))
-        return (Kind.JAGGED, name, rank, dim)
+        return (Code.JAGGED, name, rank, dim)
 
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
@@ -461,7 +462,7 @@ class Lowering:
         shape = view.values_shape
         bounds = np.stack([merged.starts, merged.ends])
         self.items += (Dense(view, None), Dense(bounds, None), len(merged.starts), *shape)
-        return (Kind.TENSOR_VIEWS, name, len(shape))
+        return (Code.TENSOR_VIEWS, name, len(shape))
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._torch_dtype(tensor)
@@ -473,7 +474,7 @@ class Lowering:
         sizes = np.array(shapes, dtype=np.int64).reshape(len(shapes), rank)
         cells = sum(component.numel() for component in components)
         self.items += (Dense(components, None), cells, Dense(sizes, None), len(shapes))
-        return (Kind.STRIDED_NESTED, name, rank)
+        return (Code.STRIDED_NESTED, name, rank)
 
     # tensordict
 
@@ -491,24 +492,24 @@ class Lowering:
                     column, dtype = self._rows_of_tensor(column)
                     self._path.pop()
                 items.append(Ragged(column, dtype, name))
-                nodes.append((Kind.JAGGED, dtype, len(column.shape), column.ragged_dim))
+                nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
             elif kind is np.ndarray:
                 dtype = _NUMPY_NAMES[column.dtype]
                 shape = column.shape
                 items.append(Dense(column, dtype))
                 items += shape
-                nodes.append((Kind.TENSOR, dtype, len(shape)))
+                nodes.append((Code.TENSOR, dtype, len(shape)))
             else:
                 self._path.append(name)
                 if kind is not list:
                     nodes.append(self._tensor(column))
                 elif column:
                     self._rows(column)
-                    nodes.append((Kind.NON_TENSOR_ROWS,))
+                    nodes.append((Code.NON_TENSOR_ROWS,))
                 else:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
-        return (Kind.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+        return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
         """Rows of a rectangle that is not an array, and the name of their dtype."""
@@ -536,7 +537,7 @@ class Lowering:
                 raise self._refusal(leaf, " as a leaf of a TensorDict")
             nodes.append(node)
         dims = tuple(names) if any(name is not None for name in names) else None
-        return (Kind.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
+        return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
     def _check_nested(
         self, key: str, leaf: TensorDictBase, td: TensorDictBase, names: Sequence[Any]
@@ -564,7 +565,7 @@ class Lowering:
             raise self._refused(
                 "row_mismatch", f"expected one name per dim, found {error}"
             ) from error
-        return (Kind.LAZY_STACK, stack.stack_dim, name, *members)
+        return (Code.LAZY_STACK, stack.stack_dim, name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -578,15 +579,15 @@ class Lowering:
 
     def _non_tensor_data(self, data: NonTensorData) -> Tree:
         self._batch_size(data)
-        return (Kind.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
+        return (Code.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
 
     def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
         payloads = payloads_of_stack(stack)
         if payloads is not None:
             self._rows(payloads)
-            return (Kind.NON_TENSOR_ROWS,)
+            return (Code.NON_TENSOR_ROWS,)
         members = self._members_of(stack)
-        return (Kind.NON_TENSOR_STACK, stack.stack_dim, *members)
+        return (Code.NON_TENSOR_STACK, stack.stack_dim, *members)
 
     def _batch_size(self, td: Any) -> None:
         batch_size: torch.Size = td.batch_size

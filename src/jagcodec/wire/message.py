@@ -279,7 +279,12 @@ class Message:
     def jagged(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
         """A JAGGED column as a nested tensor, or some of its rows."""
         if chosen is None:
-            row_splits, shape = self._rows_and_shape(node)
+            numbers, i = self.numbers, node.number
+            group = numbers[i + 3]
+            row_splits = self._groups[group] or self.row_splits(group)
+            shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+            if row_splits.total != shape[node.fields[2] - 1]:
+                raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
             values = self.cells(node, shape)
         else:
             view = self.view(node, chosen, keep=True)
@@ -288,30 +293,27 @@ class Message:
             values = values.to(self.device)
         return nested_tensor(values, row_splits, node.fields[2])
 
-    def _rows_and_shape(self, node: Node) -> tuple[RowSplits, tuple[int, ...]]:
-        """The rows of a JAGGED column, and the shape of its values."""
-        i = node.number
-        group = self.numbers[i + 3]
-        row_splits = self._groups[group] or self.row_splits(group)
-        shape = tuple(self.numbers[i + 4 : i + 4 + node.fields[1]])
-        total = shape[node.fields[2] - 1]
-        if row_splits.total != total:
-            raise WireFormatError(
-                "bad_offsets",
-                "$",
-                f"expected the offsets of ragged group {group} to end at the {total} "
-                f"cells of the values, found {row_splits.total}",
-            )
-        return row_splits, shape
-
     def view(self, node: Node, chosen: Chosen | None = None, *, keep: bool = False) -> RaggedView:
         """The rows of a JAGGED column where they lie in the message; or some of them.
 
         Its memory is only to be read, unless `keep` asks for memory that a tensor may alias.
         """
-        row_splits, shape = self._rows_and_shape(node)
+        numbers, i = self.numbers, node.number
+        group = numbers[i + 3]
+        row_splits = self._groups[group] or self.row_splits(group)
+        shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+        if row_splits.total != shape[node.fields[2] - 1]:
+            raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
         name, _, dim = node.fields
-        dtype = torch_dtype(name)
+        dtype = _DTYPES[name]
+        if dtype is None:
+            raise unknown_dtype(name)
+        if chosen is None and numbers[i + 2] == PLAIN and not keep:
+            size = node.itemsize
+            for extent in shape:
+                size *= extent
+            data = self.payload.read(numbers[i], numbers[i + 1], size)
+            return RaggedView(data, dtype, shape, dim, None, row_splits)
         if chosen is None:
             data = self._cell_range(node, 0, math.prod(shape), keep=keep)
             return RaggedView(data, dtype, shape, dim, None, row_splits)
@@ -338,6 +340,15 @@ class Message:
             for a, b in ranges
         ]
         return RaggedView(self._joined(node, runs), dtype, wanted, dim, None, picked)
+
+
+def _other_total(group: int, cells: int, found: int) -> WireFormatError:
+    return WireFormatError(
+        "bad_offsets",
+        "$",
+        f"expected the offsets of ragged group {group} to end at the {cells} cells of the values, "
+        f"found {found}",
+    )
 
 
 _MOST_RANGES = 4096

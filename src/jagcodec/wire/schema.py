@@ -431,6 +431,10 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
             raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
 
 
+# Looking a member up in an enum takes as long as the rest of a step.
+_TENSOR, _JAGGED, _TENSORDICT = Kind.TENSOR, Kind.JAGGED, Kind.TENSORDICT
+
+
 def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: Places) -> None:
     """Check every number of every node: what passed points inside the buffers of its message.
 
@@ -442,11 +446,11 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
     sizes = places.sizes
     for node in schema.nodes:
         kind, i = node.kind, node.number
-        if kind is Kind.JAGGED or kind is Kind.TENSOR:
+        if kind is _JAGGED or kind is _TENSOR:
             # Most nodes. What is sound at first sight, as most are, takes no call.
             size = node.itemsize
             first = i + 3
-            if kind is Kind.JAGGED:
+            if kind is _JAGGED:
                 if numbers[first] >= groups:
                     raise _failed(schema, node, _no_group(numbers[first], groups))
                 first += 1
@@ -462,7 +466,7 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
             ):
                 places.left -= size
                 continue
-        elif kind is Kind.TENSORDICT and node.fields[0] == 1 and numbers[i] <= MAX_UNBACKED_ROWS:
+        elif kind is _TENSORDICT and node.fields[0] == 1 and numbers[i] <= MAX_UNBACKED_ROWS:
             continue
         try:
             _check_node(node, numbers, groups, places)

@@ -7,6 +7,8 @@ Everything a reader in another language needs to know by number or by name stand
 from __future__ import annotations
 
 from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
 
 MAGIC = "jagcodec"
 """First key of the header map; its value is the format version."""
@@ -88,6 +90,11 @@ class Kind(IntEnum):
     # the user's
     USER = 80
     PICKLE = 81
+
+
+Code: Any = SimpleNamespace(**{kind.name: int(kind) for kind in Kind})
+"""Kinds as plain integers: a schema is looked up by its hash, and to hash a member of an enum is a
+call of Python."""
 
 
 TORCH_DTYPES: dict[str, int] = {
