@@ -126,7 +126,7 @@ def _message(
 
 # Packers keep their buffers, so one is made anew for each message.
 def _pack(value: Any) -> bytes:
-    return msgpack.packb(value, unicode_errors="surrogatepass")  # type: ignore[no-any-return]
+    return msgpack.packb(value, unicode_errors="surrogatepass")
 
 
 def _words(numbers: Any) -> bytes:
@@ -190,6 +190,7 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
     mixed["o"] = ["text", [1, 2]]
     members = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
     deep = np.array([{"t": torch.ones(3)}, None, np.array([torch.ones(2), "x"], object)], object)
+    names: list[Any] = ["rows", None]
     plain: list[Any] = [
         {"i": 1, "f": 0.5, "s": "text", "n": None, "t": True, "l": [1, -2, 2**40]},
         [10**30, -(10**20), 1 + 2j, (1, (2, "x")), {1, 2}, frozenset(["a", "b"])],
@@ -212,14 +213,14 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         _jagged(torch.arange(6), [6]),
         torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 4)]),
         sparse.to_sparse(),
-        torch.sparse_coo_tensor([[1, 0, 1]], [1.0, 2.0, 3.0], [2]),
+        torch.sparse_coo_tensor(torch.tensor([[1, 0, 1]]), torch.ones(3), (2,)),
         sparse.to_sparse_csr(),
         sparse.to_sparse_csc(),
         sparse.to_sparse_bsr((1, 2)),
         [torch.Size([2, 3]), torch.float32, torch.device("cpu")],
         [base[0:3], base[3:4], base[4:9]],
         TensorDict({"a": torch.ones(2, 3), "n": TensorDict({}, [2]), "t": "text"}, [2]),
-        TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=["rows", None]),
+        TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=names),
         TensorDict({"s": sparse.to_sparse(), "n": torch.nested.nested_tensor([base, base])}, [2]),
         LazyStackedTensorDict(*members, stack_dim=0),
         TensorDict({"l": LazyStackedTensorDict(*members, stack_dim=1)}, [2]),
