@@ -132,3 +132,17 @@ def test_a_version_is_read_in_little_memory():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 17
+
+
+def test_messages_inside_each_other_are_not_copied_at_every_level():
+    size = 1 << 20
+    frames = message([Kind.BYTES], [0, 0, size], payload=[bytes(size)])
+    for _ in range(50):
+        row = blob(frames)
+        groups = [[0, 0, 1, len(row), len(row)]]
+        frames = message([Kind.NON_TENSOR_ROWS], [0, 0, len(row), 0], groups=groups, payload=[row])
+    tracemalloc.start()
+    decode(frames)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * size

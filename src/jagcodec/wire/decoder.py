@@ -455,9 +455,10 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
     heads = data[np.minimum(starts, len(data) - 1)] if len(data) else ends
     # What begins like a message, or with zeros before one, and is too long to be a number.
     messages = ((heads == 0) | (heads == _BLOB_START)) & (ends - starts > 1)
-    # Copied: what was checked must not change with the message's memory.
-    raw = data.tobytes()
+    # Documents are copied: what was checked must not change with the message's memory. Messages are
+    # not: with one in every row of another, each level would hold a copy of those below it.
     if not messages.any():
+        raw = data.tobytes()
         items = documents.unpack_rows(raw, ends.tolist(), row)
         if not documents.may_hold_records(raw):
             return items
@@ -469,7 +470,7 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
                 place = buffer, offset + first + start
                 items.append(_message_in_row(message, *place, end - start))
             else:
-                item = documents.unpack(raw[start:end])
+                item = documents.unpack(data[start:end].tobytes())
                 items.append(revived(item, message.depth + 1, message.allow_pickle))
         except WireFormatError as error:
             raise inside(error, row + i) from error
