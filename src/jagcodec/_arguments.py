@@ -15,6 +15,7 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _STRING = frozenset((str,))
+_NO_NAMES: frozenset[Any] = frozenset()
 
 
 def describe(value: Any) -> str:
@@ -51,6 +52,8 @@ def name_set(names: Any, path: str) -> frozenset[Any]:
     Raises:
         ArgumentTypeError: It is a single string, or not a collection.
     """
+    if names == ():
+        return _NO_NAMES
     if isinstance(names, str):
         raise ArgumentTypeError(
             "bad_type",

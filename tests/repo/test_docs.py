@@ -11,7 +11,7 @@ import jagcodec
 from examples.grpo_demo.batch import PER_TOKEN, make_batch
 from jagcodec import padding_tax, stack_or_nest
 from jagcodec.data import rollout_table
-from jagcodec.wire import records, spec
+from jagcodec.wire import documents, schema, spec
 from tests.helpers import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,13 +62,39 @@ def generated(name):
     return found.group(1)
 
 
-def test_wire_format_lists_every_kind_and_its_fields():
-    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.*) \|$", generated("kinds"), re.M)
-    expected = [(str(int(spec.Kind.TREE)), "TREE", rows[0][2])]
-    for kind in list(spec.Kind)[1:]:
-        fields = ", ".join(f"`{name}`" for name in records.RECORDS[kind]._fields)
-        expected.append((str(int(kind)), kind.name, fields))
-    assert rows == expected
+def rows_of_table(name):
+    """The cells of a table, without its head."""
+    lines = generated(name).splitlines()[2:]
+    return [tuple(line.strip("| ").split(" | ")) for line in lines]
+
+
+def quoted(names):
+    """Names as a cell of a table holds them."""
+    return ", ".join("*dims*" if name == "*" else f"`{name}`" for name in names) or "none"
+
+
+def test_wire_format_lists_every_kind_of_node():
+    children = {schema.ANY: "any number", schema.PER_KEY: "one per key", 0: "none"}
+    expected = [
+        (
+            str(int(kind)),
+            kind.name,
+            quoted(form.fields),
+            quoted(form.numbers),
+            children.get(form.children, str(form.children)),
+        )
+        for kind, form in schema.FORMS.items()
+    ]
+    assert rows_of_table("nodes") == expected
+
+
+def test_wire_format_lists_every_kind_of_record():
+    starred = {"*items": "any number of `items`"}
+    expected = [
+        (str(int(kind)), kind.name, ", ".join(starred.get(name, f"`{name}`") for name in fields))
+        for kind, fields in documents.RECORDS.items()
+    ]
+    assert rows_of_table("records") == expected
 
 
 def test_wire_format_lists_every_dtype():
@@ -83,7 +109,10 @@ def test_wire_format_names_the_limits():
         assert name in text
         assert int(name.split()[0]) * 1024 == size
     assert f"2^{spec.MAX_UNBACKED_ROWS.bit_length() - 1} rows" in text
-    for limit in (spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH, spec.MAX_EQUAL_HASHES):
+    for limit in (
+        *(spec.ALIGNMENT, spec.MAX_NDIM, spec.MAX_DEPTH, spec.MAX_STACKS),
+        spec.MAX_EQUAL_HASHES,
+    ):
         assert f" {limit} " in text
     start = bytes(memoryview(jagcodec.encode(None)[0])[:10])
     assert start.hex(" ") in text

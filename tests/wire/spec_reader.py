@@ -3,12 +3,12 @@
 It shares no line with the library and imports neither it nor torch, so that what both of them read
 alike is what the specification says, and not what one program happens to do. Values come out
 neutral: msgpack's own types as themselves, and everything else as a tuple that starts with the
-kind's name.
+kind's name. A value is the same whether a node or a document holds it.
 """
 
+import collections
 import itertools
 import math
-import re
 import struct
 import zlib
 
@@ -17,32 +17,49 @@ import numpy as np
 
 LIMIT = 1 << 63
 MAGIC = b"jagcodec"
+
 SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
 SIZES |= {f"{sign}{bits}": bits // 8 for sign in ("int", "uint") for bits in (8, 16, 32, 64)}
+INTEGERS = {name for name in SIZES if name == "bool" or "int" in name}
 SIZES |= {f"{sign}{bits}": 1 for sign in ("int", "uint") for bits in range(1, 8)}
 SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "float8_e8m0fnu": 1}
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
-INTEGERS = {"bool", *(f"{s}{bits}" for s in ("int", "uint") for bits in (8, 16, 32, 64))}
-NUMPY_DTYPE = re.compile(
-    r"\|b1|\|[iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)|\|[SV]\d+|[<>]U\d+|[<>][mM]8(\[\w+\])?"
-)
+QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
 LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
-KINDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
-KINDS |= {23: "RANGE", 24: "SLICE", 25: "BYTES", 32: "ARRAY", 33: "OBJECT_ARRAY"}
-KINDS |= {34: "FIELD_ARRAY", 35: "STRING_ARRAY", 36: "SCALAR", 37: "STRING_SCALAR", 48: "TENSOR"}
-KINDS |= {49: "JAGGED", 50: "STRIDED_NESTED", 51: "SPARSE_COO", 52: "SPARSE_COMPRESSED"}
-KINDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 56: "TENSOR_VIEWS", 64: "TENSORDICT"}
-KINDS |= {65: "LAZY_STACK", 66: "NON_TENSOR_DATA", 67: "NON_TENSOR_ROWS", 68: "NON_TENSOR_STACK"}
-KINDS |= {80: "USER", 81: "PICKLE"}
+LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
-
-NO_KEYS = {"SET", "DICT", "ARRAY", "OBJECT_ARRAY", "FIELD_ARRAY", "STRING_ARRAY"}
-NO_KEYS |= {"TENSOR", "JAGGED", "STRIDED_NESTED", "SPARSE_COO", "SPARSE_COMPRESSED"}
-NO_KEYS |= {"TENSOR_VIEWS", "TENSORDICT", "LAZY_STACK"}
-
-LEAVES = {"TENSOR", "JAGGED", "STRIDED_NESTED", "SPARSE_COO", "SPARSE_COMPRESSED", "TENSORDICT"}
-LEAVES |= {"LAZY_STACK", "NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK"}
+# code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
+NODES = {
+    19: ("TUPLE", "", "", None),
+    22: ("DICT", "", "", None),
+    24: ("SLICE", "", "", 3),
+    25: ("BYTES", "", "buffer offset size", 0),
+    26: ("LIST", "", "", None),
+    27: ("MAP", "keys", "", "keys"),
+    32: ("ARRAY", "dtype rank", "buffer offset dims", 0),
+    33: ("OBJECT_ARRAY", "rank", "buffer offset size group dims", 0),
+    34: ("FIELD_ARRAY", "dtype rank", "dims", None),
+    36: ("SCALAR", "", "", 1),
+    48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
+    49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
+    50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
+    51: ("SPARSE_COO", "rank", "coalesced dims", 2),
+    52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
+    56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
+    64: ("TENSORDICT", "rank names keys", "dims", "keys"),
+    65: ("LAZY_STACK", "stack_dim dim_name", "", None),
+    66: ("NON_TENSOR_DATA", "rank", "dims", 1),
+    67: ("NON_TENSOR_ROWS", "", "buffer offset size group", 0),
+    68: ("NON_TENSOR_STACK", "stack_dim", "", None),
+    80: ("USER", "name", "", 1),
+}
+RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
+RECORDS |= {23: "RANGE", 24: "SLICE", 35: "STRING_ARRAY", 36: "SCALAR", 37: "STRING_SCALAR"}
+RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
+NO_KEYS = ("SET", "DICT", "STRING_ARRAY")
+STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
+NON_TENSORS = ("NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK")
 
 
 class RefusedError(Exception):
@@ -67,435 +84,628 @@ def unpack(data):
         raise RefusedError(f"no msgpack: {error!r}") from None
 
 
-def count(value):
-    need(type(value) is int and 0 <= value < LIMIT, f"no count: {value!r:.50}")
+def count(value, limit=LIMIT):
+    need(type(value) is int and 0 <= value < limit, f"no count: {value!r:.50}")
     return value
 
 
-def counts(value):
-    need(type(value) is list, "no array of counts")
-    return [count(item) for item in value]
-
-
 def shape_of(value):
-    shape = counts(value)
-    need(len(shape) <= 64, "too many dims")
+    need(type(value) in (list, tuple) and len(value) <= 64, "dims")
+    shape = tuple(count(dim) for dim in value)
     need(math.prod(dim for dim in shape if dim) < LIMIT, "too many cells")
-    return tuple(shape)
+    return shape
+
+
+def strings(value, but=()):
+    """A list of strings, none twice; `but` may stand between them, as often as it likes."""
+    need(type(value) is list, "names")
+    given = [item for item in value if item not in but]
+    need(all(type(item) is str for item in given) and len(set(given)) == len(given), "names")
+    return value
 
 
 def read(message):
     """The neutral value of a message, given as a list of frames or as one buffer."""
-    return Reader(message if isinstance(message, list) else split(message)).value
+    try:
+        if isinstance(message, list):
+            need(message, "no header")
+            header, frames = Header(bytes(message[0])), [bytes(frame) for frame in message[1:]]
+        else:
+            header, frames, _ = split(bytes(message))
+        return Reader(header, frames).value
+    except RecursionError:
+        raise RefusedError("depth") from None
 
 
 def split(blob):
-    """The frames of a message in one buffer."""
-    blob = bytes(blob)
+    """The header and the other frames of a message in one buffer, and where it ends."""
     if blob[:8] != MAGIC:
-        return [blob]
+        return Header(blob), [], len(blob)
     need(len(blob) >= 24, "cut")
     version, zero, size = struct.unpack_from("<IIQ", blob, 8)
     need(version == 1, "version")
     need(zero == 0 and size <= 1 << 33 and 24 + size <= len(blob), "preamble")
-    frames, at = [blob[24 : 24 + size]], 24 + size
-    for length in header_of(frames[0])["buffers"]:
+    header, frames, at = Header(blob[24 : 24 + size]), [], 24 + size
+    for length in header.sizes:
         at += -at % 64
         need(at + length <= len(blob), "cut")
         frames.append(blob[at : at + length])
         at += length
-    return frames
+    return header, frames, at
 
 
-def header_of(frame):
-    need(bytes(frame[:10]) in (b"\x84\xa8" + MAGIC[:8], b"\x85\xa8" + MAGIC[:8]), "magic")
-    header = unpack(frame)
-    keys = ["jagcodec", "buffers", "ragged", "tree"]
-    if len(header) == 5:
-        keys.insert(3, "checksums")
-    need(header[0][1] == 1 and type(header[0][1]) is int, "version")
-    need([key for key, _ in header] == keys, "keys")
-    header = dict(header)
-    need(sum(counts(header["buffers"])) < LIMIT, "buffers")
-    tree = header["tree"]
-    need(isinstance(tree, msgpack.ExtType) and tree.code == 16, "tree")
-    return header
+class Header:
+    """Frame 0, taken apart."""
+
+    def __init__(self, frame):
+        need(frame[:10] == b"\x84\xa8" + MAGIC, "magic")
+        self.size, header = len(frame), unpack(frame)
+        need(type(header[0][1]) is int and header[0][1] == 1, "version")
+        need([key for key, _ in header] == ["jagcodec", "schema", "numbers", "values"], "keys")
+        _, schema, numbers, values = (value for _, value in header)
+        need(isinstance(schema, msgpack.ExtType) and schema.code == 16, "schema")
+        need(type(numbers) is bytes and type(values) is bytes and len(numbers) % 8 == 0, "bin")
+        self.schema, self.values = unpack(schema.data), unpack(values)
+        self.numbers = [number for (number,) in struct.iter_unpack("<q", numbers)]
+        need(min(self.numbers, default=0) >= 0, "below 0")
+        need(type(self.values) is list and len(self.values) == self.check(self.schema), "values")
+        rest = iter(self.numbers[self.count(self.schema) :])
+        groups, frames = (next(rest, None) for _ in range(2))
+        need(groups is not None and frames is not None, "counts")
+        need(5 * groups + frames <= len(self.numbers), "numbers")
+        self.groups = [tuple(itertools.islice(rest, 5)) for _ in range(groups)]
+        self.sizes = list(itertools.islice(rest, frames))
+        self.checksums = list(rest)
+        need(not groups or len(self.groups[-1]) == 5, "numbers")
+        need(len(self.sizes) == frames and sum(self.sizes) < LIMIT, "numbers")
+        need(len(self.checksums) in (0, 1 + frames), "numbers")
+        if self.checksums:
+            plain = numbers[: len(numbers) - 8 * len(self.checksums)]
+            need(zlib.crc32(schema.data + plain + values) == self.checksums[0], "checksum")
+
+    def check(self, node, depth=0):
+        """How many values the node takes; refuses what has no form of a node."""
+        need(depth <= 104, "depth")
+        if node is None:
+            return 1
+        need(type(node) is list and node and type(node[0]) is int and node[0] in NODES, "kind")
+        kind, names, _, number = NODES[node[0]]
+        fields, children = self.parts(node)
+        need(len(fields) == len(names.split()), f"{kind}: fields")
+        keys = strings(fields.get("keys", []))
+        need(number is None or len(children) == (len(keys) if number == "keys" else number), kind)
+        rank = count(fields.get("rank", 0), 65)
+        need(1 <= count(fields.get("ragged_dim", 1)) <= max(rank, 1), "ragged dim")
+        if fields.get("names") is not None:
+            need(len(strings(fields["names"], but=(None,))) == rank, "names")
+        need(type(fields.get("dim_name")) in (str, type(None)), "name")
+        need(type(fields.get("name", "")) is str, "name")
+        need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
+        count(fields.get("stack_dim", 0))
+        need(kind != "DICT" or children[:1] == [None], "keys")
+        if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
+            need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
+        need(rank or kind not in ("JAGGED", "TENSOR_VIEWS"), "rank")
+        return sum(self.check(child, depth + 1) for child in children)
+
+    def parts(self, node):
+        """The fields of a node by their names, and its children."""
+        names = NODES[node[0]][1].split()
+        return dict(zip(names, node[1:], strict=False)), node[1 + len(names) :]
+
+    def count(self, node):
+        """How many numbers the node and those below it take."""
+        if node is None:
+            return 0
+        fields, children = self.parts(node)
+        names = NODES[node[0]][2].split()
+        own = len(names) + (fields["rank"] - 1 if "dims" in names else 0)
+        return own + sum(map(self.count, children))
 
 
 class Reader:
     """One message being read."""
 
-    def __init__(self, frames):
-        frames = [bytes(frame) for frame in frames]
-        need(frames, "no header")
-        header = header_of(frames[0])
-        self.buffers = frames[1:]
-        need([len(frame) for frame in self.buffers] == header["buffers"], "frames")
-        tree = header["tree"].data
-        self.tree = len(tree)
-        if "checksums" in header:
-            found = [zlib.crc32(part) for part in (tree, *self.buffers)]
-            need(header["checksums"] == found, "checksum")
-        need(type(header["ragged"]) is list, "groups")
-        self.groups = header["ragged"]
-        for fields in self.groups:
-            need(len(counts(fields)) == 5, "group")
-            self.cells(*fields[:2], 8 * (fields[2] + 1))
-            need(fields[3] <= fields[4], "min and max")
-        payload = sum(map(len, self.buffers))
-        need(sum(8 * (fields[2] + 1) for fields in self.groups) <= payload, "groups overlap")
-        self.unread = payload
-        self.depth = 0
-        try:
-            self.value = self.node(unpack(tree))
-        except RecursionError:
-            raise RefusedError("depth") from None
+    def __init__(self, header, frames, depth=0):
+        need([len(frame) for frame in frames] == header.sizes, "frames")
+        if header.checksums:
+            need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
+        self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
+        self.depth, self.stacks, self.object_cells = depth, 0, 0
+        self.numbers, self.values = iter(header.numbers), iter(header.values)
+        self.unclaimed, self.stored = self.payload, []
+        for buffer, offset, rows, low, high in header.groups:
+            self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
+            need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
+        self.value = self.node(header.schema)
 
     def cells(self, buffer, offset, size):
-        """The bytes at a place."""
-        buffer, offset = count(buffer), count(offset)
-        need(size < LIMIT, "too many bytes")
+        """The bytes at a place; all of them together are no more than the payload."""
         if size == 0:
             return b""
+        self.unclaimed -= size
+        need(self.unclaimed >= 0, "copies of the same bytes")
         need(buffer < len(self.buffers), "no such buffer")
         need(offset + size <= len(self.buffers[buffer]), "outside of the buffer")
         return self.buffers[buffer][offset : offset + size]
 
-    def once(self, buffer, offset, size):
-        """Bytes that become a copy: all of them together are no more than the payload."""
-        self.unread -= size
-        need(self.unread >= 0, "copies of the same bytes")
-        return self.cells(buffer, offset, size)
+    def integers(self, buffer, offset, number):
+        return np.frombuffer(self.cells(buffer, offset, 8 * number), "<i8").tolist()
 
-    def offsets(self, group):
+    def offsets(self, group, end):
         """The offsets of a ragged group; only of one that a value names."""
-        need(count(group) < len(self.groups), "group")
-        buffer, offset, rows, low, high = self.groups[group]
-        data = self.cells(buffer, offset, 8 * (rows + 1))
-        offsets = [item[0] for item in struct.iter_unpack("<q", data)]
+        need(group < len(self.header.groups), "group")
+        buffer, offset, rows, low, high = self.header.groups[group]
+        offsets = [0, high][: rows + 1]
+        if rows > 1:
+            data = self.buffers[buffer][offset : offset + 8 * (rows + 1)]
+            offsets = np.frombuffer(data, "<i8").tolist()
         lengths = [end - start for start, end in itertools.pairwise(offsets)]
         need(offsets[0] == 0 and min(lengths, default=0) >= 0, "offsets")
         need((low, high) == (min(lengths, default=0), max(lengths, default=0)), "min and max")
+        need(offsets[-1] == end, "offsets end elsewhere")
         return offsets
 
-    def fields(self, value, number):
-        need(type(value) is list and len(value) == number, "fields")
-        return value
-
-    def node(self, value):
-        """The neutral value of a node of the tree."""
-        if value is None or type(value) in (bool, int, float, str, bytes):
-            return value
-        if type(value) is list:
-            return [self.node(item) for item in value]
-        if type(value) is tuple:
-            need(all(type(key) is str for key, _ in value), "key")
-            need(len(dict(value)) == len(value), "twice")
-            return {key: self.node(item) for key, item in value}
-        need(isinstance(value, msgpack.ExtType) and value.code in KINDS, "kind")
-        self.depth += 1
+    def node(self, node):
+        """The neutral value of a node of the schema."""
         need(self.depth <= 104, "depth")
-        kind = KINDS[value.code]
-        fields = unpack(value.data)
-        need(type(fields) is list, "fields")
-        try:
-            result = getattr(self, kind.lower())(*fields)
-        except TypeError as error:
-            raise RefusedError(f"{kind}: {error}") from None
-        self.depth -= 1
-        return result[0] if kind == "BIG_INT" else (kind, *result)
+        if node is None:
+            return document(next(self.values))
+        kind, _, names, _ = NODES[node[0]]
+        fields, children = self.header.parts(node)
+        numbers = {name: next(self.numbers) for name in names.split() if name != "dims"}
+        if "rank" in fields:
+            rank = fields.pop("rank")
+            if "dims" in names.split():
+                numbers["dims"] = shape_of([next(self.numbers) for _ in range(rank)])
+            else:
+                numbers["rank"] = rank
+        around = self.depth, self.stacks
+        self.depth += 1
+        self.stacks = 0 if kind == "NON_TENSOR_DATA" else self.stacks + (kind in STACKS)
+        need(self.stacks <= 8, "stacks")
+        children = (self.node(child) for child in children)
+        result = getattr(self, kind.lower())(*children, **fields, **numbers)
+        self.depth, self.stacks = around
+        return result if kind in ("LIST", "MAP", "BYTES") else (kind, *result)
 
-    # One method per kind, its arguments the kind's fields.
+    # One method per kind of node: its children, then its fields and numbers by name.
 
-    def big_int(self, data):
-        need(type(data) is bytes and data, "data")
-        return (int.from_bytes(data, "little", signed=True),)
+    def tuple(self, *items):
+        return ([*items],)
 
-    def complex(self, real, imag):
-        need(type(real) is float and type(imag) is float, "floats")
-        return real, imag
+    def list(self, *items):
+        return [*items]
 
-    def items(self, items):
-        need(type(items) is list, "items")
-        return [self.node(item) for item in items]
+    def map(self, *items, keys):
+        return dict(zip(keys, items, strict=True))
 
-    def tuple(self, items):
-        return (self.items(items),)
+    def dict(self, keys=None, *items):
+        need(type(keys) is list and len(keys) == len(items), "keys")
+        distinct(keys)
+        return ([part for pair in zip(keys, items, strict=True) for part in pair],)
 
-    def set(self, items):
-        members = self.items(items)
-        keys = [self.key(member) for member in members]
-        need(len({*keys}) == len(keys), "twice")
-        return (sorted(members, key=repr),)
+    def slice(self, *parts):
+        return parts
 
-    def frozenset(self, items):
-        return self.set(items)
+    def bytes(self, buffer, offset, size):
+        return self.cells(buffer, offset, size)
 
-    def dict(self, items):
-        need(len(items) % 2 == 0, "a key without a value")
-        items = self.items(items)
-        keys = [self.key(key) for key in items[::2]]
-        need(len(set(keys)) == len(keys), "twice")
-        return (items,)
+    def array(self, dtype, buffer, offset, dims):
+        data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
+        return dtype, dims, clean(dtype, data, math.prod(dims))
 
-    def key(self, value):
-        """What tells a dict key or set member apart from others."""
-        need(type(value) not in (list, dict), "no key")
-        need(type(value) is not tuple or value[0] not in NO_KEYS, "no key")
-        if type(value) in (bool, int, float) and value == value:
-            return value
-        return repr(value)
+    def documents(self, buffer, offset, size, group):
+        """The values of rows of documents."""
+        data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
+        return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
-    def range(self, start, stop, step):
-        start, stop, step = (self.integer(item) for item in (start, stop, step))
-        need(step != 0, "step")
-        return start, stop, step
+    def row(self, data):
+        if len(data) < 2 or data[0] not in (0, MAGIC[0]):
+            return document(unpack(data))
+        blob = data.lstrip(b"\0")
+        need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
+        header, frames, end = split(blob)
+        need(end == len(blob), "bytes behind the message")
+        return Reader(header, frames, self.depth).value
 
-    def integer(self, value):
-        value = self.node(value)
-        need(type(value) is int, "integer")
-        return value
+    def object_array(self, dims, **place):
+        items = self.documents(**place)
+        need(len(items) == math.prod(dims), "one document per cell")
+        return dims, items
 
-    def slice(self, start, stop, step):
-        return self.node(start), self.node(stop), self.node(step)
-
-    def bytes(self, size, buffer, offset):
-        return (self.once(buffer, offset, count(size)),)
-
-    def numpy_size(self, dtype, objects=False):
-        """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
-        if type(dtype) is str:
-            if dtype in LONG_DOUBLES:
-                return LONG_DOUBLES[dtype]
-            if dtype == "|O":
-                need(objects, "objects")
-                return 8
-            need(NUMPY_DTYPE.fullmatch(dtype), "dtype")
-            try:
-                return np.dtype(dtype).itemsize
-            except (TypeError, ValueError) as error:
-                raise RefusedError(f"dtype: {error}") from None
-        need(type(dtype) is list and dtype, "dtype")
-        if dtype[0] == "sub":
-            _, inner, shape = self.fields(dtype, 3)
-            return self.numpy_size(inner, objects) * math.prod(shape_of(shape))
-        need(dtype[0] == "struct", "dtype")
-        _, size, aligned, fields = self.fields(dtype, 4)
-        need(type(aligned) is bool and type(fields) is list, "struct")
-        names = [self.fields(field, 4)[0] for field in fields]
-        need(all(type(name) is str for name in names) and len(set(names)) == len(names), "names")
-        for _, title, offset, inner in fields:
-            need(title is None or type(title) is str, "title")
-            need(count(offset) + self.numpy_size(inner, objects) <= count(size), "field outside")
-        return size
-
-    def array(self, dtype, shape, buffer, offset):
-        shape, size = shape_of(shape), self.numpy_size(dtype)
-        data = self.cells(buffer, offset, math.prod(shape) * size)
-        if type(dtype) is str and dtype[1:2] == "U":
-            points = np.frombuffer(data, f"{dtype[0]}u4")
-            need((points <= 0x10FFFF).all(), "code points")
-        return dtype, shape, data
-
-    def object_array(self, shape, items):
-        shape = shape_of(shape)
-        need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
-        return shape, self.items(items)
-
-    def field_array(self, dtype, shape, columns):
-        shape, columns = shape_of(shape), self.items(columns)
+    def field_array(self, *columns, dtype, dims):
         need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        size = self.numpy_size(dtype, objects=True) * math.prod(shape)
-        need(size <= 64 * (1024 + self.tree + sum(map(len, self.buffers))), "cells out of nowhere")
+        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
+        limit = 64 * (1024 + self.header.size + self.payload)
+        need(self.object_cells <= limit, "cells out of nowhere")
         need(len(columns) == len(dtype[3]), "one column per field")
-        for column in columns:
-            need(type(column) is tuple and column[0].endswith("ARRAY"), "columns")
-            shapes = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
-            need(shapes[: len(shape)] == shape, "columns")
-        return dtype, shape, columns
+        for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):
+            own = []
+            while inner[0] == "sub":
+                _, inner, shape = inner
+                own += shape
+            kinds = ("ARRAY", "OBJECT_ARRAY", "FIELD_ARRAY")
+            need(type(column) is tuple and column[0] in kinds, "columns")
+            found = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
+            need(found == (*dims, *own), "columns")
+            need(inner == (column[1] if column[0] != "OBJECT_ARRAY" else "|O"), "columns")
+        return dtype, dims, [*columns]
 
-    def string_array(self, shape, items, coerce, has_na, na):
-        shape = shape_of(shape)
-        need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
-        need(all(item is None or type(item) is str for item in items), "strings")
-        need(type(coerce) is bool and type(has_na) is bool, "flags")
-        need(has_na or None not in items, "na")
-        return shape, items, coerce, has_na, self.node(na)
+    def scalar(self, array):
+        need(type(array) is tuple and array[0] == "FIELD_ARRAY" and array[2] == (), "rank 0")
+        return (array,)
 
-    def scalar(self, dtype, data):
-        if dtype is None:
-            data = self.node(data)
-            need(type(data) is tuple and data[0].endswith("_ARRAY") and () in data[1:3], "rank 0")
-            return dtype, data
-        need(type(data) is bytes and len(data) == self.numpy_size(dtype), "size")
-        return dtype, data
-
-    def string_scalar(self, value):
-        need(type(value) in (str, bytes), "string")
-        return (value,)
-
-    def torch_cells(self, dtype, shape, buffer, offset):
+    def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
-        shape, stored = shape_of(shape), None
-        if type(dtype) is list:
-            dtype, stored = self.fields(dtype, 2)
-            need(type(dtype) is str and dtype in INTEGERS and type(stored) is str, "narrow")
-        need(type(dtype) is str and dtype in SIZES, "dtype")
-        cells, wide = math.prod(shape), SIZES[dtype]
-        if stored is None:
-            return dtype, shape, self.cells(buffer, offset, cells * wide)
-        if stored == "bits":
-            data = self.once(buffer, offset, (cells + 7) // 8)
+        cells, wide = math.prod(dims), SIZES[dtype]
+        self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
+        if stored == 0 or cells == 0:
+            return dtype, dims, self.cells(buffer, offset, cells * wide)
+        need(dtype in INTEGERS, "stored")
+        if stored == 1:
+            data = self.cells(buffer, offset, (cells + 7) // 8)
             bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
             out = np.zeros((cells, wide), np.uint8)
             out[:, 0] = bits[:cells]
-            return dtype, shape, out.tobytes()
-        signed = stored[:1] == "i"
-        need(stored[:1] in ("u", "i") and stored[1:] in tuple("1234567"), "stored")
-        need(int(stored[1:]) < wide and not (signed and dtype[0] != "i"), "stored")
-        data = self.once(buffer, offset, cells * int(stored[1:]))
-        narrow = np.frombuffer(data, np.uint8).reshape(cells, int(stored[1:]))
+            return dtype, dims, out.tobytes()
+        signed, width = stored >= 32, stored % 16
+        need(16 < stored < 48 and 1 <= width < min(wide, 8), "stored")
+        need(not signed or dtype[0] == "i", "stored")
+        data = self.cells(buffer, offset, cells * width)
+        narrow = np.frombuffer(data, np.uint8).reshape(cells, width)
         out = np.zeros((cells, wide), np.uint8)
-        out[:, : narrow.shape[1]] = narrow
+        out[:, :width] = narrow
         if signed:
-            out[narrow[:, -1] >= 128, narrow.shape[1] :] = 255
-        return dtype, shape, out.tobytes()
+            out[narrow[:, -1] >= 128, width:] = 255
+        return dtype, dims, out.tobytes()
 
-    tensor = torch_cells
+    def jagged(self, dtype, ragged_dim, group, dims, **place):
+        dtype, dims, data = self.tensor(dtype, dims=dims, **place)
+        offsets = self.offsets(group, dims[ragged_dim - 1])
+        return dtype, dims, ragged_dim, rows_of(dtype, dims, data, offsets, ragged_dim - 1)
 
-    def jagged(self, dtype, shape, buffer, offset, group, ragged_dim):
-        dtype, shape, data = self.torch_cells(dtype, shape, buffer, offset)
-        need(1 <= count(ragged_dim) <= len(shape), "ragged dim")
-        offsets = self.offsets(group)
-        need(shape[ragged_dim - 1] == offsets[-1], "offsets end elsewhere")
-        return dtype, shape, ragged_dim, self.rows(dtype, shape, data, offsets, ragged_dim - 1)
+    def strided_nested(
+        self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
+    ):
+        data = self.cells(buffer, offset, cells * SIZES[dtype])
+        sizes = self.integers(sizes_at, sizes_offset, components * rank)
+        # A rank of 0 has no bytes, whatever `components` says; each component is then one cell.
+        need(rank or components == cells, "components")
+        shapes = [shape_of(sizes[i * rank :][:rank]) for i in range(components)]
+        ends = [0, *itertools.accumulate(map(math.prod, shapes))]
+        need(ends[-1] == cells, "cells")
+        step = SIZES[dtype]
+        parts = (data[step * a : step * b] for a, b in itertools.pairwise(ends))
+        return dtype, list(zip(shapes, parts, strict=True))
 
-    def rows(self, dtype, shape, data, offsets, dim):
-        """Every row as (shape, bytes)."""
-        cells = np.frombuffer(data, f"V{SIZES[dtype]}").reshape(shape)
-        parts = [
-            cells[(slice(None),) * dim + (slice(start, end),)]
-            for start, end in itertools.pairwise(offsets)
-        ]
-        return [(part.shape, part.tobytes()) for part in parts]
+    def tensor_views(self, dtype, buffer, offset, bounds_at, bounds_offset, views, dims):
+        dtype, dims, data = self.tensor(dtype, buffer, offset, 0, dims)
+        bounds = self.integers(bounds_at, bounds_offset, 2 * views)
+        bounds = list(zip(bounds[:views], bounds[views:], strict=True))
+        need(all(0 <= start <= end <= dims[0] for start, end in bounds), "views")
+        size = SIZES[dtype] * math.prod(dims[1:])
+        return dtype, [((b - a, *dims[1:]), data[a * size : b * size]) for a, b in bounds]
 
-    def tensor_views(self, starts, ends, dtype, shape, buffer, offset):
-        need(type(dtype) is str, "views are not narrow")
-        dtype, shape, data = self.torch_cells(dtype, shape, buffer, offset)
-        starts, ends = counts(starts), counts(ends)
-        need(shape and len(starts) == len(ends), "views")
-        need(all(a <= b <= shape[0] for a, b in zip(starts, ends, strict=True)), "views")
-        size = SIZES[dtype] * math.prod(shape[1:])
-        views = zip(starts, ends, strict=True)
-        return dtype, [((b - a, *shape[1:]), data[a * size : b * size]) for a, b in views]
-
-    def part(self, value, dtype=None):
-        """A TENSOR that is part of another value."""
-        value = self.node(value)
-        need(type(value) is tuple and value[0] == "TENSOR" and dtype in (None, value[1]), "part")
-        return value
-
-    def strided_nested(self, sizes, values):
-        sizes, values = self.part(sizes, "int64"), self.part(values)
-        need(len(sizes[2]) == 2 and len(values[2]) == 1, "rank")
-        table = np.frombuffer(sizes[3], "<i8").reshape(sizes[2]).tolist()
-        total, rows = 0, []
-        for shape in map(shape_of, table):
-            step = math.prod(shape) * SIZES[values[1]]
-            rows.append((shape, values[3][total : total + step]))
-            total += step
-        need(total == len(values[3]), "cells")
-        return values[1], rows
-
-    def sparse_coo(self, shape, indices, values, coalesced):
-        shape, indices, values = shape_of(shape), self.part(indices, "int64"), self.part(values)
-        need(type(coalesced) is bool and len(indices[2]) == 2 and values[2], "sparse")
+    def sparse_coo(self, indices, values, coalesced, dims):
+        need(tensors(indices, values) and not any(self.stored[-2:-1]), "sparse")
+        need(indices[1] == "int64" and coalesced in (0, 1), "sparse")
+        need(len(indices[2]) == 2 and indices[2][0] <= len(dims), "indices")
         sparse, cells = indices[2]
-        need(sparse <= len(shape) and values[2] == (cells, *shape[sparse:]), "sparse")
+        need(values[2] == (cells, *dims[sparse:]), "values")
         table = np.frombuffer(indices[3], "<i8").reshape(indices[2])
-        for row, dim in zip(table, shape, strict=False):
+        for row, dim in zip(table, dims, strict=False):
             need(cells == 0 or (row.min() >= 0 and row.max() < dim), "index")
         if coalesced:
-            keys = list(zip(*table.tolist(), strict=True))
+            keys = list(zip(*table.tolist(), strict=True)) if sparse else [()] * min(cells, 2)
             need(all(a < b for a, b in itertools.pairwise(keys)), "coalesced")
-        return shape, indices, values, coalesced
+        return dims, indices, values, bool(coalesced)
 
-    def sparse_compressed(self, layout, shape, compressed, plain, values):
-        need(layout in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), "layout")
-        return layout, shape_of(shape), *map(self.part, (compressed, plain, values))
+    def sparse_compressed(self, compressed, plain, values, layout, dims):
+        need(tensors(compressed, plain, values) and not any(self.stored[-3:-1]), "sparse")
+        need(compressed[1] == plain[1] and plain[1] in ("int32", "int64"), "indices")
+        batch = len(compressed[2]) - 1
+        need(batch >= 0 and batch + 2 <= len(dims) and len(plain[2]) == batch + 1, "batch")
+        cells, block = plain[2][-1], (1, 1)
+        if layout.startswith("sparse_b"):
+            block = values[2][batch + 1 : batch + 3]
+            need(len(block) == 2 and all(block), "block")
+        sides = dims[batch : batch + 2]
+        need(not any(dim % by for dim, by in zip(sides, block, strict=True)), "block")
+        lines, places = (dim // by for dim, by in zip(sides, block, strict=True))
+        if layout in ("sparse_csc", "sparse_bsc"):
+            lines, places = places, lines
+        need(compressed[2] == (*dims[:batch], lines + 1), "compressed")
+        need(plain[2][:batch] == dims[:batch], "plain")
+        own = block if layout.startswith("sparse_b") else ()
+        need(values[2] == (*plain[2], *own, *dims[batch + 2 :]), "values")
+        if math.prod(dims[:batch]):
+            kind = "<" + plain[1][0] + str(SIZES[plain[1]])
+            ends = np.frombuffer(compressed[3], kind).reshape(-1, lines + 1).tolist()
+            places_of = np.frombuffer(plain[3], kind).reshape(len(ends), cells).tolist()
+            for offsets, found in zip(ends, places_of, strict=True):
+                need(offsets[0] == 0 and offsets[-1] == cells, "compressed")
+                for start, end in itertools.pairwise(offsets):
+                    need(0 <= start <= end <= cells, "compressed")
+                    line = found[start:end]
+                    need(all(0 <= place < places for place in line), "plain")
+                    need(all(a < b for a, b in itertools.pairwise(line)), "plain")
+        return layout, dims, compressed, plain, values
 
-    def size(self, shape):
-        need(type(shape) is list, "dims")
-        need(all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in shape), "dims")
-        return (tuple(shape),)
-
-    def dtype(self, name):
-        need(type(name) is str, "name")
-        return (name,)
-
-    def device(self, type_, number):
-        need(type(type_) is str and (number is None or count(number) < 128), "device")
-        return type_, number
-
-    def batch_size(self, value):
+    def batch_size(self, dims):
         """A batch size, which may count rows that nothing in the message shows."""
-        shape = shape_of(value)
-        rows = math.prod(dim for dim in shape if dim)
-        need(rows <= 1 << 24 or rows <= sum(map(len, self.buffers)), "too many rows")
-        return shape
+        rows = math.prod(dim for dim in dims if dim)
+        need(rows <= 1 << 24 or rows <= self.payload, "too many rows")
+        return dims
 
-    def names(self, names, shape):
-        if names is not None:
-            need(type(names) is list and len(names) == len(shape), "names")
-            given = [name for name in names if name is not None]
-            need(all(type(name) is str for name in given), "names")
-            need(len(set(given)) == len(given), "names")
-        return names
+    def tensordict(self, *items, names, keys, dims):
+        for item in items:
+            need(batch_of(item)[: len(dims)] == self.batch_size(dims), "rows")
+        return self.batch_size(dims), names, dict(zip(keys, items, strict=True))
 
-    def tensordict(self, batch_size, names, items):
-        shape = self.batch_size(batch_size)
-        need(type(items) is list and len(items) % 2 == 0, "items")
-        need(all(type(key) is str for key in items[::2]), "key")
-        need(len(set(items[::2])) == len(items) // 2, "twice")
-        values = self.items(items[1::2])
-        for value in values:
-            found = self.batch_of(value)
-            need(found is None or found[: len(shape)] == shape, "rows")
-        return shape, self.names(names, shape), dict(zip(items[::2], values, strict=True))
+    def lazy_stack(self, *items, stack_dim, dim_name):
+        stack_of(items, stack_dim, ("TENSORDICT", "LAZY_STACK"))
+        need(items or dim_name is None, "name")
+        need(len({repr(names_of(item)) for item in items}) < 2, "names")
+        return stack_dim, dim_name, [*items]
 
-    def batch_of(self, value):
-        """The first dims of a leaf of a TENSORDICT, or None where they take more to know."""
-        need(type(value) is tuple, "leaf")
-        kind, *fields = value
-        if kind == "JAGGED":
-            return (len(fields[3]), *fields[1][: fields[2] - 1])
-        if kind in ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO"):
-            return fields[0]
-        need(kind in LEAVES, "leaf")
-        return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else None
+    def non_tensor_data(self, payload, dims):
+        return self.batch_size(dims), payload
 
-    def lazy_stack(self, stack_dim, dim_name, items):
-        need(dim_name is None or type(dim_name) is str, "name")
-        return count(stack_dim), dim_name, self.members(items, "TENSORDICT", "LAZY_STACK")
+    def non_tensor_rows(self, **place):
+        return (self.documents(**place),)
 
-    def members(self, items, *kinds):
-        items = self.items(items)
-        need(all(type(item) is tuple and item[0] in kinds for item in items), "members")
-        return items
+    def non_tensor_stack(self, *items, stack_dim):
+        stack_of(items, stack_dim, NON_TENSORS)
+        return stack_dim, [*items]
 
-    def non_tensor_data(self, batch_size, payload):
-        return self.batch_size(batch_size), self.node(payload)
-
-    def non_tensor_rows(self, payloads):
-        return (self.items(payloads),)
-
-    def non_tensor_stack(self, stack_dim, items):
-        return count(stack_dim), self.members(
-            items, "NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK"
-        )
-
-    def user(self, name, state):
+    def user(self, *_, name):
         raise RefusedError(f"no such type: {name!r:.80}")
 
-    def pickle(self, data):
-        raise RefusedError("a pickle")
+
+def tensors(*values):
+    return all(type(value) is tuple and value[0] == "TENSOR" for value in values)
+
+
+def rows_of(dtype, dims, data, offsets, dim):
+    """Every row as (shape, bytes)."""
+    step = math.prod(dims[dim + 1 :]) * SIZES[dtype]
+    outer = range(0, len(data), step * dims[dim]) if data else ()
+    return [
+        (
+            (*dims[:dim], end - start, *dims[dim + 1 :]),
+            b"".join(data[at + start * step : at + end * step] for at in outer),
+        )
+        for start, end in itertools.pairwise(offsets)
+    ]
+
+
+def batch_of(value):
+    """The first dims of a leaf of a TENSORDICT, as far as they are the same in all rows."""
+    need(type(value) is tuple, "leaf")
+    kind, *fields = value
+    if kind == "JAGGED":
+        return (len(fields[3]), *fields[1][: fields[2] - 1])
+    if kind == "STRIDED_NESTED":
+        columns = zip(*(shape for shape, _ in fields[1]), strict=True)
+        same = itertools.takewhile(lambda column: len(set(column)) == 1, columns)
+        return (len(fields[1]), *(column[0] for column in same))
+    if kind in STACKS:
+        return stack_of(fields[-1], fields[0], (*NON_TENSORS, "TENSORDICT", "LAZY_STACK"))
+    if kind == "NON_TENSOR_ROWS":
+        return (len(fields[0]),)
+    leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR", "SPARSE_COMPRESSED")
+    need(kind in leaves, "leaf")
+    return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
+
+
+def names_of(value):
+    """The dim names of a TENSORDICT or LAZY_STACK, or None where no dim has one."""
+    if value[0] == "TENSORDICT":
+        return value[2] if any(name is not None for name in value[2] or ()) else None
+    _, dim, name, items = value
+    size = len(stack_of(items, dim, ("TENSORDICT", "LAZY_STACK")))
+    names = (names_of(items[0]) if items else None) or [None] * (size - 1)
+    names = [*names[:dim], name, *names[dim:]]
+    return names if any(name is not None for name in names) else None
+
+
+def stack_of(items, dim, kinds):
+    """The batch size of a stack, -1 for dims in which its members differ."""
+    need(all(type(item) is tuple and item[0] in kinds for item in items), "members")
+    sizes = [batch_of(item) for item in items] or [()]
+    need(len({*map(len, sizes)}) == 1 and dim <= len(sizes[0]), "members")
+    size = [dims[0] if len({*dims}) == 1 else -1 for dims in zip(*sizes, strict=True)]
+    return (*size[:dim], len(items), *size[dim:])
+
+
+def numpy_size(dtype, objects=False):
+    """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
+    if type(dtype) is str:
+        if dtype in LONG_DOUBLES:
+            return LONG_DOUBLES[dtype]
+        if dtype == "|O":
+            need(objects, "objects")
+            return 8
+        try:
+            found = np.dtype(dtype)
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise RefusedError(f"dtype: {error}") from None
+        need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
+        need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
+        return found.itemsize
+    need(type(dtype) is list and dtype, "dtype")
+    if dtype[0] == "sub":
+        need(len(dtype) == 3, "sub")
+        return numpy_size(dtype[1], objects) * math.prod(shape_of(dtype[2]))
+    need(dtype[0] == "struct" and len(dtype) == 4, "dtype")
+    _, size, aligned, fields = dtype
+    need(type(aligned) is bool and type(fields) is list, "struct")
+    need(all(type(field) is list and len(field) == 4 for field in fields), "struct")
+    strings([part for field in fields for part in field[:2]], but=(None,))
+    for name, title, offset, inner in fields:
+        need(type(name) is str and type(title) in (str, type(None)), "name")
+        need(count(offset) + numpy_size(inner, objects) <= count(size), "field outside")
+    return size
+
+
+def clean(dtype, data, cells):
+    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
+    if type(dtype) is list and dtype[0] == "sub":
+        return clean(dtype[1], data, cells * math.prod(dtype[2]))
+    table = np.frombuffer(data, np.uint8)
+    if type(dtype) is str and dtype[1] == "U":
+        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    if dtype in ("float80", "complex160"):
+        table = table.reshape(-1, 16).copy()
+        table[:, 10:] = 0
+    if type(dtype) is str or not data:
+        return table.tobytes()
+    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
+    for _, _, start, inner in dtype[3]:
+        end = start + numpy_size(inner)
+        field = clean(inner, table[:, start:end].tobytes(), cells)
+        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
+    return out.tobytes()
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+def document(value):
+    """The neutral value of a document."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if type(value) is tuple:
+        keys = strings([key for key, _ in value])
+        return {key: document(item) for key, (_, item) in zip(keys, value, strict=True)}
+    need(type(value) is list, "an extension out of its place")
+    if not value or not isinstance(value[0], msgpack.ExtType):
+        return [document(item) for item in value]
+    tag, *fields = value
+    need(tag.code in RECORDS and tag.data == b"", "tag")
+    kind = RECORDS[tag.code]
+    fields = [document(field) for field in fields]
+    try:
+        result = DOCUMENTS[kind](*fields)
+    except TypeError as error:
+        raise RefusedError(f"{kind}: {error}") from None
+    return result[0] if kind == "BIG_INT" else (kind, *result)
+
+
+def big_int(data):
+    need(type(data) is bytes and data, "data")
+    return (int.from_bytes(data, "little", signed=True),)
+
+
+def complex_(real, imag):
+    need(type(real) is float and type(imag) is float, "floats")
+    return real, imag
+
+
+def tuple_(*items):
+    return ([*items],)
+
+
+def set_(*members):
+    distinct(members)
+    return (sorted(members, key=repr),)
+
+
+def dict_(*items):
+    need(len(items) % 2 == 0, "a key without a value")
+    distinct(items[::2])
+    return ([*items],)
+
+
+def distinct(members):
+    """Refuses keys that are equal, that cannot be keys, or whose hashes collide on purpose."""
+    keys = [key_of(member) for member in members]
+    need(len(set(keys)) == len(keys), "twice")
+    hashes = collections.Counter(hash(key) for key in keys if type(key) is not str)
+    need(max(hashes.values(), default=0) <= 64, "hashes")
+
+
+def key_of(value):
+    """What tells a dict key or set member apart from others."""
+    need(type(value) not in (list, dict), "no key")
+    if type(value) in (bool, int, float, complex) and value == value:
+        return value
+    if type(value) is tuple:
+        kind, *fields = value
+        need(kind not in NO_KEYS, "no key")
+        if kind == "COMPLEX":
+            return complex(*fields) if fields == fields else object()
+        if kind == "TUPLE":
+            return tuple(map(key_of, fields[0]))
+        if kind == "FROZENSET":
+            return frozenset(map(key_of, fields[0]))
+        if kind == "RANGE":
+            return range(*fields)
+        if kind == "SIZE":
+            return fields[0]
+        if kind == "STRING_SCALAR":
+            return key_of(fields[0])
+        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
+        if plain and fields[1] and fields[0][1] in "biufcSU":
+            return key_of(np.ndarray((), fields[0], fields[1]).item())
+    return object() if value != value else repr(value)
+
+
+def range_(start, stop, step):
+    need(all(type(item) is int for item in (start, stop, step)) and step != 0, "range")
+    return start, stop, step
+
+
+def slice_(start, stop, step):
+    return start, stop, step
+
+
+def string_array(shape, items, coerce, has_na, na):
+    shape = shape_of(shape)
+    need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
+    need(all(item is None or type(item) is str for item in items), "strings")
+    need(not any("\ud800" <= c <= "\udfff" for item in items for c in item or ""), "surrogate")
+    need(type(coerce) is bool and type(has_na) is bool, "flags")
+    need(has_na or None not in items, "na")
+    need(type(na) in (type(None), float, str), "na")
+    return shape, items, coerce, has_na, na
+
+
+def scalar(dtype, data):
+    need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
+    return dtype, clean(dtype, data, 1)
+
+
+def string_scalar(value):
+    need(type(value) in (str, bytes), "string")
+    return (value,)
+
+
+def size(*dims):
+    need(all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in dims), "dims")
+    return (tuple(dims),)
+
+
+def dtype_(name):
+    need(type(name) is str and name in {*SIZES, *QUANTIZED}, "name")
+    return (name,)
+
+
+def device(type_, number):
+    need(type(type_) is str and (number is None or count(number) < 128), "device")
+    return type_, number
+
+
+def user(name, _):
+    raise RefusedError(f"no such type: {name!r:.80}")
+
+
+def pickle(_):
+    raise RefusedError("a pickle")
+
+
+DOCUMENTS = {"BIG_INT": big_int, "COMPLEX": complex_, "TUPLE": tuple_, "SET": set_}
+DOCUMENTS |= {"FROZENSET": set_, "DICT": dict_, "RANGE": range_, "SLICE": slice_}
+DOCUMENTS |= {"STRING_ARRAY": string_array, "SCALAR": scalar, "STRING_SCALAR": string_scalar}
+DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

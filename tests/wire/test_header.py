@@ -1,10 +1,11 @@
-"""What reads and writes headers in C beside the same in Python: it does the same, or nothing."""
+"""Frame 0: what stands in which part, forged headers, and what is kept of the schemas in them."""
 
+import contextlib
+import dataclasses
 import gc
-import os
-import re
-import subprocess
+import struct
 import sys
+import threading
 import tracemalloc
 
 import msgpack
@@ -13,145 +14,139 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from jagcodec import WireFormatError, decode, encode, encode_fields, open_wire
-from jagcodec.testing import assert_same
-from jagcodec.testing.strategies import jagged_batches
+from jagcodec import (
+    WireFormatError,
+    decode,
+    encode,
+    encode_fields,
+    open_wire,
+    register_type,
+    to_blob,
+)
+from jagcodec.testing import assert_same, jagged_batches
 from jagcodec.wire import header as headers
-from jagcodec.wire import records
-from jagcodec.wire.spec import TORCH_DTYPES, Kind
+from jagcodec.wire import schema as schemas
+from jagcodec.wire.spec import Kind
 from tests.helpers import receive
-
-try:
-    from jagcodec.wire import _batch as compiled
-except ImportError:
-    compiled = None
-needs_compiled = pytest.mark.skipif(
-    compiled is None or headers._batch is None, reason="not built, or JAGCODEC_HEADER=python"
+from tests.wire.forge import (
+    Part,
+    header,
+    int64s,
+    jagged,
+    list_of,
+    map_of,
+    message,
+    node,
+    part_of,
+    record,
+    tensor,
+    tensordict,
 )
 
 INT64_MAX = 2**63 - 1
 
 
-@pytest.fixture
-def in_python(monkeypatch):
-    monkeypatch.setattr(headers, "_batch", None)
-
-
-def outcome(frames):
-    try:
-        return decode(frames)
-    except WireFormatError as error:
-        return error.reason, error.path, re.sub(r"\bj\d+", "j", error.detail)
-
-
-def assert_readers_agree(data):
-    """What the compiled reader reads, the other reads too; says whether it read anything."""
-    found = headers.read_plain_header(data)
-    if found is None:
-        return False
-    expected = headers.read_any_header(data)
-    assert found._replace(batch=None, held=0) == expected
-    assert type(found.buffers) is type(found.groups) is list
-    assert list(map(type, found.groups)) == list(map(type, expected.groups))
-    root = headers.outline(expected)
-    assert root.code == Kind.TENSORDICT
-    record = headers.read_record(expected, root)
-    assert record.names is None
-    assert record.batch_size == found.batch.batch_size
-    assert record.items[::2] == list(found.batch.leaves)
-    size = 0
-    for leaf, read in zip(record.items[1::2], found.batch.leaves.values(), strict=True):
-        assert type(leaf) is msgpack.ExtType
-        if leaf.code in (Kind.TENSOR, Kind.JAGGED):
-            leaf = headers.read_record(expected, leaf)
-            size += TORCH_DTYPES[leaf.dtype] * int(np.prod(leaf.shape, dtype=object))
-        assert read == leaf
-        assert type(read) is type(leaf)
-        if type(leaf) is not msgpack.ExtType:
-            assert list(map(type, read)) == list(map(type, leaf))
-    assert found.held == size
-    return True
-
-
-# --- messages that writers make ----------------------------------------------------------------
-
-
-def rollout(**options):
+def rollout(rows=3, **options):
     fields = {
-        "ids": torch.arange(12).view(3, 4),
-        "logprob": torch.rand(3, 4),
-        "reward": torch.rand(3),
-        "message": np.array(["a", {"b": (1, 2)}, None], dtype=object),
+        "ids": torch.arange(4 * rows).view(rows, 4),
+        "logprob": torch.rand(rows, 4),
+        "reward": torch.rand(rows),
+        "message": np.array((["a", {"b": (1, 2)}, None] * rows)[:rows], dtype=object),
     }
     frames = encode_fields(
         fields,
-        lengths=torch.tensor([2, 4, 1]),
+        lengths=torch.arange(rows) % 4 + 1,
         token_aligned_fields=["ids", "logprob"],
         **options,
     )
     return receive(frames, bytes)
 
 
-@needs_compiled
-def test_what_a_producer_sends_is_read_by_the_compiled_reader():
-    assert assert_readers_agree(rollout()[0])
-    td = TensorDict(
-        {"x": torch.ones(2, 3), "note": NonTensorStack("a", "b"), "é": torch.zeros(2).bool()}, [2]
-    )
-    assert assert_readers_agree(bytes(encode(td)[0]))
-    many = TensorDict({f"c{i}": torch.ones(70000) for i in range(300)}, [70000])
-    assert assert_readers_agree(bytes(encode(many)[0]))
-    deep = TensorDict({"x": torch.ones(1, 2, 1, 3, 1, 1)}, [1, 2, 1])
-    assert assert_readers_agree(bytes(encode(deep)[0]))
+def entries(frames):
+    """The map of a header."""
+    return msgpack.unpackb(bytes(frames[0]))
 
 
-@needs_compiled
-@pytest.mark.parametrize(
-    "frames",
-    [
-        encode([1, 2]),
-        encode({"x": torch.ones(2)}),
-        encode(TensorDict({"x": torch.ones(0, 2)}, [0])),
-        encode(TensorDict({"x": torch.ones(2, 0)}, [2])),
-        encode(TensorDict({"x": torch.ones(2)}, [2], names=["rows"])),
-        rollout(checksum=True),
-        rollout(narrow=True),
-    ],
-)
-def test_what_it_does_not_know_is_left_alone(frames):
-    assert headers.read_plain_header(bytes(frames[0])) is None
-    decode(receive(frames))
+# --- what stands where -------------------------------------------------------------------------
 
 
-@given(jagged_batches(), st.booleans(), st.booleans())
-def test_readers_agree_on_batches(batch, checksum, narrow):
-    frames = encode_fields(
-        batch.fields,
-        lengths=batch.lengths,
-        token_aligned_fields=batch.token_aligned_fields,
-        checksum=checksum,
-        narrow=narrow,
-    )
-    assert_readers_agree(bytes(frames[0]))
+def test_a_header_is_one_map_of_schema_numbers_and_values():
+    found = entries(encode({"a": torch.arange(3), "b": "text"}))
+    assert list(found) == ["jagcodec", "schema", "numbers", "values"]
+    assert found["jagcodec"] == 1
+    assert found["schema"].code == Kind.SCHEMA
+    tree = msgpack.unpackb(found["schema"].data)
+    assert tree == [Kind.MAP, ["a", "b"], [Kind.TENSOR, "int64", 1], None]
+    # The tensor, no groups and one frame, and its size.
+    assert struct.unpack("<7q", found["numbers"]) == (0, 0, 0, 3, 0, 1, 24)
+    assert msgpack.unpackb(found["values"]) == ["text"]
 
 
-# --- messages that nobody's writer makes -------------------------------------------------------
+def test_batches_of_the_same_columns_have_the_same_schema():
+    """Whatever their rows, lengths, payloads and values: a reader looks the schema up."""
+    options = ({}, {"narrow": True}, {"checksum": True})
+    found = {
+        entries(rollout(rows, **chosen))["schema"].data
+        for rows in (1, 2, 3, 50)
+        for chosen in options
+    }
+    assert len(found) == 1
+    assert len(found.pop()) < 100
+    for one, two in (
+        ({"step": 1, "x": torch.ones(2)}, {"step": 10**30, "x": torch.ones(70_000)}),
+        ([torch.eye(3).to_sparse()], [torch.zeros(5, 9).to_sparse()]),
+        ([np.ones((2, 3)), b"x" * 5000], [np.ones((0, 9)), b"y" * 90_000]),
+        ((1, 2.0, torch.ones(1)), ({"a": "b"}, None, torch.zeros(0))),
+    ):
+        assert entries(encode(one))["schema"] == entries(encode(two))["schema"]
 
-NUMBERS = st.sampled_from([0, 1, 2, 3, 7, 8, 24, 2**16, INT64_MAX, 2**63, 2**64 - 1, -1, None, 1.0])
-TENSOR_DTYPES = st.sampled_from(["int64", "bool", "float32", "complex128"])
-FORGED = {
-    "number": NUMBERS,
-    "dtype": st.sampled_from(["int65", "", ["int64", "u1"], None]),
-    "name": st.sampled_from(["a", 3, None, b"a"]),
-    "leaf": st.sampled_from([1, "x", None, [], msgpack.Timestamp(3)]),
-    "fields": st.sampled_from([[], [0]]),
-}
+
+@given(jagged_batches())
+def test_the_schema_of_a_batch_depends_on_its_columns_alone(batch):
+    """Rows in another order, some of them twice."""
+    if not len(batch.lengths):
+        return
+    again = torch.arange(len(batch.lengths)).flip(0).repeat(3)
+    fields = {name: column[again.numpy() if isinstance(column, np.ndarray) else again]
+              for name, column in batch.fields.items()}  # fmt: skip
+    options = {"token_aligned_fields": batch.token_aligned_fields}
+    one = encode_fields(batch.fields, lengths=batch.lengths, **options)
+    two = encode_fields(fields, lengths=batch.lengths[again], **options)
+    assert entries(one)["schema"] == entries(two)["schema"]
 
 
-def pack(value):
-    return msgpack.packb(value, unicode_errors="surrogatepass")
+def test_what_differs_in_kind_differs_in_the_schema():
+    values = [
+        {"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(2, 1)},
+        {"a": torch.ones(2, dtype=torch.float64)}, {"a": np.ones(2)}, [torch.ones(2)],
+        (torch.ones(2),), {1: torch.ones(2)}, TensorDict({"a": torch.ones(2)}, [2]),
+        TensorDict({"a": torch.ones(2)}, [2], names=["a"]), TensorDict({"a": torch.ones(2)}, []),
+    ]  # fmt: skip
+    found = [entries(encode(value))["schema"].data for value in values]
+    assert len(set(found)) == len(found)
+
+
+# --- forged headers ----------------------------------------------------------------------------
+
+
+def outcome(read, frames):
+    try:
+        return read(frames)
+    except WireFormatError as error:
+        return error
+
+
+def opened(frames):
+    batch = open_wire(frames)
+    list(batch.schema.items())
+    return batch.to_tensordict()
+
+
+ODD_NUMBERS = [0, 1, 2, 3, 7, 8, 24, 2**16, 2**32, INT64_MAX, -1, -(2**63)]
+ODD_FIELDS = [0, 1, 65, -1, 2**64 - 1, True, None, 1.5, "int64", "int65", "", b"a", [], ["a"], {}]
+DTYPES = st.sampled_from(["int64", "bool", "float32", "complex128", "float8_e5m2"])
 
 
 @st.composite
@@ -159,280 +154,380 @@ def forged_headers(draw):
     """A header of a batch in which a few things may be anything."""
     left = draw(st.integers(0, 3))
 
-    def maybe(what, value):
+    def maybe(choices, value):
         nonlocal left
         if left and draw(st.integers(0, 5)) == 0:
             left -= 1
-            return draw(FORGED[what])
+            return draw(st.sampled_from(choices))
         return value
 
-    def extension(kind, *fields):
-        behind = maybe("fields", [])
-        return msgpack.ExtType(int(kind), pack([*fields, *(behind or [])]))
+    def forged(part):
+        numbers = [maybe(ODD_NUMBERS, number) for number in part.numbers]
+        return Part([maybe(ODD_FIELDS, field) for field in part.schema], numbers, part.values)
 
     def leaf():
-        kind = draw(st.sampled_from([Kind.TENSOR, Kind.JAGGED, Kind.JAGGED, Kind.NON_TENSOR_ROWS]))
-        if kind == Kind.NON_TENSOR_ROWS:
-            return msgpack.ExtType(int(kind), draw(st.binary(max_size=20)))
-        dtype = maybe("dtype", draw(TENSOR_DTYPES))
-        shape = [maybe("number", n) for n in draw(st.lists(st.integers(1, 5), max_size=3))]
-        place = [draw(st.integers(0, 1)), draw(st.integers(0, 64))]
-        group = [draw(st.integers(0, 1)), draw(st.integers(1, 2))] if kind == Kind.JAGGED else []
-        return extension(kind, dtype, shape, *(maybe("number", n) for n in place + group))
+        kind = draw(st.sampled_from(["TENSOR", "JAGGED", "JAGGED", "ROWS", "DATA"]))
+        dtype = draw(DTYPES)
+        shape = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
+        place = {"buffer": draw(st.integers(0, 1)), "offset": draw(st.integers(0, 64))}
+        if kind == "TENSOR":
+            return forged(tensor(dtype, shape, stored=draw(st.sampled_from([0, 1, 17])), **place))
+        if kind == "JAGGED":
+            group, dim = draw(st.integers(0, 1)), draw(st.integers(1, 2))
+            return forged(jagged(group, dim, shape, dtype, **place))
+        if kind == "ROWS":
+            return forged(node("NON_TENSOR_ROWS", numbers=[*place.values(), 2, 0]))
+        return forged(node("NON_TENSOR_DATA", 1, numbers=[2], children=["x"]))
 
     names = draw(st.lists(st.sampled_from(["a", "b", "é\ud800", "", "n" * 40]), unique=True))
-    items = [part for name in names for part in (maybe("name", name), maybe("leaf", leaf()))]
     dims = draw(st.lists(st.integers(1, 3), max_size=2))
-    batch = extension(
-        Kind.TENSORDICT,
-        [maybe("number", dim) for dim in dims],
-        draw(st.sampled_from([None] * 9 + [["a"]])),
-        items,
-    )
-    sizes = draw(st.lists(st.sampled_from([64, 4096, 65536]), min_size=2, max_size=3))
-    groups = [[0, 0, 0, 0, 0], [0, 8, 2, 0, 2]][: draw(st.sampled_from([2, 2, 2, 1, 0]))]
-    return pack(
-        {
-            "jagcodec": draw(st.sampled_from([1] * 9 + [2])),
-            "buffers": [maybe("number", size) for size in sizes],
-            "ragged": [[maybe("number", n) for n in group] for group in groups],
-            "tree": msgpack.ExtType(draw(st.sampled_from([16] * 9 + [17])), pack(batch)),
-        }
-    )
+    root = forged(tensordict(dims, {name: leaf() for name in names}))
+    sizes = draw(st.lists(st.sampled_from([64, 4096]), min_size=1, max_size=3))
+    groups = [[0, 0, 2, 1, 1], [0, 8, 1, 0, 0]][: draw(st.sampled_from([2, 2, 2, 1, 0]))]
+    groups = [[maybe(ODD_NUMBERS, number) for number in group] for group in groups]
+    counts = [maybe(ODD_NUMBERS, len(groups)), maybe(ODD_NUMBERS, len(sizes))]
+    payload = [(int64s(0, 1, 2) + bytes(size))[:size] for size in sizes]
+    covered = draw(st.sampled_from([None, None, None, payload]))
+    return header(root, sizes, groups, counts=counts, payload=covered), payload
 
 
 @given(forged_headers(), st.data())
-def test_readers_agree_on_forged_headers(data, draw):
-    assert_readers_agree(data)
-    edited = bytearray(data)
+def test_a_forged_header_gives_a_value_or_the_error(forged, draw):
+    frame, payload = forged
+    edited = bytearray(frame)
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(0, len(edited)))
         edited[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
-    assert_readers_agree(bytes(edited))
+    for data in (frame, bytes(edited)):
+        value = outcome(decode, [data, *payload])
+        in_parts = outcome(opened, [data, *payload])
+        # What is read in parts is what is read at once.
+        if not isinstance(value, WireFormatError) and not isinstance(in_parts, WireFormatError):
+            assert_same(in_parts, value)
+        # A second time the schema is looked up: that changes nothing.
+        again = outcome(decode, [data, *payload])
+        assert type(again) is type(value)
+        if isinstance(value, WireFormatError):
+            assert again.args == value.args
 
 
-# --- writing -----------------------------------------------------------------------------------
-
-WIDTHS = [0, 1, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**32 - 1, 2**32, INT64_MAX, 2**64 - 1]
-COUNTS = st.one_of(st.integers(0, 200), st.sampled_from(WIDTHS))
-TEXTS = st.one_of(st.text(max_size=8), st.sampled_from([31, 32, 255, 256]).map("n".__mul__))
-DIMS = st.lists(COUNTS, max_size=20)
-WRITTEN = st.one_of(
-    st.builds(records.Tensor, TEXTS, DIMS, COUNTS, COUNTS),
-    st.builds(records.Tensor, st.just(["int64", "u1"]), DIMS, COUNTS, COUNTS),
-    st.builds(records.Jagged, TEXTS, DIMS, COUNTS, COUNTS, COUNTS, COUNTS),
-    st.builds(
-        lambda code, size: msgpack.ExtType(code, b"x" * size),
-        st.integers(0, 127),
-        st.sampled_from([*range(20), 255, 256, 2**16 - 1, 2**16]),
-    ),
-)
-GROUPS = st.builds(records.Group, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
+@pytest.mark.parametrize("read", [decode, opened])
+def test_every_cut_and_every_flipped_bit(read):
+    frames = rollout()
+    header, *payload = frames
+    for end in range(len(header)):
+        assert isinstance(outcome(read, [header[:end], *payload]), WireFormatError)
+    assert isinstance(outcome(read, [header + b"\0", *payload]), WireFormatError)
+    flipped = bytearray(header)
+    for bit in range(8 * len(header)):
+        flipped[bit // 8] ^= 1 << bit % 8
+        outcome(read, [bytes(flipped), *payload])
+        flipped[bit // 8] ^= 1 << bit % 8
 
 
-def both_write(batch, buffers, groups):
-    written = headers.HeaderWriter().header(batch, buffers, groups)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(headers, "_batch", None)
-        assert written == headers.HeaderWriter().header(batch, buffers, groups)
-    return written
+def test_every_number_may_be_anything():
+    """One number of a batch at a time, each of those that overflow somewhere."""
+    frames = rollout(checksum=False)
+    found = entries(frames)
+    numbers = [*struct.unpack(f"<{len(found['numbers']) // 8}q", found["numbers"])]
+    for i, number in enumerate(numbers):
+        for odd in (*ODD_NUMBERS, number - 1, number + 1, 2**24, 2**31, 2**61, 2**62):
+            numbers[i] = odd
+            frame = msgpack.packb({**found, "numbers": int64s(*numbers)})
+            value = outcome(decode, [frame, *frames[1:]])
+            assert odd >= 0 or isinstance(value, WireFormatError)
+            outcome(opened, [frame, *frames[1:]])
+        numbers[i] = number
 
 
-@given(
-    DIMS,
-    st.dictionaries(st.one_of(TEXTS, st.just("\ud800")), WRITTEN, max_size=9),
-    st.lists(COUNTS, max_size=20),
-    st.lists(GROUPS, max_size=3),
-)
-def test_writers_agree(dims, leaves, buffers, groups):
-    both_write(records.Batch(dims, leaves), buffers, groups)
-
-
-@needs_compiled
-def test_writers_agree_on_many_columns():
-    for count in (7, 8, 40000):
-        batch = records.Batch(
-            [1], {f"{i}": records.Tensor("bool", [i], 0, i) for i in range(count)}
-        )
-        both_write(batch, [2**20], [])
-        assert compiled.write([2**20], [], *batch, *headers._BATCH_TYPES)
-
-
-@needs_compiled
-def test_what_is_no_number_is_left_to_the_other_writer():
-    for odd in (-1, 2**64, 1.0, True, None, "1"):
-        for leaf in (records.Tensor("bool", [odd], 0, 0), records.Tensor("bool", [1], odd, 0), odd):
-            assert compiled.write([1], [], [1], {"x": leaf}, *headers._BATCH_TYPES) is None
-        assert compiled.write([odd], [], [1], {}, *headers._BATCH_TYPES) is None
-        assert compiled.write([1], [odd], [1], {}, *headers._BATCH_TYPES) is None
-        assert compiled.write([1], [], [odd], {}, *headers._BATCH_TYPES) is None
-        assert compiled.write([1], [], [1], {odd: records.Size([1])}, *headers._BATCH_TYPES) is None
-    assert compiled.write([1], [], [1], {}, *headers._BATCH_TYPES) is not None
-
-
-@given(jagged_batches())
-def test_frames_are_the_same(batch):
-    options = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
-    written = encode_fields(batch.fields, **options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(headers, "_batch", None)
-        again = encode_fields(batch.fields, **options)
-    assert list(map(bytes, written)) == list(map(bytes, again))
-
-
-# --- what it makes of odd ones -----------------------------------------------------------------
-
-
-@needs_compiled
-def test_numbers_may_be_longer_than_they_need_be():
-    """As other writers of msgpack make them; but no other sign, and no other type."""
-    plain = bytes(encode(TensorDict({"x": torch.arange(3)}, [3]))[0])
-    assert plain.count(b"\x93\x91\x03\xc0") == 1
-    for three, read in (
-        (b"\xcc\x03", True),
-        (b"\xcd\0\x03", True),
-        (b"\xce\0\0\0\x03", True),
-        (b"\xcf\0\0\0\0\0\0\0\x03", True),
-        (b"\xd0\x03", False),
-        (b"\xcb\x40\x08\0\0\0\0\0\0", False),
-        (b"\xc3", False),
-    ):
-        # The batch size, and the sizes of the two extensions around it.
-        longer = plain.replace(b"\x93\x91\x03\xc0", b"\x93\x91" + three + b"\xc0")
-        grown = len(three) - 1
-        at = longer.index(b"\xc7", longer.index(b"tree"))
-        longer = bytearray(longer)
-        longer[at + 1] += grown
-        longer[longer.index(b"\xc7", at + 1) + 1] += grown
-        assert assert_readers_agree(bytes(longer)) is read
-
-
-@needs_compiled
-def test_every_cut_and_every_flipped_bit():
-    whole = rollout()[0]
-    for end in range(len(whole)):
-        assert headers.read_plain_header(whole[:end]) is None
-    assert headers.read_plain_header(whole + b"\0") is None
-    flipped = bytearray(whole)
-    for position in range(len(whole)):
-        for bit in range(8):
-            flipped[position] ^= 1 << bit
-            assert_readers_agree(bytes(flipped))
-            flipped[position] ^= 1 << bit
-
-
-@needs_compiled
 def test_nothing_is_left_behind():
     """Whatever a header breaks off at: what was made of it by then is let go."""
     whole = rollout()[0]
     forged = [whole[:end] for end in range(len(whole))]
     for position in range(len(whole)):
         forged += [
-            whole[:position] + bytes([byte]) + whole[position + 1 :]
-            for byte in (0, 0x7F, 0x80, 0x91, 0xC0, 0xCF, 0xFF)
+            whole[:position] + bytes([byte]) + whole[position + 1 :] for byte in (0, 0x91, 0xFF)
         ]
 
     def blocks():
         for data in forged:
-            headers.read_plain_header(data)
+            with contextlib.suppress(WireFormatError):
+                headers.read_header(data)
         gc.collect()
         return sys.getallocatedblocks()
 
-    blocks()
-    before = blocks()
-    # Each of the messages is one of hundreds; a block that one of them loses is lost every time.
-    for _ in range(20):
-        after = blocks()
+    with fresh_tables():
+        blocks()
+        before = blocks()
+        # A block that one of hundreds of messages loses is lost every time.
+        for _ in range(10):
+            after = blocks()
     assert after - before < 20
-
-
-def test_errors_are_the_same(monkeypatch):
-    frames = rollout()
-    flipped = bytearray(frames[0])
-    for position in range(len(flipped)):
-        flipped[position] ^= 0x15
-        message = [bytes(flipped), *frames[1:]]
-        here = outcome(message)
-        with monkeypatch.context() as patch:
-            patch.setattr(headers, "_batch", None)
-            there = outcome(message)
-        assert type(here) is type(there)
-        if isinstance(here, tuple):
-            assert here == there
-        else:
-            assert_same(here, there)
-        flipped[position] ^= 0x15
-
-
-@pytest.mark.usefixtures("in_python")
-def test_without_the_compiled_reader_everything_is_read():
-    frames = rollout()
-    assert headers.read_header(frames[0]).batch is None
-    batch = open_wire(frames)
-    assert batch.fields == ("ids", "logprob", "reward", "message")
-    assert_same(batch.to_tensordict(), decode(frames))
-
-
-@needs_compiled
-def test_the_compiled_reader_takes_only_what_it_can_read():
-    plain = rollout()[0]
-    types = headers._BATCH_TYPES
-    with pytest.raises(TypeError):
-        compiled.read(bytearray(plain), *types, TORCH_DTYPES)
-    with pytest.raises(TypeError, match="derived from tuple"):
-        compiled.read(plain, *types[:3], dict, TORCH_DTYPES)
-    with pytest.raises(TypeError):
-        compiled.read(plain, *types)
-    assert compiled.read(plain, *types, {}) is None
-
-
-@needs_compiled
-@pytest.mark.parametrize("choice", ["python", "compiled", ""])
-def test_the_reader_is_chosen_by_the_environment(choice):
-    code = "from jagcodec.wire import header; print(header._batch is None)"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "JAGCODEC_HEADER": choice},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == str(choice == "python")
-
-
-@pytest.mark.parametrize("choice", ["compiled", ""])
-def test_where_it_was_not_built_python_reads_unless_it_was_asked_for(choice):
-    code = (
-        "import sys; sys.modules['jagcodec.wire._batch'] = None\n"
-        "from jagcodec.wire import header; print(header._batch)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "JAGCODEC_HEADER": choice},
-        capture_output=True,
-        text=True,
-    )
-    if choice:
-        assert "found 'compiled', which cannot be imported" in found.stderr
-    else:
-        assert found.stdout.strip() == "None"
 
 
 def test_a_foreign_frame_is_not_copied_before_it_is_refused():
     frame = np.full(64 << 20, 7, dtype=np.uint8)
     tracemalloc.start()
     try:
-        assert outcome([frame])[0] == "foreign"
+        assert outcome(decode, [frame]).reason == "foreign"
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_a_reader_that_there_is_not_is_refused():
-    found = subprocess.run(
-        [sys.executable, "-c", "import jagcodec"],
-        env={**os.environ, "JAGCODEC_HEADER": "fortran"},
-        capture_output=True,
-        text=True,
-    )
-    assert "JAGCODEC_HEADER: expected 'compiled' or 'python', found 'fortran'" in found.stderr
+# --- what is kept of schemas -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fresh_tables():
+    """Tables of schemas that nothing is in yet, in place of the process's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (schemas, headers):
+            patch.setattr(
+                module, "_schemas", schemas.Table(schemas.MOST_SCHEMAS, schemas.MOST_BYTES)
+            )
+        yield schemas._schemas
+
+
+def packed_schema(value):
+    return msgpack.packb(part_of(value).schema)
+
+
+def named(i, width=40):
+    """A message of a schema of its own."""
+    return message(map_of({f"{i:0{width}}": tensor()}), b"x")
+
+
+def test_a_schema_is_read_once():
+    with fresh_tables() as table:
+        frames = message(map_of({"a": tensor()}), b"x")
+        decode(frames)
+        assert len(table) == 1
+        data = packed_schema(map_of({"a": tensor()}))
+        assert schemas.read_schema(data) is schemas.read_schema(bytes(bytearray(data)))
+        for payload in (b"y", b"zz"):
+            assert decode(message(map_of({"a": tensor()}), payload))["a"].tolist() == [payload[0]]
+        assert len(table) == 1
+
+
+def test_a_kept_schema_says_nothing_of_the_numbers():
+    """The same schema with numbers, values, groups and sizes of another message."""
+    root = map_of({"a": jagged(), "b": "x"})
+    good = message(root, int64s(0, 2, 5) + bytes(5), groups=[[0, 0, 2, 2, 3]])
+    with fresh_tables():
+        first = decode(good)
+        for bad in (
+            message(root, bytes(29), groups=[[0, 0, 2, 2, 3]]),
+            message(root, int64s(0, 2, 5) + bytes(4), groups=[[0, 0, 2, 2, 3]]),
+            message(root, int64s(0, 2, 5) + bytes(5)),
+            message(root, int64s(0, 2, 5) + bytes(5), groups=[[0, 0, 2, 2, 3]], values=[]),
+            message(root, int64s(0, 2, 5) + bytes(5), groups=[[0, 0, 2, 2, 3]], numbers=[0] * 4),
+        ):
+            assert isinstance(outcome(decode, bad), WireFormatError)
+        assert_same(decode(good), first)
+        other = message(
+            root, bytes(8) + int64s(0, 0, 1) + b"z", groups=[[0, 8, 2, 0, 1]], values=[[1]],
+            numbers=[0, 32, 0, 0, 1],
+        )  # fmt: skip
+        back = decode(other)
+        assert [row.tolist() for row in back["a"].unbind()] == [[], [ord("z")]]
+        assert back["b"] == [1]
+
+
+def test_schemas_that_mean_the_same_in_other_bytes_are_two():
+    """And neither stands for the other: the bytes are what is looked up."""
+    short = packed_schema(tensor())
+    long = b"\xdd\0\0\0\3\xcd\0\x30\xd9\5uint8\xcc\1"
+    with fresh_tables() as table:
+        for data in (short, long, short, long):
+            assert decode(message(tensor(), b"\7", schema=data)).tolist() == [7]
+        assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["struct", 4, False, []], ["struct", 4, 0, []]),
+        (["struct", 1, False, []], ["struct", True, False, []]),
+        (["struct", 1, False, []], ["struct", 1.0, False, []]),
+    ],
+)
+def test_what_is_equal_in_python_is_not_equal_in_a_schema(one, other):
+    """1, 1.0 and true are one dict key in Python; here only one of them is a number."""
+    good, bad = (message(node("ARRAY", dtype, 1, numbers=[0, 0, 0])) for dtype in (one, other))
+    with fresh_tables():
+        for _ in range(2):
+            decode(good)
+            assert isinstance(outcome(decode, bad), WireFormatError)
+
+
+def test_the_writers_table_does_not_take_true_for_1():
+    members = [TensorDict({"a": torch.ones(1)}, [1]) for _ in range(2)]
+    with fresh_tables():
+        for dim in (True, 1):
+            stack = LazyStackedTensorDict(*members, stack_dim=dim)
+            assert decode(encode(stack)).batch_size == (1, 2)
+
+
+# What a stranger sends, and how many of them: enough for twice the bound.
+@pytest.mark.parametrize(
+    ("count", "make"),
+    [
+        (schemas.MOST_SCHEMAS + 40, named),
+        (20, lambda i: named(i, 60_000)),
+        (40, lambda i: message(list_of(*[None] * (3000 + i)), values=[None] * (3000 + i))),
+        (40, lambda i: message(list_of(*[node("TUPLE")] * (3000 + i)))),
+        (40, lambda i: message(list_of(*[node("BYTES", numbers=[0, 0, 0])] * (3000 + i)))),
+        (40, lambda i: message(map_of({f"{i}.{k}": tensor(shape=[0]) for k in range(1000)}))),
+        (40, lambda i: message(list_of(*[tensordict([1] * 9, {})] * (2000 + i)))),
+    ],
+)
+def test_ever_new_schemas_take_no_more_than_the_bound(count, make):
+    with fresh_tables() as table:
+        kept = kept_by(lambda i: decode(make(i)), count)
+        assert 0 < len(table) <= schemas.MOST_SCHEMAS
+    assert kept < schemas.MOST_BYTES + 500_000
+
+
+@pytest.mark.parametrize(
+    ("count", "make"),
+    [
+        (schemas.MOST_SCHEMAS + 40, lambda i: {f"{i:040}": torch.ones(1)}),
+        (20, lambda i: {f"{i:060000}": torch.ones(1)}),
+        (40, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(300)}),
+        (40, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(300)])]),
+    ],
+)
+def test_ever_new_values_to_encode_take_no_more_than_the_bound(count, make):
+    with fresh_tables():
+        kept = kept_by(lambda i: encode(make(i)), count)
+        assert 0 < len(headers._schemas) <= schemas.MOST_SCHEMAS
+    assert kept < schemas.MOST_BYTES + 500_000
+
+
+def kept_by(call, count):
+    """Memory that is still taken after calls with 0, 1 and so on."""
+    call(0)
+    tracemalloc.start()
+    try:
+        for i in range(1, count):
+            call(i)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_huge_schema_is_not_kept():
+    with fresh_tables() as table:
+        frames = named(0, schemas.LARGEST_KEPT)
+        assert decode(frames)
+        assert len(table) == 0
+        value = {"a" * schemas.LARGEST_KEPT: torch.ones(1)}
+        assert_same(decode(encode(value)), value)
+        assert len(table) == len(headers._schemas) == 0
+
+
+def test_what_is_refused_is_not_kept():
+    with fresh_tables() as table:
+        for schema in ([99], [48, "float33", 1], [48], b"\xc1", [26, [26, [26, [99]]]]):
+            assert isinstance(outcome(decode, message(1, schema=schema)), WireFormatError)
+        assert len(table) == 0
+
+
+def test_a_schema_in_use_is_not_pushed_out():
+    used = packed_schema(map_of({"used": tensor()}))
+    with fresh_tables() as table:
+        first = schemas.read_schema(used)
+        for i in range(2000):
+            decode(named(i))
+            if i % 100 == 0:
+                assert schemas.read_schema(used) is first
+        # Nor by ones that a stranger asks for twice, as long as its own turn comes.
+        for i in range(2000):
+            decode(named(f"x{i}"))
+            decode(named(f"x{i}"))
+            if i % 100 == 0:
+                assert schemas.read_schema(used) is first
+        assert len(table) == schemas.MOST_SCHEMAS
+
+
+def test_a_schema_that_was_pushed_out_is_read_again():
+    with fresh_tables():
+        frames = rollout()
+        value = decode(frames)
+        for i in range(2000):
+            decode(named(i))
+        assert_same(decode(frames), value)
+
+
+def test_threads_share_the_table():
+    messages = [rollout(), *(named(i) for i in range(300)), [header(7)]]
+    expected = [decode(frames) for frames in messages]
+    failed = []
+
+    def run(seed):
+        order = np.random.default_rng(seed).permutation(len(messages))
+        try:
+            for i in [*order, *order]:
+                assert_same(decode(messages[i]), expected[i])
+                assert_same(decode(encode(expected[i])), expected[i])
+        except BaseException as error:
+            failed.append(error)
+
+    with fresh_tables() as table:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert not failed
+        assert len(table) <= schemas.MOST_SCHEMAS
+        assert table._bytes == sum(entry.size for entry in table._entries.values())
+
+
+@dataclasses.dataclass
+class Late:
+    """A type that is registered only in the middle of a test."""
+
+    x: torch.Tensor
+
+
+def test_what_is_kept_does_not_depend_on_who_reads():
+    """Neither on what is registered, nor on pickle, nor on a device."""
+    frames = message(node("USER", "test_header.Late", children=[map_of({"x": tensor()})]), b"\7")
+    with fresh_tables():
+        for _ in range(2):
+            assert outcome(decode, frames).reason == "unknown_type"
+        register_type(Late, name="test_header.Late")
+        assert decode(frames).x.tolist() == [7]
+        pickled = message(list_of(record("PICKLE", b"\x80\x04K\x01."), tensor()), b"\7")
+        for _ in range(2):
+            assert decode(pickled, allow_pickle=True)[0] == 1
+            assert outcome(decode, pickled).reason == "pickle_refused"
+        batch = rollout()
+        assert decode(batch, device="cpu").device == torch.device("cpu")
+        assert decode(batch).device is None
+        assert decode(bytes(to_blob(batch)))["ids"].size(0) == 3
+        assert open_wire(batch).rows([1]).to_tensordict().batch_size == (1,)
+        assert_same(decode(batch), opened(batch))
+
+
+def test_values_are_new_each_time():
+    """What one reader does to a value is not seen by the next."""
+    frames = encode([{"a": [1]}, torch.ones(1)])
+    for _ in range(2):
+        value = decode(frames)
+        assert value[0] == {"a": [1]}
+        value[0]["a"].append(2)
+        value[0]["b"] = 3
+    batch = open_wire(encode(TensorDict({"s": NonTensorStack(["x"], ["y"])}, [2])))
+    for _ in range(2):
+        items = batch.leaf("s").tolist()
+        assert items == [["x"], ["y"]]
+        items[0].append(1)

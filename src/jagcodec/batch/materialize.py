@@ -424,18 +424,18 @@ class _Materializing:
                 "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
                 "shapes; make columns of its rows with stack_or_nest, or materialize its members",
             )
-        if not len(td.batch_size):
+        is_message = isinstance(td, WireBatch)  # which has a batch dim, or could not be opened
+        if not is_message and not len(td.batch_size):
             raise ArgumentError(
                 "bad_shape",
                 f"materialize({repr('.'.join(above)) if above else 'td'})",
                 "expected batch size (N, ...), found no batch dim",
             )
-        rows = td.batch_size[0]
         columns: dict[str, Any] = {}
         options = self._options
         # Whether columns differ in nothing but their rows, so that those are placed once.
         simple = not (options.sides or options.keep_jagged or options.device)
-        leaves = columns_of(td) if isinstance(td, WireBatch) else td.items()
+        leaves = columns_of(td) if is_message else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
             # The commonest first: what a TensorDict is takes long to ask.
@@ -452,7 +452,7 @@ class _Materializing:
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
-                columns[name] = rows_of_leaf(leaf, rows)
+                columns[name] = rows_of_leaf(leaf, td.batch_size[0])
             elif isinstance(leaf, (TensorDictBase, WireBatch)):
                 columns[name] = self._plan(leaf, (*above, name))
             else:

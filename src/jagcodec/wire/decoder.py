@@ -208,7 +208,8 @@ def _field_array(message: Message, node: Node) -> AnyArray:
 
 
 def _scalar(message: Message, node: Node) -> Any:
-    (data,) = _children(message, node)
+    # The array is no level of its own: in rows of scalars each would count twice.
+    data = build(message, node.children[0])
     if not isinstance(data, np.ndarray) or data.shape != ():
         raise bad("a 0-d array", type(data).__name__)
     return data[()]
@@ -328,7 +329,7 @@ _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 def _tensordict(message: Message, node: Node) -> TensorDict:
     numbers = message.numbers
     rank, names, keys = node.fields
-    size = numbers[node.number : node.number + rank]
+    size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would take every leaf as it is.
     fits = rank == 1 and names is None and message.device is None
@@ -455,9 +456,8 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
     heads = data[np.minimum(starts, len(data) - 1)] if len(data) else ends
     # What begins like a message, or with zeros before one, and is too long to be a number.
     messages = ((heads == 0) | (heads == _BLOB_START)) & (ends - starts > 1)
-    # Documents are copied: what was checked must not change with the message's memory. Messages are
-    # not: with one in every row of another, each level would hold a copy of those below it.
     if not messages.any():
+        # Copied: what was checked must not change with the message's memory.
         raw = data.tobytes()
         items = documents.unpack_rows(raw, ends.tolist(), row)
         if not documents.may_hold_records(raw):

@@ -14,7 +14,7 @@ import msgpack
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import fail
-from jagcodec.wire.schema import TRUSTED_SIZE, not_msgpack, walk
+from jagcodec.wire.schema import TRUSTED_SIZE, inside, not_msgpack, walk
 from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {
@@ -135,15 +135,14 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
         _walk_rows(data, len(ends))
         unpacker.feed(data)
         for end in ends:
-            items.append(unpacker.unpack())
+            item = unpacker.unpack()
             if unpacker.tell() != end:
                 raise fail(
-                    "bad_value",
-                    f"expected a document that ends at {end}, found {unpacker.tell()}",
-                    path=f"$[{first + len(items) - 1}]",
+                    "bad_value", f"expected a document that ends at {end}, found {unpacker.tell()}"
                 )
-    except WireFormatError:
-        raise
+            items.append(item)
+    except WireFormatError as error:
+        raise inside(error, first + len(items)) from error
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise not_msgpack(error, f"$[{first + len(items)}]") from error
     return items

@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec._arguments import known_names, usable_device
-from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError, child_path
+from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
 from jagcodec.ragged.row_index import Chosen, choose_rows
@@ -234,13 +234,12 @@ class WireBatch:
         try:
             return read(node)
         except WireFormatError as error:
-            raise _of_column(name, error) from error
+            raise inside(error, name) from error
 
     def _leaf(self, node: Node) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
-            first = node.number + 3
-            dims = message.numbers[first : first + min(node.fields[1], len(self._rows))]
+            dims = message.numbers[node.dims : node.end][: len(self._rows)]
             if dims != self._rows:
                 raise rows_differ(self._rows, dims)
             return message.tensor(node, chosen)
@@ -324,7 +323,7 @@ def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
             else:
                 column = batch._leaf(node)
         except WireFormatError as error:
-            raise _of_column(name, error) from error
+            raise inside(error, name) from error
         columns.append((name, column))
     return columns
 
@@ -410,11 +409,3 @@ def _view(
     _, names, keys = node.fields
     nodes = dict(zip(keys, node.children, strict=True))
     return WireBatch(message, nodes, batch_size, names, chosen, frames)
-
-
-def _of_column(name: str, error: WireFormatError) -> WireFormatError:
-    """An error in a column, with the way there."""
-    if error.path.startswith("$"):
-        return inside(error, name)
-    path = f"{child_path('$', name)} ({error.path})"
-    return WireFormatError(error.reason, path, error.detail)

@@ -565,7 +565,7 @@ class Lowering:
             raise self._refused(
                 "row_mismatch", f"expected one name per dim, found {error}"
             ) from error
-        return (Code.LAZY_STACK, stack.stack_dim, name, *members)
+        return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -587,7 +587,7 @@ class Lowering:
             self._rows(payloads)
             return (Code.NON_TENSOR_ROWS,)
         members = self._members_of(stack)
-        return (Code.NON_TENSOR_STACK, stack.stack_dim, *members)
+        return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
     def _batch_size(self, td: Any) -> None:
         batch_size: torch.Size = td.batch_size

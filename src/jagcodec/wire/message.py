@@ -28,7 +28,7 @@ from jagcodec.wire.frames import (
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import unknown_dtype
-from jagcodec.wire.schema import FORMS, Node, stored_size
+from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 # --- opening -----------------------------------------------------------------------------------
@@ -147,17 +147,13 @@ class Message:
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
-        form = FORMS[node.kind]
-        first = node.number + len(form.numbers) - 1
-        rank: int = node.fields[form.rank]
-        return tuple(self.numbers[first : first + rank])
+        return tuple(self.numbers[node.dims : node.end])
 
     # Cells
 
     def tensor(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""
-        first = node.number + 3
-        shape = tuple(self.numbers[first : first + node.fields[1]])
+        shape = tuple(self.numbers[node.dims : node.end])
         if chosen is None:
             values = self.cells(node, shape)
         else:
@@ -171,14 +167,12 @@ class Message:
         if dtype is None:
             raise unknown_dtype(name)
         buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
-        if stored != PLAIN and node.kind is not Kind.TENSOR_VIEWS:
-            cells = math.prod(shape)
+        cells = math.prod(shape)
+        # How no cells are stored means nothing.
+        if stored != PLAIN and cells and node.kind is not Kind.TENSOR_VIEWS:
             narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
             return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
-        size = node.itemsize
-        for dim in shape:
-            size *= dim
-        data = self.payload.bytes_at(buffer, offset, size, node.itemsize)
+        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize)
         if type(data) is torch.Tensor:  # on a device
             return data.view(dtype).view(shape)
         return from_bytes(data, dtype, shape)
@@ -191,7 +185,7 @@ class Message:
         i = node.number
         buffer, offset, stored = self.numbers[i : i + 3]
         name = node.fields[0]
-        if stored == PLAIN:
+        if stored == PLAIN or start == end:
             size = node.itemsize
             place = (buffer, offset + start * size, (end - start) * size)
             return self.payload.bytes_at(*place, size) if keep else self.payload.read(*place)
@@ -282,7 +276,7 @@ class Message:
             numbers, i = self.numbers, node.number
             group = numbers[i + 3]
             row_splits = self._groups[group] or self.row_splits(group)
-            shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+            shape = tuple(numbers[node.dims : node.end])
             if row_splits.total != shape[node.fields[2] - 1]:
                 raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
             values = self.cells(node, shape)
@@ -301,7 +295,7 @@ class Message:
         numbers, i = self.numbers, node.number
         group = numbers[i + 3]
         row_splits = self._groups[group] or self.row_splits(group)
-        shape = tuple(numbers[i + 4 : i + 4 + node.fields[1]])
+        shape = tuple(numbers[node.dims : node.end])
         if row_splits.total != shape[node.fields[2] - 1]:
             raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
         name, _, dim = node.fields

@@ -15,8 +15,8 @@ from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import cells_of, check_distinct, expect
 from jagcodec.wire.documents import RECORDS, Tag
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import has_object, inside, numpy_itemsize
-from jagcodec.wire.spec import MAX_DEPTH, Kind
+from jagcodec.wire.schema import MAX_LEVELS, has_object, inside, numpy_itemsize
+from jagcodec.wire.spec import Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -43,8 +43,8 @@ def revived(value: Any, depth: int, allow_pickle: bool) -> Any:
         return value
     if kind is not list and kind is not dict:
         raise WireFormatError("unknown_kind", "$", f"expected a value, found a {kind.__name__}")
-    if depth > MAX_DEPTH:
-        raise WireFormatError("too_deep", "$", f"expected at most {MAX_DEPTH} levels, found more")
+    if depth > MAX_LEVELS:
+        raise WireFormatError("too_deep", "$", f"expected at most {MAX_LEVELS} levels, found more")
     step: Any = None
     depth += 1
     try:

@@ -47,16 +47,18 @@ class Node:
         fields: What the form says stands in the schema, checked.
         children: The nodes in it.
         number: Index of the first of its numbers.
+        dims: Index of the first of its dims, which are the last of its numbers.
+        end: Index behind the last of its numbers.
         value: Index of the first value in it.
         itemsize: Of a tensor: bytes per cell as wide as its dtype.
     """
 
-    __slots__ = ("children", "fields", "itemsize", "kind", "number", "value")
+    __slots__ = ("children", "dims", "end", "fields", "itemsize", "kind", "number", "value")
 
     def __init__(self, kind: Kind, fields: list[Any], number: int, value: int) -> None:
         self.kind = kind
         self.fields = fields
-        self.number = number
+        self.number = self.dims = self.end = number
         self.value = value
         self.children: Sequence[Node] = ()
         self.itemsize = 0
@@ -210,13 +212,6 @@ FORMS: dict[Kind, Form] = {
 }
 
 
-def _number_count(form: Form, fields: list[Any]) -> int:
-    if not form.numbers or form.numbers[-1] != "*":
-        return len(form.numbers)
-    rank: int = fields[form.rank]
-    return len(form.numbers) - 1 + rank
-
-
 # --- schemas -----------------------------------------------------------------------------------
 
 
@@ -249,7 +244,7 @@ class Schema:
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
         if item is None:
-            node = Node(Kind.VALUE, [], self.numbers, self.values)
+            node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
             self.values += 1
             return node
         if type(item) is not list or not item or type(item[0]) is not int:
@@ -264,7 +259,7 @@ class Schema:
                 "the sender may be newer than this reader",
             )
         ends = 1 + len(form.fields)
-        fields, children = item[1:ends], item[ends:]
+        fields, children = item[1:ends] or _NONE, item[ends:]
         kind = Kind(item[0])
         if len(fields) != len(form.fields):
             raise fail(
@@ -275,20 +270,26 @@ class Schema:
             check(field)
         _check_form(kind, form, fields, len(children))
         node = Node(kind, fields, self.numbers, self.values)
-        own = _number_count(form, fields)
-        if own or kind is Kind.FIELD_ARRAY:
+        if form.numbers:
+            rank = fields[form.rank] if form.numbers[-1] == "*" else None
             self.nodes.append(node)
-            self.numbers += own
+            node.dims += len(form.numbers) - (rank is not None)
+            self.numbers = node.end = node.dims + (rank or 0)
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
-        nodes: list[Node] = []
-        node.children = nodes
-        for i, child in enumerate(children):
-            try:
-                nodes.append(self._node(child, depth + 1))
-            except WireFormatError as error:
-                raise inside(error, child_step(node, i)) from error
+        if children:
+            nodes: list[Node] = []
+            node.children = nodes
+            for i, child in enumerate(children):
+                try:
+                    nodes.append(self._node(child, depth + 1))
+                except WireFormatError as error:
+                    raise inside(error, child_step(node, i)) from error
         return node
+
+
+_NONE: list[Any] = []
+"""The fields of a node without any: one object for all of them, because they may be many."""
 
 
 def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> None:
@@ -331,9 +332,12 @@ def inside(error: WireFormatError, step: Any) -> WireFormatError:
         # A new one all the same: the caller raises it from `error`, and an error that is its own
         # cause sends whoever follows the causes in circles.
         return WireFormatError(error.reason, error.path, error.detail)
-    rest = error.path.removeprefix("$")
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
-    return WireFormatError(error.reason, f"{path}{rest}", error.detail)
+    if error.path.startswith("$"):
+        path += error.path[1:]
+    else:  # a part of a message that lies in a row
+        path += f" ({error.path})"
+    return WireFormatError(error.reason, path, error.detail)
 
 
 def unpack_plain(data: bytes, path: str) -> Any:
@@ -449,12 +453,9 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
         if kind is _JAGGED or kind is _TENSOR:
             # Most nodes. What is sound at first sight, as most are, takes no call.
             size = node.itemsize
-            first = i + 3
-            if kind is _JAGGED:
-                if numbers[first] >= groups:
-                    raise _failed(schema, node, _no_group(numbers[first], groups))
-                first += 1
-            for dim in numbers[first : first + node.fields[1]]:
+            if kind is _JAGGED and numbers[i + 3] >= groups:
+                raise _failed(schema, node, _no_group(numbers[i + 3], groups))
+            for dim in numbers[node.dims : node.end]:
                 size *= dim
             buffer = numbers[i]
             if (
@@ -480,10 +481,8 @@ def _no_group(group: int, groups: int) -> WireFormatError:
 
 def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places) -> None:
     kind, i = node.kind, node.number
-    form = FORMS[kind]
-    count = _number_count(form, node.fields)
-    own = list(numbers[i : i + count])
-    shape = own[len(form.numbers) - 1 :] if form.numbers[-1] == "*" else []
+    own = list(numbers[i : node.end])
+    shape = own[node.dims - i :]
     cells = cells_of(shape)
     if kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
@@ -521,8 +520,9 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
                 f"found batch size {brief(shape)} over {places.payload} bytes",
             )
     elif kind is Kind.FIELD_ARRAY:
-        # The fields are sent, the array's own bytes are not: gaps must not be believed.
-        places.field_bytes -= cells * numpy_itemsize(node.fields[0])
+        # The fields are sent, the array's own bytes are not: gaps must not be believed, nor cells
+        # of no bytes, which take time to fill all the same.
+        places.field_bytes -= cells * max(numpy_itemsize(node.fields[0]), 1)
         if places.field_bytes < 0:
             raise fail("out_of_bounds", "expected fields, found mostly gaps between them")
 
@@ -563,7 +563,7 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
         WireFormatError: Cells of this dtype are not stored that way.
     """
     itemsize = TORCH_DTYPES[dtype]
-    if stored == PLAIN:
+    if stored == PLAIN or not cells:
         return cells * itemsize
     if dtype in INTEGER_DTYPES:
         if stored == BITS:

@@ -1,0 +1,215 @@
+"""Messages made by hand, with msgpack alone: well-formed by default, every part replaceable.
+
+A `Part` is a node of a schema with the numbers and values that belong to it, so that a message can
+be written as a tree; `header` then puts schemas, numbers and values where they lie in frame 0.
+"""
+
+import itertools
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import msgpack
+
+from jagcodec.wire.spec import Kind
+
+
+class Part(NamedTuple):
+    """A node of a schema, and what stands elsewhere for it and for the nodes in it."""
+
+    schema: Any
+    numbers: list[int]
+    values: list[Any]
+
+
+def document(value):
+    """The node of a value without buffers."""
+    return Part(None, [], [value])
+
+
+def part_of(value):
+    return value if isinstance(value, Part) else document(value)
+
+
+def code_of(kind):
+    return int(Kind[kind] if isinstance(kind, str) else kind)
+
+
+def node(kind, *fields, numbers=(), children=()):
+    """A node of any kind; children that are not parts are documents."""
+    parts = [part_of(child) for child in children]
+    return Part(
+        [code_of(kind), *fields, *(part.schema for part in parts)],
+        [*numbers, *(number for part in parts for number in part.numbers)],
+        [value for part in parts for value in part.values],
+    )
+
+
+def tag(kind, data=b""):
+    return msgpack.ExtType(code_of(kind), data)
+
+
+def record(kind, *fields):
+    """A record of a document."""
+    return [tag(kind), *fields]
+
+
+# --- nodes that many messages are made of ------------------------------------------------------
+
+
+def list_of(*items):
+    return node("LIST", children=items)
+
+
+def map_of(items):
+    return node("MAP", list(items), children=items.values())
+
+
+def tensor(dtype="uint8", shape=(1,), buffer=0, offset=0, stored=0):
+    return node("TENSOR", dtype, len(shape), numbers=[buffer, offset, stored, *shape])
+
+
+def array(dtype, shape=(1,), buffer=0, offset=0):
+    return node("ARRAY", dtype, len(shape), numbers=[buffer, offset, *shape])
+
+
+def jagged(group=0, dim=1, shape=(5,), dtype="uint8", buffer=0, offset=24, stored=0):
+    numbers = [buffer, offset, stored, group, *shape]
+    return node("JAGGED", dtype, len(shape), dim, numbers=numbers)
+
+
+def tensordict(size, leaves, names=None):
+    return node(
+        "TENSORDICT", len(size), names, list(leaves), numbers=size, children=leaves.values()
+    )
+
+
+def object_array(shape, size, buffer=0, offset=0, group=0):
+    return node("OBJECT_ARRAY", len(shape), numbers=[buffer, offset, size, group, *shape])
+
+
+def field_array(dtype, shape, *columns):
+    return node("FIELD_ARRAY", dtype, len(shape), numbers=shape, children=columns)
+
+
+def struct_of(size, *fields, aligned=False):
+    return ["struct", size, aligned, [list(field) for field in fields]]
+
+
+# --- headers and messages ----------------------------------------------------------------------
+
+
+def int64s(*numbers):
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def crc(*parts):
+    return zlib.crc32(b"".join(parts))
+
+
+def packed(value):
+    """A msgpack object; bytes are taken for packed already."""
+    if isinstance(value, bytes):
+        return value
+    return msgpack.packb(value, unicode_errors="surrogatepass")
+
+
+def header(root, sizes=(), groups=(), payload=None, **changes):
+    """Frame 0.
+
+    Args:
+        root: A part, or a value that is one document.
+        sizes: Bytes of each frame behind it.
+        groups: Five numbers of each ragged group.
+        payload: The frames themselves, whose checksums are added.
+        changes: What to put in the place of a part: `schema` and `values` (bytes, or what to
+            pack), `numbers` of the nodes, `counts`, `checksums`, `behind` (numbers at the end), or
+            `fields`, the entries of the map.
+    """
+    part = part_of(root)
+    schema = packed(changes.pop("schema", part.schema))
+    values = packed(changes.pop("values", part.values))
+    numbers = [*changes.pop("numbers", part.numbers)]
+    numbers += changes.pop("counts", [len(groups), len(sizes)])
+    for group in groups:
+        numbers += group
+    numbers += sizes
+    checksums = [] if payload is None else [crc(frame) for frame in payload]
+    if payload is not None:
+        checksums.insert(0, crc(schema, int64s(*numbers), values))
+    numbers += changes.pop("checksums", checksums)
+    numbers += changes.pop("behind", [])
+    entries = {
+        "jagcodec": 1,
+        "schema": msgpack.ExtType(16, schema),
+        "numbers": int64s(*numbers),
+        "values": values,
+    }
+    entries.update(changes.pop("fields", {}))
+    assert not changes
+    return msgpack.packb(entries)
+
+
+def message(root, *payload, groups=(), sizes=None, checksum=False, **changes):
+    """The frames of a message."""
+    sizes = [len(frame) for frame in payload] if sizes is None else sizes
+    covered = payload if checksum else None
+    return [header(root, sizes, groups, payload=covered, **changes), *payload]
+
+
+def blob(frames, version=1, zero=0, size=None):
+    """Frames in one buffer."""
+    size = len(frames[0]) if size is None else size
+    out = bytearray(struct.pack("<8sIIQ", b"jagcodec", version, zero, size))
+    out += frames[0]
+    for frame in frames[1:]:
+        out += bytes(-len(out) % 64) + frame
+    return bytes(out)
+
+
+class Rows(NamedTuple):
+    """Documents in rows: their bytes end to end, and where each ends."""
+
+    data: bytes
+    bounds: list[int]
+
+    @property
+    def group(self):
+        """Their ragged group, whose offsets lie behind them in `payload`."""
+        lengths = [end - start for start, end in itertools.pairwise(self.bounds)]
+        place = [0, len(self.data)] if len(lengths) > 1 else [0, 0]
+        return [*place, len(lengths), min(lengths, default=0), max(lengths, default=0)]
+
+    @property
+    def payload(self):
+        """The documents, and their offsets."""
+        return self.data + (int64s(*self.bounds) if len(self.bounds) > 2 else b"")
+
+
+def rows_of(*items):
+    """Rows of values; an item that is bytes is a row as it is."""
+    data, bounds = b"", [0]
+    for item in items:
+        data += packed(item)
+        bounds.append(len(data))
+    return Rows(data, bounds)
+
+
+def message_of_rows(*items, kind="NON_TENSOR_ROWS", **changes):
+    """A message of one node of documents, one per row."""
+    return message_of(rows_of(*items), kind, **changes)
+
+
+def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
+    """A message of one node of rows."""
+    if kind == "OBJECT_ARRAY":
+        root = object_array([rows.group[2]], len(rows.data))
+    else:
+        root = node(kind, numbers=[0, 0, len(rows.data), 0])
+    payload = [rows.payload] if rows.payload else []
+    return message(root, *payload, groups=[rows.group], **changes)
+
+
+def row_message(frames, at=0):
+    """A message as it lies in a row that begins at `at`: behind zeros up to a multiple of 64."""
+    return bytes(-at % 64) + blob(frames)
