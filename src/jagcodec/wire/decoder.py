@@ -499,7 +499,7 @@ def _message_in_row(message: Message, buffer: int, offset: int, size: int) -> An
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = message.payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    header, (first, *frames) = open_blob(blob)
+    header, (first, *frames) = open_blob(blob, in_row=True)
     if blob_end(len(first), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")
     if header.checksums is not None:
