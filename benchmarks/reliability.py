@@ -112,7 +112,8 @@ def _made(found: Mapping[str, Any]) -> str:
     )
     return (
         f"Measured {found['made'][:10]} with {plan['producers']} producers, "
-        f"{plan['seconds']:.0f} s and {found['kills']['plan']['seconds']:.0f} s on {machine_of['cpus']} cores of "
+        f"{plan['seconds']:.0f} s and {found['kills']['plan']['seconds']:.0f} s on "
+        f"{machine_of['cpus']} cores of "
         f"{machine_of['cpu']}, load at the start {machine_of['load']}; high-water marks of "
         f"{plan['high_water']}, batches of up to {plan['rows']} rows of up to {plan['width']:,} "
         f"tokens; in the first run, the consumer stopped for {plan['pause']:g} s every "

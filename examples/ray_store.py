@@ -48,7 +48,7 @@ def main():
     td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=per_token)
     batch = materialize(ray.get(double.remote(td), timeout=150))
     assert torch.equal(batch["logprobs"][2, :13], columns["logprobs"][2, :13] * 2)
-    print(f"{len(batch)} rows back, {batch['message'][3]['content']!r} among them")
+    print(f"{len(batch)} rows back, including {batch['message'][3]['content']!r}")
     ray.shutdown()
 
 
