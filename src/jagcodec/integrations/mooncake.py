@@ -459,13 +459,13 @@ class _Registered:
 
     def lend(self, size: int, where: str) -> ByteArray:
         """(size,) registered bytes, which belong to the caller until nothing refers to them."""
-        room = max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST
+        capacity = max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST
         with self._lock:
-            free = self._free[room]
+            free = self._free[capacity]
         try:
             memory = free.pop()
         except IndexError:
-            memory = self._register(room, where)
+            memory = self._register(capacity, where)
         return np.asarray(_Lent(memory, free), dtype=np.uint8)[:size]
 
     def retire(self, memory: ByteArray) -> None:
@@ -483,31 +483,31 @@ class _Registered:
         for place in addresses if alive else ():
             self._client.unregister_buffer(place)
 
-    def _register(self, room: int, where: str) -> ByteArray:
+    def _register(self, capacity: int, where: str) -> ByteArray:
         with self._lock:
-            self._make_room(room, where)
-            block = np.empty(room + ALIGNMENT, dtype=np.uint8)
-            memory = block[-address(block) % ALIGNMENT :][:room]
-            code = self._client.register_buffer(address(memory), room)
+            self._free_up(capacity, where)
+            block = np.empty(capacity + ALIGNMENT, dtype=np.uint8)
+            memory = block[-address(block) % ALIGNMENT :][:capacity]
+            code = self._client.register_buffer(address(memory), capacity)
             if code:
                 raise _error(code, where)
-            self._all[address(memory)] = room
+            self._all[address(memory)] = capacity
         return memory
 
-    def _make_room(self, room: int, where: str) -> None:
-        """Unregister buffers of other sizes until `room` more bytes are allowed."""
+    def _free_up(self, capacity: int, where: str) -> None:
+        """Unregister buffers of other sizes until `capacity` more bytes are allowed."""
         for free in self._free.values():
-            while free and sum(self._all.values()) + room > self._max_bytes:
+            while free and sum(self._all.values()) + capacity > self._max_bytes:
                 memory = free.pop()
                 self._client.unregister_buffer(address(memory))
                 del self._all[address(memory)]
         used = sum(self._all.values())
-        if used + room > self._max_bytes:
+        if used + capacity > self._max_bytes:
             raise ArgumentError(
                 "too_large",
                 where,
                 f"expected at most {self._max_bytes} bytes of registered memory, found {used} "
-                f"in use and {room} more needed; let go of what read() lent, or raise "
+                f"in use and {capacity} more needed; let go of what read() lent, or raise "
                 "Store(max_bytes)",
             )
 

@@ -104,10 +104,10 @@ def broadcast(
 
     sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
     place = line.ranks.index(src)
-    (come,) = line.broadcast(src, {place: sizes[place][0]}, message)
+    (received,) = line.broadcast(src, {place: sizes[place][0]}, message)
     if message is not None and target is None:
         return batch
-    return come.value(target, allow_pickle)
+    return received.value(target, allow_pickle)
 
 
 def scatter_rows(
@@ -162,10 +162,10 @@ def scatter_rows(
     sizes = line.agree(
         src, prepare, lambda: [message.size for message in messages] or [0] * line.world
     )
-    come = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
+    received = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
     if messages and target is None:
         return mine
-    return come.value(target, allow_pickle)
+    return received.value(target, allow_pickle)
 
 
 def all_gather_rows(
@@ -216,8 +216,8 @@ def all_gather_rows(
         message = line.message(whole, allow_pickle)
 
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
-    come = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
-    return concat_rows([one.value(target, allow_pickle) for one in come])
+    received = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
+    return concat_rows([one.value(target, allow_pickle) for one in received])
 
 
 def send(
@@ -293,8 +293,8 @@ def recv(
     status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
     if status == _FAILED:
         raise line.peer_failed(src, line.receive_tensor(src, size))
-    come = line.room(line.receive_tensor(src, size))
-    return line.receive_buffers(src, come).value(target, allow_pickle)
+    received = line.room(line.receive_tensor(src, size))
+    return line.receive_buffers(src, received).value(target, allow_pickle)
 
 
 # --- messages ----------------------------------------------------------------------------------
