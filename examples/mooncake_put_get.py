@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def main():
 def put_and_get(store):
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
-    columns = {
+    columns: dict[str, Any] = {
         "input_ids": torch.randint(0, 152_000, (4, 900)),
         "logprobs": torch.randn(4, 900),
         "message": messages,

@@ -3,6 +3,8 @@
 pip install 'jagcodec[ray]'; python examples/ray_store.py
 """
 
+from typing import Any
+
 import numpy as np
 import ray
 import torch
@@ -34,7 +36,7 @@ def main():
     )
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
-    columns = {
+    columns: dict[str, Any] = {
         "input_ids": torch.randint(0, 152_000, (4, 900)),
         "logprobs": torch.randn(4, 900),
         "message": messages,

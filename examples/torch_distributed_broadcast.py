@@ -48,8 +48,12 @@ def work() -> None:
 
 
 def start(rank: int, ranks: int, path: str) -> None:
-    options = {"init_method": f"file://{path}", "rank": rank, "world_size": ranks} if path else {}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60), **options)
+    timeout = timedelta(seconds=60)
+    if path:
+        method = f"file://{path}"
+        dist.init_process_group("gloo", method, timeout=timeout, rank=rank, world_size=ranks)
+    else:  # torchrun says it in the environment
+        dist.init_process_group("gloo", timeout=timeout)
     try:
         work()
     finally:
@@ -61,4 +65,4 @@ if __name__ == "__main__":
         start(-1, -1, "")
     else:
         with tempfile.TemporaryDirectory() as directory:
-            torch.multiprocessing.spawn(start, (2, f"{directory}/store"), nprocs=2)
+            torch.multiprocessing.spawn(start, (2, f"{directory}/store"), nprocs=2)  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 pip install 'jagcodec[transfer-queue]'; python examples/transfer_queue_put_get.py
 """
 
+from typing import Any
+
 import numpy as np
 import ray
 import torch
@@ -22,7 +24,7 @@ transfer_queue.init()
 
 messages = np.empty(3, dtype=object)
 messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(3)]
-columns = {
+columns: dict[str, Any] = {
     "input_ids": torch.randint(0, 152_000, (3, 900)),
     "logprobs": torch.randn(3, 900),
     "message": messages,

@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 _NOT_READERS = ["jagcodec.wire.encoder", "jagcodec.columns", "jagcodec.trainer", "jagcodec.tax"]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     import jagcodec  # noqa: F401
-import target  # noqa: E402
+import target  # type: ignore[import-not-found]  # noqa: E402
 
 # Address space on top of what the libraries take.
 _MEMORY = 2 << 30

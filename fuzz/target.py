@@ -528,7 +528,7 @@ def _record(kind: int, s: Script, depth: int) -> Any:
 
 # Packers keep their buffers, so one is made anew for each message.
 def _pack(value: Any) -> bytes:
-    return msgpack.packb(value, unicode_errors="surrogatepass")  # type: ignore[no-any-return]
+    return msgpack.packb(value, unicode_errors="surrogatepass")
 
 
 class _Editing:

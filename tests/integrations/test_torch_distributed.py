@@ -420,7 +420,7 @@ def test_a_receiver_learns_that_the_sender_failed(world):
 
 
 def do_no_memory(rank, work):
-    original = tensor_bytes.new_block
+    original = tensor_bytes.new_block  # type: ignore[attr-defined]
 
     def scarce(size):
         if size == 8_000_000:
@@ -428,7 +428,7 @@ def do_no_memory(rank, work):
         return original(size)
 
     if rank == 2:
-        tensor_bytes.new_block = scarce
+        tensor_bytes.new_block = scarce  # type: ignore[attr-defined]
     try:
         x = torch.zeros(1_000_000 * (RANKS if work == "scatter_rows" else 1), dtype=torch.float64)
         if work == "all_gather_rows":
@@ -436,7 +436,7 @@ def do_no_memory(rank, work):
         call = {"broadcast": broadcast, "scatter_rows": scatter_rows}[work]
         return call({"x": x} if rank == 1 else None, 1)
     finally:
-        tensor_bytes.new_block = original
+        tensor_bytes.new_block = original  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])
@@ -535,8 +535,8 @@ def test_a_wrong_argument_on_one_rank_reaches_all(world):
 
 def do_rowless(rank, work):
     if work == "scatter_rows":
-        return scatter_rows("text" if rank == 0 else None, 0)
-    return all_gather_rows("text" if rank == 0 else {"x": [1]})
+        return scatter_rows("text" if rank == 0 else None, 0)  # type: ignore[arg-type]
+    return all_gather_rows("text" if rank == 0 else {"x": [1]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("work", ["scatter_rows", "all_gather_rows"])
@@ -560,7 +560,7 @@ def do_peers(rank):
     for call, name in ((lambda peer: send(1, peer), "dst"), (recv, "src")):
         for peer in (rank, 9, None, True, float((rank + 1) % RANKS)):
             with pytest.raises(ArgumentError, match=rf"{name}\): expected the global rank"):
-                call(peer)
+                call(peer)  # type: ignore[arg-type]
 
 
 def test_peers_that_are_no_other_rank(world):
@@ -629,7 +629,7 @@ def test_a_rank_that_dies_is_an_error(tmp_path, work):
 
 def do_no_group(rank):
     with pytest.raises(ArgumentError, match=r"^broadcast\(group\): expected a process group"):
-        broadcast(1, rank, "no group")
+        broadcast(1, rank, "no group")  # type: ignore[arg-type]
 
 
 def test_a_group_that_is_not_valid(world):
@@ -657,10 +657,10 @@ def do_die_in_mid_message(rank, work, victim):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if rank == victim:
-        td_module._Line._broadcast_tensor = broadcast_tensor
-        td_module._Line.receive_tensor = receive_tensor
+        td_module._Line._broadcast_tensor = broadcast_tensor  # type: ignore[method-assign]
+        td_module._Line.receive_tensor = receive_tensor  # type: ignore[method-assign]
         if work == "send":
-            td_module.dist = SimpleNamespace(**{**vars(dist), "isend": isend})
+            td_module.dist = SimpleNamespace(**{**vars(dist), "isend": isend})  # type: ignore[assignment, attr-defined]
     if work == "broadcast":
         return broadcast(value if rank == 0 else None, 0, group)
     if work == "scatter_rows":
@@ -714,10 +714,10 @@ def newer(frames):
 
 def do_send_newer(rank, work, cells):
     """Rank 0 is ahead of the others, and what it sends does not fit into socket buffers."""
-    original = td_module.encode
+    original = td_module.encode  # type: ignore[attr-defined]
     value = {"x": torch.arange(cells)}
     if rank == 0:
-        td_module.encode = lambda *arguments, **options: newer(original(*arguments, **options))
+        td_module.encode = lambda *arguments, **options: newer(original(*arguments, **options))  # type: ignore[attr-defined]
     try:
         if work == "broadcast":
             return broadcast(value if rank == 0 else None, 0) is value
@@ -725,7 +725,7 @@ def do_send_newer(rank, work, cells):
             return len(scatter_rows(value if rank == 0 else None, 0)["x"])
         return send(value, 1) if rank == 0 else recv(0) if rank == 1 else None
     finally:
-        td_module.encode = original
+        td_module.encode = original  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cells", [10, 2_000_000])
@@ -755,12 +755,12 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
     assert places == {tensor.data_ptr() for tensor in tensors}
     assert kept == [False, True, True, True]
     buffers = [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in frames[:1]] + frames[1:]
-    back = decode_resident(header, buffers, kept)
+    back = decode_resident(header, buffers, kept)  # type: ignore[arg-type]
     assert_same(back, batch)
     assert back["ids"].values().data_ptr() == tensors[0].data_ptr()
     assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
     with pytest.raises(WireFormatError, match="expected buffers of"):
-        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
+        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)  # type: ignore[list-item]
 
 
 def test_empty_tensors_arrive_on_the_device_too():

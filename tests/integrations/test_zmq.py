@@ -246,7 +246,7 @@ def test_a_value_that_cannot_be_encoded_sends_nothing(context):
     with pytest.raises(UnsupportedTypeError):
         send(left, [torch.arange(LARGE), threading.Lock()], timeout=LONG)
     with pytest.raises(ArgumentTypeError, match="envelope"):
-        send(left, 1, envelope=["text"], timeout=LONG)
+        send(left, 1, envelope=["text"], timeout=LONG)  # type: ignore[list-item]
     assert_silent(right)
 
 

@@ -123,5 +123,5 @@ def test_a_response_is_sliced_after_one_wait():
     assert traffic.fetched == [24, 24]
     assert traffic.waits == 1
     assert result.device == DEVICE
-    assert result.offsets() is mask.offsets()
+    assert result.offsets() is mask.offsets()  # type: ignore[attr-defined]
     assert rows_of(result) == [bits(torch.arange(3.0)), bits(torch.tensor([11.0]))]

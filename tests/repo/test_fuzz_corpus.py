@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def target():
     spec = importlib.util.spec_from_file_location("fuzz_target", FUZZ / "target.py")
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     # Where its dataclasses look for it.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -85,7 +85,7 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
         run(b"\0\0\0")
     assert run.counts.inputs == 1
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
-        target._check_error(WireFormatError("no such reason", "$", "x"))
+        target._check_error(WireFormatError("no such reason", "$", "x"))  # type: ignore[arg-type]
 
 
 def test_the_target_notices_memory(tmp_path):

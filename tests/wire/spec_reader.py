@@ -140,7 +140,8 @@ class Reader:
         self.groups = header["ragged"]
         for fields in self.groups:
             need(len(counts(fields)) == 5, "group")
-            self.cells(*fields[:2], 8 * (fields[2] + 1))
+            buffer, start, rows = fields[:3]
+            self.cells(buffer, start, 8 * (rows + 1))
             need(fields[3] <= fields[4], "min and max")
         payload = sum(map(len, self.buffers))
         need(sum(8 * (fields[2] + 1) for fields in self.groups) <= payload, "groups overlap")
