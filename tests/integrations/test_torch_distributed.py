@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ from jagcodec.memory import tensor_bytes
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
-from tests.helpers import ROOT
+from tests.device import DEVICE, install, on_device, watch
+from tests.helpers import ROOT, message
 
 LONG = 120  # seconds, for what must come
 RANKS = 3
@@ -743,46 +745,55 @@ def test_a_version_that_a_receiver_does_not_know_leaves_the_group_usable(world, 
 
 
 # --- tensors that stay on their device ---------------------------------------------------------
-# The path of NCCL, with the CPU in the part of the device.
+# The path of NCCL, on the device of the test suite.
 
 
 def test_cells_stay_where_they_lie_and_offsets_do_not():
+    install()
     batch = batch_of(3, 0, 5)
-    header, *frames = encode_resident(batch, torch.device("cpu"))
+    there = on_device(batch)
+    with watch() as traffic:
+        header, *frames = encode_resident(there, DEVICE)
+    assert traffic.fetched == [there[name].offsets().nbytes for name in ("ids", "logprobs")]
+    assert traffic.waits == 1
     kept = [isinstance(frame, torch.Tensor) for frame in frames]
     places = {frame.data_ptr() for frame in frames if isinstance(frame, torch.Tensor)}
-    tensors = [batch["ids"].values(), batch["logprobs"].values(), batch["reward"]]
+    tensors = [there["ids"].values(), there["logprobs"].values(), there["reward"]]
     assert places == {tensor.data_ptr() for tensor in tensors}
     assert kept == [False, True, True, True]
-    buffers = [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in frames[:1]] + frames[1:]
-    back = decode_resident(header, buffers, kept)  # type: ignore[arg-type]
-    assert_same(back, batch)
+    buffers: Any = [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in frames[:1]]
+    buffers += frames[1:]
+    with watch() as traffic:
+        back = decode_resident(header, buffers, kept, device=DEVICE)
+    assert traffic.fetched == []
+    assert back["ids"].device == DEVICE
     assert back["ids"].values().data_ptr() == tensors[0].data_ptr()
-    assert encode_resident(batch, torch.device("meta"))[1:] == encode(batch)[1:]
+    assert_same(on_device(back, torch.device("cpu")), batch)
+    assert message(encode_resident(batch, DEVICE)) == message(encode(batch))
     with pytest.raises(WireFormatError, match="expected buffers of"):
-        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)  # type: ignore[list-item]
+        decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
 
 
 def test_empty_tensors_arrive_on_the_device_too():
-    # With "meta" in the part of the receiver's device, so that one sees what belongs there.
-    batch = batch_of(3, 0, 5)
+    install()
+    batch = on_device(batch_of(3, 0, 5))
     empty = {
         "no rows": select_rows(batch, []),
         "empty rows": select_rows(batch, [1]),
-        "mixed": {"some": torch.ones(2), "none": torch.ones(0, 4, dtype=torch.bfloat16)},
+        "mixed": on_device({"some": torch.ones(2), "none": torch.ones(0, 4, dtype=torch.bfloat16)}),
     }
     for value in empty.values():
-        header, *frames = encode_resident(value, torch.device("cpu"))
+        header, *frames = encode_resident(value, DEVICE)
         kept = [isinstance(frame, torch.Tensor) for frame in frames]
-        buffers = [
-            frame.to("meta") if stays else torch.tensor(list(frame), dtype=torch.uint8)
+        buffers: Any = [
+            frame if stays else torch.tensor(list(frame), dtype=torch.uint8)
             for frame, stays in zip(frames, kept, strict=True)
         ]
-        back = decode_resident(header, buffers, kept)
+        back = decode_resident(header, buffers, kept, device=DEVICE)
         tensors = {k: v for k, v in value.items() if isinstance(v, torch.Tensor)}
         assert tensors
         for name, tensor in tensors.items():
-            assert back[name].device.type == "meta"
+            assert back[name].device == DEVICE
             assert back[name].dtype == tensor.dtype
             assert back[name].is_nested == tensor.is_nested
             assert back[name].is_nested or back[name].shape == tensor.shape
