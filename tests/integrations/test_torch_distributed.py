@@ -49,7 +49,7 @@ from jagcodec.memory import tensor_bytes
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
 from jagcodec.wire.resident import decode_resident, encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
-from tests.device import DEVICE, install, on_device, watch
+from tests.device import DEVICE, on_device, watch
 from tests.helpers import ROOT, message
 
 LONG = 120  # seconds, for what must come
@@ -748,8 +748,8 @@ def test_a_version_that_a_receiver_does_not_know_leaves_the_group_usable(world, 
 # The path of NCCL, on the device of the test suite.
 
 
+@pytest.mark.usefixtures("own_device")
 def test_cells_stay_where_they_lie_and_offsets_do_not():
-    install()
     batch = batch_of(3, 0, 5)
     there = on_device(batch)
     with watch() as traffic:
@@ -774,8 +774,8 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
         decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
 
 
+@pytest.mark.usefixtures("own_device")
 def test_empty_tensors_arrive_on_the_device_too():
-    install()
     batch = on_device(batch_of(3, 0, 5))
     empty = {
         "no rows": select_rows(batch, []),

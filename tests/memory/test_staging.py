@@ -17,13 +17,10 @@ from jagcodec import (
 )
 from jagcodec.memory import staging
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of, tensors, trees
-from tests.device import DEVICE, install, on_device, watch, with_tensors
+from tests.device import DEVICE, on_device, watch, with_tensors
 from tests.helpers import message
 
-
-@pytest.fixture(autouse=True)
-def device():
-    install()
+pytestmark = pytest.mark.usefixtures("own_device")
 
 
 @given(st.lists(tensors(), max_size=4))
