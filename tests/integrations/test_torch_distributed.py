@@ -862,6 +862,7 @@ def test_nccl_keeps_device_tensors_on_the_device(tmp_path):
 # --- the package -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     path = ROOT / "examples/torch_distributed_broadcast.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=180)

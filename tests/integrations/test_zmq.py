@@ -533,6 +533,7 @@ def test_without_pyzmq_the_error_says_what_to_install():
     assert "pip install 'jagcodec[zmq]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     path = ROOT / "examples/zmq_pipeline.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
