@@ -102,7 +102,7 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
 def check_frames(buffers: Sequence[ByteArray], checksums: Sequence[int]) -> None:
     """Compare the checksums of the frames behind the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        check_crc(zlib.crc32(buffer), checksum, f"frame {i + 1}")
+        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
 
 
 # --- an open message ---------------------------------------------------------------------------

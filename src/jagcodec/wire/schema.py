@@ -491,9 +491,9 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
         places.claim(own[0], own[1], size)
     elif kind is Kind.BYTES:
-        places.claim(*own)
+        places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        places.claim(*own[:3])
+        places.claim(own[0], own[1], own[2])
         if own[3] >= groups:
             raise _no_group(own[3], groups)
     elif kind is Kind.TENSOR_VIEWS:
