@@ -86,7 +86,7 @@ class JagcodecError(Exception):
 
 
 def child_path(path: str, key: object) -> str:
-    """`path` extended by a key: ``$.name``, or ``$['odd name']``; whatever the key, in few words."""
+    """`path` extended by a key: ``$.name``, or ``$['odd name']``, in few words whatever it is."""
     if type(key) is str:
         if len(key) <= 60 and key.isidentifier():
             return f"{path}.{key}"
