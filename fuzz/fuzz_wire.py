@@ -44,7 +44,7 @@ _NOT_READERS = [
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     import jagcodec  # noqa: F401
-import target  # type: ignore[import-not-found]  # noqa: E402
+import target  # noqa: E402
 
 # Address space on top of what the libraries take.
 _MEMORY = 2 << 30

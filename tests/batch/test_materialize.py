@@ -167,7 +167,7 @@ def test_no_layout_lets_a_longer_row_pass(layout):
     td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
     with pytest.raises(ValueError, match="row 1"):
         materialize(td, layout, None, 2)
-    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None
+    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None  # type: ignore[call-overload]
 
 
 def test_non_tensors_become_rows():

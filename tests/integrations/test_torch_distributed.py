@@ -519,10 +519,10 @@ def test_sources_that_are_no_rank(world, src):
 
 def do_numpy_ranks(rank):
     """Ranks as they come out of arrays."""
-    found = broadcast({"step": 3} if rank == 0 else None, np.int64(0))
+    found = broadcast({"step": 3} if rank == 0 else None, np.int64(0))  # type: ignore[arg-type]
     if rank == 1:
-        send({"to": 0}, np.int64(0))
-    return recv(np.int64(1)) if rank == 0 else found
+        send({"to": 0}, np.int64(0))  # type: ignore[arg-type]
+    return recv(np.int64(1)) if rank == 0 else found  # type: ignore[arg-type]
 
 
 def test_ranks_may_be_integers_of_numpy(world):

@@ -89,7 +89,7 @@ def compressed(layout):
     block: Any = {"blocksize": (2, 2)} if layout.startswith("sparse_b") else {}
     dense = torch.zeros(4, 4)
     dense[0, 1], dense[3, 2] = 1.5, -2.0
-    return dense.to_sparse(layout=getattr(torch, layout), **block)  # type: ignore[call-overload]
+    return dense.to_sparse(layout=getattr(torch, layout), **block)
 
 
 def field_array():
@@ -621,7 +621,7 @@ def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
             token_aligned_fields=batch.token_aligned_fields,
             **options,
         )
-        for message in ([*frames], bytes(to_blob(frames))):  # type: ignore[arg-type, misc]
+        for message in ([*frames], bytes(to_blob(frames))):
             kind, shape, names, columns = spec_reader.read(message)
             assert (kind, shape, names) == ("TENSORDICT", (len(batch.lengths),), None)
             assert list(columns) == list(batch.fields)
