@@ -751,7 +751,7 @@ BAD = {
         strided_nested([(1,), (1,)], 3),
     ),
     "nested_negative": (
-        "bad_offsets",
+        "bad_record",
         "a component of -1 cells",
         strided_nested([(-1,), (2,)], 1),
     ),

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import re
 import struct
 import sys
 import threading
@@ -149,6 +150,11 @@ def opened(frames):
     return batch.to_tensordict()
 
 
+def said(error):
+    """What an error says, without the names that torch gives ragged dims in turn."""
+    return error.reason, error.path, re.sub(r"\bj\d+", "j", error.detail)
+
+
 ODD_NUMBERS = [0, 1, 2, 3, 7, 8, 24, 2**16, 2**32, INT64_MAX, -1, -(2**63)]
 ODD_FIELDS: list[Any] = [
     0,
@@ -229,7 +235,7 @@ def test_a_forged_header_gives_a_value_or_the_error(forged, draw):
         again = outcome(decode, [data, *payload])
         assert type(again) is type(value)
         if isinstance(value, WireFormatError):
-            assert again.args == value.args
+            assert said(again) == said(value)
 
 
 @pytest.mark.parametrize("read", [decode, opened])
