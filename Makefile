@@ -85,7 +85,7 @@ RUNS ?= 1000000
 fuzz: $(VENV)/.fuzz
 	mkdir -p fuzz/found/corpus
 	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
-		-max_len=128 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
+		-max_len=160 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
 
 # A stamp per set of extras: reinstalled when the project's requirements or its C code change.
 BUILD = pyproject.toml constraints.txt setup.py $(wildcard src/jagcodec/*/*.c)

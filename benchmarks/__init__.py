@@ -17,8 +17,8 @@ How trips are measured. Each side is a process of its own, new for every batch, 
 process each would live in the heap that another leaves behind, and whether memory is fresh decides
 more than anything else. Sides take turns, in an order drawn anew for every round, so that a slow
 moment of the machine, and what one side does to its memory, hits all of them. A turn is two trips,
-of which the second counts. The first, which is told beside it, finds the code of its process gone
-from the caches and freed memory taken back, as a process does that sends something now and then.
+of which the second counts. The first, which is reported beside it, finds the code of its process
+evicted from the caches and its freed memory reclaimed, like a process that sends only occasionally.
 All read the same input, mapped from one place. The receive buffers of every side are allocated once
 and written again by each trip. Garbage is collected before a trip, never in it; what a trip made
 lives until the clock stopped and is freed after. Every column of every trip, warm-up included, is

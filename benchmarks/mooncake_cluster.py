@@ -38,7 +38,7 @@ class Master(NamedTuple):
 
 @contextlib.contextmanager
 def master(*options: str) -> Iterator[Master]:
-    """Start a master on free ports of the loopback, and kill it in the end.
+    """Start a master on free ports of the loopback, and kill it at the end.
 
     Raises:
         RuntimeError: It ended, or did not answer in time; its log is in the text.

@@ -248,7 +248,7 @@ def trip(side: Side, batch: Batch) -> tuple[float, float]:
     end = time.perf_counter()
     for name, column in (side.expected or batch.columns).items():
         if not torch.equal(columns[name], column):
-            raise SystemExit(f"{name} did not come back as it was put")
+            raise SystemExit(f"{name}: what was read differs from what was put")
     side.remove(reference)
     return (middle - start) * 1e3, (end - middle) * 1e3
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 Progress = Callable[[int, int], None]
-"""Told how many rounds are done, and of how many; the second may change."""
+"""Takes the number of rounds done, and the total, which may change."""
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def make_batch() -> TensorDict:
 
 
 def same(found: Any, sent: Any) -> bool:
-    """Whether a batch came back as it was sent."""
+    """Whether the received batch equals the one that was sent."""
     jagged = [name for name, leaf in sent.items() if isinstance(leaf, torch.Tensor)]
     return all(
         torch.equal(found[name].values(), sent[name].values())
@@ -63,7 +63,7 @@ def timed(value: Any, check: Callable[[Any], bool]) -> tuple[float, float]:
     found = ray.get(reference, timeout=60)
     end = time.perf_counter()
     if not check(found):
-        raise SystemExit("a batch did not come back as it was put")
+        raise SystemExit("what was read differs from what was put")
     return (middle - start) * 1e3, (end - middle) * 1e3
 
 

@@ -69,14 +69,14 @@ def _account(found: Mapping[str, Any]) -> str:
         "seconds": "seconds",
         "finished": "producers that finished",
         "kills": "producers killed",
-        "sent": "batches, as the producers count",
+        "sent": "batches sent, as the producers count",
         "batches": "batches received",
         "rows": "rows received",
-        "tokens_sent": "tokens, as the producers count",
+        "tokens_sent": "tokens sent, as the producers count",
         "tokens": "tokens received",
-        "timeouts": "sends without room, or without an answer, in time: tried again",
-        "again": "batches that came again, and were told apart",
-        "unanswered": "batches whose producer was not there for the answer",
+        "timeouts": "sends that timed out, or were not answered in time, and were retried",
+        "again": "batches received twice, and recognised as such",
+        "unanswered": "batches whose producer had gone before the answer",
         **{name: name.replace("_", " ") for name in FAULTS},
     }
     rows = [
@@ -98,7 +98,10 @@ def _memory(found: Mapping[str, Any]) -> str:
                     + [f"{trend[key] / 1e6:+.1f}" for key in ("median_grown", "most_grown")]
                     + [f"{trend['peak'] / 1e6:.0f}"]
                 )
-    head = ("resident MB", "second quarter", "last quarter", "grown", "the most grown", "peak")
+    head = (
+        *("resident MB", "second quarter", "last quarter"),
+        *("median growth", "largest growth", "peak"),
+    )
     return pages.table(head, rows)
 
 
@@ -108,11 +111,12 @@ def _made(found: Mapping[str, Any]) -> str:
         f"{name} {found['versions'][name]}" for name in ("jagcodec", "torch", "pyzmq")
     )
     return (
-        f"Made {found['made'][:10]} by {plan['producers']} producers in {plan['seconds']:.0f} s "
-        f"and {found['kills']['plan']['seconds']:.0f} s on {machine_of['cpus']} cores of "
+        f"Measured {found['made'][:10]} with {plan['producers']} producers, "
+        f"{plan['seconds']:.0f} s and {found['kills']['plan']['seconds']:.0f} s on "
+        f"{machine_of['cpus']} cores of "
         f"{machine_of['cpu']}, load at the start {machine_of['load']}; high-water marks of "
         f"{plan['high_water']}, batches of up to {plan['rows']} rows of up to {plan['width']:,} "
-        f"tokens; the consumer of what is pushed stopped for {plan['pause']:g} s every "
+        f"tokens; in the first run, the consumer stopped for {plan['pause']:g} s every "
         f"{plan['pause_every']:g} s. Python {machine_of['python']}, {packages}."
     )
 

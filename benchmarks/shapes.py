@@ -48,7 +48,7 @@ class Case:
         """From ``512x1536``, ``512x1536@0.5`` (that share of the cells are tokens), ``gsm8k:512``.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: The text has another form.
         """
         if text.startswith("gsm8k:"):
             return cls("gsm8k", int(text.removeprefix("gsm8k:")))

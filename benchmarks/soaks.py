@@ -31,7 +31,7 @@ from jagcodec import TransportError, TransportTimeoutError, decode, pack_jagged_
 from jagcodec.integrations.zmq import recv, recv_frames, send
 
 FAULTS = ("lost", "duplicated", "out_of_turn", "damaged")
-WAIT = 0.25  # seconds that a producer waits for room before it counts a time-out
+WAIT = 0.25  # seconds that a producer waits to send before it counts a time-out
 ANSWER = 10.0  # seconds that it waits for an acknowledgement before it sends again
 SILENCE = 60.0  # seconds without any message after which producers are taken for dead
 SAMPLE = 0.5  # seconds between two looks at memory
@@ -65,7 +65,7 @@ class Plan:
 
 
 def soak(plan: Plan) -> dict[str, Any]:
-    """Producers push with bounded queues, and wait where there is no room.
+    """Producers push with bounded queues, and wait while a queue is full.
 
     Returns:
         The plan, what came, what did not, and how memory went.
@@ -249,7 +249,7 @@ def _push(plan: Plan, number: int, port: int) -> None:
 
 
 def _sent(socket: zmq.Socket[Any], message: Any) -> int:
-    """Send it, however long that takes; returns how often there was no room in time."""
+    """Send it, however long that takes; returns how often a send timed out."""
     timeouts = 0
     while True:
         try:

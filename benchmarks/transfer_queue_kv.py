@@ -65,7 +65,7 @@ def measure(way: str, rounds: int) -> dict[str, list[float]]:
         end = time.perf_counter()
         for name, leaf in batch.items():
             if not torch.equal(found[name].values(), leaf.values()):
-                raise SystemExit(f"{name} did not come back as it was put")
+                raise SystemExit(f"{name}: what was read differs from what was put")
         transfer_queue.kv_clear(keys=keys, partition_id="bench")
         if turn >= WARM_UP:
             times["put"].append((middle - start) * 1e3)

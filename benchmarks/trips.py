@@ -42,7 +42,7 @@ MAKERS: dict[str, Callable[[Batch], Side]] = {
     "arrow": peers.arrow,
 }
 SIDES = (*MAKERS, "floor")
-BASES = ("fused", "reused", "composed", "floor")  # what ratios are told against
+BASES = ("fused", "reused", "composed", "floor")  # the denominators of the ratios
 
 WARMUPS = 3
 ROUNDS = (11, 51)  # at least, at most
@@ -325,12 +325,12 @@ def _serve(connection: Connection, name: str, directory: Path) -> None:
 
 
 def quieted() -> None:
-    """Each process is told once by torch that nested tensors are a prototype."""
+    """Silence torch's warning, once per process, that nested tensors are a prototype."""
     warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
 
 
 class _DifferentError(Exception):
-    """What came is not what was sent."""
+    """What was received is not what was sent."""
 
 
 def _verified(runner: Runner) -> Callable[[], Trip]:

@@ -78,7 +78,7 @@ def make_batch(prompts: npt.NDArray[Any], responses: npt.NDArray[Any]) -> DataPr
 
 
 def same(found: DataProto, sent: DataProto) -> bool:
-    """Whether a batch came back as it was sent, bit for bit."""
+    """Whether the received batch equals the one that was sent, bit for bit."""
     return (
         list(found.batch.keys()) == list(sent.batch.keys())
         and all(
@@ -120,7 +120,7 @@ def timed(data: DataProto) -> tuple[float, float]:
     found = ray.get(reference, timeout=60)
     end = time.perf_counter()
     if not same(found, data):
-        raise SystemExit("a batch did not come back as it was put")
+        raise SystemExit("what was read differs from what was put")
     return (middle - start) * 1e3, (end - middle) * 1e3
 
 

@@ -1,4 +1,4 @@
-"""A rollout batch through a Mooncake store: packed into it, read whole, and read in part.
+"""Put a rollout batch into a Mooncake store, then read all of it, and then a part of it.
 
 pip install 'jagcodec[mooncake]'; python examples/mooncake_put_get.py
 """
@@ -28,7 +28,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start_master(rpc: int, http: int, metrics: int) -> subprocess.Popen[bytes]:
-    """Mooncake's master with its metadata server, which a cluster has running anyway."""
+    """Start Mooncake's master with its metadata server; a real cluster already has one running."""
     options = {
         "rpc_address": HOST,
         "rpc_port": rpc,
@@ -82,17 +82,17 @@ def put_and_get(store: Store) -> None:
         "step_1", columns, lengths=lengths, token_aligned_fields=["input_ids", "logprobs"]
     )
     padded = sum(columns[name].nbytes for name in ("input_ids", "logprobs"))
-    print(f"{size} bytes put in place of {padded}")
+    print(f"put {size} bytes instead of {padded}")
 
-    # Whole, and each token copied once: from the buffer it came in to its rectangle.
+    # All of it. Each token is copied once, from the receive buffer to its rectangle.
     batch = materialize(open_wire(store.read("step_1")), pad_value_dict={"input_ids": 151_643})
     assert torch.equal(batch["logprobs"][2, :13], columns["logprobs"][2, :13])
-    print(f"{len(batch)} rows back, {batch['message'][3]['content']!r} among them")
+    print(f"{len(batch)} rows back, including {batch['message'][3]['content']!r}")
 
-    # One column of two rows: the header, the offsets and those bytes are all that is read.
+    # Two rows of one column. Only the header, the offsets and those rows are read.
     part = store.open("step_1").select(["input_ids"]).rows(slice(1, 3)).to_tensordict()
     assert torch.equal(part["input_ids"].unbind()[1], columns["input_ids"][2, :13])
-    store.remove("step_1", force=True)  # force: it was read a moment ago
+    store.remove("step_1", force=True)  # force: after the reads above, it is still leased
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A batch through Ray's object store: written once, read in place, in part, by a worker.
+"""Put a batch into Ray's object store once; a worker reads a part of it in place.
 
 pip install 'jagcodec[ray]'; python examples/ray_store.py
 """
@@ -16,14 +16,14 @@ from jagcodec.integrations.ray import register
 
 @ray.remote
 def reward(batch: WireBatch) -> list[int]:
-    """A worker that needs one column of two rows, and reads no more of the store than that."""
+    """A worker that needs two rows of one column, and reads nothing else from the store."""
     ids = batch.select(["input_ids"]).rows(slice(0, 2)).to_tensordict()["input_ids"]
     return [len(row) for row in ids.unbind()]
 
 
 @ray.remote
 def double(td: TensorDict) -> TensorDict:
-    td["logprobs"].values().mul_(2)  # its own copy
+    td["logprobs"].values().mul_(2)  # td is this worker's own copy
     return td
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=per_token)
     batch = materialize(ray.get(double.remote(td), timeout=150))
     assert torch.equal(batch["logprobs"][2, :13], columns["logprobs"][2, :13] * 2)
-    print(f"{len(batch)} rows back, {batch['message'][3]['content']!r} among them")
+    print(f"{len(batch)} rows back, including {batch['message'][3]['content']!r}")
     ray.shutdown()
 
 

@@ -1,6 +1,6 @@
 """A leader fetches a batch and broadcasts it to its tensor-parallel peers, over gloo.
 
-Run it with ``python examples/torch_distributed_broadcast.py``, which starts two ranks of its own,
+Run it with ``python examples/torch_distributed_broadcast.py``, which starts two ranks itself,
 or with ``torchrun --nproc-per-node 2 examples/torch_distributed_broadcast.py``.
 """
 
@@ -22,7 +22,7 @@ LEADER = 0
 
 
 def fetch() -> Sequence[Any]:
-    """What a data plane would return: a message."""
+    """The message that a data plane would return."""
     lengths = torch.arange(ROWS) + 1
     messages = np.empty(ROWS, dtype=object)
     messages[:] = [{"row": row} for row in range(ROWS)]
@@ -40,7 +40,7 @@ def work() -> None:
     assert (batch["input_ids"] >= 0).sum(1).tolist() == list(range(1, ROWS + 1))
     assert [message["row"] for message in batch["message"]] == list(range(ROWS))
 
-    # Data parallelism: each rank computes on rows of its own, and all get the results.
+    # Data parallelism: each rank computes on its own rows, and all ranks get the results.
     part = scatter_rows(td if rank == LEADER else None, src=LEADER)
     part["score"] = torch.stack([row.double().mean() for row in part["input_ids"].unbind()])
     scored = all_gather_rows(part)

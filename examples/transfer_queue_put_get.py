@@ -1,4 +1,4 @@
-"""A rollout batch through TransferQueue, packed on the way in and padded for the trainer.
+"""Put a rollout batch into TransferQueue, packed, and pad it again for the trainer.
 
 pip install 'jagcodec[transfer-queue]'; python examples/transfer_queue_put_get.py
 """
@@ -13,7 +13,7 @@ import transfer_queue
 from jagcodec import materialize, pack_jagged_fields
 from jagcodec.integrations.transfer_queue import install
 
-install()  # in this process; the hook below does it in all others
+install()  # in this process; the hook below calls it in all others
 ray.init(
     num_cpus=4,
     include_dashboard=False,
@@ -39,7 +39,7 @@ assert torch.equal(batch["logprobs"][0, :13], columns["logprobs"][2, :13])
 assert batch["message"].tolist() == [messages[2], messages[1]]
 
 whole = transfer_queue.kv_batch_get(keys=["a", "b", "c"], partition_id="step_1")
-weighted = whole["input_ids"] * whole["logprobs"]  # one raggedness
+weighted = whole["input_ids"] * whole["logprobs"]  # both columns share their offsets
 assert [len(row) for row in weighted.unbind()] == lengths.tolist()
 print(f"{len(whole)} rows back")
 

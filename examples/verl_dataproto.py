@@ -1,6 +1,6 @@
-"""A verl DataProto through Ray without its padding: put, worked on by a task, joined by verl.
+"""Send a verl DataProto through Ray without its padding, to a task that adds a column to it.
 
-See docs/verl.md for what to install; then python examples/verl_dataproto.py
+docs/verl.md says what to install; then run python examples/verl_dataproto.py
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ PROMPT, RESPONSE, PAD = 256, 1024, 151_643
 
 @ray.remote
 def compute_values(data: DataProto) -> DataProto:
-    """A worker: its own copy, padded as it was sent."""
+    """A worker: it gets its own copy, with the padding restored."""
     data.batch["values"] = data.batch["old_log_probs"] * 2
     return data.select(batch_keys=["values"], non_tensor_batch_keys=["uid"])
 
@@ -57,7 +57,7 @@ def main() -> None:
     values = DataProto.concat(ray.get(parts, timeout=150))
     data = data.union(values)
     assert torch.equal(data.batch["values"], data.batch["old_log_probs"] * 2)
-    print(f"{len(data)} rows back, {data.non_tensor_batch['uid'][7]} among them")
+    print(f"{len(data)} rows back, including {data.non_tensor_batch['uid'][7]}")
     ray.shutdown()
 
 

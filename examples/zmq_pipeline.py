@@ -1,4 +1,4 @@
-"""Rollout workers push batches to a trainer over ZeroMQ: processes of their own, one PULL socket.
+"""Rollout workers, each a process, push batches over ZeroMQ to a trainer with one PULL socket.
 
 Run it with ``python examples/zmq_pipeline.py``; it needs ``pip install 'jagcodec[zmq]'``.
 """
@@ -14,7 +14,7 @@ from jagcodec import concat_rows, materialize, pack_jagged_fields
 from jagcodec.integrations.zmq import recv, send
 
 WORKERS, BATCHES, ROWS, WIDTH = 2, 3, 64, 256
-TIMEOUT = 60  # seconds: a peer that died is an error, not a silence
+TIMEOUT = 60  # seconds: if a peer dies, the others raise instead of waiting forever
 
 
 def rollouts(seed: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def main() -> None:
         for name in ("input_ids", "logprobs", "lengths"):
             assert torch.equal(batch[name][part], sent[name]), name
         assert batch["message"][part].tolist() == sent["message"].tolist()
-    print(f"{len(batch)} rows from {WORKERS} workers, every cell as it was padded")
+    print(f"{len(batch)} rows from {WORKERS} workers, all cells identical")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the layouts of docs/rows.md from what the library returns: python docs/pictures/draw.py"""
+"""Draws the pictures of docs/rows.md from what the library returns: python docs/pictures/draw.py"""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def pictures() -> dict[str, str]:
         "jagged.svg": drawing(
             [
                 ("a padded column (3, 6): 13 of 18 cells are tokens", rectangle(IDS)),
-                ("jagged: its values", [[token(int(cell)) for cell in ids.values()]]),
-                ("and its offsets, shared by all columns of these rows", numbers(ids.offsets())),
+                ("the same rows, jagged: values", [[token(int(cell)) for cell in ids.values()]]),
+                ("offsets, shared by all columns with these row lengths", numbers(ids.offsets())),
             ]
         ),
         "sides.svg": drawing(

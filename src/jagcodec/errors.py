@@ -1,6 +1,6 @@
 """The one error family: where, what was expected, what was found, and the remedy.
 
-Imports nothing of this package, so that every room can raise it.
+This module imports nothing from the package, so that every other module can raise these errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Reason = Literal[
     "empty_prompt",
     "no_such_field",
     "no_such_row",
-    # an object that cannot ride
+    # an object that cannot be encoded
     "unsupported_type",
     "too_deep",
     "too_large",
@@ -43,27 +43,22 @@ Reason = Literal[
     "bad_checksum",
     "unknown_type",
     "pickle_refused",
-    # a message that did not get across
+    # a message that could not be delivered
     "timed_out",
     "no_peer",
     "peer_failed",
-    # a store that has no such message, or cannot take it now
+    # a store that does not have the message, or cannot accept it now
     "no_such_key",
     "no_room",
     "busy",
 ]
-"""The closed set of reason codes. Programs branch on these; people read the text."""
+"""The closed set of reason codes: programs branch on these, people read the text."""
 
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 
 
 class JagcodecError(Exception):
     """Base of every error this library raises on purpose.
-
-    Attributes:
-        reason: One of `REASONS`; stable, for programs.
-        path: Where: a path into a value (``$.extra[3].lock``), a frame, or ``function(argument)``.
-        detail: What was expected, what was found and, where there is one, the remedy.
 
     Example:
         >>> import torch, jagcodec
@@ -72,6 +67,12 @@ class JagcodecError(Exception):
         ... except jagcodec.JagcodecError as error:
         ...     print(error.reason)
         bad_length
+
+    Attributes:
+        reason: One of `REASONS`; stable, for programs.
+        path: Where it happened: a path into a value (``$.extra[3].lock``), a frame, or
+            ``function(argument)``.
+        detail: What was expected, what was found and, where there is one, the remedy.
     """
 
     def __init__(self, reason: Reason, path: str, detail: str) -> None:
@@ -86,7 +87,7 @@ class JagcodecError(Exception):
 
 
 def child_path(path: str, key: object) -> str:
-    """`path` extended by a key: ``$.name``, or ``$['odd name']``; whatever the key, in few words."""
+    """`path` extended by a key: ``$.name``, or ``$['odd name']``, in few words whatever it is."""
     if type(key) is str:
         if len(key) <= 60 and key.isidentifier():
             return f"{path}.{key}"
@@ -117,40 +118,41 @@ def brief(value: object) -> str:
 
 
 class ArgumentError(JagcodecError, ValueError):
-    """A value handed to a function is wrong; also a `ValueError`."""
+    """An argument has an invalid value; also a `ValueError`."""
 
 
 class ArgumentTypeError(JagcodecError, TypeError):
-    """A value handed to a function has the wrong type or dtype; also a `TypeError`."""
+    """An argument has the wrong type or dtype; also a `TypeError`."""
 
 
 class ArgumentKeyError(JagcodecError, KeyError):
-    """A name that a function was given is no column, or no key of a store; also a `KeyError`."""
+    """A name is not that of a column, or a key is not in a store; also a `KeyError`."""
 
 
 class ArgumentIndexError(JagcodecError, IndexError):
-    """A row that a function was asked for does not exist; also an `IndexError`."""
+    """A requested row does not exist; also an `IndexError`."""
 
 
 class UnsupportedTypeError(JagcodecError, TypeError):
-    """`encode` met an object that cannot ride; names the path to it; also a `TypeError`."""
+    """`encode` was given an object it cannot encode; `path` says where; also a `TypeError`."""
 
 
 class WireFormatError(JagcodecError, ValueError):
-    """A message cannot be read: cut, foreign, newer, or inconsistent; also a `ValueError`."""
+    """A message cannot be read: truncated, foreign, newer, or inconsistent; also a `ValueError`."""
 
 
 class TransportError(JagcodecError):
-    """A message did not get across, though nothing is wrong with it: its peer is not there, or
-    failed. Raised by `jagcodec.integrations` alone.
+    """A valid message could not be delivered, because a peer is missing or has failed.
+
+    Only `jagcodec.integrations` raises it.
     """
 
 
 class TransportTimeoutError(TransportError, TimeoutError):
-    """A message did not get across in time: to try again is reasonable; also a `TimeoutError`."""
+    """A message was not delivered in time, so retrying is reasonable; also a `TimeoutError`."""
 
     def __init__(self, reason: Reason, path: str, detail: str) -> None:
         super().__init__(reason, path, detail)
-        # A TimeoutError is an OSError, which takes three arguments for an errno and its like.
+        # A TimeoutError is an OSError, which would read three arguments as errno, text and file.
         self.args = (reason, path, detail)
         self.errno = self.strerror = self.filename = None

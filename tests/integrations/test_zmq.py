@@ -537,4 +537,4 @@ def test_the_example_runs():
     path = ROOT / "examples/zmq_pipeline.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "384 rows from 2 workers, every cell as it was padded\n"
+    assert done.stdout == "384 rows from 2 workers, all cells identical\n"

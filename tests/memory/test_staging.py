@@ -27,11 +27,11 @@ def device():
 
 
 @given(st.lists(tensors(), max_size=4))
-def test_what_is_copied_together_is_the_same(originals):
+def test_what_is_to_host_is_the_same(originals):
     originals = [tensor for tensor in originals if tensor.numel()]
     for sources in (originals, on_device(originals)):
         with watch() as traffic:
-            copies = staging.copied_together(sources)
+            copies = staging.to_host(sources)
         assert traffic.waits == (sources is not originals and bool(sources))
         for copy, tensor in zip(copies, originals, strict=True):
             assert_same(copy, tensor)
@@ -83,7 +83,7 @@ def test_columns_of_the_same_rows_fetch_their_offsets_once():
     td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=["a", "b"])
     with watch() as traffic:
         encode({"td": td, "again": td["a"]})
-    assert traffic.fetched == [20, 24, 20]
+    assert sorted(traffic.fetched) == [20, 20, 24]
     assert traffic.waits == 1
 
 

@@ -1,6 +1,6 @@
 """Replays what the fuzzer found, without the fuzzer: see `fuzz/target.py`."""
 
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
@@ -23,12 +23,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def target():
-    spec = importlib.util.spec_from_file_location("fuzz_target", FUZZ / "target.py")
-    module = importlib.util.module_from_spec(spec)
-    # Where its dataclasses look for it.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(FUZZ))
+    try:
+        return importlib.import_module("target")
+    finally:
+        sys.path.remove(str(FUZZ))
 
 
 def test_the_corpus_is_there():
@@ -86,6 +85,28 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
     assert run.counts.inputs == 1
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
         target._check_error(WireFormatError("no such reason", "$", "x"))
+    error = WireFormatError("bad_value", "$", "x")
+    error.__cause__ = WireFormatError("bad_value", "$", "y")
+    error.__cause__.__cause__ = error
+    with pytest.raises(target.BrokenPromiseError, match="causes itself"):
+        target._check_error(error)
+
+
+def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
+    run = target.Target(tmp_path / "blob")
+    at = next(i for i, s in enumerate(target.SEEDS) if "reward" in str(s.draft.root))
+    # A seed as it is, decoded and looked at closely.
+    script = bytes([0, 224, at, 0])
+    run(script)
+    assert run.counts.values == 1
+
+    class Other:
+        def to_tensordict(self):
+            return {}
+
+    monkeypatch.setattr(target, "open_wire", lambda source: Other())
+    with pytest.raises(target.BrokenPromiseError, match="read different values"):
+        run(script)
 
 
 def test_the_target_notices_memory(tmp_path):

@@ -105,12 +105,16 @@ def test_batches_of_the_same_columns_have_the_same_schema():
 
 @given(jagged_batches())
 def test_the_schema_of_a_batch_depends_on_its_columns_alone(batch):
-    """Rows in another order, some of them twice."""
+    """Three times the rows, and other cells."""
     if not len(batch.lengths):
         return
     again = torch.arange(len(batch.lengths)).flip(0).repeat(3)
-    fields = {name: column[again.numpy() if isinstance(column, np.ndarray) else again]
-              for name, column in batch.fields.items()}  # fmt: skip
+    fields = {
+        name: column[again.numpy()]
+        if isinstance(column, np.ndarray)
+        else torch.empty(len(again), *column.shape[1:], dtype=column.dtype)
+        for name, column in batch.fields.items()
+    }
     options = {"token_aligned_fields": batch.token_aligned_fields}
     one = encode_fields(batch.fields, lengths=batch.lengths, **options)
     two = encode_fields(fields, lengths=batch.lengths[again], **options)
@@ -375,11 +379,11 @@ def test_the_writers_table_does_not_take_true_for_1():
     [
         (schemas.MOST_SCHEMAS + 40, named),
         (20, lambda i: named(i, 60_000)),
-        (40, lambda i: message(list_of(*[None] * (3000 + i)), values=[None] * (3000 + i))),
-        (40, lambda i: message(list_of(*[node("TUPLE")] * (3000 + i)))),
-        (40, lambda i: message(list_of(*[node("BYTES", numbers=[0, 0, 0])] * (3000 + i)))),
-        (40, lambda i: message(map_of({f"{i}.{k}": tensor(shape=[0]) for k in range(1000)}))),
-        (40, lambda i: message(list_of(*[tensordict([1] * 9, {})] * (2000 + i)))),
+        (20, lambda i: message(list_of(*[None] * (3000 + i)), values=[None] * (3000 + i))),
+        (20, lambda i: message(list_of(*[node("TUPLE")] * (3000 + i)))),
+        (20, lambda i: message(list_of(*[node("BYTES", numbers=[0, 0, 0])] * (3000 + i)))),
+        (20, lambda i: message(map_of({f"{i}.{k}": tensor(shape=[0]) for k in range(1000)}))),
+        (12, lambda i: message(list_of(*[tensordict([1] * 9, {})] * (2000 + i)))),
     ],
 )
 def test_ever_new_schemas_take_no_more_than_the_bound(count, make):
@@ -394,8 +398,8 @@ def test_ever_new_schemas_take_no_more_than_the_bound(count, make):
     [
         (schemas.MOST_SCHEMAS + 40, lambda i: {f"{i:040}": torch.ones(1)}),
         (20, lambda i: {f"{i:060000}": torch.ones(1)}),
-        (40, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(300)}),
-        (40, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(300)])]),
+        (20, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(300)}),
+        (20, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(300)])]),
     ],
 )
 def test_ever_new_values_to_encode_take_no_more_than_the_bound(count, make):
@@ -441,12 +445,6 @@ def test_a_schema_in_use_is_not_pushed_out():
         first = schemas.read_schema(used)
         for i in range(2000):
             decode(named(i))
-            if i % 100 == 0:
-                assert schemas.read_schema(used) is first
-        # Nor by ones that a stranger asks for twice, as long as its own turn comes.
-        for i in range(2000):
-            decode(named(f"x{i}"))
-            decode(named(f"x{i}"))
             if i % 100 == 0:
                 assert schemas.read_schema(used) is first
         assert len(table) == schemas.MOST_SCHEMAS

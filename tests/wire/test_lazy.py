@@ -25,9 +25,19 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
-from jagcodec.wire.spec import Kind
 from tests.helpers import receive
-from tests.wire.corpus import ext, message
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    map_of,
+    message,
+    node,
+    record,
+    row_message,
+    tensor,
+    tensordict,
+)
+from tests.wire.forge import rows_of as forged_rows
 
 
 class Store:
@@ -276,7 +286,7 @@ def test_a_batch_of_the_whole_payload_reads_like_decode():
     ("call", "error", "text"),
     [
         (lambda b: b.select(["x"]), KeyError, "c0"),
-        (lambda b: b.column("x"), KeyError, "'x'"),
+        (lambda b: b.leaf("x"), KeyError, "'x'"),
         (lambda b: b.rows([100]), IndexError, "0 to 99, found 100"),
         (lambda b: b.rows(-101), IndexError, "-101"),
         (lambda b: b.rows([0.5]), TypeError, "float64"),
@@ -320,41 +330,38 @@ def test_damaged_fields_are_named():
         open_wire(frames)
 
 
-def batch_message(*items, rows=2, payload=b"", ragged=()):
-    """A batch written with msgpack alone."""
-    tree = ext(Kind.TENSORDICT, [rows], None, list(items))
-    return message(tree, *filter(None, [payload]), ragged=ragged)
-
-
 @pytest.mark.parametrize(
     "frames",
     [
         # a jagged column without a byte, and 2**40 runs of it
-        batch_message(
-            "x",
-            ext(Kind.JAGGED, "uint8", [2**40, 0], 0, 0, 0, 2),
-            payload=bytes(24),
-            ragged=[[0, 0, 2, 0, 0]],
+        message(
+            tensordict([2], {"x": jagged(dim=2, shape=[2**40, 0], offset=0)}),
+            bytes(24),
+            groups=[[0, 0, 2, 0, 0]],
+        ),
+        # one row of 2**40 tokens without a byte
+        message(
+            tensordict([1], {"x": jagged(shape=[2**40, 0], offset=0)}),
+            groups=[[0, 0, 1, 2**40, 2**40]],
         ),
         # many columns over the same bytes
-        batch_message(
-            *[
-                part
-                for i in range(500)
-                for part in (f"{i}", ext(Kind.TENSOR, "uint8", [2, 500], 0, 0))
-            ],
-            payload=bytes(1000),
+        message(
+            tensordict([2], {f"{i}": tensor(shape=[2, 500]) for i in range(500)}), bytes(1000)
         ),
-        batch_message(
-            *[
-                part
-                for i in range(500)
-                for part in (f"{i}", ext(Kind.TENSOR, ["int64", "bits"], [2, 4000], 0, 0))
-            ],
-            payload=bytes(1000),
+        message(
+            tensordict([2], {f"{i}": tensor("int64", [2, 4000], stored=1) for i in range(500)}),
+            bytes(1000),
         ),
-        message(ext(Kind.TENSORDICT, [2**40, 0], None, [])),
-        message(ext(Kind.TENSORDICT, [0, 4], ["a", "a"], [])),
+        message(
+            tensordict(
+                [2],
+                {f"{i}": node("NON_TENSOR_ROWS", numbers=[0, 24, 976, 0]) for i in range(500)},
+            ),
+            bytes(1000),
+            groups=[[0, 0, 2, 488, 488]],
+        ),
+        message(tensordict([2**40, 0], {})),
+        message(tensordict([0, 4], {}, names=["a", "a"])),
     ],
 )  # fmt: skip
 def test_forged_batches_cost_little(frames):
@@ -370,17 +377,38 @@ def test_forged_batches_cost_little(frames):
 
 
 def test_batches_nest_only_so_deep():
-    tree = ext(Kind.TENSORDICT, [2], None, [])
+    part = tensordict([2], {})
     for _ in range(300):
-        tree = ext(Kind.TENSORDICT, [2], None, ["x", tree])
+        part = tensordict([2], {"x": part})
     with pytest.raises(WireFormatError, match="levels"):
-        open_wire(message(tree))
+        open_wire(message(part))
+
+
+def test_how_no_cells_are_stored_means_nothing():
+    part = tensordict([2], {"x": tensor("float32", [2, 0], stored=99)})
+    for rows in (slice(None), slice(0, 1), [1, 0], []):
+        assert open_wire(message(part)).rows(rows).to_tensordict()["x"].shape[1:] == (0,)
+
+
+def test_errors_in_chosen_rows_name_the_row_of_the_message():
+    inner = row_message(message(map_of({"x": tensor()}), b"\7"))
+    written = forged_rows("a", record("RANGE", 0, 1, 0), inner, "b")
+    column = node("NON_TENSOR_ROWS", numbers=[0, 0, len(written.data), 0])
+    frames = message(tensordict([4], {"x": column}), written.payload, groups=[written.group])
+    for rows, path in (([1], "$.x[1]"), ([3, 1], "$.x[1]"), (slice(1, 3), "$.x[1]")):
+        with pytest.raises(WireFormatError) as caught:
+            open_wire(frames).rows(rows).to_tensordict()
+        assert caught.value.path == path
+    items = open_wire(frames).rows([3, 2, 0]).leaf("x").tolist()
+    assert [items[0], items[1]["x"].tolist(), items[2]] == ["b", [7], "a"]
 
 
 def test_a_nested_tensor_of_other_rows_is_refused():
-    td = TensorDict({"x": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2])
-    frames = receive(encode(td), bytes)
-    frames[0] = frames[0].replace(b"\x93\x91\x02", b"\x93\x91\x03")
+    strided = node("STRIDED_NESTED", "uint8", 1, numbers=[0, 16, 3, 0, 0, 2])
+    payload = int64s(1, 2) + b"abc"
+    frames = message(tensordict([2], {"x": strided}), payload)
+    assert [len(row) for row in open_wire(frames).leaf("x").unbind()] == [1, 2]
+    frames = message(tensordict([3], {"x": strided}), payload)
     for read in (lambda b: b.to_tensordict(), lambda b: b.rows([2]).to_tensordict()):
         with pytest.raises(WireFormatError):
             read(open_wire(frames))

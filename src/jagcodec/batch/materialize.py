@@ -424,8 +424,8 @@ class _Materializing:
                 "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
                 "shapes; make columns of its rows with stack_or_nest, or materialize its members",
             )
-        is_message = isinstance(td, WireBatch)  # which has a batch dim, or could not be opened
-        if not is_message and not len(td.batch_size):
+        # A message has a batch dim, or it could not be opened.
+        if not isinstance(td, WireBatch) and not len(td.batch_size):
             raise ArgumentError(
                 "bad_shape",
                 f"materialize({repr('.'.join(above)) if above else 'td'})",
@@ -435,7 +435,8 @@ class _Materializing:
         options = self._options
         # Whether columns differ in nothing but their rows, so that those are placed once.
         simple = not (options.sides or options.keep_jagged or options.device)
-        leaves = columns_of(td) if is_message else td.items()
+        leaves: Any
+        leaves = columns_of(td) if isinstance(td, WireBatch) else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
             # The commonest first: what a TensorDict is takes long to ask.

@@ -1,4 +1,4 @@
-"""The codec inside the data planes that people run: one thin module each, imported by name.
+"""The codec inside existing data planes: one thin module for each, imported by name.
 
-Importing this package imports none of them, and none of what they need.
+Importing this package imports none of these modules and none of their dependencies.
 """

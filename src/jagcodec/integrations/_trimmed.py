@@ -1,9 +1,9 @@
-"""Rectangles without the constant ends of their rows, and back to the very same rectangles.
+"""Rectangles without the constant ends of their rows, and back to identical rectangles.
 
-A row of a padded column begins with a run of one value, or ends with one, or both: left and right
-pads, which need not be the same value, nor the same in every row (the right pads of position ids
-are each row's last position). What a row begins and ends with is read from the row itself, so that
-no mask is needed and nothing is guessed: whatever lies between the two runs is kept as it is.
+A row of a padded column begins with a run of one value, ends with one, or both: its left and right
+padding. The two values may differ, and may differ from row to row (position ids are padded on the
+right with each row's last position). Both runs are read from the row itself, so no mask is needed
+and nothing is guessed: everything between the two runs is kept unchanged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ Words: TypeAlias = npt.NDArray[Any]
 class Trimmed(NamedTuple):
     """A rectangle of R rows of W cells, where R is the product of the dims before `dim`.
 
-    Row i is its pad before, ``starts[i]`` times, then ``lengths[i]`` cells, then its pad after.
+    Row i is its left pad ``starts[i]`` times, then ``lengths[i]`` cells, then its right pad.
 
     Attributes:
-        shape: Of the rectangle.
-        dim: Which of its dims is W.
+        shape: The shape of the rectangle.
+        dim: The dim of size W.
         starts: (R,) int32 where the cells of each row start (int64 from W = 2^31 on).
-        lengths: (R,) how many there are.
-        before: (R, ...) the pad before the cells of each row; (1, ...) of all; (0, ...) if no row
-            has one.
-        after: The same after them.
-        cells: (sum(lengths), ...) end to end; or (R, ...), if `constant`, one for each row.
-        constant: Whether the cells within each row are all the same, as those of a mask are.
+        lengths: (R,) the number of cells kept in each row.
+        before: (R, ...) the left pad of each row; (1, ...) if all rows have the same one; (0, ...)
+            if no row has one.
+        after: The right pads, likewise.
+        cells: (sum(lengths), ...) the kept cells, end to end; or, if `constant`, (R, ...) with one
+            cell for each row.
+        constant: Whether all kept cells of each row are equal, as those of a mask are.
     """
 
     shape: tuple[int, ...]
@@ -57,14 +58,15 @@ class Trimmed(NamedTuple):
 
 
 def trim(column: torch.Tensor) -> Trimmed:
-    """A rectangle trimmed, whatever is in it.
+    """Trim a rectangle of any content.
 
     Args:
-        column: (N, ..., W, ...) strided, with cells, on the CPU. W is its widest dim after the
+        column: (N, ..., W, ...) strided, not empty, on the CPU. W is the widest dim after the
             first.
 
     Returns:
-        Memory of its own. Bits are compared, so -0.0 is not 0.0, and a NaN equals itself.
+        A `Trimmed` that owns its memory. Cells are compared by their bits, so -0.0 differs from
+        0.0, and a NaN equals itself.
     """
     dim = 1 + int(np.argmax(column.shape[1:]))
     width = column.shape[dim]
@@ -101,17 +103,17 @@ def trim(column: torch.Tensor) -> Trimmed:
 
 
 def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
-    """The pad of every row; one, if all that are padded have the same; none, if none is."""
+    """The pad of each row, one pad if all padded rows share it, or none if no row is padded."""
     wanted = pads[padded]
     alike = not len(wanted) or bool((wanted == wanted[0]).all())
     return np.ascontiguousarray(wanted[:1] if alike else pads)
 
 
 def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
-    """One cell for each row, if those within each row are all the same."""
+    """One cell for each row, if all kept cells within each row are equal; otherwise None."""
     if not lengths.any():
         return None
-    for rows in (_FEW_ROWS, len(lengths)):  # most columns are told by their first rows
+    for rows in (_FEW_ROWS, len(lengths)):  # the first rows rule most columns out
         counts = lengths[:rows]
         kept = rowcopy.gather(cells, starts[:rows], counts).flatten(1).numpy()
         if not len(kept):
@@ -128,7 +130,7 @@ _FEW_ROWS = 8
 def _without_single_pads(
     starts: IntArray, lengths: IntArray, width: int
 ) -> tuple[IntArray, IntArray]:
-    """Pads of one cell among the cells, where they cost less than a pad for every row."""
+    """Keep pads of a single cell as cells, which costs less than storing a pad for each row."""
     ends = starts + lengths
     ends[(ends == width - 1) & (lengths > 0)] = width
     starts = np.where((starts == 1) & (lengths > 0), 0, starts)
@@ -136,21 +138,21 @@ def _without_single_pads(
 
 
 def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Cells of this shape in words, as a tensor over their memory."""
-    if not words.size:  # numpy gives it strides that torch does not view
+    """Words as a tensor of cells of this shape, over the same memory."""
+    if not words.size:  # numpy gives empty arrays strides that torch refuses to view
         return torch.empty((len(words), *shape[:-1]), dtype=dtype)
     return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
 
 
 def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
-    """The rectangles that were trimmed, bit for bit.
+    """Rebuild the rectangles that were trimmed, bit for bit.
 
     Returns:
-        Contiguous columns, in one allocation that is freed with the last of them; those whose
+        Contiguous columns in one allocation, which is freed with the last of them. Columns whose
         cells are on another device are moved there.
 
     Raises:
-        ValueError: The parts of a column contradict each other: they are not from `trim`.
+        ValueError: The parts of a column are inconsistent, so they did not come from `trim`.
         MemoryError: The rectangles do not fit in memory.
     """
     for name, trimmed in columns.items():
@@ -185,7 +187,7 @@ def _fill(rectangle: Allocation, trimmed: Trimmed) -> None:
         return
     words = as_words(out)
     if len(after) and not (rectangle.zeroed and not after.any()):
-        # numpy's, which repeats a cell in half the time of torch's.
+        # numpy repeats a cell in half the time that torch takes.
         np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
     flat = words.flatten(0, 1)
     row_starts = np.arange(rows) * width
@@ -195,13 +197,13 @@ def _fill(rectangle: Allocation, trimmed: Trimmed) -> None:
 
 
 def _column(pads: torch.Tensor) -> Words:
-    """(R, ...) cells as (R, 1) words, or (R, 1, c), to be repeated along a row."""
+    """(R, ...) cells as (R, 1) or (R, 1, c) words, to be repeated along each row."""
     words = pads.flatten(1).numpy()
     return words if words.shape[1] == 1 else words[:, None]
 
 
 def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
-    """The bits of the one element that all pads are made of; None if there are several."""
+    """The bits of the element that all pads consist of; None if the pads differ."""
     elements = torch.cat([pad.flatten(0, -2) for pad in (before, after)]).numpy()
     if not len(elements):
         return bytes(elements.itemsize * elements.shape[1])
@@ -209,7 +211,7 @@ def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
 
 
 def _repeated(cells: torch.Tensor, counts: IntArray) -> Words:
-    """The cell of each row, or the one of all, as often as its row says; end to end."""
+    """The cell of each row (or the one for all rows), repeated `counts` times, end to end."""
     each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
     return np.repeat(each, counts, axis=0)
 
@@ -222,7 +224,7 @@ def _check(trimmed: Trimmed, name: str) -> None:
     for numbers in (starts, lengths):
         if numbers.dtype.kind != "i" or numbers.shape != (rows,) or (numbers < 0).any():
             raise ValueError(f"{name}: expected {rows} starts and lengths from 0 on")
-    # No sum of a start and a length, which could overflow.
+    # A start and a length are never added up: the sum could overflow.
     if (starts > width).any() or (lengths > width - starts).any():
         raise ValueError(f"{name}: expected cells within the width {width}")
     total = rows if trimmed.constant else int(lengths.sum(dtype=np.int64))
@@ -233,4 +235,4 @@ def _check(trimmed: Trimmed, name: str) -> None:
         if pad.dtype != cells.dtype or tuple(pad.shape[1:]) != inner:
             raise ValueError(f"{name}: expected pads {inner} of {cells.dtype} like its cells")
         if len(pad) not in ({1, rows} if needed.any() else {0, 1, rows}):
-            raise ValueError(f"{name}: expected a pad for all rows or for each, found {len(pad)}")
+            raise ValueError(f"{name}: expected one pad, or one for each row, found {len(pad)}")

@@ -1,7 +1,7 @@
 """Batches in Mooncake's distributed store: `Store`, over a client that the caller has set up.
 
-A value is one blob under one key. It is packed straight into memory that the transfer engine
-knows, and read whole, or a few ranges of it: the columns and rows that are wanted.
+A value is one blob under one key. It is packed directly into memory registered with the transfer
+engine, and is read either as a whole or only in the ranges that hold the chosen columns and rows.
 """
 
 from __future__ import annotations
@@ -42,33 +42,18 @@ except ModuleNotFoundError as error:
     ) from error
 except ImportError as error:
     raise ImportError(
-        f"jagcodec.integrations.mooncake needs libraries of the system for Mooncake: {error}; on "
+        f"jagcodec.integrations.mooncake needs the system libraries of Mooncake: {error}; on "
         "Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
     ) from error
 
 __all__ = ["Store"]
 
 Allocate: TypeAlias = Callable[[int], ByteArray]
-"""Takes a size, returns memory of it to write to."""
+"""Takes a number of bytes, returns that much writable memory."""
 
 
 class Store:
     """Batches under keys of a Mooncake store.
-
-    What it returns is the caller's own memory; only `read` lends registered memory, for as long
-    as anything refers to it. No call waits without end: Mooncake gives up on a master or a node
-    that does not answer after 30 seconds (its MC_RPC_TIMEOUT_MS and MC_TCP_STATUS_TIMEOUT_SEC).
-    Threads may share a store.
-
-    Args:
-        client: A `MooncakeDistributedStore` after a `setup` that returned 0. It stays the
-            caller's: close this store first, then the client. One client may serve several.
-        max_bytes: Memory to register at most. Buffers are kept for the next call.
-
-    Raises:
-        ArgumentTypeError: `client` is none.
-        ArgumentError: `max_bytes` is not positive.
-        TransportError: The client is not set up, or is closed.
 
     Example:
         .. code-block:: python
@@ -84,6 +69,22 @@ class Store:
                 store.put_fields("step_1", columns, lengths=lengths)
                 batch = materialize(open_wire(store.read("step_1")))
                 ids = store.open("step_1").select(["input_ids"]).rows(slice(0, 64))
+
+    Args:
+        client: A `MooncakeDistributedStore` after a `setup` that returned 0. It still belongs to
+            the caller: close this store first, then the client. Several stores may share one
+            client.
+        max_bytes: The most memory to register. Buffers are kept for the next call.
+
+    Raises:
+        ArgumentTypeError: `client` is not a MooncakeDistributedStore.
+        ArgumentError: `max_bytes` is not positive.
+        TransportError: The client is not set up, or is closed.
+
+    What the methods return owns its memory, except that `read` lends registered memory for as
+    long as anything refers to it. Every call ends: if a master or a node does not answer, Mooncake
+    gives up after 30 seconds (its MC_RPC_TIMEOUT_MS and MC_TCP_STATUS_TIMEOUT_SEC). Threads may
+    share a store.
     """
 
     def __init__(self, client: MooncakeDistributedStore, *, max_bytes: int = 1 << 32) -> None:
@@ -112,25 +113,31 @@ class Store:
     ) -> int:
         """Put a value: its tensors are copied once, into registered memory, and sent from there.
 
+        Example:
+            See `Store`.
+
         Args:
-            key: Not empty.
+            key: A non-empty string.
             obj: Anything that `encode` takes: a TensorDict, a `BatchedDataDict`, a dict, ...; or
-                a `WireBatch`, of which the chosen rows and columns are put.
-            replace: Put it in the place of what is there. Mooncake writes over it: who reads
-                it at that moment may get some of each, which ``checksum=True`` turns into an
-                error for `get` and `decode`. Better give each step a key of its own.
-            config: Where replicas go, and whether they may be evicted; Mooncake's default
-                is one replica on any node, evicted when the store is full.
-            options: `narrow`, `checksum`, `allow_pickle` of `encode`; none for a `WireBatch`.
+                a `WireBatch`, of which only the chosen rows and columns are put.
+            replace: Replace the value under this key, if there is one. Mooncake overwrites it in
+                place, so a concurrent reader may get a mixture of both values, which
+                ``checksum=True`` turns into an error in `get` and `decode`. It is better to give
+                each step its own key.
+            config: Where replicas go, and whether they may be evicted. Mooncake's default is one
+                replica on any node, evicted when the store is full.
+            options: `narrow`, `checksum`, `allow_pickle` of `encode`; a `WireBatch` takes no
+                options.
 
         Returns:
-            Bytes put.
+            The number of bytes put.
 
         Raises:
-            ArgumentError: The key is taken (but of two writers at the same moment Mooncake keeps
-                one, and tells neither), it is none, or the value needs more than `max_bytes`.
-            TransportError: There is no room in the store, no answer from the master, or the
-                transfer failed.
+            ArgumentError: The key is taken, `key` is empty, or the value needs more than
+                `max_bytes`. (If two clients put the same key at the same moment, Mooncake keeps
+                one value and reports success to both.)
+            ArgumentTypeError: `key` is not a string.
+            TransportError: The store is full, the master does not answer, or the transfer failed.
             UnsupportedTypeError: As `encode`; nothing was put.
         """
         where = f"Store.put({key!r})"
@@ -146,7 +153,7 @@ class Store:
             raise ArgumentError(
                 "bad_option",
                 where,
-                f"expected no options for a WireBatch, whose message is written already, found "
+                "expected no options for a WireBatch, which is already encoded, found "
                 f"{', '.join(options)}; put its to_tensordict()",
             )
 
@@ -163,25 +170,28 @@ class Store:
         config: ReplicateConfig | None = None,
         **options: bool,
     ) -> int:
-        """Put padded columns: `encode_fields`, the rows gathered straight into registered memory.
+        """Put padded columns: `encode_fields` with its rows written directly to registered memory.
+
+        Example:
+            See `Store`.
 
         Args:
             key: As for `put`.
             fields: As for `encode_fields`.
-            lengths: As there.
-            token_aligned_fields: As there.
+            lengths: As for `encode_fields`.
+            token_aligned_fields: As for `encode_fields`.
             replace: As for `put`.
             config: As for `put`.
             options: `narrow`, `checksum`, `allow_pickle` of `encode`.
 
         Returns:
-            Bytes put.
+            The number of bytes put.
 
         Raises:
-            ArgumentError: As from `encode_fields` and `put`.
-            ArgumentTypeError: As from `encode_fields`.
-            TransportError: As from `put`.
-            UnsupportedTypeError: As from `encode`; nothing was put.
+            ArgumentError: As `encode_fields` and `put`.
+            ArgumentTypeError: As `encode_fields` and `put`.
+            TransportError: As `put`.
+            UnsupportedTypeError: As `encode`; nothing was put.
         """
         where = f"Store.put_fields({key!r})"
 
@@ -203,35 +213,49 @@ class Store:
         device: torch.device | str | None = None,
         allow_pickle: bool = False,
     ) -> Any:
-        """The value under a key.
+        """Read the value under a key into memory of the caller's own.
+
+        Example:
+            See `docs/mooncake.md`.
 
         Args:
-            key: As it was put.
+            key: The key it was put under.
             device: As for `decode`.
             allow_pickle: As for `decode`.
 
         Returns:
-            As `decode`, in memory of its own: one block, which tensors keep alive.
+            As `decode`, in one new block of memory, which the value's tensors keep alive.
 
         Raises:
-            ArgumentKeyError: There is no such key: never put, removed, or evicted.
-            ArgumentError: It needs more than `max_bytes`.
-            TransportError: It is being written, or it did not get across.
-            WireFormatError: As `decode`: foreign, cut, or damaged.
+            ArgumentKeyError: There is no such key: it was never put, was removed, or was evicted.
+            ArgumentError: The value needs more than `max_bytes`.
+            TransportError: The value is being written, or the transfer failed.
+            WireFormatError: As `decode`: what is stored is foreign, truncated or damaged.
         """
         lent = self._read(key, f"Store.get({key!r})")
         return decode(lent.copy(), device=device, allow_pickle=allow_pickle)
 
     def read(self, key: str) -> memoryview:
-        """The blob under a key, for `decode` and `open_wire`, without a copy.
+        """Read the blob under a key into registered memory, for `decode` and `open_wire`.
 
-        It lies in registered memory. That is lent until nothing refers to it any more, the
-        tensors of `decode` among them, and counts towards `max_bytes`. After `close` it stays
-        valid, as plain memory. ``materialize(open_wire(store.read(key)))`` copies every token
-        once, from there to its rectangle; columns that were never packed alias it.
+        Example:
+            See `Store`.
+
+        Args:
+            key: The key it was put under.
+
+        Returns:
+            The blob. Its memory is lent: it counts towards `max_bytes` until nothing refers to it
+            any more, including tensors that `decode` made over it. After `close` it stays valid
+            as ordinary memory.
 
         Raises:
-            As `get`, but for WireFormatError.
+            ArgumentKeyError: As `get`.
+            ArgumentError: As `get`.
+            TransportError: As `get`.
+
+        ``materialize(open_wire(store.read(key)))`` copies every token once, from this memory to
+        its rectangle; columns that were never packed alias this memory.
         """
         return self._read(key, f"Store.read({key!r})").data
 
@@ -243,25 +267,30 @@ class Store:
         allow_pickle: bool = False,
         read_ahead: int = 1 << 18,
     ) -> WireBatch:
-        """The batch under a key, of which only what is asked for is read.
+        """Open the batch under a key, to read only chosen columns and rows of it.
+
+        Example:
+            See `Store`.
 
         Args:
-            key: As it was put. Do not put another value under it while the batch is in use.
+            key: The key it was put under. Do not put another value under it while the batch is
+                in use.
             device: As for `open_wire`.
             allow_pickle: As for `open_wire`.
-            read_ahead: Bytes that a smaller read becomes, so that the header comes at once, and
-                rows that lie near each other together. Worth about one round trip.
+            read_ahead: The smallest number of bytes to read at once, so that one read fetches the
+                whole header, and one read fetches rows that are close together. A good value is
+                what the network transfers in about one round trip.
 
         Returns:
-            A `WireBatch`. A contiguous range of rows of a column is one read. Whatever it hands
-            out owns its memory; ``materialize`` pads straight from what was read. Checksums are
-            not verified.
+            A `WireBatch`. A contiguous range of rows of a column takes one read. What it returns
+            owns its memory; ``materialize`` pads directly from the bytes that were read.
+            Checksums are not verified.
 
         Raises:
-            ArgumentKeyError: There is no such key; later, if it has gone since.
+            ArgumentKeyError: There is no such key; also later, if it has been removed since.
             ArgumentError: As `get`; or `read_ahead` is negative.
-            TransportError: As `get`, now and whenever something is read.
-            WireFormatError: As `open_wire`; later, if a field is malformed or cut off.
+            TransportError: As `get`, here and on every later read.
+            WireFormatError: As `open_wire`; also later, if a field is malformed or truncated.
         """
         where = f"Store.open({key!r})"
         if read_ahead < 0:
@@ -272,23 +301,26 @@ class Store:
         return open_wire(source, device=device, allow_pickle=allow_pickle)
 
     def remove(self, key: str, *, force: bool = False) -> None:
-        """Remove what is under a key.
+        """Remove a key and its value.
+
+        Example:
+            See `docs/mooncake.md`.
 
         Args:
-            key: As it was put.
-            force: Also when it was read in the last 10 seconds, for which Mooncake's master
-                leases it to its readers (`--default_kv_lease_ttl`).
+            key: The key it was put under.
+            force: Remove it even if it is leased: Mooncake's master leases a value to its readers
+                for 10 seconds after a read (`--default_kv_lease_ttl`).
 
         Raises:
             ArgumentKeyError: There is no such key.
-            TransportError: It is leased or being written, or the master did not answer.
+            TransportError: The value is leased or being written, or the master does not answer.
         """
         where = f"Store.remove({key!r})"
         self._check(where)
         _checked(self._client.remove(_key(key, where), force), where)
 
     def close(self) -> None:
-        """Give back the registered memory. The client stays open, what `read` lent stays valid."""
+        """Release the registered memory; what `read` lent stays valid, and the client open."""
         self._memory.close(alive=self._client.health_check() != _NOT_SET_UP)
 
     def __enter__(self) -> Store:
@@ -309,7 +341,7 @@ class Store:
     # Transfers
 
     def _check(self, where: str) -> None:
-        """Refuse what would be a segmentation fault inside Mooncake."""
+        """Raise where Mooncake itself would end in a segmentation fault."""
         if self._memory.closed:
             raise TransportError("no_peer", where, "expected an open store, found it closed")
         if self._client.health_check() == _NOT_SET_UP:
@@ -329,7 +361,7 @@ class Store:
         where: str,
     ) -> int:
         self._check(where)
-        # Mooncake's put does nothing where there is something, and reports success.
+        # If the key is taken, Mooncake's own put does nothing and reports success.
         if not replace and _checked(self._client.is_exist(_key(key, where)), where):
             raise ArgumentError(
                 "conflict", where, "expected a new key, found it taken; pass replace=True"
@@ -356,11 +388,11 @@ class Store:
         found = self._client.get_into(key, address(blob), size)
         if found == _BAD_PARAMETERS:
             raise _replaced(where, size)
-        # Less if a smaller one has taken its place since; a blob says where it ends.
+        # Shorter if a smaller value has replaced it since; a blob states its own size.
         return blob[: self._done(found, blob, where)]
 
     def _read_range(self, key: str, offset: int, size: int) -> ByteArray:
-        """These bytes of what is under a key, lent as by `read`; they must be there."""
+        """Read these bytes of the value under a key, all of which must exist; lent as by `read`."""
         where = f"Store.open({key!r}), bytes {offset} to {offset + size}"
         self._check(where)
         part = self._memory.lend(size, where)
@@ -373,15 +405,15 @@ class Store:
         return part
 
     def _done(self, code: int, memory: ByteArray, where: str) -> int:
-        """What a transfer returned, unless that is an error."""
+        """Return the result of a transfer, unless it is an error."""
         if code == _TRANSFER_FAILED or (code < 0 and code not in _FAILURES):
-            # Nobody says that the engine has let go of it.
+            # Nothing tells us that the engine will not write to this memory any more.
             self._memory.retire(memory)
         return _checked(code, where)
 
 
 class _Ranges:
-    """A blob in the store as `open_wire` reads it."""
+    """A blob in the store, as the range reader that `open_wire` takes."""
 
     def __init__(self, store: Store, key: str, size: int, read_ahead: int) -> None:
         self._store = store
@@ -391,7 +423,8 @@ class _Ranges:
         self._ahead = (0, np.empty(0, dtype=np.uint8))
 
     def __call__(self, offset: int, size: int) -> memoryview:
-        # As read-only memory, so that who keeps some of it copies it; what is cut off stays away.
+        # Read-only, so that whoever keeps a part of it copies that part. Where a read goes beyond
+        # the end of the blob, fewer bytes are returned.
         size = min(size, self._size - offset)
         if size <= 0:
             return memoryview(b"")
@@ -412,36 +445,36 @@ _SMALLEST = 1 << 16
 
 
 class _Registered:
-    """Buffers that are registered with a client: lent, and lent again when they come back."""
+    """Buffers registered with a client, lent to callers and reused once they are returned."""
 
     def __init__(self, client: MooncakeDistributedStore, max_bytes: int) -> None:
         self._client = client
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # By size. A deque, for buffers come back from destructors, which must take no lock.
+        # By size. Deques, because destructors return the buffers and must not take a lock.
         self._free: dict[int, deque[ByteArray]] = defaultdict(deque)
         self._all: dict[int, int] = {}  # address to size
         self._retired: list[ByteArray] = []
         self.closed = False
 
     def lend(self, size: int, where: str) -> ByteArray:
-        """(size,) registered bytes, the caller's until nothing refers to them."""
-        room = max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST
+        """(size,) registered bytes, which belong to the caller until nothing refers to them."""
+        capacity = max(_SMALLEST, 1 << (size - 1).bit_length()) if size else _SMALLEST
         with self._lock:
-            free = self._free[room]
+            free = self._free[capacity]
         try:
             memory = free.pop()
         except IndexError:
-            memory = self._register(room, where)
+            memory = self._register(capacity, where)
         return borrowed(address(memory), size, _Lent(memory, free))
 
     def retire(self, memory: ByteArray) -> None:
-        """Keep memory that is lent from being lent again."""
+        """Never lend this memory again."""
         with self._lock:
             self._retired.append(memory)
 
     def close(self, *, alive: bool) -> None:
-        """Register nothing any more, and nothing new."""
+        """Unregister every buffer, and refuse to register new ones."""
         with self._lock:
             self.closed = True
             addresses, self._all = self._all, {}
@@ -450,37 +483,37 @@ class _Registered:
         for place in addresses if alive else ():
             self._client.unregister_buffer(place)
 
-    def _register(self, room: int, where: str) -> ByteArray:
+    def _register(self, capacity: int, where: str) -> ByteArray:
         with self._lock:
-            self._make_room(room, where)
-            block = np.empty(room + ALIGNMENT, dtype=np.uint8)
-            memory = block[-address(block) % ALIGNMENT :][:room]
-            code = self._client.register_buffer(address(memory), room)
+            self._free_up(capacity, where)
+            block = np.empty(capacity + ALIGNMENT, dtype=np.uint8)
+            memory = block[-address(block) % ALIGNMENT :][:capacity]
+            code = self._client.register_buffer(address(memory), capacity)
             if code:
                 raise _error(code, where)
-            self._all[address(memory)] = room
+            self._all[address(memory)] = capacity
         return memory
 
-    def _make_room(self, room: int, where: str) -> None:
-        """Unregister buffers of other sizes until `room` more bytes are allowed."""
+    def _free_up(self, capacity: int, where: str) -> None:
+        """Unregister buffers of other sizes until `capacity` more bytes are allowed."""
         for free in self._free.values():
-            while free and sum(self._all.values()) + room > self._max_bytes:
+            while free and sum(self._all.values()) + capacity > self._max_bytes:
                 memory = free.pop()
                 self._client.unregister_buffer(address(memory))
                 del self._all[address(memory)]
         used = sum(self._all.values())
-        if used + room > self._max_bytes:
+        if used + capacity > self._max_bytes:
             raise ArgumentError(
                 "too_large",
                 where,
                 f"expected at most {self._max_bytes} bytes of registered memory, found {used} "
-                f"in use and {room} more to use; let go of what read() lent, or raise "
+                f"in use and {capacity} more needed; let go of what read() lent, or raise "
                 "Store(max_bytes)",
             )
 
 
 class _Lent:
-    """Memory that an array refers to, and goes back when none does."""
+    """Memory under an array, returned to the pool when the array is gone."""
 
     def __init__(self, memory: ByteArray, free: deque[ByteArray]) -> None:
         self._memory = memory
@@ -500,14 +533,15 @@ _FAILURES: dict[int, tuple[type[JagcodecError], Reason, str]] = {
     -200: (
         TransportError,
         "no_room",
-        "expected room in the store, found none; remove batches, mount larger segments, or see "
-        "whether a node is mounted at all",
+        "expected room in the store, found it full; remove batches, mount larger segments, or "
+        "check that a node has mounted a segment",
     ),
     -703: (TransportError, "busy", "expected a whole value, found one being written; try again"),
     -704: (
         ArgumentKeyError,
         "no_such_key",
-        "expected a key in the store, found none: never put, removed, or evicted when it was full",
+        "expected a key in the store, found no such key: it was removed, evicted because the store "
+        "was full, or never put",
     ),
     -706: (
         TransportError,
@@ -517,7 +551,7 @@ _FAILURES: dict[int, tuple[type[JagcodecError], Reason, str]] = {
     _TRANSFER_FAILED: (
         TransportError,
         "peer_failed",
-        "expected a transfer, found that the node which holds the value is gone or does not answer",
+        "expected a transfer, found that the node that holds the value is gone or does not answer",
     ),
     -900: (TransportError, "no_peer", "expected an answer from Mooncake's master, found none"),
     -901: (
@@ -536,7 +570,7 @@ def _checked(code: int, where: str) -> int:
 
 def _error(code: int, where: str) -> JagcodecError:
     kind, reason, detail = _FAILURES.get(
-        code, (TransportError, "peer_failed", "expected success, found an error of Mooncake's")
+        code, (TransportError, "peer_failed", "expected success, found an error in Mooncake")
     )
     return kind(reason, where, f"{detail} (Mooncake's code {code})")
 
@@ -545,16 +579,16 @@ def _replaced(where: str, size: int) -> JagcodecError:
     return TransportError(
         "busy",
         where,
-        f"expected {size} bytes, found fewer or more: another value was put under this key while "
-        "it was read; try again",
+        f"expected {size} bytes, found a value of another size: another value was put under this "
+        "key while it was being read; try again",
     )
 
 
 def _key(key: str, where: str) -> str:
     if not isinstance(key, str):
         raise ArgumentTypeError(
-            "bad_type", where, f"expected a string for a key, found {type(key).__name__}"
+            "bad_type", where, f"expected a string as the key, found {type(key).__name__}"
         )
     if not key:
-        raise ArgumentError("bad_option", where, "expected a key, found an empty one")
+        raise ArgumentError("bad_option", where, "expected a key, found an empty string")
     return key

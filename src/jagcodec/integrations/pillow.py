@@ -1,4 +1,4 @@
-"""PIL images on the wire: `register_images`, on both sides."""
+"""PIL images in messages: call `register_images` on both sides."""
 
 from __future__ import annotations
 
@@ -18,16 +18,7 @@ except ModuleNotFoundError as error:
 
 
 def register_images() -> None:
-    """Let PIL images ride, wherever they are in a value: in `multi_modal_data`, for one.
-
-    An image arrives with its mode, size, pixels, palette and `info`. Pixels are sent as they are,
-    and no image file is parsed by who reads. An image that was opened from a file, such as a
-    `JpegImageFile`, arrives as a plain `PIL.Image.Image`: without its file, `format` and further
-    frames. To call it twice is harmless.
-
-    Raises:
-        UnsupportedTypeError: Not here, but where an image is encoded whose `info` holds an object
-            that cannot ride.
+    """Let PIL images be encoded, anywhere in a value: in `multi_modal_data`, for example.
 
     Example:
         >>> from PIL import Image
@@ -37,12 +28,21 @@ def register_images() -> None:
         >>> image = Image.new("RGB", (3, 2), (255, 0, 7))
         >>> decode(encode({"images": [image]}))["images"][0] == image
         True
+
+    Raises:
+        UnsupportedTypeError: Not by this call, but by `encode`, for an image whose `info` holds
+            an object that cannot be encoded.
+
+    An image arrives with its mode, size, pixels, palette and `info`. Pixels are sent raw, so the
+    reader never parses an image file. An image opened from a file, such as a `JpegImageFile`,
+    arrives as a plain `PIL.Image.Image`, without its file, `format` and further frames. Calling
+    this twice is harmless.
     """
     register_type(Image.Image, "PIL.Image", to_state=_state, from_state=_image)
     Image.init()  # every format that this Pillow opens has a type of its own
     for cls in _file_types(ImageFile.ImageFile):
         register_type(cls, f"PIL.{cls.__name__}", to_state=_state, from_state=_image)
-    # Text in `info` of PNG files: a str that knows its language.
+    # Text in the `info` of PNG files: a str subclass with a language.
     register_type(PngImagePlugin.iTXt, "PIL.iTXt", to_state=_text_state, from_state=_text)
 
 
@@ -52,7 +52,7 @@ def _file_types(base: type) -> list[type]:
 
 
 def _state(image: Image.Image) -> dict[str, Any]:
-    pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)  # loads what is still in a file
+    pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)  # loads pixels not yet read from a file
     palette = None
     if image.mode in ("P", "PA"):
         mode = image.im.getpalettemode()
@@ -68,7 +68,7 @@ def _state(image: Image.Image) -> dict[str, Any]:
 
 def _image(state: Any) -> Image.Image:
     mode, (width, height), pixels = state["mode"], state["size"], state["pixels"]
-    # Before memory is taken for them: no mode has less than a bit for each pixel.
+    # Checked before any memory is allocated: every mode takes at least one bit per pixel.
     if width < 0 or height < 0 or width * height > 8 * pixels.nbytes:
         raise ValueError(f"expected pixels of {width} x {height}, found {pixels.nbytes} bytes")
     image = Image.new(mode, (width, height))
@@ -77,7 +77,7 @@ def _image(state: Any) -> Image.Image:
     if state["palette"] is not None:
         palette_mode, colours = state["palette"]
         image.putpalette(bytes(memoryview(colours)), palette_mode)
-        image.load()  # puts it to use
+        image.load()  # applies the palette
     image.info = dict(state["info"])
     return image
 

@@ -1,4 +1,4 @@
-"""Batches through Ray's object store by this wire: `register`, in every process that writes."""
+"""Batches in Ray's object store, in this wire format: call `register` in processes that write."""
 
 from __future__ import annotations
 
@@ -33,28 +33,7 @@ _before: dict[type, Callable[[Any], Any] | None] = {}
 
 
 def register(*, allow_pickle: bool = False) -> None:
-    """Let Ray carry batches by this wire, from now on and out of this process.
-
-    `ray.put`, results and task arguments that are, or hold at any depth, a TensorDict, a jagged
-    tensor, a `BatchedDataDict` or a `WireBatch` are written to the object store as the frames of
-    `encode`. Call it in the driver, and name it as ``worker_process_setup_hook`` for workers. Who
-    only reads needs jagcodec installed and nothing else. To call it twice is harmless.
-
-    Args:
-        allow_pickle: Pickle objects inside batches that cannot ride, instead of refusing them.
-
-    A TensorDict, a jagged tensor and a BatchedDataDict are copied as they are read and may be
-    written to, as `decode` documents them: on the CPU, without gradients. A `WireBatch` reads the
-    store in place: its header at once, a column when it is asked for; what it hands out is a
-    copy. It keeps its object in the store. Of a `WireBatch` the chosen rows and columns are
-    written.
-
-    Exactly these classes are meant, not their subclasses. While one is written, Ray sees no
-    ObjectRef in it (they are refused) and no tensor to send by a `tensor_transport`.
-
-    Raises:
-        UnsupportedTypeError: Not here, but where Ray writes a batch that holds an object which
-            cannot ride.
+    """Make Ray write batches to its object store in this wire format, from this process.
 
     Example:
         .. code-block:: python
@@ -67,6 +46,27 @@ def register(*, allow_pickle: bool = False) -> None:
                 "worker_process_setup_hook": "jagcodec.integrations.ray.register"
             })
             td = ray.get(ray.put(td))
+
+    Args:
+        allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
+
+    Raises:
+        UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
+            that cannot be encoded.
+
+    It applies to every TensorDict, jagged tensor, `BatchedDataDict` and `WireBatch` in what
+    `ray.put`, a task argument or a result holds, at any depth: they are written as the frames of
+    `encode`. Call it in the driver, and name it as ``worker_process_setup_hook`` for the workers. A
+    process that only reads just needs jagcodec installed. Calling it twice is harmless.
+
+    Reading a TensorDict, a jagged tensor or a BatchedDataDict copies it. The copy may be written
+    to and is what `decode` documents: on the CPU, without gradients. A `WireBatch` reads the store
+    in place: its header at once, each column on demand, as a copy. It keeps its object in the
+    store. Of a `WireBatch`, only the chosen rows and columns are written.
+
+    Subclasses of these classes are left to Ray. Ray cannot look inside a batch that is written
+    this way: it finds no ObjectRef there (`encode` raises for those) and no tensor to send by a
+    `tensor_transport`.
     """
     read = _with_pickles if allow_pickle else _value
     reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
@@ -76,14 +76,14 @@ def register(*, allow_pickle: bool = False) -> None:
 
 
 def carry(reducers: Mapping[type, Callable[[Any], Any]]) -> None:
-    """Let Ray reduce values of these types so, until `unregister`."""
+    """Make Ray use these reducers for values of these types, until `unregister`."""
     for cls, reducer in reducers.items():
         _before.setdefault(cls, cloudpickle.CloudPickler.dispatch.get(cls))
         cloudpickle.CloudPickler.dispatch[cls] = reducer
 
 
 def unregister() -> None:
-    """Let Ray write batches as it did before `register`; what is in its store stays readable."""
+    """Undo `register`: Ray writes batches as before, and what is in its store stays readable."""
     for cls, reducer in _before.items():
         if reducer is None:
             cloudpickle.CloudPickler.dispatch.pop(cls, None)
@@ -93,18 +93,18 @@ def unregister() -> None:
 
 
 def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: bool) -> Any:
-    """A value as the function that reads it, and the frames of `encode` with these options."""
+    """The function that reads a value, and its argument: the frames of `encode`."""
     return read, ([_pieces(frame) for frame in encode(value, **options)],)
 
 
-# Ray's threshold, above which it starts six threads for a buffer and waits for them. Up to eight
-# times as much they take longer than the copy: `python -m benchmarks.ray_store` shows it.
+# Above this threshold Ray starts six threads for each buffer and waits for them. Up to eight times
+# the threshold, that takes longer than the copy: see `python -m benchmarks.ray_store`.
 _COPIED_AT_ONCE = 1 << 20
 _WORTH_THREADS = 8 << 20
 
 
 def _pieces(frame: Frame) -> list[pickle.PickleBuffer]:
-    """A frame in pieces that Ray copies to its store at once, or whole where it is large."""
+    """A frame in pieces that Ray copies without threads, or whole if it is large."""
     view = memoryview(frame)
     if view.nbytes > _WORTH_THREADS:
         return [pickle.PickleBuffer(view)]
@@ -117,7 +117,7 @@ def _reduced_batch(batch: WireBatch) -> Any:
     return _batch, ([_pieces(frame) for frame in batch.to_frames()],)
 
 
-# What objects in the store name: these stay where they are.
+# Objects in the store refer to these functions by name: never rename or move them.
 
 
 def _value(frames: list[list[Any]]) -> Any:
@@ -129,17 +129,17 @@ def _with_pickles(frames: list[list[Any]]) -> Any:
 
 
 def _batch(frames: list[list[Any]]) -> WireBatch:
-    # As read-only memory, so that whatever is read is copied: small objects do not lie in the
-    # store, and every reader of a process is given the same memory.
+    # Read-only, so that whatever is read is copied: Ray keeps small objects in the memory of the
+    # process, and gives all their readers the same memory.
     return open_wire([_in_place(pieces).data.toreadonly() for pieces in frames])
 
 
 def _in_place(pieces: list[Any]) -> ByteArray:
-    """A frame where it lies in the store."""
+    """A frame in the store, without a copy where its pieces are adjacent."""
     arrays = [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
     if len(arrays) == 1:
         return arrays[0]
-    # Ray writes buffers one behind the other, each at a multiple of 64 bytes.
+    # Ray writes buffers one after the other, each at a multiple of 64 bytes.
     starts = [address(array) for array in arrays]
     ends = [start + len(array) for start, array in zip(starts, arrays, strict=True)]
     if starts[1:] != ends[:-1]:
@@ -148,17 +148,17 @@ def _in_place(pieces: list[Any]) -> ByteArray:
 
 
 def owned(frames: list[list[Any]]) -> list[ByteArray]:
-    """Frames copied out of the store: it is read-only, and a write there kills the process.
+    """Copy frames out of the store, which is read-only: a write there kills the process.
 
-    Into one block: of many blocks the system takes each back at once, and zeroes it anew for the
-    next batch, which costs more than the copy.
+    All frames go into one block. The system would take many small blocks back as soon as they are
+    freed, and zero them again for the next batch, which costs more than the copy.
     """
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     owned = allocate_together(sizes)
-    for pieces, room in zip(frames, owned, strict=True):
+    for pieces, memory in zip(frames, owned, strict=True):
         at = 0
         for piece in pieces:
             cells = np.frombuffer(piece, dtype=np.uint8)
-            room[at : at + len(cells)] = cells
+            memory[at : at + len(cells)] = cells
             at += len(cells)
     return owned

@@ -1,14 +1,14 @@
-"""Batches between the ranks of a `torch.distributed` job: jagged, object columns included.
+"""Batches between the ranks of a `torch.distributed` job, with jagged and object columns.
 
-What every collective here does: all ranks exchange a row of integers (who calls what, who failed,
-how large the headers are); the headers follow; all ranks tell whether they have the memory for what
-these announce; and then the buffers of each message travel as they lie, one large column in one
-transfer, without padding and without a pickle.
+Every collective here has the same steps. All ranks exchange a row of integers: which function each
+one calls, who failed, and how large the headers are. The headers follow. All ranks then report
+whether they could allocate memory for the announced buffers. Finally the buffers of each message
+are sent from where they are, each large column in one transfer, without padding and without pickle.
 
-On a backend that carries CPU tensors (gloo, mpi) the buffers travel from and to host memory. Where
-the backend is NCCL, dense and jagged tensors of the current CUDA device are sent from it and
-received on the receiver's, and do not touch the host; headers, offsets, objects and CPU tensors
-go there by way of the device.
+On a backend for CPU tensors (gloo, mpi) the buffers are sent from host memory to host memory. With
+NCCL, dense and jagged tensors on the current CUDA device are sent from there to the receiver's
+current device without touching the host; headers, offsets, objects and CPU tensors are copied to
+the device for the transfer.
 """
 
 from __future__ import annotations
@@ -56,30 +56,9 @@ def broadcast(
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """One rank's batch on every rank: the leader fetches it, its tensor-parallel peers get it.
+    """Broadcast one rank's batch to every rank of a group.
 
-    Args:
-        batch: On rank `src` anything that `encode` takes, or a `WireBatch` (which is read whole);
-            None on the others.
-        src: The global rank that has the batch, as for `torch.distributed.broadcast`.
-        group: The ranks that take part, by default all. Every one of them makes this call.
-        device: Where tensors go, on this rank. None: the CPU; with NCCL, what lay on the sender's
-            CUDA device goes to this rank's current one.
-        allow_pickle: As for `encode` and `decode`, on every rank.
-
-    Returns:
-        The batch. On rank `src` the very object that was passed, or, if `device` is given, a
-        value that may alias it; elsewhere a value with memory of its own.
-
-    Raises:
-        TransportError: Rank `src`, or another one, failed before anything was sent, or has no
-            memory for what comes; says how. Or the connection to a rank is lost.
-        TransportTimeoutError: The group's time-out passed; its ranks do not agree any more.
-        ArgumentError: Ranks called different functions, or with a different `src` (every rank
-            raises); a batch was given on another rank than `src`; `src` or this process is not
-            in the group; or there is no process group.
-        UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
-        WireFormatError: As `decode`, on the rank where it is raised alone.
+    Typically a leader fetches the batch and its tensor-parallel peers receive it.
 
     Example:
         >>> import torch.distributed as dist
@@ -88,6 +67,30 @@ def broadcast(
         >>> broadcast({"step": 3}, src=0)
         {'step': 3}
         >>> dist.destroy_process_group()
+
+    Args:
+        batch: On rank `src` anything that `encode` takes, or a `WireBatch` (all of which is
+            read); None on the other ranks.
+        src: The global rank that has the batch, as for `torch.distributed.broadcast`.
+        group: The ranks that take part, by default all. Each of them must make this call.
+        device: Where to put tensors on this rank. None: the CPU, except that with NCCL, tensors
+            from the sender's CUDA device go to this rank's current CUDA device.
+        allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
+
+    Returns:
+        The batch. On rank `src` it is the object that was passed or, if `device` is given, a
+        value that may alias it; on other ranks it owns its memory.
+
+    Raises:
+        TransportError: Rank `src` or another rank failed before anything was sent, or could not
+            allocate memory for the batch; the error repeats that rank's own. Or the connection
+            to a rank was lost.
+        TransportTimeoutError: The group's time-out passed; its ranks are out of step.
+        ArgumentError: Ranks called different functions, or passed a different `src` (every rank
+            raises); a rank other than `src` passed a batch; `src` or this process is not in the
+            group; `device` is not a valid device; or there is no process group.
+        UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
+        WireFormatError: As `decode`, only on the rank that cannot decode the message.
     """
     line = _line(group, "broadcast")
     target: torch.device | None = None
@@ -101,10 +104,10 @@ def broadcast(
 
     sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
     place = line.ranks.index(src)
-    (come,) = line.broadcast(src, {place: sizes[place][0]}, message)
+    (received,) = line.broadcast(src, {place: sizes[place][0]}, message)
     if message is not None and target is None:
         return batch
-    return come.value(target, allow_pickle)
+    return received.value(target, allow_pickle)
 
 
 def scatter_rows(
@@ -115,23 +118,7 @@ def scatter_rows(
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """One rank's rows, shared out: each rank gets the next contiguous part.
-
-    Args:
-        batch: On rank `src` a TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns;
-            None on the others.
-        src: The global rank that has the batch.
-        group: As for `broadcast`.
-        device: As for `broadcast`.
-        allow_pickle: As for `broadcast`.
-
-    Returns:
-        This rank's part of ``split_rows(batch, world_size)``, in the order of the group's ranks:
-        parts as equal as can be, longer ones first. On rank `src` it may alias `batch`.
-
-    Raises:
-        ArgumentTypeError: On rank `src`, `batch` has no rows; the others raise TransportError.
-        JagcodecError: What `broadcast` raises.
+    """Scatter one rank's rows: rank i of the group receives the i-th contiguous part.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -141,6 +128,23 @@ def scatter_rows(
         >>> scatter_rows(BatchedDataDict(x=torch.arange(3)), src=0)["x"].tolist()
         [0, 1, 2]
         >>> dist.destroy_process_group()
+
+    Args:
+        batch: On rank `src` a TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns;
+            None on the other ranks.
+        src: The global rank that has the batch.
+        group: As for `broadcast`.
+        device: As for `broadcast`.
+        allow_pickle: As for `broadcast`.
+
+    Returns:
+        This rank's part of ``split_rows(batch, world_size)``: parts differ by one row at most,
+        longer ones first. On rank `src` it may alias `batch`.
+
+    Raises:
+        ArgumentTypeError: On rank `src`, `batch` is not a kind of batch that has rows; the others
+            raise TransportError.
+        JagcodecError: As `broadcast`.
     """
     line = _line(group, "scatter_rows")
     target: torch.device | None = None
@@ -158,10 +162,10 @@ def scatter_rows(
     sizes = line.agree(
         src, prepare, lambda: [message.size for message in messages] or [0] * line.world
     )
-    come = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
+    received = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
     if messages and target is None:
         return mine
-    return come.value(target, allow_pickle)
+    return received.value(target, allow_pickle)
 
 
 def all_gather_rows(
@@ -171,23 +175,7 @@ def all_gather_rows(
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """The rows of every rank's batch, on every rank, in the order of the group's ranks.
-
-    Args:
-        batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, of any number
-            of rows; of one kind and with the same columns on all ranks.
-        group: As for `broadcast`.
-        device: As for `broadcast`.
-        allow_pickle: As for `broadcast`.
-
-    Returns:
-        ``concat_rows`` of all batches: new memory.
-
-    Raises:
-        ArgumentError: As `broadcast`; or batches differ in their columns, as for `concat_rows`,
-            where every rank raises.
-        JagcodecError: What `broadcast` raises; a rank whose batch cannot ride raises what
-            `encode` raises, the others raise TransportError.
+    """Gather the rows of every rank's batch on every rank, in the order of the group's ranks.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -197,6 +185,23 @@ def all_gather_rows(
         >>> all_gather_rows(BatchedDataDict(x=torch.arange(3)))["x"].tolist()
         [0, 1, 2]
         >>> dist.destroy_process_group()
+
+    Args:
+        batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, with any
+            number of rows, including zero; of the same kind and with the same columns on all
+            ranks.
+        group: As for `broadcast`.
+        device: As for `broadcast`.
+        allow_pickle: As for `broadcast`.
+
+    Returns:
+        ``concat_rows`` of all batches, in new memory.
+
+    Raises:
+        ArgumentError: As `broadcast`; or the batches differ in their columns, as for
+            `concat_rows`, in which case every rank raises.
+        JagcodecError: As `broadcast`. A rank whose batch cannot be encoded raises the error of
+            `encode`; the others raise TransportError.
     """
     line = _line(group, "all_gather_rows")
     target: torch.device | None = None
@@ -206,13 +211,13 @@ def all_gather_rows(
         nonlocal target, message
         target = usable_device(device, "all_gather_rows(device)")
         whole = _readable(batch)
-        # Asks whether there are rows, before the others wait for them.
+        # Checks that this batch has rows before the other ranks wait for them.
         split_rows(whole, 1)
         message = line.message(whole, allow_pickle)
 
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
-    come = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
-    return concat_rows([one.value(target, allow_pickle) for one in come])
+    received = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
+    return concat_rows([one.value(target, allow_pickle) for one in received])
 
 
 def send(
@@ -224,23 +229,22 @@ def send(
 ) -> None:
     """Send a batch to one rank, which calls `recv`.
 
-    Args:
-        batch: Anything that `encode` takes, or a `WireBatch`.
-        dst: The global rank that it goes to.
-        group: As for `broadcast`, but only the two ranks call.
-        allow_pickle: As for `encode`.
-
-    Returns:
-        When the batch may be written to again.
-
-    Raises:
-        UnsupportedTypeError: As `encode`; rank `dst` raises TransportError.
-        TransportError: The connection to rank `dst` is lost.
-        TransportTimeoutError: The group's time-out passed.
-        ArgumentError: `dst` is this rank or not in the group; or there is no process group.
+    When this returns, the batch may be written to again.
 
     Example:
         See `docs/torch-distributed.md`.
+
+    Args:
+        batch: Anything that `encode` takes, or a `WireBatch`.
+        dst: The global rank to send it to.
+        group: As for `broadcast`, but only the two ranks make the call.
+        allow_pickle: As for `encode`.
+
+    Raises:
+        UnsupportedTypeError: As `encode`; rank `dst` raises TransportError.
+        TransportError: The connection to rank `dst` was lost.
+        TransportTimeoutError: The group's time-out passed.
+        ArgumentError: `dst` is this rank or not in the group; or there is no process group.
     """
     line = _line(group, "send")
     line.check_peer(dst, "dst")
@@ -261,26 +265,27 @@ def recv(
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """Receive the batch that a rank sends to this one.
+    """Receive a batch from one rank, which calls `send`.
+
+    Example:
+        See `docs/torch-distributed.md`.
 
     Args:
-        src: The global rank that it comes from.
+        src: The global rank that sends it.
         group: As for `send`.
         device: As for `broadcast`.
         allow_pickle: As for `decode`.
 
     Returns:
-        The value, with memory of its own.
+        The value, which owns its memory.
 
     Raises:
-        TransportError: Rank `src` failed to encode, and says how; or the connection is lost.
+        TransportError: Rank `src` could not encode its batch (the error repeats its own), or the
+            connection was lost.
         TransportTimeoutError: The group's time-out passed.
         WireFormatError: As `decode`.
         ArgumentError: `src` is this rank or not in the group; there is no process group; or
-            `device` is none.
-
-    Example:
-        See `docs/torch-distributed.md`.
+            `device` is not a valid device.
     """
     line = _line(group, "recv")
     line.check_peer(src, "src")
@@ -288,8 +293,8 @@ def recv(
     status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
     if status == _FAILED:
         raise line.peer_failed(src, line.receive_tensor(src, size))
-    come = line.room(line.receive_tensor(src, size))
-    return line.receive_buffers(src, come).value(target, allow_pickle)
+    received = line.room(line.receive_tensor(src, size))
+    return line.receive_buffers(src, received).value(target, allow_pickle)
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -299,9 +304,10 @@ class _Message(NamedTuple):
     """A message as tensors of bytes.
 
     Attributes:
-        meta: On the CPU: the size of the header, the header, for each buffer whether it stays on
-            its device, and the sizes of the buffers. The header has those too, but one that this
-            side cannot read must not leave its buffers in the group, for the next call to find.
+        meta: On the CPU: the size of the header, the header, one flag per buffer (whether it
+            stays on its device), and the sizes of the buffers. The header holds those sizes too,
+            but even a receiver that cannot read the header must take the buffers out of the group,
+            or the next call would receive them.
         buffers: The frames after the header.
     """
 
@@ -313,7 +319,7 @@ class _Message(NamedTuple):
         return self.meta.numel()
 
     def read_meta(self) -> tuple[memoryview, list[bool], list[int]]:
-        """The header, which buffers stay on their device, and how large they are."""
+        """The header, which buffers stay on their device, and the sizes of the buffers."""
         data = self.meta.numpy().data
         (header_size,) = _SIZE.unpack(data[: _SIZE.size])
         end = _SIZE.size + header_size
@@ -336,7 +342,8 @@ _NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
 
 
 def _numbers(numbers: Sequence[int]) -> torch.Tensor:
-    # On the CPU, whatever `torch.set_default_device` says: gloo ends a process for less.
+    # On the CPU, whatever `torch.set_default_device` says: a tensor on another device makes gloo
+    # terminate the process.
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").view(torch.uint8)
 
 
@@ -370,7 +377,7 @@ def _line(group: dist.ProcessGroup | None, where: str) -> _Line:
     """A group as this rank sees it.
 
     Raises:
-        ArgumentError: There is none, or this process is not in it.
+        ArgumentError: There is no process group, or this process is not in it.
     """
     if not dist.is_initialized():
         raise ArgumentError(
@@ -382,7 +389,7 @@ def _line(group: dist.ProcessGroup | None, where: str) -> _Line:
         place = dist.get_rank(group)
     except ValueError as error:
         raise ArgumentError(
-            "bad_option", f"{where}(group)", f"expected a process group, found none: {error}"
+            "bad_option", f"{where}(group)", f"expected a process group of this job: {error}"
         ) from error
     if place < 0:
         raise ArgumentError(
@@ -412,15 +419,15 @@ def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
 
 
 class _Line(NamedTuple):
-    """A group, and how bytes travel in it.
+    """A group, and how bytes are transferred in it.
 
     Attributes:
         where: The public function that is running, for errors.
         place: This rank's number in the group.
         ranks: Global ranks, in the order of the group.
-        host: Where bytes of the host have to lie to travel.
-        resident: The device whose tensors travel from it and stay on it; None where all go by
-            way of the host.
+        host: The device that host bytes are transferred on.
+        resident: The device whose tensors are sent from it and received on it; None where
+            everything goes through the host.
     """
 
     group: dist.ProcessGroup | None
@@ -434,10 +441,10 @@ class _Line(NamedTuple):
     def world(self) -> int:
         return len(self.ranks)
 
-    # What a rank is asked to do
+    # Checks, and agreement between the ranks
 
     def is_source(self, src: Any, batch: Any, name: str) -> bool:
-        """Whether this rank is the one that has something to send."""
+        """Whether this rank is the one that sends."""
         if not _is_one_of(self.ranks, src):
             raise ArgumentError(
                 "bad_option",
@@ -470,13 +477,13 @@ class _Line(NamedTuple):
         prepare: Callable[[], None],
         sizes: Callable[[], list[int]] | None = None,
     ) -> list[list[int]]:
-        """Prepare, and tell all ranks how that went: nobody waits for one that failed.
+        """Call `prepare`, and tell all ranks the outcome, so that none waits for one that failed.
 
         Returns:
-            For each rank, the sizes of the headers that it has for each rank, if it was asked.
+            For each rank, the sizes of the headers that it has for each rank, if `sizes` is given.
 
         Raises:
-            JagcodecError: Some rank failed, or ranks do not make the same call.
+            JagcodecError: Some rank failed, or the ranks do not make the same call.
         """
         failure: Exception | None = None
         text = b""
@@ -514,12 +521,12 @@ class _Line(NamedTuple):
         return TransportError(
             "peer_failed",
             f"{self.where}, rank {rank}",
-            f"expected it to have a message ready, found that it failed: {text}",
+            f"expected this rank to take part, found that it failed: {text}",
         )
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """What backends raise for lost peers and time-outs as errors of this library."""
+        """Raise the backends' errors about lost peers and time-outs as errors of this library."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -537,7 +544,7 @@ class _Line(NamedTuple):
     # Bytes
 
     def message(self, obj: Any, allow_pickle: bool) -> _Message:
-        """A value, ready to travel."""
+        """A value encoded as a message, ready to be sent."""
         frames: Sequence[Any]
         if self.resident is None:
             frames = encode(obj, allow_pickle=allow_pickle)
@@ -551,7 +558,7 @@ class _Line(NamedTuple):
         return _Message(_tensor(meta), buffers)
 
     def room(self, meta: torch.Tensor) -> _Message:
-        """A message that is to come: its buffers in the memory that they travel to."""
+        """Allocate the buffers of a message that is about to be received."""
         _, kept, sizes = _Message(meta, []).read_meta()
         places = [(stays and self.resident) or self.host for stays in kept]
         specs = [
@@ -561,7 +568,7 @@ class _Line(NamedTuple):
         return _Message(meta, [allocation.tensor for allocation in allocate(specs)])
 
     def _arrived(self, message: _Message) -> _Message:
-        """The message with what belongs on the host there."""
+        """A received message, with the buffers that belong on the host copied there."""
         _, kept, _ = message.read_meta()
         buffers = [
             buffer if stays else buffer.cpu()
@@ -573,7 +580,7 @@ class _Line(NamedTuple):
         return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
 
     def _moving(self, message: _Message) -> list[torch.Tensor]:
-        """What of its buffers travels, where it has to lie to travel: all that hold anything."""
+        """The non-empty buffers of a message, on the device that they are transferred on."""
         return [self._outgoing(buffer) for buffer in message.buffers if buffer.numel()]
 
     # to all
@@ -587,7 +594,7 @@ class _Line(NamedTuple):
         return tensor.cpu()
 
     def broadcast(self, src: int, sizes: dict[int, int], mine: _Message | None) -> list[_Message]:
-        """The messages of the ranks at these places, the metas of which have these sizes."""
+        """The messages of the ranks at these places, whose metas have these sizes."""
         metas = {
             place: self._broadcast_tensor(place, size, mine and mine.meta)
             for place, size in sizes.items()
@@ -629,11 +636,11 @@ class _Line(NamedTuple):
                 dist.send(self._outgoing(tensor), dst, group=self.group)
 
     def send_buffers(self, message: _Message, dst: int) -> None:
-        """What `receive_buffers` receives."""
+        """Send the buffers of a message, for `receive_buffers`."""
         self._send_all({dst: self._moving(message)})
 
     def _send_all(self, moving: dict[int, list[torch.Tensor]]) -> None:
-        """Tensors to ranks; the transfers run side by side."""
+        """Send tensors to ranks; the transfers run concurrently."""
         pairs = [(rank, tensor) for rank, tensors in moving.items() for tensor in tensors]
         with self.reported():
             _wait([dist.isend(tensor, rank, group=self.group) for rank, tensor in pairs])
@@ -645,7 +652,7 @@ class _Line(NamedTuple):
         return tensor.cpu()
 
     def receive_buffers(self, src: int, room: _Message) -> _Message:
-        """The message that there is room for, received."""
+        """Receive the buffers of a message into the memory that `room` allocated."""
         with self.reported():
             _wait([dist.irecv(tensor, src, group=self.group) for tensor in self._moving(room)])
         return self._arrived(room)

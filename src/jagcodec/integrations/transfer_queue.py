@@ -1,4 +1,4 @@
-"""TransferQueue over this wire: `install`, in every process that takes part."""
+"""TransferQueue in this wire format: call `install` in every process that takes part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ try:
         **{name: getattr(serial_utils, name) for name in _NAMES},
         "extract_field_schema": metadata.extract_field_schema,
     }
-    # Where SimpleStorage takes columns apart before they are sent, and puts them together.
+    # Where SimpleStorage splits columns before they are sent, and joins them again.
     _STOCK_METHODS: dict[tuple[type, str], Any] = {
         (cls, name): vars(cls)[name]
         for cls, name in (
@@ -59,8 +59,8 @@ except (ImportError, AttributeError, KeyError) as error:
         ) from error
     found = getattr(sys.modules["transfer_queue"], "__version__", "another")
     raise ImportError(
-        "jagcodec.integrations.transfer_queue takes the place of functions of TransferQueue "
-        f"0.1.11, found version {found}, where one is missing ({error}); "
+        "jagcodec.integrations.transfer_queue replaces functions of TransferQueue 0.1.11, found "
+        f"version {found}, where one of them is missing ({error}); "
         "pip install 'jagcodec[transfer-queue]'",
     ) from error
 
@@ -74,22 +74,7 @@ _options = _Options()
 
 
 def install(*, allow_pickle: bool = False) -> None:
-    """Put this wire in the place of TransferQueue's, in this process.
-
-    Every process of a TransferQueue must: call it before `transfer_queue.init`, and name it as
-    ``worker_process_setup_hook`` of `ray.init`, which calls it in the controller, in the storage
-    units and in every other worker. To call it again only sets `allow_pickle` anew.
-
-    Args:
-        allow_pickle: Pickle objects in columns and tags that cannot ride, and unpickle them.
-
-    All that TransferQueue sends goes by `encode` and `decode`: its messages, whatever they hold,
-    and the values that `batch_encode_into` writes for key-value stores. Its own metadata rides
-    as data. A `data_parser` is code, and goes by cloudpickle as it did; nothing else does.
-
-    Raises:
-        UnsupportedTypeError: Not here, but inside TransferQueue's error where an object cannot
-            ride.
+    """Replace TransferQueue's encoder and decoder with this library's, in this process.
 
     Example:
         .. code-block:: python
@@ -102,6 +87,22 @@ def install(*, allow_pickle: bool = False) -> None:
                 "worker_process_setup_hook": "jagcodec.integrations.transfer_queue.install"
             })
             transfer_queue.init()
+
+    Args:
+        allow_pickle: Pickle objects in columns and tags that cannot be encoded, and unpickle them
+            on arrival.
+
+    Raises:
+        UnsupportedTypeError: Not by this call, but inside TransferQueue's own error, when it sends
+            an object that cannot be encoded.
+
+    Every process of a TransferQueue needs this. Call it before `transfer_queue.init`, and name it
+    as ``worker_process_setup_hook`` in `ray.init`, so that the controller, the storage units and
+    all other workers call it. A second call only changes `allow_pickle`.
+
+    Everything that TransferQueue sends then goes through `encode` and `decode`: its messages,
+    whatever they hold, its metadata, and the values that `batch_encode_into` writes for key-value
+    stores. Only a `data_parser`, which is code, is still sent by cloudpickle.
     """
     _options.allow_pickle = allow_pickle
     _replace(_STOCK, _OURS)
@@ -110,14 +111,14 @@ def install(*, allow_pickle: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Put TransferQueue's own encoder and decoder back, in this process."""
+    """Restore TransferQueue's own encoder and decoder, in this process."""
     _replace(_OURS, _STOCK)
     for (cls, name), method in _STOCK_METHODS.items():
         setattr(cls, name, method)
 
 
 def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """In every module, under whatever name it imported them."""
+    """Replace objects in every module that imported them, under whatever name."""
     by_id = {id(value): new[name] for name, value in old.items()}
     for module in list(sys.modules.values()):
         if module is sys.modules[__name__] or not isinstance(module, ModuleType):
@@ -133,9 +134,9 @@ def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 @dataclass
 class _Code:
-    """A `data_parser` that came: unpickled where it is called, in a storage unit, and not before.
+    """A received `data_parser`, unpickled only when a storage unit calls it.
 
-    Whoever may put to a storage unit may run code there: TransferQueue's own contract.
+    It is TransferQueue's own contract that whoever can put to a storage unit can run code there.
     """
 
     pickled: bytes
@@ -145,13 +146,13 @@ class _Code:
 
 
 def _encode(obj: Any) -> list[Any]:
-    """In the place of TransferQueue's: a message, or any value, to frames."""
+    """Replaces TransferQueue's: a message, or any value, to frames."""
     try:
         return _encoded(_with_code(_columnar(obj)))
     except UnsupportedTypeError as error:
         if not _is_reply(obj):
             raise
-        # Raised here, it would end the thread that serves everyone.
+        # Raised here, the error would end the thread that serves all clients.
         body = {"success": False, "message": f"{type(error).__name__}: {error}"}
         refusal = zmq_utils.ZMQRequestType.REQUEST_ERROR.value
         return _encoded({**obj, "request_type": refusal, "body": body})
@@ -162,7 +163,7 @@ def _encoded(obj: Any) -> list[Any]:
 
 
 def _decode(frames: Any) -> Any:
-    """In the place of TransferQueue's: what `encode` was given."""
+    """Replaces TransferQueue's: frames to the value that was encoded."""
     try:
         return decoder.decode(frames, allow_pickle=_options.allow_pickle)
     except WireFormatError as error:
@@ -171,13 +172,14 @@ def _decode(frames: Any) -> Any:
         raise WireFormatError(
             error.reason,
             error.path,
-            f"{error.detail}. If TransferQueue's own encoder wrote it: {_REMEDY}",
+            f"{error.detail}. If TransferQueue's own encoder wrote this message: {_REMEDY}",
         ) from error
 
 
 _REMEDY = (
-    "call jagcodec.integrations.transfer_queue.install() in every process, the controller and the "
-    "storage units among them: name it as worker_process_setup_hook in ray.init(runtime_env=...)"
+    "call jagcodec.integrations.transfer_queue.install() in every process, including the "
+    "controller and the storage units: name it as worker_process_setup_hook in "
+    "ray.init(runtime_env=...)"
 )
 
 
@@ -195,14 +197,14 @@ def _is_reply(obj: Any) -> bool:
 
 
 class _Encoder:
-    """In the place of TransferQueue's `MsgpackEncoder`."""
+    """Replaces TransferQueue's `MsgpackEncoder`."""
 
     def encode(self, obj: Any) -> list[Any]:
         return _encode(obj)
 
 
 class _Decoder:
-    """In the place of TransferQueue's `MsgpackDecoder`."""
+    """Replaces TransferQueue's `MsgpackDecoder`."""
 
     def decode(self, bufs: Any) -> Any:
         return _decode(bufs)
@@ -212,7 +214,7 @@ class _Decoder:
 
 
 class _Shapes:
-    """The shapes of all rows of a column as one array: 512 tuples are 512 records on the wire."""
+    """The shapes of all rows of a column as one array, where 512 tuples would be 512 records."""
 
     def __init__(self, rows: list[int] | None, shapes: list[tuple[int, ...]]) -> None:
         self.state = (rows, np.array(shapes, dtype=np.int64))
@@ -225,7 +227,7 @@ def _shapes(state: Any) -> Any:
 
 
 def _columnar_schema(schema: Any) -> Any:
-    """A field schema whose shapes of rows are `_Shapes`, if they are alike enough."""
+    """A field schema with `_Shapes` for the shapes of rows that all have the same rank."""
     if type(schema) is not dict:
         return schema
     columnar = {}
@@ -240,7 +242,7 @@ def _columnar_schema(schema: Any) -> Any:
 
 
 def _are_alike(shapes: Any) -> bool:
-    """Whether these are shapes of one number of dims."""
+    """Whether these are shapes with the same number of dims."""
     return (
         type(shapes) is list
         and {tuple} == set(map(type, shapes))
@@ -274,7 +276,7 @@ def _metadata(state: Any) -> BatchMeta:
 
 
 def _extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
-    """In the place of TransferQueue's, which makes N tensors of each jagged column three times."""
+    """Replaces TransferQueue's, which splits each jagged column into N tensors three times."""
     stock = _STOCK["extract_field_schema"]
     names: list[Any] = list(data.keys())
     jagged: dict[str, Any] = {name: leaf for name, leaf in data.items() if is_jagged(leaf)}
@@ -306,7 +308,7 @@ def _jagged_schema(leaf: torch.Tensor, name: str) -> dict[str, Any]:
 
 @dataclass
 class _Rows:
-    """Rows of a jagged column: sent as one, a list of tensors where they arrive."""
+    """Rows of a jagged column: sent as one buffer, received as a list of tensors."""
 
     jagged: torch.Tensor
 
@@ -323,7 +325,7 @@ def _row_list(jagged: Any) -> Any:
 
 
 def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
-    """In the place of SimpleStorage's: the rows that one storage unit gets."""
+    """Replaces SimpleStorage's: the rows that one storage unit gets."""
     if is_jagged(field_data) and positions:
         chosen = np.array(positions, dtype=np.int64)
         return _Rows(select_leaf(field_data, chosen, RowSplitsPool(), "put_data"))
@@ -336,14 +338,14 @@ async def _put_data(
     metadata: BatchMeta,
     data_parser: Callable[[Any], Any] | None = None,
 ) -> None:
-    """SimpleStorage's own, which deals out what a `NonTensorData` holds, if that has a length."""
+    """Wraps SimpleStorage's, which would deal the items of a `NonTensorData` out to the rows."""
     whole = {
         name: leaf
         for name, leaf in data.items()
         if isinstance(leaf, NonTensorData) and not _is_array_of(leaf.data, len(leaf))
     }
     if whole:
-        # The payload belongs to every row.
+        # The payload as a whole belongs to every row.
         data = data.copy()
         for name, leaf in whole.items():
             data.set(name, stack_of_payloads([leaf.data] * len(leaf)))
@@ -351,12 +353,12 @@ async def _put_data(
 
 
 def _is_array_of(payload: Any, rows: int) -> bool:
-    """Whether this is what a TensorDict makes of an array of strings or objects, one per row."""
+    """Whether a TensorDict made this of an array with one string or object per row."""
     return isinstance(payload, np.ndarray) and payload.ndim > 0 and len(payload) == rows
 
 
 async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
-    """SimpleStorage's own, and then one raggedness for columns with equal rows."""
+    """Wraps SimpleStorage's: columns with equal row lengths then share their offsets."""
     td: TensorDict = await _stock_get_data(self, batch)
     pool = RowSplitsPool()
     columns: dict[str, Any] = dict(td.items())
@@ -371,7 +373,7 @@ async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> Tensor
 
 
 def _do_handshake_with_controller(self: StorageManager) -> None:
-    """TransferQueue's own, which waits for an answer that a stock controller does not give."""
+    """Wraps TransferQueue's, which waits for a reply that a stock controller never sends."""
     try:
         _stock_handshake(self)
     except TimeoutError as error:
@@ -407,9 +409,9 @@ register_type(_Code, "transfer_queue.code")
 def _batch_encode_into(
     objs: Sequence[Any], alloc_buff_func: Callable[[list[int]], list[Any]], *, num_workers: int = 1
 ) -> tuple[list[Any], list[int]]:
-    """In the place of TransferQueue's: every object as a blob in a buffer of its own.
+    """Replaces TransferQueue's: every object as a blob in a buffer of its own.
 
-    Nothing is written if an object cannot ride or a buffer is too small for its blob.
+    Nothing is written if an object cannot be encoded or a buffer is too small for its blob.
     """
     messages = [encoder.pending(obj, allow_pickle=_options.allow_pickle) for obj in objs]
     sizes = [blob_size(message) for message in messages]
@@ -433,7 +435,7 @@ def _batch_encode_into(
 
 
 def _batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
-    """In the place of TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
+    """Replaces TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
     return [_decode(buffer) for buffer in source_buffers]
 
 

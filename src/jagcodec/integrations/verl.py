@@ -1,7 +1,7 @@
-"""verl's `DataProto` on this wire, its padding left behind; and through Ray: `install`.
+"""verl's `DataProto` in this wire format, without its padding, and through Ray with `install`.
 
-To import this module is enough for `encode` and `decode` to take a DataProto, alone or anywhere
-inside other values, over every transport of this library.
+Once this module is imported, `encode` and `decode` take a DataProto, alone or anywhere inside other
+values, over every transport of this library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ try:
     from verl.utils import metric as metrics
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "jagcodec.integrations.verl needs verl: pip install verl, or, to leave the other packages "
-        "of an environment as they are, as docs/verl.md says",
+        "jagcodec.integrations.verl needs verl: pip install verl; docs/verl.md says how to install "
+        "it without changing the other packages of an environment",
         name=error.name,
     ) from error
 
-if find_spec("PIL") is not None:  # without Pillow there are no images
+if find_spec("PIL") is not None:  # without Pillow no value holds an image
     from jagcodec.integrations.pillow import register_images
 
     register_images()
@@ -42,26 +42,30 @@ if find_spec("PIL") is not None:  # without Pillow there are no images
 def encode_dataproto(
     data: DataProto, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
 ) -> list[Frame]:
-    """A DataProto as a message: `encode`, for this type alone.
+    """Encode a DataProto: the same as `encode`, but for this type only.
+
+    Example:
+        See `docs/verl.md`.
 
     Args:
-        data: `batch` a TensorDict or None, `non_tensor_batch` numpy arrays, `meta_info` anything
-            that can ride. None of it is changed.
+        data: A DataProto whose `batch` is a TensorDict or None, with numpy arrays in
+            `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
         narrow: As for `encode`: ids, positions and masks in fewer bytes.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
 
     Returns:
-        Frames, as `encode` gives them. They alias memory of `data` where it is not trimmed.
-
-    A rectangle of `batch` goes without the run of one value that each of its rows begins with,
-    and that which it ends with: left and right padding, found in the rows themselves, bit for bit.
-    So no mask is needed, no column has to be named, and no value can be lost. A column in which
-    that saves less than an eighth goes as it is; so do jagged columns and everything else.
+        Frames, as from `encode`. They alias the memory of columns that are not trimmed.
 
     Raises:
-        ArgumentTypeError: `data` is no DataProto.
-        UnsupportedTypeError: Something in it cannot ride; the error has its path.
+        ArgumentTypeError: `data` is not a DataProto.
+        UnsupportedTypeError: Something in it cannot be encoded; the error has its path.
+
+    Each row of a rectangle in `batch` is sent without the run of equal cells that it begins with
+    and the one that it ends with. These are its left and right padding, detected from the row's
+    own bits, so no mask is needed, no column has to be named, and no value can be lost. A column in
+    which this saves less than an eighth is sent unchanged, as are jagged columns and everything
+    else.
     """
     if type(data) is not DataProto:
         raise ArgumentTypeError(
@@ -75,7 +79,10 @@ def encode_dataproto(
 def decode_dataproto(
     frames: Any, *, device: torch.device | str | None = None, allow_pickle: bool = False
 ) -> DataProto:
-    """The DataProto that `encode_dataproto` was given.
+    """Decode a DataProto that `encode_dataproto` encoded.
+
+    Example:
+        See `docs/verl.md`.
 
     Args:
         frames: As for `decode`.
@@ -83,11 +90,11 @@ def decode_dataproto(
         allow_pickle: As for `decode`.
 
     Returns:
-        Rectangles of the same shapes and bits, memory of their own; the columns in their order;
-        everything else as `decode` documents it. It may be written to.
+        A DataProto with rectangles of the same shapes and bits, which own their memory and may be
+        written to, in the same order; everything else as `decode` documents it.
 
     Raises:
-        WireFormatError: The message cannot be read, or is not that of a DataProto.
+        WireFormatError: The message cannot be read, or does not hold a DataProto.
     """
     data = decode(frames, device=device, allow_pickle=allow_pickle)
     if type(data) is not DataProto:
@@ -103,23 +110,7 @@ def decode_dataproto(
 
 
 def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
-    """Let Ray carry verl's batches by this wire, from now on and out of this process.
-
-    A `DataProto`, a TensorDict, a jagged tensor, alone or anywhere inside task arguments, results
-    and what `ray.put` is given: so also what verl's worker groups dispatch and collect. What
-    arrives is a copy that may be written to. Call it in the driver before work is dispatched, and
-    name it as ``worker_process_setup_hook`` for the workers. Who only reads needs jagcodec
-    installed and nothing else. To call it twice is harmless; the last call decides.
-
-    Args:
-        allow_pickle: Pickle objects inside batches that cannot ride, instead of refusing them.
-        narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
-
-    Exactly these classes are meant, not their subclasses.
-
-    Raises:
-        UnsupportedTypeError: Not here, but where Ray writes a batch that holds an object which
-            cannot ride.
+    """Make Ray write verl's batches to its object store in this wire format, from this process.
 
     Example:
         .. code-block:: python
@@ -132,6 +123,21 @@ def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
                 "worker_process_setup_hook": "jagcodec.integrations.verl.install"
             })
             data = ray.get(ray.put(data))
+
+    Args:
+        allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
+        narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
+
+    Raises:
+        UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
+            that cannot be encoded.
+
+    It applies to every `DataProto`, TensorDict and jagged tensor in what `ray.put`, a task argument
+    or a result holds, at any depth, and so to what verl's worker groups dispatch and collect. What
+    arrives is a copy that may be written to. Call it in the driver before work is dispatched, and
+    name it as ``worker_process_setup_hook`` for the workers. A process that only reads just needs
+    jagcodec installed. Calling it again replaces the options. Subclasses of these classes are left
+    to Ray.
     """
     through_ray.register(allow_pickle=allow_pickle)
     reducer = partial(
@@ -144,15 +150,15 @@ def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Let Ray write batches as it did before `install`; what is in its store stays readable.
+    """Undo `install`: Ray writes batches as before, and what is in its store stays readable.
 
-    This undoes `jagcodec.integrations.ray.register` too.
+    This also undoes `jagcodec.integrations.ray.register`.
     """
     through_ray.unregister()
 
 
-# What objects in the store name: these stay where they are. They are functions of this module so
-# that who reads has its types registered.
+# Objects in the store refer to these functions by name: never rename or move them. They belong to
+# this module so that a process that reads such an object imports it, which registers the types.
 
 
 def _read(frames: list[Any]) -> Any:
@@ -163,7 +169,7 @@ def _read_with_pickles(frames: list[Any]) -> Any:
     return decode(through_ray.owned(frames), allow_pickle=True)
 
 
-# --- DataProto <-> what can ride -----------------------------------------------------------------
+# --- DataProto <-> what can be encoded -----------------------------------------------------------
 
 
 def _state(data: DataProto) -> dict[str, Any]:
@@ -187,7 +193,8 @@ def _trimmed_columns(batch: TensorDict) -> dict[str, Trimmed]:
     }
 
 
-# Below, memory that goes as it is and is not put together again is worth more than its bytes.
+# Where trimming saves less than this, sending the column unchanged, without having to rebuild it,
+# is worth more than the bytes saved.
 _WORTHWHILE = 7 / 8
 _SMALL = 4096
 
@@ -212,7 +219,7 @@ def _dataproto(state: Any) -> DataProto:
         leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
         names = batch.names if any(batch.names) else None
         batch = TensorDict(leaves, batch_size=batch.batch_size, names=names)
-    # Not by its constructor, which would refuse what verl itself sends without a look.
+    # Not by its constructor, which would reject batches that verl itself sends unchecked.
     data: DataProto = object.__new__(DataProto)
     data.batch = batch
     data.non_tensor_batch = state["non_tensor_batch"]
@@ -229,7 +236,7 @@ def _metric(state: Any) -> Any:
     return metric
 
 
-if hasattr(metrics, "Metric"):  # from 0.7 on: what the losses put into the metrics of a batch
+if hasattr(metrics, "Metric"):  # since verl 0.7, losses put these into the metrics of a batch
     register_type(
         metrics.AggregationType,
         "verl.AggregationType",

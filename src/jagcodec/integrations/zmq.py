@@ -1,8 +1,8 @@
-"""Values over ZeroMQ: one multipart message each, without a copy of large tensors.
+"""Values over ZeroMQ: one multipart message each, without copying large tensors.
 
-`send` and `recv` are for sockets of `zmq.Context`, `async_send` and `async_recv` for those of
-`zmq.asyncio.Context`. The `…_frames` functions stop at the frames: for sockets whose messages come
-with an envelope (a ROUTER's identities, a topic), and for `open_wire`.
+`send` and `recv` take sockets of `zmq.Context`, `async_send` and `async_recv` those of
+`zmq.asyncio.Context`. The `…_frames` functions neither encode nor decode: use them with
+`open_wire`, and with sockets whose messages have an envelope (a ROUTER's identities, a topic).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 Envelope: TypeAlias = "bytes | Sequence[bytes]"
-"""The frames before a message: identities of peers, an empty delimiter, a topic."""
+"""The frames before a message: peer identities, an empty delimiter, or a topic."""
 
 __all__ = [
     "Received",
@@ -51,12 +51,12 @@ __all__ = [
 
 
 class Received(NamedTuple):
-    """A message as it came, not yet read.
+    """A received message that has not been decoded.
 
     Attributes:
-        envelope: What stood before the message: for a ROUTER socket the identity of the peer that
-            it came from (and the empty delimiter of a REQ), for a SUB socket the topic if there
-            was one, else nothing. Answer with ``send(socket, obj, envelope=envelope)``.
+        envelope: The frames before the message: on a ROUTER socket the identity of the sender
+            (and the empty delimiter of a REQ), on a SUB socket the topic if there is one,
+            otherwise nothing. Reply with ``send(socket, obj, envelope=envelope)``.
         frames: The message, for `jagcodec.decode` or `jagcodec.open_wire`.
     """
 
@@ -75,31 +75,7 @@ def send(
     timeout: float | None = None,
     **options: bool,
 ) -> zmq.MessageTracker:
-    """Encode a value and send it, whole or not at all.
-
-    Args:
-        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
-            (``ROUTER_MANDATORY``), because it would otherwise drop what it cannot route.
-        obj: Anything that `encode` takes.
-        envelope: Frames to go before the message: what `recv_frames` gave, a peer's identity, or
-            the topic of a PUB socket.
-        timeout: Seconds to wait for room when the high-water mark is reached, or no peer is
-            connected; 0 does not wait. None: the socket's own ``SNDTIMEO``, by default no limit.
-            PUB and XPUB never wait: libzmq drops what a slow subscriber has no room for.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
-
-    Returns:
-        A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
-        write to them only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
-        ``inproc://`` nothing is copied at all: the receiver gets that very memory.
-
-    Raises:
-        TransportTimeoutError: There was no room in time; nothing was sent.
-        TransportError: A ROUTER has no peer of this identity; nothing was sent.
-        UnsupportedTypeError: As `encode`; nothing was sent.
-        ArgumentError: `timeout` is none, or the socket carries no multipart messages.
-        ArgumentTypeError: This is an asyncio socket, or `envelope` holds no bytes.
-        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
+    """Encode a value and send it, entirely or not at all.
 
     Example:
         >>> import zmq
@@ -111,6 +87,34 @@ def send(
         ...         _ = send(push, {"step": 3}, timeout=10)
         ...         recv(pull, timeout=10)
         {'step': 3}
+
+    Args:
+        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
+            (``ROUTER_MANDATORY``), because it would otherwise silently drop messages that it
+            cannot route.
+        obj: Anything that `encode` takes.
+        envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
+            peer's identity, or the topic of a PUB socket.
+        timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
+            does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
+            never wait: libzmq drops messages for subscribers that are too slow.
+        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+
+    Returns:
+        A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
+        write to them only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
+        ``inproc://`` nothing is copied at all: the receiver gets the same memory.
+
+    Raises:
+        TransportTimeoutError: The message could not be queued in time; nothing was sent.
+        TransportError: A ROUTER has no peer with this identity; nothing was sent.
+        UnsupportedTypeError: As `encode`; nothing was sent.
+        ArgumentError: `timeout` is not a valid number of seconds, or sockets of this type do not
+            carry multipart messages.
+        ArgumentTypeError: This is an asyncio socket, or `envelope` is neither bytes nor a list
+            of bytes.
+        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
+            send (REQ, REP).
     """
     _check(socket, "send", asyncio=False)
     return _send(socket, encode(obj, **options), envelope, timeout, "send")
@@ -126,29 +130,31 @@ def recv(
 ) -> Any:
     """Receive a message and decode it.
 
+    Example:
+        See `send`.
+
     Args:
-        socket: A socket whose messages come without an envelope. For a ROUTER, and where topics
-            or delimiters stand before messages, use `recv_frames`.
+        socket: A socket whose messages have no envelope. For a ROUTER, or where a topic or a
+            delimiter precedes the message, use `recv_frames`.
         timeout: Seconds to wait for a message; 0 does not wait. None: the socket's own
             ``RCVTIMEO``, by default no limit.
-        copy: As for `decode`. Tensors alias the received memory, which is this process's own,
+        copy: As for `decode`. Tensors alias the received memory, which belongs to this process,
             except over ``inproc://``, where it is the sender's: there, pass True to write to them.
         device: As for `decode`.
         allow_pickle: As for `decode`.
 
     Returns:
-        The value. Its tensors keep the frames alive that they alias.
+        The value. Its tensors keep the frames that they alias alive.
 
     Raises:
-        TransportTimeoutError: No message came in time.
-        WireFormatError: What came is no message of jagcodec's, or is damaged. It was received;
-            the socket is ready for the next.
-        ArgumentError: The socket is a ROUTER, or `timeout` or `device` is none.
+        TransportTimeoutError: No message arrived in time.
+        WireFormatError: The message was not written by jagcodec, or is damaged. It has been taken
+            from the socket, which is ready for the next one.
+        ArgumentError: The socket is a ROUTER, `timeout` is not a valid number of seconds, or
+            `device` is not a valid device.
         ArgumentTypeError: This is an asyncio socket.
-        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
-
-    Example:
-        See `send`.
+        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
+            receive (REQ, REP).
     """
     _check_plain(socket, "recv")
     _check(socket, "recv", asyncio=False)
@@ -163,7 +169,7 @@ def send_frames(
     envelope: Envelope = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
-    """Send what `encode` or `encode_fields` returned; all else as for `send`.
+    """Send the frames that `encode` or `encode_fields` returned; otherwise the same as `send`.
 
     Example:
         See `recv_frames`.
@@ -173,21 +179,7 @@ def send_frames(
 
 
 def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Received:
-    """Receive a message without reading it: its envelope and its frames.
-
-    Args:
-        socket: A socket of any type that receives multipart messages.
-        timeout: As for `recv`.
-
-    Returns:
-        Envelope and frames, which hold the received memory. Whether they are a message of
-        jagcodec's, `decode` and `open_wire` say; a server then still knows whom to tell.
-
-    Raises:
-        TransportTimeoutError: No message came in time.
-        ArgumentError: The socket carries no multipart messages, or `timeout` is none.
-        ArgumentTypeError: This is an asyncio socket.
-        zmq.ZMQError: The socket is closed, its context terminated, or out of turn (REQ, REP).
+    """Receive a message without decoding it: its envelope and its frames.
 
     Example:
         >>> import zmq
@@ -202,6 +194,23 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
         ...         _ = send(server, sum(decode(frames)), envelope=envelope, timeout=10)
         ...         recv(client, timeout=10)
         3
+
+    Args:
+        socket: A socket of any type that receives multipart messages.
+        timeout: As for `recv`.
+
+    Returns:
+        The envelope and the frames, which hold the received memory. `decode` and `open_wire`
+        raise if the frames are not a message of jagcodec's; with the envelope, a server can
+        still reply to the sender of such a message.
+
+    Raises:
+        TransportTimeoutError: No message arrived in time.
+        ArgumentError: Sockets of this type do not carry multipart messages, or `timeout` is not
+            a valid number of seconds.
+        ArgumentTypeError: This is an asyncio socket.
+        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
+            receive (REQ, REP).
     """
     _check(socket, "recv_frames", asyncio=False)
     return _opened(socket, _recv(socket, timeout, "recv_frames"))
@@ -218,9 +227,7 @@ async def async_send(
     timeout: float | None = None,
     **options: bool,
 ) -> zmq.MessageTracker:
-    """`send` on a `zmq.asyncio` socket. Encoding itself runs in the event loop.
-
-    If it is cancelled while it waits for room, nothing was sent.
+    """`send` on a `zmq.asyncio` socket.
 
     Example:
         >>> import asyncio, zmq, zmq.asyncio
@@ -234,6 +241,9 @@ async def async_send(
         ...             return await async_recv(pull, timeout=10)
         >>> asyncio.run(main())
         {'step': 3}
+
+    Encoding itself runs in the event loop. If the call is cancelled while it waits, nothing was
+    sent.
     """
     _check(socket, "async_send", asyncio=True)
     return await _async_send(socket, encode(obj, **options), envelope, timeout, "async_send")
@@ -247,12 +257,13 @@ async def async_recv(
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """`recv` on a `zmq.asyncio` socket. Decoding itself runs in the event loop.
-
-    If it is cancelled while it waits, the next message goes to the next call.
+    """`recv` on a `zmq.asyncio` socket.
 
     Example:
         See `async_send`.
+
+    Decoding itself runs in the event loop. If the call is cancelled while it waits, no message is
+    lost: the next call receives it.
     """
     _check_plain(socket, "async_recv")
     _check(socket, "async_recv", asyncio=True)
@@ -305,7 +316,7 @@ async def _async_send(
 ) -> zmq.MessageTracker:
     parts, tracker = _message(socket, frames, envelope, where)
     with _reported(where, _SENDING, timeout):
-        # pyzmq reads the time-out when the call is made, and starts a timer of its own.
+        # pyzmq reads the time-out when the call is made, and then runs its own timer.
         with _waiting(socket, zmq.SNDTIMEO, timeout, where):
             sending = socket.send_multipart(parts, copy=False)
         await sending
@@ -329,7 +340,7 @@ async def _async_recv(socket: Any, timeout: float | None, where: str) -> list[zm
 def _message(
     socket: Any, frames: Sequence[Any], envelope: Envelope, where: str
 ) -> tuple[list[Any], zmq.MessageTracker]:
-    """All parts to send, and what tells when the last of them is done with."""
+    """All parts to send, and a tracker of when ZeroMQ has finished with them."""
     leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
     for part in leading:
         if not isinstance(part, bytes):
@@ -343,22 +354,23 @@ def _message(
             raise ArgumentError(
                 "bad_option",
                 f"{where}(envelope)",
-                "expected the identity of the peer that a ROUTER socket is to send to, found "
-                "none; pass the envelope that recv_frames gave",
+                "a ROUTER socket requires the identity of the receiving peer, found an empty "
+                "envelope; pass the envelope that recv_frames returned",
             )
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # Made here, because send_multipart returns the tracker of the last frame alone. Without a
-    # word on `copy`, frames below pyzmq's threshold are copied: to track one costs more.
+    # Made here, because send_multipart returns a tracker of the last frame only. With copy=None,
+    # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
     return [*leading, *parts], zmq.MessageTracker(*parts)
 
 
 def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
-    """The envelope ends where a message begins."""
-    # A ROUTER's first frame is an identity, which the peer itself may have chosen.
+    """Split the parts where the message begins."""
+    # A ROUTER's first frame is an identity. The peer may have chosen it, so it may look like the
+    # beginning of a message.
     routed = int(socket.type == zmq.ROUTER)
     begin = next((i for i in range(routed, len(parts)) if _begins_message(parts[i].buffer)), None)
-    if begin is None:  # a foreign one: decode will say so
+    if begin is None:  # a foreign message: decode will raise
         begin = routed
         if len(parts) > begin + 1 and not len(parts[begin]):
             begin += 1
@@ -375,14 +387,14 @@ def _begins_message(frame: memoryview) -> bool:
 
 _SENDING = (
     "expected room for a message {}, found the high-water mark reached, or no peer connected; "
-    "nothing was sent: try again, raise timeout, or see whether the peer receives"
+    "nothing was sent: try again, raise timeout, or check that the peer is receiving"
 )
-_RECEIVING = "expected a message {}, found none; raise timeout, or see whether the peer sends"
+_RECEIVING = "expected a message {}, found none; raise timeout, or check that the peer is sending"
 
 
 @contextmanager
 def _reported(where: str, text: str, timeout: float | None) -> Iterator[None]:
-    """Errors of pyzmq about the peer as ours; those about the socket as they are."""
+    """Turn pyzmq's errors about the peer into ours; leave those about the socket alone."""
     try:
         yield
     except zmq.Again as error:
@@ -394,14 +406,14 @@ def _reported(where: str, text: str, timeout: float | None) -> Iterator[None]:
         raise TransportError(
             "no_peer",
             f"{where}(envelope)",
-            "expected the identity of a connected peer, found none of this name; it left, or "
-            "never said who it is. Nothing was sent",
+            "expected the identity of a connected peer, found that no such peer is connected: it "
+            "left, or has a different identity. Nothing was sent",
         ) from error
 
 
 @contextmanager
 def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Iterator[None]:
-    """The time-out of a socket set for one call."""
+    """Set the time-out of a socket for one call."""
     if timeout is None:
         yield
         return
@@ -440,7 +452,7 @@ def _check(socket: Any, where: str, *, asyncio: bool) -> None:
             "bad_type",
             f"{where}(socket)",
             f"expected a socket of {'zmq.asyncio.Context' if asyncio else 'zmq.Context'}, found "
-            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for that one",
+            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
         )
     if socket.type not in _MULTIPART:
         raise ArgumentError(
@@ -455,6 +467,6 @@ def _check_plain(socket: Any, where: str) -> None:
         raise ArgumentError(
             "bad_option",
             f"{where}(socket)",
-            f"expected a socket without envelopes, found a ROUTER; use {where}_frames, which says "
-            "whom a message is from",
+            f"expected a socket without envelopes, found a ROUTER; use {where}_frames, which also "
+            "returns the sender's identity",
         )

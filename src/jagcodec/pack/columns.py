@@ -52,13 +52,13 @@ def pack_jagged_fields(
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
         columns own their memory, one block that is freed with the last of them, and share one
-        offsets tensor, so ``td["a"] * td["b"]`` works; jagged columns with the same row lengths join
-        it. Rectangular columns are detached and alias contiguous input. Object arrays become one
-        payload per row (`NonTensorStack`), aliased.
+        offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
+        lengths. Rectangular columns are detached and alias contiguous input. Object arrays become
+        one payload per row (`NonTensorStack`), aliased.
 
     Raises:
-        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of them
-            is negative.
+        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
+            them is negative.
         ArgumentTypeError: A column is neither a tensor nor an object array (it is named), or
             lengths are not integers.
     """
@@ -237,8 +237,8 @@ def merge_columns(
         batch's device, and gradients flow through them. Object arrays become one payload per row.
 
     Raises:
-        ArgumentError: A column does not have N rows, its row lengths are not the batch's (the row is
-            named), its name is taken, or `batch` does not have one batch dim.
+        ArgumentError: A column does not have N rows, its row lengths are not the batch's (the row
+            is named), its name is taken, or `batch` does not have one batch dim.
         ArgumentKeyError: `like` is not a column of the batch.
         ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
             is of another type.

@@ -190,7 +190,7 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     return jagged  # type: ignore[no-any-return]
 
 
-_make_subclass: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make_subclass: Any = torch.Tensor._make_wrapper_subclass
 _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
     torch._C.DispatchKey.AutogradNestedTensor
 )

@@ -1,7 +1,4 @@
-"""What this project tests itself with, for the tests of its users.
-
-`oracle` is a model of the layouts in plain Python lists, and a comparison that looks at every bit;
-`strategies` makes batches and values for hypothesis (``pip install 'jagcodec[testing]'``).
+"""The oracle and the hypothesis strategies that this project tests itself with, for your tests.
 
 Example:
     >>> from jagcodec.testing import assert_same, jagged_batches
@@ -12,6 +9,9 @@ Example:
     ...     assert_same(my_adapter(batch.fields), batch.fields)
     >>> my_adapter = dict
     >>> test_my_adapter()
+
+`oracle` models the layouts in plain Python lists, and compares values down to the last bit;
+`strategies` generates batches and values for hypothesis (``pip install 'jagcodec[testing]'``).
 """
 
 from jagcodec.testing.oracle import assert_same, bits, pad_rows, rows_of

@@ -1,7 +1,7 @@
 """A batch as a plain list of rows, and equality down to the bit.
 
 Nothing here calls the code under test: rows are Python lists, cells are Python integers that hold
-a cell's bits, and what a jagged tensor contains is read through PyTorch's public accessors.
+the bits of a cell, and jagged tensors are read through PyTorch's public accessors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> Any:
-    """A strided tensor as nested lists of integers: the bits of its cells.
+    """The bits of a strided tensor's cells, as nested lists of integers.
 
     Example:
         >>> bits(torch.tensor([1.0, -0.0], dtype=torch.float16))
@@ -33,7 +33,7 @@ def bits(tensor: torch.Tensor) -> Any:
 
 
 def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[Any]:
-    """The rows of a padded tensor (with its lengths) or of a jagged one, each as `bits`.
+    """The rows of a padded tensor (given its lengths) or of a jagged one, each as `bits`.
 
     Example:
         >>> rows_of(torch.tensor([[5, 6, 0], [7, 8, 9]]), [2, 3])
@@ -53,12 +53,12 @@ def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[A
 
 
 def _ragged_axis(jagged: torch.Tensor) -> int:
-    """The ragged dim of the values: where the jagged tensor's own shape is no plain integer."""
+    """The ragged dim of the values: the jagged tensor's size there is not a plain integer."""
     return next(i for i, dim in enumerate(jagged.shape[1:]) if not isinstance(dim, int)) - 1
 
 
 def pad_rows(rows: Sequence[list[Any]], width: int, pad: Any) -> list[Any]:
-    """The rectangle of rows, each filled up to `width` with the cell `pad`.
+    """Pad each row to `width` with the cell `pad`.
 
     Example:
         >>> pad_rows([[5, 6], [7]], 3, 0)
@@ -68,19 +68,19 @@ def pad_rows(rows: Sequence[list[Any]], width: int, pad: Any) -> list[Any]:
 
 
 def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
-    """Equal in type, dtype, shape, layout, order and bits, all the way down.
-
-    Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
-    the same rows without.
-
-    Raises:
-        AssertionError: They differ; the message begins with the path to the first difference.
+    """Assert that two values are equal in type, dtype, shape, layout, order and bits, recursively.
 
     Example:
         >>> assert_same([1, (2.0, None)], [1, (2.0, None)])
         >>> assert_same({"a": [1, True]}, {"a": [1, 1]})
         Traceback (most recent call last):
         AssertionError: $['a'][1]: type bool, expected int
+
+    Raises:
+        AssertionError: They differ; the message begins with the path to the first difference.
+
+    Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
+    one with the same rows and no holes.
     """
     if isinstance(expected, torch.Tensor):
         _same_tensors(actual, expected, path)
@@ -153,7 +153,7 @@ def _same_tensors(actual: Any, expected: torch.Tensor, path: str) -> None:
 
 
 def same_rows(actual: Sequence[Any], expected: Sequence[Any], path: str) -> None:
-    """Two lists of strided tensors."""
+    """Assert that two lists of strided tensors are equal."""
     _check(len(actual) == len(expected), path, len(actual), len(expected), "rows ")
     for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         _same_tensors(a, b, f"{path}[{i}]")
@@ -199,7 +199,7 @@ def _same_arrays(actual: Any, expected: Any, path: str) -> None:
     elif expected.dtype == object:
         assert_same(list(actual.flat), list(expected.flat), path)
     elif expected.dtype.kind == "T":
-        # numpy gives a missing item back as the very object that stands for it
+        # for a missing item, numpy returns the object given as `na_object`
         assert_same(list(actual.flat), list(expected.flat), path)
     elif expected.dtype in (np.dtype("g"), np.dtype("G")):
         same = np.array_equal(actual, expected, equal_nan=True)
@@ -209,8 +209,8 @@ def _same_arrays(actual: Any, expected: Any, path: str) -> None:
 
 
 def _order(value: Any) -> tuple[str, str]:
-    # A frozenset's own text follows its own order, so its members are put in order first; it may
-    # lie inside a tuple.
+    # The repr of a frozenset depends on its iteration order, so its members are sorted first, also
+    # where it is inside a tuple.
     members: Any = value
     if isinstance(value, frozenset):
         members = sorted(map(_order, value))

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: jagged batches as producers hold them, and every value that can ride."""
+"""Hypothesis strategies: jagged batches as producers hold them, and all values `encode` takes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Strategy = st.SearchStrategy
 
 
 def torch_dtypes() -> Strategy[torch.dtype]:
-    """Every torch dtype of the wire that this torch has."""
+    """Every torch dtype of the wire format that the installed torch has."""
     names = [name for name in TORCH_DTYPES if hasattr(torch, name)]
     return st.sampled_from([getattr(torch, name) for name in names])
 
 
 def _cells(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor of any bits; booleans are 0 or 1."""
+    """A contiguous tensor of arbitrary bits; booleans are 0 or 1."""
     size = torch.Size(shape).numel() * dtype.itemsize
     if size == 0:
         return torch.empty(shape, dtype=dtype)
-    # A few random bytes, repeated: bits of every kind for little work.
+    # A few random bytes, repeated: varied bits that are cheap to draw.
     seed = draw(st.binary(min_size=1, max_size=23))
     data = np.resize(np.frombuffer(seed, dtype=np.uint8), size).astype(np.uint8)
     if dtype == torch.bool:
@@ -106,7 +106,7 @@ def jagged_batches(draw: Draw, max_rows: int = 5, max_width: int = 6) -> JaggedB
     return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(named), width)
 
 
-# --- every value that can ride -----------------------------------------------------------------
+# --- every value that can be encoded -----------------------------------------------------------
 
 _text = st.text(
     alphabet=st.characters(codec="utf-8") | st.sampled_from("\ud800\udfff\x00"), max_size=6
@@ -199,7 +199,7 @@ def numpy_scalars(draw: Draw) -> Any:
 
 @st.composite
 def jagged_tensors(draw: Draw, rows: int | None = None) -> torch.Tensor:
-    """A jagged tensor: ragged dim 1 or 2, holes, int32 or int64 offsets, min and max or not."""
+    """A jagged tensor: ragged dim 1 or 2; with or without holes, and min and max lengths."""
     rows = draw(st.integers(0, 4)) if rows is None else rows
     lengths = draw(lengths_in(4, rows))
     outer = draw(st.lists(st.integers(1, 3), max_size=1))
@@ -283,8 +283,8 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
         elif kind == "nested":
             inner = draw(tensordicts(payloads, depth - 1).filter(lambda t: t.shape[0] == rows))
             leaves[f"f{i}"] = inner
-    # tensordict 0.10 cannot give names to a nested TensorDict that holds a NonTensorStack, and a
-    # nested one with names gives them to its neighbours by way of their parent.
+    # tensordict 0.10 cannot name the dims of a nested TensorDict that holds a NonTensorStack, and
+    # the dim names of a nested TensorDict spread to its siblings through their parent.
     flat = all(isinstance(leaf, torch.Tensor) for leaf in leaves.values())
     if not all(
         isinstance(leaf, torch.Tensor) or type(leaf) is TensorDict for leaf in leaves.values()
@@ -297,7 +297,7 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
 
 
 def trees(max_leaves: int = 8) -> Strategy[Any]:
-    """Any value that can ride, nested freely."""
+    """Any value that can be encoded, arbitrarily nested."""
     leaves = (
         _scalars
         | _ranges

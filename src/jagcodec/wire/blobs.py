@@ -11,6 +11,7 @@ import torch
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode, pending
 from jagcodec.wire.frames import (
+    PendingMessage,
     blob_size,
     finished,
     read_file,
@@ -19,6 +20,12 @@ from jagcodec.wire.frames import (
     write_file,
 )
 from jagcodec.wire.spec import ALIGNMENT
+
+
+def _pending(obj: Any, options: dict[str, bool]) -> PendingMessage:
+    """The message of a value under the options of `encode`."""
+    known: Any = options
+    return pending(obj, **known)
 
 
 def to_blob(frames: Sequence[Any]) -> bytearray:
@@ -56,7 +63,7 @@ def encoded_size(obj: Any, **options: bool) -> int:
         >>> encoded_size([1, 2]) == len(to_blob(encode([1, 2])))
         True
     """
-    return blob_size(pending(obj, **options))
+    return blob_size(_pending(obj, options))
 
 
 def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
@@ -84,7 +91,7 @@ def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
         >>> decode(memory)
         {'a': (1, 2)}
     """
-    return write_blob(pending(obj, **options), writable_bytes(buffer, "encode_into(buffer)"))
+    return write_blob(_pending(obj, options), writable_bytes(buffer, "encode_into(buffer)"))
 
 
 def encode_batch_into(
@@ -112,7 +119,7 @@ def encode_batch_into(
         >>> decode_batch(blobs)
         [{'a': 1}, 'two']
     """
-    messages = [pending(obj, **options) for obj in objs]
+    messages = [_pending(obj, options) for obj in objs]
     sizes = [blob_size(message) for message in messages]
     starts, end = [], 0
     for size in sizes:

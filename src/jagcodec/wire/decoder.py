@@ -26,6 +26,7 @@ from jagcodec.memory.tensor_bytes import IntArray, from_bytes
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.checks import cells_of
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
 from jagcodec.wire.message import (
     Message,
@@ -38,7 +39,7 @@ from jagcodec.wire.message import (
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import MAX_LEVELS, Node, child_step, inside
-from jagcodec.wire.spec import BLOB_MAGIC, MAX_STACKS, PLAIN, Kind
+from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, MAX_STACKS, PLAIN, Kind
 
 T = TypeVar("T")
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -144,12 +145,14 @@ def _children(message: Message, node: Node) -> list[Any]:
     if message.depth > MAX_LEVELS:
         raise WireFormatError("too_deep", "$", f"expected at most {MAX_LEVELS} levels, found more")
     values = []
-    for i, child in enumerate(node.children):
-        try:
-            values.append(build(message, child))
-        except WireFormatError as error:
-            raise inside(error, child_step(node, i)) from error
-    message.depth -= 1
+    try:
+        for i, child in enumerate(node.children):
+            try:
+                values.append(build(message, child))
+            except WireFormatError as error:
+                raise inside(error, child_step(node, i)) from error
+    finally:
+        message.depth -= 1
     return values
 
 
@@ -209,10 +212,10 @@ def _field_array(message: Message, node: Node) -> AnyArray:
 
 def _scalar(message: Message, node: Node) -> Any:
     # The array is no level of its own: in rows of scalars each would count twice.
-    data = build(message, node.children[0])
-    if not isinstance(data, np.ndarray) or data.shape != ():
-        raise bad("a 0-d array", type(data).__name__)
-    return data[()]
+    (child,) = node.children
+    if child.kind is not Kind.FIELD_ARRAY or child.fields[1] != 0:
+        raise bad("a structured array of rank 0", child.kind.name)
+    return build(message, child)[()]
 
 
 # Tensors
@@ -244,13 +247,14 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     dtype = torch_dtype(name)
     data = message.payload.read(sizes_buffer, sizes_offset, 8 * rank * components)
     shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank).tolist()
-    # In Python integers, which cannot overflow.
-    counts = [math.prod(shape) for shape in shapes]
-    if any(dim < 0 for shape in shapes for dim in shape) or sum(counts) != cells:
+    negative = any(dim < 0 for shape in shapes for dim in shape)
+    counts = [] if negative else list(map(cells_of, shapes))
+    if negative or sum(counts) != cells:
         raise WireFormatError(
             "bad_offsets",
             "$",
-            f"expected component sizes that add up to {cells} cells, found {sum(counts)}",
+            f"expected component sizes that add up to {cells} cells, "
+            f"found {'a negative one' if negative else sum(counts)}",
         )
     values = from_bytes(
         message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
@@ -293,6 +297,8 @@ def _sparse_coo(message: Message, node: Node) -> torch.Tensor:
 def _sparse_compressed(message: Message, node: Node) -> torch.Tensor:
     compressed, plain, values = _dense_children(message, node)
     layout = node.fields[0]
+    if layout in BLOCKED_LAYOUTS and 0 in values.shape[1:3]:
+        raise bad("blocks with cells", list(values.shape))
     try:
         return torch.sparse_compressed_tensor(
             compressed.clone(),
@@ -334,21 +340,23 @@ def _tensordict(message: Message, node: Node) -> TensorDict:
     # Whether a TensorDict would take every leaf as it is.
     fits = rank == 1 and names is None and message.device is None
     message.depth += 1
-    for key, child in zip(keys, node.children, strict=True):
-        try:
-            if child.kind is _JAGGED:
-                leaves[key] = message.jagged(child)
-                fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
-            elif child.kind is _TENSOR:
-                leaves[key] = message.tensor(child)
-                fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
-            else:
-                leaf = leaves[key] = build(message, child)
-                _check_leaf(leaf, child, size)
-                fits = fits and _stacked_rows(leaf) == size[0]
-        except WireFormatError as error:
-            raise inside(error, key) from error
-    message.depth -= 1
+    try:
+        for key, child in zip(keys, node.children, strict=True):
+            try:
+                if child.kind is _JAGGED:
+                    leaves[key] = message.jagged(child)
+                    fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
+                elif child.kind is _TENSOR:
+                    leaves[key] = message.tensor(child)
+                    fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
+                else:
+                    leaf = leaves[key] = build(message, child)
+                    _check_leaf(leaf, child, size)
+                    fits = fits and _stacked_rows(leaf) == size[0]
+            except WireFormatError as error:
+                raise inside(error, key) from error
+    finally:
+        message.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
     td = TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
@@ -493,7 +501,7 @@ def _message_in_row(message: Message, buffer: int, offset: int, size: int) -> An
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = message.payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    header, (first, *frames) = open_blob(blob)
+    header, (first, *frames) = open_blob(blob, in_row=True)
     if blob_end(len(first), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")
     if header.checksums is not None:

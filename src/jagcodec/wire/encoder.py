@@ -198,7 +198,7 @@ class _Placing:
         checksums = None
         if checksum:
             buffers = written(buffers, self._fill)
-            checksums = [zlib.crc32(part) for part in buffers]
+            checksums = [zlib.crc32(part.data) for part in buffers]
         try:
             values = documents.packer().pack(lowered.values) if lowered.values else b"\x90"
             header = write_header(
@@ -316,7 +316,7 @@ class _Placing:
         end = 0
         for row in rows:
             begin = end
-            if type(row) is bytes:
+            if isinstance(row, bytes):
                 pieces.append(row)
                 end += len(row)
             else:

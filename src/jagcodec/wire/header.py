@@ -144,11 +144,12 @@ _VERSION = msgpack.packb(VERSION)
 _NO_VALUES = b"\x90"
 
 
-def read_header(data: Any) -> Header:
+def read_header(data: Any, *, in_row: bool = False) -> Header:
     """Check frame 0, and every number in it, without a look at the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
+        in_row: Whether the message is a row of another.
 
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
@@ -215,7 +216,7 @@ def read_header(data: Any) -> Header:
         found = _header_checksum(packed_schema.data, covered, packed_values)
         check_crc(found, checksums[0], "header")
 
-    places = Places(sizes, len(whole))
+    places = Places(sizes, len(whole), in_row=in_row)
     if places.payload > INT64_MAX:
         raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
     check_groups(groups, places)
@@ -244,8 +245,10 @@ def _check_start(data: Any, start: bytes) -> None:
             "frames of the transport stand before it",
             path="header",
         )
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(bytes(memoryview(data)[len(_START) : len(_START) + 16]))
+    version_bytes = bytes(memoryview(data)[len(_START) : len(_START) + 16])
+    # Without a bound it takes a mebibyte of memory, whatever it is fed.
+    unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
+    unpacker.feed(version_bytes)
     try:
         version = unpacker.unpack()
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:

@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec._arguments import known_names, usable_device
-from jagcodec.errors import ArgumentKeyError, WireFormatError
+from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
 from jagcodec.ragged.row_index import Chosen, choose_rows
@@ -31,6 +31,7 @@ from jagcodec.wire.frames import (
 )
 from jagcodec.wire.header import Header, read_header
 from jagcodec.wire.message import Message, open_frames, torch_dtype
+from jagcodec.wire.records import bad
 from jagcodec.wire.schema import Node, inside
 from jagcodec.wire.spec import Kind
 
@@ -151,7 +152,10 @@ class WireBatch:
             leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
         names: Any = self._names
         try:
-            if names is None and self._message.device is None and len(self._rows) == 1:
+            # A batch without dim names takes those of the batches in it, which `batch_of` does not.
+            kinds = {node.kind for node in self._nodes.values()}
+            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK))
+            if flat and names is None and self._message.device is None and len(self._rows) == 1:
                 return batch_of(leaves, len(self))
             device = self._message.device
             return TensorDict(leaves, batch_size=self.batch_size, names=names, device=device)
@@ -256,7 +260,12 @@ class WireBatch:
             raise rows_differ(self._rows, shape)
         if chosen is None:
             return leaf
-        return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
+        try:
+            return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
+        except ArgumentError:
+            raise
+        except Exception as error:  # torch raises all kinds, for dtypes that few kernels take
+            raise bad("rows that torch can choose", error) from error
 
     def _row_splits(self, node: Node) -> RowSplits:
         message = self._message

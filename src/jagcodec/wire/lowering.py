@@ -33,6 +33,7 @@ from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
+    BLOCKED_LAYOUTS,
     INLINE_BYTES,
     MAX_DEPTH,
     MAX_NDIM,
@@ -407,10 +408,13 @@ class Lowering:
             row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
             compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
             plain = tensor.col_indices() if row_first else tensor.row_indices()
+            layout = str(tensor.layout).removeprefix("torch.")
+            if layout in BLOCKED_LAYOUTS and 0 in tensor.values().shape[1:3]:
+                raise self._refusal(tensor, " with blocks of no cells")
             self.items += shape
             return (
-                Kind.SPARSE_COMPRESSED,
-                str(tensor.layout).removeprefix("torch."),
+                Code.SPARSE_COMPRESSED,
+                layout,
                 len(shape),
                 self._plain(compressed),
                 self._plain(plain),

@@ -17,6 +17,7 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.frames import (
     Payload,
     buffer_bytes,
@@ -69,10 +70,10 @@ def open_frames(frames: Any) -> tuple[Header, list[ByteArray]]:
     return header, arrays
 
 
-def open_blob(blob: ByteArray) -> tuple[Header, list[ByteArray]]:
+def open_blob(blob: ByteArray, *, in_row: bool = False) -> tuple[Header, list[ByteArray]]:
     """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
     size = read_preamble(blob)
-    header = read_header(split_blob(blob, size, ())[0].data)
+    header = read_header(split_blob(blob, size, ())[0].data, in_row=in_row)
     return header, split_blob(blob, size, header.sizes)
 
 
@@ -101,7 +102,7 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
 def check_frames(buffers: Sequence[ByteArray], checksums: Sequence[int]) -> None:
     """Compare the checksums of the frames behind the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        check_crc(zlib.crc32(buffer), checksum, f"frame {i + 1}")
+        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
 
 
 # --- an open message ---------------------------------------------------------------------------
@@ -234,7 +235,13 @@ class Message:
         known = self._chosen.get(key)
         if known is None:
             rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-            picked = RowSplits.from_lengths(np.ascontiguousarray(found.lengths[rows]))
+            lengths = np.ascontiguousarray(found.lengths[rows])
+            # Rows may repeat, and cells of no bytes may be many.
+            if len(chosen) * found.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
+                raise WireFormatError(
+                    "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(chosen)} rows"
+                )
+            picked = RowSplits.from_lengths(lengths)
             known = self._chosen[key] = (chosen, picked)
         return known[1]
 

@@ -222,7 +222,8 @@ class Schema:
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
-        nodes: Those that have numbers, in the order of their numbers.
+        nodes: Those that have numbers to check, in the order of these; and structured arrays,
+            whose dtype says how large they are even where they have no dims.
         weight: About how many bytes of memory it takes.
     """
 
@@ -328,7 +329,9 @@ def child_step(node: Node, child: int) -> Any:
 def inside(error: WireFormatError, step: Any) -> WireFormatError:
     """An error with a step put in front of its path: a key, an index, or None for nothing."""
     if step is None:
-        return error
+        # A new one all the same: the caller raises it from `error`, and an error that is its own
+        # cause sends whoever follows the causes in circles.
+        return WireFormatError(error.reason, error.path, error.detail)
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
     if error.path.startswith("$"):
         path += error.path[1:]
@@ -381,11 +384,13 @@ def walk(data: bytes) -> None:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int], header_bytes: int) -> None:
+    def __init__(self, sizes: Sequence[int], header_bytes: int, *, in_row: bool = False) -> None:
         self.sizes = sizes
         self.payload = sum(sizes)
         self.left = self.payload  # what no value has claimed yet
-        self.field_bytes = 64 * (1024 + header_bytes + self.payload)
+        # A small message may be one of many, in rows, and what each may take adds up.
+        spare = 0 if in_row else 1024
+        self.field_bytes = 64 * (spare + header_bytes + self.payload)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.
@@ -486,9 +491,9 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
         places.claim(own[0], own[1], size)
     elif kind is Kind.BYTES:
-        places.claim(*own)
+        places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        places.claim(*own[:3])
+        places.claim(own[0], own[1], own[2])
         if own[3] >= groups:
             raise _no_group(own[3], groups)
     elif kind is Kind.TENSOR_VIEWS:
@@ -524,6 +529,7 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
 
 def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:
     """The error with the path to its node, which is looked for only now."""
+    error = inside(error, None)
     for step in reversed(_steps(schema.root, node) or []):
         error = inside(error, step)
     return error

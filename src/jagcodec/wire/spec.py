@@ -135,6 +135,7 @@ INTEGER_DTYPES = frozenset(
 """Dtypes whose cells may be stored narrower than they are."""
 
 COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+BLOCKED_LAYOUTS = ("sparse_bsr", "sparse_bsc")
 
 PLAIN, BITS = 0, 1
 """How cells are stored: as wide as their dtype, or one bit each, the lowest first."""

@@ -1,0 +1,148 @@
+"""Faults that the fuzzer or a search by hand found in the readers, one test for each."""
+
+import struct
+import tracemalloc
+
+import msgpack
+import pytest
+import torch
+
+from jagcodec import WireFormatError, decode, open_wire
+from jagcodec.wire.spec import Kind
+
+
+def message(schema, numbers=(), values=(), groups=(), payload=()):
+    """The frames of a message; `schema` is packed already, or a tree for msgpack."""
+    words = [*numbers, len(groups), len(payload), *(n for group in groups for n in group)]
+    words += map(len, payload)
+    packed = schema if isinstance(schema, bytes) else msgpack.packb(schema)
+    fields = {
+        "jagcodec": 1,
+        "schema": msgpack.ExtType(Kind.SCHEMA, packed),
+        "numbers": struct.pack(f"<{len(words)}q", *words),
+        "values": msgpack.packb(list(values)),
+    }
+    return [msgpack.packb(fields), *payload]
+
+
+def refused(frames, reason):
+    with pytest.raises(WireFormatError) as caught:
+        decode(frames)
+    assert caught.value.reason == reason
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        # A tensor without bytes, in the schema's root: the path has no step.
+        (message([Kind.TENSOR, "int64", 1], [0, 0, 0, 3]), "out_of_bounds"),
+        # A child that its path has no step for.
+        (message([Kind.USER, "x", [99]]), "unknown_kind"),
+        (message([Kind.NON_TENSOR_DATA, 1, [Kind.BYTES]], [1, 0, 0, 9]), "out_of_bounds"),
+    ],
+)
+def test_no_error_is_its_own_cause(frames, reason):
+    error = refused(frames, reason)
+    seen = []
+    while error is not None:
+        assert error not in seen
+        seen.append(error)
+        error = error.__cause__
+
+
+def test_rows_that_torch_cannot_choose_are_refused():
+    """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
+    indices = [Kind.TENSOR, "int64", 2]
+    values = [Kind.TENSOR, "bits4x2", 1]
+    schema = [Kind.TENSORDICT, 1, None, ["a"], [Kind.SPARSE_COO, 1, indices, values]]
+    numbers = [2, 1, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
+    frames = message(schema, numbers, payload=[struct.pack("<2q2B", 0, 1, 5, 6)])
+    assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
+    with pytest.raises(WireFormatError) as caught:
+        open_wire(frames).rows([1]).to_tensordict()
+    assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")
+
+
+def test_whoever_opens_a_batch_sees_the_dim_names_that_decode_sees():
+    inner = [Kind.TENSORDICT, 2, ["rows", None], []]
+    frames = message([Kind.TENSORDICT, 1, None, ["a"], inner], [2, 2, 3])
+    assert open_wire(frames).to_tensordict().names == decode(frames).names
+
+
+def test_a_structured_array_without_dims_is_as_large_as_its_dtype():
+    """Its node has no numbers, and was not among those whose numbers are checked."""
+    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 40, False, []], 0]
+    refused(message(gaps), "out_of_bounds")
+    refused(message([Kind.SCALAR, gaps]), "out_of_bounds")
+
+
+def blob(frames):
+    header, *payload = frames
+    whole = struct.pack("<8sIIQ", b"jagcodec", 1, 0, len(header)) + header
+    for part in payload:
+        whole += bytes(-len(whole) % 64) + part
+    return whole
+
+
+def test_messages_in_rows_do_not_add_up_to_much_memory():
+    """A structured array of gaps: 64 KiB each, in rows of 128 bytes."""
+    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 16, False, []], 0]
+    assert decode(message(gaps)).nbytes == 1 << 16
+    row = blob(message(gaps))
+    rows, step = 100, len(row) + -len(row) % 64
+    ends = [0, *(i * step + len(row) for i in range(rows))]
+    data = bytearray((rows - 1) * step + len(row) + 64)
+    for end in ends[1:]:
+        data[end - len(row) : end] = row
+    at = -(-ends[-1] // 8) * 8
+    data[at:] = struct.pack(f"<{rows + 1}q", *ends)
+    frames = message(
+        [Kind.NON_TENSOR_ROWS],
+        [0, 0, ends[-1], 0],
+        groups=[[0, at, rows, len(row), step]],
+        payload=[bytes(data)],
+    )
+    error = refused(frames, "out_of_bounds")
+    assert error.path == "$[0]"
+
+
+def test_rows_that_repeat_do_not_count_past_2_to_the_63():
+    """A row of cells without bytes may be as long as it likes, but not three of them."""
+    row = 1 << 62
+    column = [Kind.JAGGED, "int64", 2, 1]
+    frames = message(
+        [Kind.TENSORDICT, 1, None, ["a"], column],
+        [1, 0, 0, 0, 0, row, 0],
+        groups=[[0, 0, 1, row, row]],
+    )
+    assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
+    for rows in (2, 3, 4):
+        with pytest.raises(WireFormatError) as caught:
+            open_wire(frames).rows([0] * rows).to_tensordict()
+        assert (caught.value.reason, caught.value.path) == ("bad_offsets", "$.a")
+
+
+def test_a_version_is_read_in_little_memory():
+    start = b"\x84" + msgpack.packb("jagcodec")
+    for rest in (b"", b"\xcd\x01", msgpack.packb(2), b"\xdd\xff\xff\xff\xff" * 4):
+        tracemalloc.start()
+        with pytest.raises(WireFormatError):
+            decode([start + rest])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 17
+
+
+def test_messages_inside_each_other_are_not_copied_at_every_level():
+    size = 1 << 20
+    frames = message([Kind.BYTES], [0, 0, size], payload=[bytes(size)])
+    for _ in range(50):
+        row = blob(frames)
+        groups = [[0, 0, 1, len(row), len(row)]]
+        frames = message([Kind.NON_TENSOR_ROWS], [0, 0, len(row), 0], groups=groups, payload=[row])
+    tracemalloc.start()
+    decode(frames)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * size
