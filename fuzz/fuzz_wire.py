@@ -53,7 +53,8 @@ _MEMORY = 2 << 30
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # The hard limit stays: processes that this one starts (-merge=1) set one of their own.
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 class _Collector:

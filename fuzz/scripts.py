@@ -263,8 +263,7 @@ def _seed(value: Any, options: dict[str, bool]) -> Seed:
     def apart(node: wire_schema.Node) -> Any:
         if node.kind is Kind.VALUE:
             return values[node.value]
-        count = wire_schema._number_count(FORMS[node.kind], node.fields)
-        numbers = header.numbers[node.number : node.number + count]
+        numbers = header.numbers[node.number : node.end]
         return Node(int(node.kind), node.fields, numbers, list(map(apart, node.children)))
 
     root, groups = apart(header.schema.root), [list(group) for group in header.groups]

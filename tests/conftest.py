@@ -6,6 +6,8 @@ import pytest
 import tensordict
 from hypothesis import HealthCheck, settings
 
+from tests.device import install
+
 settings.register_profile(
     "default",
     deadline=None,
@@ -22,3 +24,9 @@ def pytest_configure():
             f"expected tensordict {expected}, found {tensordict.__version__} "
             f"in {tensordict.__file__}"
         )
+
+
+@pytest.fixture
+def own_device():
+    """Makes `tests.device.DEVICE` usable."""
+    install()

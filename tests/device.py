@@ -110,7 +110,7 @@ def _device_bytes(memory: torch.Tensor) -> torch.Tensor:
     managed = _Managed(tensor, None, _free)
     place = ctypes.addressof(managed)
     _managed[place], _memory[address] = (managed, shape), memory
-    return torch.from_dlpack(_new_capsule(place, b"dltensor", None))
+    return torch.utils.dlpack.from_dlpack(_new_capsule(place, b"dltensor", None))
 
 
 def _to_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ _WAITING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "un
 if hasattr(torch._C, "_acc"):
 
     class _Guard(torch._C._acc.DeviceGuard):
-        def type_(self) -> object:
+        def type_(self) -> Any:
             return torch._C._autograd.DeviceType.PrivateUse1
 
     _GUARD = _Guard()
@@ -246,7 +246,7 @@ def _run(op: Any, *args: Any, **options: Any) -> Any:
     for original, alias in seen:
         if alias.shape != original.shape:  # an `out` that was made larger
             new = _to_device(alias)
-            original.set_(new.untyped_storage(), 0, new.shape, new.stride())  # type: ignore[call-overload]
+            original.set_(new.untyped_storage(), 0, new.shape, new.stride())
     return tree_map(lifted, result)
 
 

@@ -1,5 +1,6 @@
 """The device that the suite brings: what it has in common with a GPU."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,13 +11,11 @@ import torch
 from hypothesis import given
 
 from jagcodec.testing import assert_same, bits, tensors
-from tests.device import DEVICE, install, watch
+from tests import device
+from tests.device import DEVICE, watch
 from tests.helpers import ROOT
 
-
-@pytest.fixture(autouse=True)
-def device():
-    install()
+pytestmark = pytest.mark.usefixtures("own_device")
 
 
 @given(tensors())
@@ -79,8 +78,7 @@ def test_the_host_cannot_read_its_memory():
 
 
 def test_its_memory_is_let_go():
-    from tests import device
-
+    gc.collect()
     before = len(device._memory)
     there = torch.ones(1000, device=DEVICE)
     view = there[1:]

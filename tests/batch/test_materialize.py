@@ -167,7 +167,7 @@ def test_no_layout_lets_a_longer_row_pass(layout):
     td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
     with pytest.raises(ValueError, match="row 1"):
         materialize(td, layout, None, 2)
-    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None
+    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None  # type: ignore[call-overload]
 
 
 def test_non_tensors_become_rows():
@@ -194,7 +194,7 @@ def test_non_tensors_become_rows():
 def test_nested_tensordicts_become_nested_columns():
     inner = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(2)])}, [2])
     td = TensorDict({"inner": inner}, [2])
-    columns = materialize(td, pad_value_dict={("inner", "x"): 9})
+    columns = materialize(td, pad_value_dict={("inner", "x"): 9})  # type: ignore[dict-item]
     assert columns["inner"]["x"].tolist() == [[1, 9], [1, 1]]
     assert type(columns["inner"]) is BatchedDataDict
 
@@ -215,12 +215,12 @@ def test_gradient_carrying_columns_can_be_padded():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),
+        (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_to_seqlen=-1), ValueError, "pad_to_seqlen"),
-        (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),
-        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),
-        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),
-        (lambda td: materialize(dict(td)), TypeError, "expected a TensorDict, found dict"),
+        (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
+        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[call-overload]
+        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[call-overload]
+        (lambda td: materialize(dict(td)), TypeError, "expected a TensorDict, found dict"),  # type: ignore[call-overload]
         (lambda td: materialize(TensorDict({}, [])), ValueError, "batch dim"),
         (
             lambda td: materialize(LazyStackedTensorDict(td, td, stack_dim=0)),
@@ -451,7 +451,7 @@ def test_nested_columns_are_written_again():
 )
 def test_one_buffer_for_all_of_any_sufficient_size(make):
     out = make(1000)
-    memory = memoryview(out.numpy() if isinstance(out, torch.Tensor) else out).cast("B")
+    memory = memoryview(out.numpy() if isinstance(out, torch.Tensor) else out).cast("B")  # type: ignore[arg-type]
     for lengths in ((1, 2), (5, 3, 1)):
         memory[:] = b"\xff" * len(memory)
         td = ids(*lengths)

@@ -73,9 +73,9 @@ def test_the_table_is_for_people():
     [
         (lambda: padding_tax([3, 9], padded_width=8), ValueError, "at most 8.*found 9"),
         (lambda: padding_tax([-1]), ValueError, "row 0"),
-        (lambda: padding_tax([0.5]), TypeError, "integer"),
-        (lambda: padding_tax(["x"]), TypeError, "lengths"),
-        (lambda: padding_tax(7), TypeError, "lengths"),
+        (lambda: padding_tax([0.5]), TypeError, "integer"),  # type: ignore[list-item]
+        (lambda: padding_tax(["x"]), TypeError, "lengths"),  # type: ignore[list-item]
+        (lambda: padding_tax(7), TypeError, "lengths"),  # type: ignore[arg-type]
         (lambda: padding_tax(TensorDict({}, [])), ValueError, "batch dim"),
         (lambda: padding_tax([2**62] * 3), ValueError, "add up"),
         (lambda: padding_tax([1], bytes_per_token=0), ValueError, "bytes_per_token"),

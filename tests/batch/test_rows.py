@@ -43,7 +43,7 @@ def table(batch, count=None):
         batch = batch.to_tensordict()
     if isinstance(batch, LazyStackedTensorDict):
         assert batch.stack_dim == 0
-        return [{k: bits(v) for k, v in member.items()} for member in batch.tensordicts]
+        return [{k: bits(v) for k, v in member.items()} for member in batch.tensordicts]  # type: ignore[arg-type]
     if isinstance(batch, TensorDictBase):
         count = batch.batch_size[0]
     elif count is None:
@@ -507,7 +507,7 @@ def test_concat_names_columns_and_batches():
     with pytest.raises(TypeError, match="kind of column"):
         concat_rows([batch_of([1]), {"ids": [1]}])
     with pytest.raises(TypeError, match=r"batches\[0\]"):
-        concat_rows([[1]])
+        concat_rows([[1]])  # type: ignore[type-var]
 
 
 def test_select_refuses():
@@ -521,7 +521,7 @@ def test_select_refuses():
         with pytest.raises(error, match=r"select_rows\(index\)"):
             select_rows(td, index)
     with pytest.raises(TypeError, match=r"select_rows\(batch\)"):
-        select_rows([1, 2], [0])
+        select_rows([1, 2], [0])  # type: ignore[type-var]
     with pytest.raises(ValueError, match="no batch dim"):
         select_rows(TensorDict({}, []), [0])
     with pytest.raises(ValueError, match="found 1"):

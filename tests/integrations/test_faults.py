@@ -441,7 +441,7 @@ def test_the_account_finds_what_is_wrong():
 def test_no_figure_of_the_page_is_copied_by_hand():
     """If this fails after a new run: python -m benchmarks.reliability --page"""
     page = reliability.PAGE.read_text()
-    made = reliability.tables(reliability.pages.read(reliability.RECORD))
+    made = reliability.tables(reliability.pages.read(reliability.RECORD))  # type: ignore[attr-defined]
     assert rewritten(page, made) == page
     for name in made:
         assert f"<!-- measured: {name} -->" in page
@@ -456,7 +456,7 @@ def test_the_tests_that_the_page_names_exist():
 
 @pytest.mark.parametrize("run", ["soak", "kills"])
 def test_the_recorded_run_lost_nothing(run):
-    found = reliability.pages.read(reliability.RECORD)[run]
+    found = reliability.pages.read(reliability.RECORD)[run]  # type: ignore[attr-defined]
     assert soaks.faults(found) == 0
     assert found["finished"] == found["plan"]["producers"]
     assert found["batches"] == found["sent"]

@@ -46,7 +46,7 @@ PATHS = os.pathsep.join([str(ROOT), SOURCE, os.environ.get("PYTHONPATH", "")])
 MIB = 1 << 20
 
 
-class Client(mooncake.MooncakeDistributedStore):
+class Client(mooncake.MooncakeDistributedStore):  # type: ignore[name-defined]
     """Remembers what it was asked to read and to register."""
 
     def __init__(self):
@@ -480,7 +480,7 @@ def test_another_process_reads_what_this_one_put(store, running):
     assert run(READER, running.address, running.metadata) == [
         rows,
         rows[2:4],
-        [PAYLOADS[2], list(PAYLOADS[3])],
+        [PAYLOADS[2], list(PAYLOADS[3])],  # type: ignore[arg-type]
     ]
     assert store.get("answer") == [15.0, sum(LENGTHS)]
 

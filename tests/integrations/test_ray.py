@@ -249,7 +249,7 @@ class TestWorkers:
             def get(self):
                 return self.batch
 
-        buffer = Buffer.remote()
+        buffer = Buffer.remote()  # type: ignore[attr-defined]
         ray.get(buffer.put.remote(make_batch()), timeout=SECONDS)
         assert_same(ray.get(buffer.get.remote(), timeout=SECONDS), make_batch())
 

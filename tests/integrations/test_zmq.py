@@ -246,7 +246,7 @@ def test_a_value_that_cannot_be_encoded_sends_nothing(context):
     with pytest.raises(UnsupportedTypeError):
         send(left, [torch.arange(LARGE), threading.Lock()], timeout=LONG)
     with pytest.raises(ArgumentTypeError, match="envelope"):
-        send(left, 1, envelope=["text"], timeout=LONG)
+        send(left, 1, envelope=["text"], timeout=LONG)  # type: ignore[list-item]
     assert_silent(right)
 
 
@@ -533,6 +533,7 @@ def test_without_pyzmq_the_error_says_what_to_install():
     assert "pip install 'jagcodec[zmq]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     path = ROOT / "examples/zmq_pipeline.py"
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)

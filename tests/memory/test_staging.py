@@ -17,13 +17,10 @@ from jagcodec import (
 )
 from jagcodec.memory import staging
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of, tensors, trees
-from tests.device import DEVICE, install, on_device, watch, with_tensors
+from tests.device import DEVICE, on_device, watch, with_tensors
 from tests.helpers import message
 
-
-@pytest.fixture(autouse=True)
-def device():
-    install()
+pytestmark = pytest.mark.usefixtures("own_device")
 
 
 @given(st.lists(tensors(), max_size=4))
@@ -123,5 +120,5 @@ def test_a_response_is_sliced_after_one_wait():
     assert traffic.fetched == [24, 24]
     assert traffic.waits == 1
     assert result.device == DEVICE
-    assert result.offsets() is mask.offsets()
+    assert result.offsets() is mask.offsets()  # type: ignore[attr-defined]
     assert rows_of(result) == [bits(torch.arange(3.0)), bits(torch.tensor([11.0]))]

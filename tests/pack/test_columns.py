@@ -1,5 +1,7 @@
 """Packing a dict of columns."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -132,7 +134,7 @@ def test_a_jagged_column_with_holes_joins_its_rows():
 
 def test_names_that_are_no_set():
     with pytest.raises(TypeError, match="set of names"):
-        pack_jagged_fields({}, lengths=LENGTHS, token_aligned_fields=5)
+        pack_jagged_fields({}, lengths=LENGTHS, token_aligned_fields=5)  # type: ignore[arg-type]
 
 
 # --- columns written back ----------------------------------------------------------------------
@@ -319,7 +321,7 @@ def test_columns_that_cannot_be_merged(batch, columns, options, reason, text):
         batch = TensorDict({"ids": nest(1, 2), "reward": torch.ones(2)}, batch_size=[2])
     with pytest.raises((ValueError, TypeError, KeyError), match=text) as caught:
         merge_columns(batch, columns, **options)
-    assert caught.value.reason == reason
+    assert caught.value.reason == reason  # type: ignore[attr-defined]
     assert isinstance(caught.value, ArgumentKeyError) == (reason == "no_such_field")
 
 
@@ -328,7 +330,7 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
     """Offsets of 2,047 rows and more are a buffer of their own, between those of columns."""
     lengths = torch.arange(rows) % 7
     fields = {name: torch.arange(rows * 7).view(rows, 7) + i for i, name in enumerate("abc")}
-    named = {"lengths": lengths, "token_aligned_fields": fields}
+    named: dict[str, Any] = {"lengths": lengths, "token_aligned_fields": fields}
     fused = encode_fields(fields, **named)
     composed = encode(pack_jagged_fields(fields, **named))
     assert [bytes(frame) for frame in fused] == [bytes(frame) for frame in composed]

@@ -162,7 +162,7 @@ def test_pads_are_compared_by_their_bits():
     assert not packs(zeros)
     imaginary = torch.zeros(2, 4, dtype=torch.complex128)
     assert packs(imaginary)
-    imaginary[1, 2] = 1j
+    imaginary[1, 2] = 1j  # type: ignore[assignment]
     assert not packs(imaginary)
 
 
@@ -391,21 +391,21 @@ def test_named_columns_that_are_not_per_token(column, error, text):
 
 def test_other_bad_arguments():
     with pytest.raises(ArgumentTypeError, match="dict of names"):
-        pack_masked_fields([GOOD], mask=MASK)
+        pack_masked_fields([GOOD], mask=MASK)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="put it in a list"):
         pack_masked_fields({"x": GOOD}, mask=MASK, token_aligned_fields="x")
     with pytest.raises(ArgumentError, match=r"'padding'.*choose another"):
         pack_masked_fields({"padding": GOOD}, mask=MASK)
     with pytest.raises(ArgumentTypeError, match="name of a leaf, found 5"):
-        pack_masked_fields({"x": GOOD}, mask=MASK, padding_field=5)
+        pack_masked_fields({"x": GOOD}, mask=MASK, padding_field=5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="name of a leaf"):
-        unpack_masked_fields(pack_masked_fields({}, mask=MASK), padding_field=("a", "b"))
+        unpack_masked_fields(pack_masked_fields({}, mask=MASK), padding_field=("a", "b"))  # type: ignore[arg-type]
 
 
 def test_batches_that_cannot_be_unpacked():
     td = pack_masked_fields({"x": GOOD}, mask=MASK)
     with pytest.raises(ArgumentTypeError, match="found dict"):
-        unpack_masked_fields(dict(td.items()))
+        unpack_masked_fields(dict(td.items()))  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="LazyStacked"):
         unpack_masked_fields(TensorDict.lazy_stack([TensorDict({"a": GOOD}, [2])] * 2))
     with pytest.raises(ArgumentError, match="no batch dim"):

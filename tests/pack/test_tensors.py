@@ -40,7 +40,7 @@ def test_rows_survive_packing(rectangle, dtype):
     assert nested.dtype == padded.dtype
     assert rows_of(nested) == rows_of(padded, lengths)
     assert tuple(nested.values().shape) == (sum(lengths), *padded.shape[2:])
-    assert nested.offsets().dtype == torch.int64
+    assert nested.offsets().dtype == torch.int64  # type: ignore[attr-defined]
     assert bounds(nested) == (min(lengths, default=0), max(lengths, default=0))
     assert bits(padded) == before
 
@@ -160,7 +160,7 @@ def nest(*lengths):
 def test_responses_that_cannot_be_sliced(full, mask, reason, text):
     with pytest.raises((ValueError, TypeError), match=text) as caught:
         response_from_nested(full, mask)
-    assert caught.value.reason == reason
+    assert caught.value.reason == reason  # type: ignore[attr-defined]
 
 
 @given(rectangles(), st.sampled_from([torch.int64, torch.int32]), st.data())
@@ -181,7 +181,7 @@ def test_padded_responses_become_the_rows_of_their_mask(rectangle, width, data):
     assert bounds(result) == (min(lengths, default=0), max(lengths, default=0))
     assert bits(padded) == before
     if holes is None:
-        assert result.offsets() is mask.offsets()
+        assert result.offsets() is mask.offsets()  # type: ignore[attr-defined]
 
 
 @given(st.data())
@@ -223,8 +223,8 @@ def test_gradients_flow_back_to_padded_responses():
 def test_padded_responses_that_do_not_fit_their_mask(padded, mask, reason, text):
     with pytest.raises((ValueError, TypeError), match=text) as caught:
         response_to_nested(padded, mask)
-    assert caught.value.reason == reason
-    assert caught.value.path.startswith("response_to_nested(")
+    assert caught.value.reason == reason  # type: ignore[attr-defined]
+    assert caught.value.path.startswith("response_to_nested(")  # type: ignore[attr-defined]
 
 
 PADDED = torch.zeros(3, 4)
@@ -251,9 +251,9 @@ def test_rectangles_that_cannot_be_packed(padded, lengths, error, text):
 
 def test_arguments_of_another_type_are_refused():
     with pytest.raises(TypeError, match="list"):
-        to_nested_by_length(PADDED, [1, 1, 1])
+        to_nested_by_length(PADDED, [1, 1, 1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ndarray"):
-        pack_per_token_field(PADDED.numpy(), torch.tensor([1, 1, 1]))
+        pack_per_token_field(PADDED.numpy(), torch.tensor([1, 1, 1]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", [maybe_pack_jagged, pack_per_token_field])

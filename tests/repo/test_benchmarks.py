@@ -48,7 +48,7 @@ def test_a_wrong_cell_is_found():
 def test_negative_zero_is_not_zero():
     columns = {name: column.clone() for name, column in BATCH.columns.items()}
     columns["advantages"][0, 0] = 0.0
-    batch = trips.Batch(BATCH.lengths, columns)
+    batch = trips.Batch(BATCH.lengths, columns)  # type: ignore[attr-defined]
     wrong = {**columns, "advantages": columns["advantages"].clone()}
     wrong["advantages"][0, 0] = -0.0
     assert torch.equal(wrong["advantages"], columns["advantages"])

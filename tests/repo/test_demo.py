@@ -286,7 +286,7 @@ def test_the_trainer_finds_every_flipped_payload_bit(tmp_path: Path) -> None:
         flipped = bytearray(frames[which])
         flipped[position] ^= 1 << int(rng.integers(0, 8))
         message = [*frames[:which], bytes(flipped), *frames[which + 1 :]]
-        other_end: Any = Line(lambda message=message: message)
+        other_end: Any = Line(lambda message=message: message)  # type: ignore[misc]
         try:
             (consumed,) = consume(other_end, tmp_path, 1)
         except (MismatchError, WireFormatError):

@@ -84,7 +84,7 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
         run(b"\0\0\0")
     assert run.counts.inputs == 1
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
-        target._check_error(WireFormatError("no such reason", "$", "x"))
+        target._check_error(WireFormatError("no such reason", "$", "x"))  # type: ignore[arg-type]
     error = WireFormatError("bad_value", "$", "x")
     error.__cause__ = WireFormatError("bad_value", "$", "y")
     error.__cause__.__cause__ = error

@@ -97,7 +97,7 @@ def from_the_ground_up():
 @until_the_rewrite
 def test_the_longest_chain_of_imports_has_ten_files_or_fewer():
     """Of the library, on which the command line is built."""
-    chains = {}
+    chains: dict[str, tuple[str, ...]] = {}
     for name in from_the_ground_up():
         below = [chains[other] for other in arrows()[name]]
         chains[name] = (name, *max(below, key=len, default=()))

@@ -152,13 +152,13 @@ class Header:
         rest = iter(self.numbers[self.count(self.schema) :])
         groups, frames = (next(rest, None) for _ in range(2))
         need(groups is not None and frames is not None, "counts")
-        need(5 * groups + frames <= len(self.numbers), "numbers")
-        self.groups = [tuple(itertools.islice(rest, 5)) for _ in range(groups)]
+        need(5 * groups + frames <= len(self.numbers), "numbers")  # type: ignore[operator]
+        self.groups = [tuple(itertools.islice(rest, 5)) for _ in range(groups)]  # type: ignore[arg-type]
         self.sizes = list(itertools.islice(rest, frames))
         self.checksums = list(rest)
         need(not groups or len(self.groups[-1]) == 5, "numbers")
         need(len(self.sizes) == frames and sum(self.sizes) < LIMIT, "numbers")
-        need(len(self.checksums) in (0, 1 + frames), "numbers")
+        need(len(self.checksums) in (0, 1 + frames), "numbers")  # type: ignore[operator]
         if self.checksums:
             plain = numbers[: len(numbers) - 8 * len(self.checksums)]
             need(zlib.crc32(schema.data + plain + values) == self.checksums[0], "checksum")
@@ -587,7 +587,7 @@ def document(value):
     kind = RECORDS[tag.code]
     fields = [document(field) for field in fields]
     try:
-        result = DOCUMENTS[kind](*fields)
+        result = DOCUMENTS[kind](*fields)  # type: ignore[operator]
     except TypeError as error:
         raise RefusedError(f"{kind}: {error}") from None
     return result[0] if kind == "BIG_INT" else (kind, *result)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from multiprocessing import shared_memory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_shared_memory_between_processes():
             "resource_tracker.unregister(m._name, 'shared_memory'); m.close()"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr
+        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr  # type: ignore[attr-defined]
     finally:
         memory.close()
         memory.unlink()
@@ -123,7 +124,7 @@ def test_columns_are_never_packed_over_each_other(begin):
     columns = {"a": torch.from_numpy(memory[:40_000]).view(10, -1), "b": torch.ones(10, 4000)}
     lengths = torch.full((10,), 3000)
     before = memory.copy()
-    options = {"lengths": lengths, "token_aligned_fields": columns}
+    options: dict[str, Any] = {"lengths": lengths, "token_aligned_fields": columns}
     if begin < 40_000:
         with pytest.raises(ArgumentError, match="apart from what is encoded"):
             encode_fields(columns, out=memory[begin:], **options)
@@ -154,7 +155,7 @@ def test_many_values_one_allocation():
     blobs = encode_batch_into(values, allocate)
     assert len(asked) == 1
     assert len(blobs) == len(values)
-    assert len({blob.obj.__array_interface__["data"][0] for blob in blobs}) == len(values)
+    assert len({blob.obj.__array_interface__["data"][0] for blob in blobs}) == len(values)  # type: ignore[attr-defined]
     assert_same(decode_batch(blobs), values)
     assert_same(decode_batch([bytes(blob) for blob in blobs]), values)
     assert encode_batch_into([], bytearray) == []

@@ -28,13 +28,9 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.testing import assert_same, trees
-from tests.helpers import receive
+from tests.helpers import receive, trip
 
 BIG = 5000  # int64 cells: a buffer too large to share frame 1
-
-
-def trip(value, **options):
-    return decode(encode(value), **options)
 
 
 def address(buffer):

@@ -120,7 +120,7 @@ def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
                         a.cpu().equal(b) if isinstance(b, torch.Tensor) else a == b
                         for a, b in zip(columns[name][1:], column[1:], strict=True)
                     )
-                    assert bits(columns[name].values.cpu()) == bits(column.values)
+                    assert bits(columns[name].values.cpu()) == bits(column.values)  # type: ignore[attr-defined]
                 elif isinstance(column, torch.Tensor):
                     assert columns[name].device == device
                     assert_same(columns[name].cpu(), column)
@@ -225,4 +225,4 @@ def test_gradients_flow_on_the_device():
     mask = to_nested_by_length(torch.ones(4, 6, device="cuda"), LENGTHS)
     response_to_nested(padded, mask).values().sum().backward()
     expected = torch.arange(6) < LENGTHS[:, None]
-    assert padded.grad[..., 0].cpu().bool().equal(expected)
+    assert padded.grad[..., 0].cpu().bool().equal(expected)  # type: ignore[index]

@@ -134,7 +134,7 @@ def test_14_zmq_frames_are_aliased_and_bytes_are_copied():
         a.send_multipart(frames, copy=False)
         received = b.recv_multipart(copy=False)
     tensor = decode(received)
-    buffer = np.frombuffer(received[2], np.uint8)
+    buffer = np.frombuffer(received[2], np.uint8)  # type: ignore[call-overload]
     assert tensor.data_ptr() == buffer.__array_interface__["data"][0]
     read_only = [bytes(frame) for frame in frames]
     decode(read_only).zero_()
@@ -145,7 +145,7 @@ def test_15_rows_made_by_narrow_arrive_without_holes():
     base = torch.arange(20.0).view(4, 5)
     starts, lengths = torch.tensor([0, 1, 2, 0]), torch.tensor([2, 3, 1, 5])
     narrowed = torch.nested.narrow(base, 1, starts, lengths, layout=torch.jagged)
-    assert narrowed.lengths() is not None
+    assert narrowed.lengths() is not None  # type: ignore[attr-defined]
     td = TensorDict({"x": narrowed}, [4])
     back = trip(td)["x"]
     assert back.lengths() is None

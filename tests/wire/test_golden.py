@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def coo(indices, shape):
 
 
 def compressed(layout):
-    block = {"blocksize": (2, 2)} if layout.startswith("sparse_b") else {}
+    block: Any = {"blocksize": (2, 2)} if layout.startswith("sparse_b") else {}
     dense = torch.zeros(4, 4)
     dense[0, 1], dense[3, 2] = 1.5, -2.0
     return dense.to_sparse(layout=getattr(torch, layout), **block)
@@ -527,6 +527,7 @@ def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
 def example(title):
     """The bytes of a hexdump in the specification."""
     found = re.search(rf"<!-- example: {title} -->\n```text\n(.*?)```", SPEC.read_text(), re.S)
+    assert found is not None
     lines = [re.split(r" {3,}", line)[0] for line in found.group(1).splitlines()]
     return bytes_of(lines)
 
@@ -614,7 +615,7 @@ def rows_read(value):
 @given(jagged_batches())
 def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
     for options in ({}, {"narrow": True}, {"checksum": True, "narrow": True}):
-        frames = encode_fields(
+        frames: Any = encode_fields(
             batch.fields,
             lengths=batch.lengths,
             token_aligned_fields=batch.token_aligned_fields,

@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import tracemalloc
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_header_is_one_map_of_schema_numbers_and_values():
 
 def test_batches_of_the_same_columns_have_the_same_schema():
     """Whatever their rows, lengths, payloads and values: a reader looks the schema up."""
-    options = ({}, {"narrow": True}, {"checksum": True})
+    options: Any = ({}, {"narrow": True}, {"checksum": True})
     found = {
         entries(rollout(rows, **chosen))["schema"].data
         for rows in (1, 2, 3, 50)
@@ -149,7 +150,23 @@ def opened(frames):
 
 
 ODD_NUMBERS = [0, 1, 2, 3, 7, 8, 24, 2**16, 2**32, INT64_MAX, -1, -(2**63)]
-ODD_FIELDS = [0, 1, 65, -1, 2**64 - 1, True, None, 1.5, "int64", "int65", "", b"a", [], ["a"], {}]
+ODD_FIELDS: list[Any] = [
+    0,
+    1,
+    65,
+    -1,
+    2**64 - 1,
+    True,
+    None,
+    1.5,
+    "int64",
+    "int65",
+    "",
+    b"a",
+    [],
+    ["a"],
+    {},
+]
 DTYPES = st.sampled_from(["int64", "bool", "float32", "complex128", "float8_e5m2"])
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import tracemalloc
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -373,7 +374,7 @@ def test_dtypes_nest_only_so_deep():
         lambda inner: ["sub", inner, [1]],
         lambda inner: struct_of(4, ("a", None, 0, inner)),
     ):
-        dtype = "<i4"
+        dtype: Any = "<i4"
         for _ in range(300):
             dtype = wrap(dtype)
         assert refused(message(array(dtype), bytes(4))).reason == "too_deep"

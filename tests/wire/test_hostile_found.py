@@ -146,3 +146,25 @@ def test_messages_inside_each_other_are_not_copied_at_every_level():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * size
+
+
+def test_rows_that_tensordict_refuses_are_refused():
+    """tensordict takes a payload out of what it is in, and a stack has more than one."""
+    stack = message(
+        [Kind.NON_TENSOR_ROWS],
+        [0, 0, 2, 0],
+        groups=[[0, 8, 2, 1, 1]],
+        payload=[struct.pack("<2s6x3q", b"\x01\x02", 0, 1, 2)],
+    )
+    row = blob(stack)
+    frames = message(
+        [Kind.TENSORDICT, 1, None, ["a"], [Kind.NON_TENSOR_ROWS]],
+        [1, 0, 0, len(row), 0],
+        groups=[[0, 0, 1, len(row), len(row)]],
+        payload=[row],
+    )
+    refused(frames, "bad_value")
+    for read in (lambda batch: batch.to_tensordict(), lambda batch: batch.rows([0]).leaf("a")):
+        with pytest.raises(WireFormatError) as caught:
+            read(open_wire(frames))
+        assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")

@@ -3,6 +3,7 @@
 import mmap
 import pickle
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,7 +278,8 @@ def test_columns_of_one_raggedness_still_multiply():
 def test_a_batch_of_the_whole_payload_reads_like_decode():
     td = pack_jagged_fields({"a": torch.ones(0, 3)}, lengths=torch.zeros(0, dtype=torch.int64))
     assert_same(open_wire(encode(td)).to_tensordict(), td)
-    named = TensorDict({"x": torch.ones(2, 3)}, [2, 3], names=["a", None])
+    names: Any = ["a", None]
+    named = TensorDict({"x": torch.ones(2, 3)}, [2, 3], names=names)
     assert_same(open_wire(encode(named)).to_tensordict(), named)
     assert open_wire(encode(named)).rows([1]).to_tensordict().batch_size == (1, 3)
 

@@ -115,7 +115,7 @@ def neutral_tensor(value):
         shape[dim] = sum(lengths)
         return ("JAGGED", dtype, shape, dim + 1, [(row.shape, cells(row)) for row in rows])
     if value.is_nested:
-        rows = value.unbind() if value.size(0) else ()
+        rows = value.unbind() if value.size(0) else ()  # type: ignore[assignment]
         return ("STRIDED_NESTED", dtype, [(row.shape, cells(row)) for row in rows])
     if value.layout is torch.strided:
         return dense(value)
@@ -126,7 +126,7 @@ def neutral_tensor(value):
     names = ["crow_indices", "col_indices", "values"]
     if layout in ("sparse_csc", "sparse_bsc"):
         names[:2] = "ccol_indices", "row_indices"
-    parts = (dense(getattr(value, name)()) for name in names)
+    parts = (dense(getattr(value, name)()) for name in names)  # type: ignore[assignment]
     return ("SPARSE_COMPRESSED", layout, value.shape, *parts)
 
 
@@ -315,7 +315,7 @@ def altered(value, draw, node=False):
     leaves = [None, True, 0, 1, 1.5, float("nan"), "", "a", b"", b"\1", [], {}, [None], {"a": 1}]
     if node:
         kinds = [[code] for code in spec_reader.NODES]
-        leaves += [[48, "int64", 0], [48, "uint8", 1], [32, "<i8", 1], [26, None], *kinds]
+        leaves += [[48, "int64", 0], [48, "uint8", 1], [32, "<i8", 1], [26, None], *kinds]  # type: ignore[list-item]
     else:
         leaves += [
             [msgpack.ExtType(code, b""), *draw.choice(([], [1], [1, 1], [1, 2, 3]))]

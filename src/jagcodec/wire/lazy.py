@@ -233,8 +233,10 @@ class WireBatch:
         node = self._node(name, "leaf")
         try:
             return read(node)
-        except WireFormatError as error:
-            raise inside(error, name) from error
+        except (ArgumentError, MemoryError):
+            raise
+        except Exception as error:  # torch, numpy and tensordict raise all kinds
+            raise _of_column(name, node, error) from error
 
     def _leaf(self, node: Node) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
@@ -260,12 +262,7 @@ class WireBatch:
             raise rows_differ(self._rows, shape)
         if chosen is None:
             return leaf
-        try:
-            return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
-        except ArgumentError:
-            raise
-        except Exception as error:  # torch raises all kinds, for dtypes that few kernels take
-            raise bad("rows that torch can choose", error) from error
+        return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
 
     def _row_splits(self, node: Node) -> RowSplits:
         message = self._message
@@ -300,6 +297,13 @@ class WireBatch:
 _JAGGED = Kind.JAGGED
 
 
+def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
+    """The error of a column that could not be read."""
+    if not isinstance(error, WireFormatError):
+        error = bad(f"rows of {node.kind.name}", error)
+    return inside(error, name)
+
+
 def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
     """Each column of a batch in the form from which it takes least to make a rectangle.
 
@@ -322,8 +326,10 @@ def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
                 column = object_array(batch._objects(node))
             else:
                 column = batch._leaf(node)
-        except WireFormatError as error:
-            raise inside(error, name) from error
+        except (ArgumentError, MemoryError):
+            raise
+        except Exception as error:
+            raise _of_column(name, node, error) from error
         columns.append((name, column))
     return columns
 
