@@ -5,7 +5,7 @@ This module imports nothing from the package, so that every other module can rai
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Reason = Literal[
     # a bad argument to a layout, column or trainer function
@@ -114,6 +114,14 @@ def brief(value: object) -> str:
         return f"a {type(value).__name__} of {len(items)}"
     if type(value) is dict:
         return f"a dict of {len(value)}"
+    return type(value).__name__
+
+
+def describe(value: Any) -> str:
+    """What a value is, in a few words; of a tensor its shape, layout and device."""
+    if hasattr(value, "layout") and hasattr(value, "is_nested"):
+        kind = "nested" if value.is_nested else f"{tuple(value.shape)}"
+        return f"a {kind} tensor of layout {value.layout} on {value.device}"
     return type(value).__name__
 
 

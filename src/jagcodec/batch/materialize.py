@@ -10,16 +10,10 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec._arguments import (
-    check_option,
-    describe,
-    name_set,
-    usable_device,
-    whole_number,
-)
+from jagcodec._arguments import check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.leaves import move_leaf
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, values_of

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
-from torch.nested._internal.nested_tensor import NestedTensor
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
+from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
         "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=error.name
     ) from error
 
-VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NestedTensor, BatchedDataDict)
+VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
 
 # What Ray did with these types before: None where it had no reducer of its own.
 _before: dict[type, Callable[[Any], Any] | None] = {}

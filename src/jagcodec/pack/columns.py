@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec._arguments import check_fields, describe, name_set
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec._arguments import check_fields, name_set
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.ragged.copy_rows import values_of

@@ -15,8 +15,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from jagcodec import rowcopy
-from jagcodec._arguments import check_fields, describe, name_set
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec._arguments import check_fields, name_set
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.blocks import TensorSpec, allocate
 from jagcodec.memory.tensor_bytes import (
     ByteArray,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from jagcodec._arguments import check_rectangle, describe
-from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec._arguments import check_rectangle
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
 from jagcodec.ragged.copy_rows import values_of

@@ -18,6 +18,9 @@ from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
+NESTED_TENSOR: type[torch.Tensor] = NestedTensor
+"""The type of `torch.jagged` nested tensors, for those who dispatch by type."""
+
 
 def is_jagged(value: object) -> bool:
     """Whether `value` is a `torch.jagged` nested tensor: ``value.layout is torch.jagged``."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from jagcodec._arguments import length_numbers
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import IntArray, to_device
 
 _CPU = torch.device("cpu")
@@ -129,7 +129,7 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
             2**63 or more.
         ArgumentTypeError: They are not a tensor of integers.
     """
-    numbers = length_numbers(lengths, path, rows)
+    numbers = _length_numbers(lengths, path, rows)
     row_splits = RowSplits.from_lengths(numbers)
     if row_splits.min < 0:
         row = int(np.argmax(numbers < 0))
@@ -145,6 +145,60 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
             f"expected lengths that add up below 2**63, found {row_splits.max}",
         )
     return row_splits
+
+
+_INT64 = torch.int64
+_LARGEST = np.iinfo(np.int64).max
+_LENGTH_DTYPES = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+
+
+def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
+    """(N,) lengths as int64 on the host, copied. One device sync, none for a CPU tensor.
+
+    Whether one of them is negative is for `RowSplits` to find, which looks at them all anyway.
+
+    Raises:
+        ArgumentError: They are not (N,), or not `rows`.
+        ArgumentTypeError: They are not a tensor of integers.
+    """
+    if type(lengths) is torch.Tensor and lengths.dtype is _INT64 and lengths.is_cpu:
+        array = lengths.numpy()
+    else:
+        array = _fetched_lengths(lengths, path)
+    if array.ndim != 1 or (rows is not None and len(array) != rows):
+        expected = "(N,)" if rows is None else f"({rows},)"
+        raise ArgumentError(
+            "bad_shape",
+            path,
+            f"lengths shape {array.shape} != {expected}: expected one length per row",
+        )
+    if array.dtype.kind == "u" and array.itemsize == 8:
+        # It alone may hold more than int64: what does reads as the largest length, and is too much.
+        array = np.minimum(array, _LARGEST)
+    # Copied: what was checked must not change with the caller's tensor.
+    numbers: IntArray = array.astype(np.int64)
+    return numbers
+
+
+def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
+    if not isinstance(lengths, torch.Tensor):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
+        )
+    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
+        raise ArgumentTypeError(
+            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
+        )
+    if lengths.dtype not in _LENGTH_DTYPES:
+        raise ArgumentTypeError(
+            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
+        )
+    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return array
 
 
 class RowSplitsPool:

@@ -24,8 +24,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from jagcodec._arguments import describe
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, from_bytes
 from jagcodec.rowcopy import numpy_kernel, torch_ops

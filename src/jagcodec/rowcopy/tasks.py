@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
-
 AnyArray: TypeAlias = npt.NDArray[Any]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 Starts: TypeAlias = IntArray | int
 """Where rows begin, in cells: (N,) numbers, or a stride, and then row i begins at i times that."""

@@ -27,13 +27,13 @@ from jagcodec.wire.schema import (
     Group,
     Places,
     Schema,
-    Table,
     check_groups,
     check_numbers,
     not_msgpack,
     read_schema,
 )
 from jagcodec.wire.spec import MAGIC, VERSION, Kind
+from jagcodec.wire.table import Table
 
 
 class Header(NamedTuple):
