@@ -616,6 +616,8 @@ class _Materializing:
     def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
         """(N,) tokens of each row that are prompt."""
         given, where = self._prompt_lengths, "materialize(prompt_lengths)"
+        if given is None and not self._options.prompt_width:
+            return None
         sides = {self._options.side, *self._options.sides.values()}
         if given is None or "left_right" not in sides:
             if given is not None or self._options.prompt_width:

@@ -133,19 +133,12 @@ _CPU = torch.device("cpu")
 
 def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     """New memory of each of these sizes, in one block that is freed with the last of them."""
-    starts = _starts(sizes)
-    block = new_block(starts[-1]).data
-    return [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where memory of each size starts, at multiples of 64, and where the last ends."""
-    starts = [0]
-    end = 0
+    starts, end = [], 0
     for size in sizes:
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
         starts.append(end)
-    return starts
+        end += (size + _ALIGNMENT - 1) & -_ALIGNMENT
+    block = new_block(end).data
+    return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 @dataclass(slots=True)
@@ -189,18 +182,21 @@ def allocate(
         ArgumentError: `out` is too small; the error says what is needed.
         RuntimeError: There is no accelerator to page-lock memory for.
     """
-    # `type` is made anew each time it is asked for, and takes as long as the rest of this.
-    on_host = [spec.device == _CPU or spec.device.type == "cpu" for spec in specs]
-    sizes = [
-        math.prod(spec.shape) * spec.dtype.itemsize if here else 0
-        for spec, here in zip(specs, on_host, strict=True)
-    ]
-    starts = _starts(sizes)
-    block, zeroed = _block(starts[-1], out, pin_memory)
+    places: list[tuple[int, int] | None] = []
+    end = 0
+    for spec in specs:
+        # `type` is made anew each time it is asked for, and takes as long as the rest of this.
+        if spec.device == _CPU or spec.device.type == "cpu":
+            size = math.prod(spec.shape) * spec.dtype.itemsize
+            places.append((end, end + size))
+            end += (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        else:
+            places.append(None)
+    block, zeroed = _block(end, out, pin_memory)
     allocations = []
-    for spec, here, start, size in zip(specs, on_host, starts, sizes, strict=False):
-        if here:
-            data = block[start : start + size]
+    for spec, place in zip(specs, places, strict=True):
+        if place is not None:
+            data = block[place[0] : place[1]]
             allocations.append(Allocation(from_bytes(data, spec.dtype, spec.shape), data, zeroed))
         else:
             words = torch.empty(spec.shape, dtype=same_width_ints(spec.dtype), device=spec.device)

@@ -370,10 +370,10 @@ class FramePayload:
                 return frame[offset : offset + size]
             if size == 0:
                 return _NOTHING
-            if self._by_range:
-                data = writable(frame[offset : offset + size], self._copy)
-                return copied(data) if address(data) % alignment else data
             if self._copy is not None or not frame.flags.writeable:
+                if self._by_range:
+                    data = writable(frame[offset : offset + size], self._copy)
+                    return copied(data) if address(data) % alignment else data
                 frame = writable(frame, self._copy)
             known = self._owned[buffer] = frame, frame.__array_interface__["data"][0]
         data = known[0][offset : offset + size]

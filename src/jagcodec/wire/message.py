@@ -250,7 +250,7 @@ class Message:
         path = f"$ (ragged group {index})"
         if group.rows < 2:
             # The shortest and the longest row say everything.
-            return RowSplits.from_lengths(np.full(group.rows, group.max, dtype=np.int64))
+            return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
         data = self.payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
         # A copy: offsets that were checked must not change with the message's memory.
         offsets = np.frombuffer(bytearray(data), dtype=np.int64)
