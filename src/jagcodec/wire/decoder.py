@@ -247,14 +247,12 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     dtype = torch_dtype(name)
     data = message.payload.read(sizes_buffer, sizes_offset, 8 * rank * components)
     shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank).tolist()
-    negative = any(dim < 0 for shape in shapes for dim in shape)
-    counts = [] if negative else list(map(cells_of, shapes))
-    if negative or sum(counts) != cells:
+    counts = list(map(cells_of, shapes))
+    if sum(counts) != cells:
         raise WireFormatError(
             "bad_offsets",
             "$",
-            f"expected component sizes that add up to {cells} cells, "
-            f"found {'a negative one' if negative else sum(counts)}",
+            f"expected component sizes that add up to {cells} cells, found {sum(counts)}",
         )
     values = from_bytes(
         message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
