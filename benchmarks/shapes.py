@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.data import rollout_table
-
 PADS: dict[str, int | float] = {
     "input_ids": 151643,
     "token_mask": 0,
@@ -165,6 +163,8 @@ def lognormal_lengths(rows: int, width: int, fill: float = REAL_FILL) -> Lengths
 
 def gsm8k_lengths(rows: int) -> Lengths:
     """Prompt + response tokens of whole groups of real GSM8K rollouts, drawn with a fixed seed."""
+    from jagcodec.data import rollout_table  # which other versions may lack
+
     table = rollout_table()
     groups = table.lengths.reshape(-1, table.group_size)
     drawn = np.random.default_rng(SEED).permutation(len(groups))[: rows // table.group_size]
