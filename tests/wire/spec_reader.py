@@ -206,11 +206,12 @@ class Header:
 class Reader:
     """One message being read."""
 
-    def __init__(self, header, frames, depth=0):
+    def __init__(self, header, frames, depth=0, *, in_row=False):
         need([len(frame) for frame in frames] == header.sizes, "frames")
         if header.checksums:
             need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
         self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
+        self.spare = 0 if in_row else 1024
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored = self.payload, []
@@ -307,7 +308,7 @@ class Reader:
         need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
         header, frames, end = split(blob)
         need(end == len(blob), "bytes behind the message")
-        return Reader(header, frames, self.depth).value
+        return Reader(header, frames, self.depth, in_row=True).value
 
     def object_array(self, dims, **place):
         items = self.documents(**place)
@@ -317,7 +318,7 @@ class Reader:
     def field_array(self, *columns, dtype, dims):
         need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
         self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
-        limit = 64 * (1024 + self.header.size + self.payload)
+        limit = 64 * (self.spare + self.header.size + self.payload)
         need(self.object_cells <= limit, "cells out of nowhere")
         need(len(columns) == len(dtype[3]), "one column per field")
         for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):

@@ -91,10 +91,6 @@ def _dim(value: Any) -> None:
     count(value, "a stack dim")
 
 
-def _flag(value: Any) -> None:
-    expect(type(value) is bool, "bad_record", "a bool", value)
-
-
 def _name(value: Any) -> None:
     expect(type(value) is str, "bad_record", "a name", value)
 
