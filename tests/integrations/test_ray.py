@@ -257,19 +257,19 @@ class TestWorkers:
 class TestRefusals:
     def test_what_cannot_be_encoded_is_named(self, registered):
         batch = BatchedDataDict({"lock": [threading.Lock()]})
-        with pytest.raises(TypeError, match=r"lock\[0\]: _thread.lock cannot ride"):
+        with pytest.raises(TypeError, match=r"lock\[0\]: _thread.lock cannot be encoded"):
             ray.put(batch)
 
     def test_references_are_not_hidden_from_ray(self, registered):
         reference = ray.put(1)
-        with pytest.raises(TypeError, match="ObjectRef cannot ride"):
+        with pytest.raises(TypeError, match="ObjectRef cannot be encoded"):
             ray.put(BatchedDataDict({"reference": [reference]}))
 
     def test_pickle_only_if_told(self, cluster):
         batch = BatchedDataDict({"path": [Path("/a"), Path("/b")]})
         integration.register()
         try:
-            with pytest.raises(TypeError, match="Path cannot ride"):
+            with pytest.raises(TypeError, match="Path cannot be encoded"):
                 ray.put(batch)
             integration.register(allow_pickle=True)
             assert there_and_back(batch) == batch

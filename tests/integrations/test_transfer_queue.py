@@ -243,7 +243,7 @@ class TestObjects:
 
     def test_what_cannot_be_encoded_is_named_and_not_pickled(self, queue):
         batch = TensorDict({"path": NonTensorStack("a", Path("/b"))}, [2])
-        with pytest.raises(RuntimeError, match=r"body.data.path\[\d\].*Path cannot ride"):
+        with pytest.raises(RuntimeError, match=r"body.data.path\[\d\].*Path cannot be encoded"):
             put(batch, "refused")
         assert_rows(queue.kv_batch_get(keys=put(make_batch(), "on"), partition_id="on"), range(6))
 
@@ -259,7 +259,7 @@ class TestObjects:
             fields=TensorDict({"text": NonTensorStack("/a", "/b")}, [2]),
             data_parser=parse,
         )
-        with pytest.raises(RuntimeError, match="Path cannot ride"):
+        with pytest.raises(RuntimeError, match="Path cannot be encoded"):
             queue.kv_batch_get(keys=keys, partition_id="odd")
         assert_rows(queue.kv_batch_get(keys=put(make_batch(), "x"), partition_id="x"), range(6))
 
@@ -416,7 +416,7 @@ class TestPackedBuffers:
 
     def test_refusals(self, installed):
         asked = []
-        with pytest.raises(UnsupportedTypeError, match=r"_thread\.lock cannot ride"):
+        with pytest.raises(UnsupportedTypeError, match=r"_thread\.lock cannot be encoded"):
             serial_utils.batch_encode_into([1, threading.Lock()], asked.append)
         assert not asked
         with pytest.raises(ArgumentError, match="expected a buffer of at least"):

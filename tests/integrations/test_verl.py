@@ -569,14 +569,14 @@ class TestRay:
         assert tu.get(found, "step") == 3
 
     def test_what_cannot_be_encoded_is_named(self, installed):
-        with pytest.raises(TypeError, match=r"meta_info\.lock: _thread.lock cannot ride"):
+        with pytest.raises(TypeError, match=r"meta_info\.lock: _thread.lock cannot be encoded"):
             ray.put(DataProto(meta_info={"lock": threading.Lock()}))
 
     def test_pickle_only_if_told(self, cluster):
         data = DataProto(meta_info={"path": Path("/a")})
         integration.install()
         try:
-            with pytest.raises(TypeError, match="Path cannot ride"):
+            with pytest.raises(TypeError, match="Path cannot be encoded"):
                 ray.put(data)
             integration.install(allow_pickle=True, narrow=True)
             assert get(ray.put(data)).meta_info == data.meta_info
