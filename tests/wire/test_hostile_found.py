@@ -2,12 +2,14 @@
 
 import struct
 import tracemalloc
+from typing import Any
 
 import msgpack
 import pytest
 import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import WireFormatError, decode, open_wire
+from jagcodec import WireFormatError, decode, encode, materialize, open_wire
 from jagcodec.wire.spec import Kind
 
 
@@ -168,3 +170,35 @@ def test_rows_that_tensordict_refuses_are_refused():
         with pytest.raises(WireFormatError) as caught:
             read(open_wire(frames))
         assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")
+
+
+def test_an_empty_stack_stays_one():
+    td = TensorDict({"a": NonTensorStack()}, [])
+    once = decode(encode(td))
+    assert type(once.get("a")) is NonTensorStack
+    assert bytes(encode(once)[0]) == bytes(encode(td)[0])
+
+
+def test_deep_documents_are_read_alike_by_both_readers():
+    deep: Any = []
+    for _ in range(150):
+        deep = [deep]
+    payload = NonTensorData(None, batch_size=[1])
+    frames = [bytes(frame) for frame in encode(TensorDict({"a": payload}, [1]))]
+    packed = msgpack.packb([deep])
+    frames[0] = frames[0].replace(
+        b"\xa6values\xc4\x02\x91\xc0", b"\xa6values\xc5" + len(packed).to_bytes(2, "big") + packed
+    )
+    whole = decode(frames)
+    batch = open_wire(frames)
+    for part in (batch.to_tensordict(), batch.to_tensordict()):
+        assert part.get("a").data == whole.get("a").data
+        assert part.get("a").data is not whole.get("a").data
+    assert batch.leaf("a").data is not batch.leaf("a").data
+
+
+def test_a_tensor_of_no_cells_and_a_huge_dim_is_packed():
+    huge = torch.empty(2, 0, dtype=torch.int64).expand(2, 0).unsqueeze(1).expand(2, 2**60, 0)
+    td = decode(encode(TensorDict({"a": huge}, [2])))
+    assert td["a"].shape == (2, 2**60, 0)
+    assert materialize(td)["a"].shape == (2, 2**60, 0)

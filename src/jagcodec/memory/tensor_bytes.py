@@ -124,7 +124,7 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
         plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES and tensor.is_cpu
         try:
             arrays.append(tensor.numpy() if plain else None)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, ValueError):  # of a dim of 0 beside one of 2**62
             arrays.append(None)
     return arrays
 

@@ -23,7 +23,7 @@ from tensordict import (
 from jagcodec._arguments import usable_device
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, object_array, stack_of_payloads
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import cells_of
@@ -160,9 +160,8 @@ def _children(message: Message, node: Node) -> list[Any]:
 
 
 def _value(message: Message, node: Node) -> Any:
-    header = message.header
-    value = header.values[node.value]
-    if header.records or message.lazy:
+    value = message.document(node.value)
+    if message.header.records:
         return revived(value, message.depth, message.allow_pickle)
     return value
 
@@ -566,7 +565,7 @@ _BUILDERS: dict[Kind, Callable[[Message, Node], Any]] = {
     Kind.TENSORDICT: _tensordict,
     Kind.LAZY_STACK: _lazy_stack,
     Kind.NON_TENSOR_DATA: _non_tensor_data,
-    Kind.NON_TENSOR_ROWS: lambda message, node: leaf_of_rows(objects(message, node)),
+    Kind.NON_TENSOR_ROWS: lambda message, node: stack_of_payloads(objects(message, node)),
     Kind.NON_TENSOR_STACK: _non_tensor_stack,
     Kind.USER: _user,
 }

@@ -43,6 +43,7 @@ class Header(NamedTuple):
         schema: What the message is made of.
         numbers: Those of the schema's nodes, and more behind them.
         values: The documents in it, records as arrays with a tag (see `documents`).
+        packed_values: The same as bytes.
         records: Whether there may be any.
         groups: The ragged groups.
         sizes: Bytes of each frame behind the header.
@@ -52,6 +53,7 @@ class Header(NamedTuple):
     schema: Schema
     numbers: list[int]
     values: list[Any]
+    packed_values: bytes
     records: bool
     groups: list[Group]
     sizes: list[int]
@@ -232,7 +234,8 @@ def read_header(data: Any, *, in_row: bool = False) -> Header:
                 f"expected {schema.values} values, found {brief(values)}",
                 path="header",
             )
-    return Header(schema, numbers, values, records, groups, sizes, checksums[1:] or None)
+    frames = checksums[1:] or None
+    return Header(schema, numbers, values, packed_values, records, groups, sizes, frames)
 
 
 def _check_start(data: Any, start: bytes) -> None:

@@ -13,7 +13,13 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from jagcodec._arguments import known_names, usable_device
 from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows, object_array
+from jagcodec.ragged.non_tensor import (
+    batch_of,
+    is_non_tensor,
+    leaf_of_rows,
+    object_array,
+    stack_of_payloads,
+)
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
@@ -187,9 +193,7 @@ class WireBatch:
         if self._frames is not None:
             return [array.data.toreadonly() for array in self._frames]
         message = self._message
-        readable = Message(
-            message.header, message.payload.to_read(), None, message.allow_pickle, lazy=True
-        )
+        readable = Message(message.header, message.payload.to_read(), None, message.allow_pickle)
         batch = WireBatch(readable, self._nodes, self._rows, self._names, self._chosen)
         return encode(batch.to_tensordict(), allow_pickle=message.allow_pickle)
 
@@ -251,7 +255,8 @@ class WireBatch:
         if kind is Kind.TENSORDICT:
             return _view(message, node, self._rows[0], chosen)
         if kind is Kind.NON_TENSOR_ROWS:
-            return leaf_of_rows(self._objects(node))
+            make = stack_of_payloads if chosen is None else leaf_of_rows
+            return make(self._objects(node))
         leaf = build(message, node)
         if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
@@ -375,7 +380,7 @@ def open_wire(
     else:
         header, frames = open_frames(source)
         payload = FramePayload(frames[1:], copy, by_range=True)
-    message = Message(header, payload, target, allow_pickle, lazy=True)
+    message = Message(header, payload, target, allow_pickle)
     root = header.schema.root
     if root.kind is not Kind.TENSORDICT:
         raise WireFormatError(

@@ -17,6 +17,7 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.frames import (
     Payload,
@@ -118,7 +119,6 @@ class Message:
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
         depth: Containers around what is being built, those of outer messages included.
-        lazy: Whether a value may be asked for more than once.
         stacked: Levels of lazy stacks in what was built, by its id, with the value, so that its id
             stays its own.
     """
@@ -131,7 +131,6 @@ class Message:
         allow_pickle: bool,
         *,
         depth: int = 0,
-        lazy: bool = False,
     ) -> None:
         self.header = header
         self.numbers = header.numbers
@@ -139,15 +138,25 @@ class Message:
         self.device = device
         self.allow_pickle = allow_pickle
         self.depth = depth
-        self.lazy = lazy
         self.stacked: dict[int, tuple[int, Any]] = {}
         self._groups: list[RowSplits | None] = [None] * len(header.groups)
+        # The documents of the header, and which of them somebody has already.
+        self._values = header.values
+        self._given: set[int] = set()
         # Rows chosen of a group, by the group and the identity of the choice, which is kept.
         self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
         return tuple(self.numbers[node.dims : node.end])
+
+    def document(self, index: int) -> Any:
+        """A document of the header, a new object each time."""
+        if index in self._given:
+            self._values = documents.unpack(self.header.packed_values, "values")
+            self._given.clear()
+        self._given.add(index)
+        return self._values[index]
 
     # Cells
 
