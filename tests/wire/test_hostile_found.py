@@ -9,7 +9,15 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import WireFormatError, decode, encode, materialize, open_wire
+from jagcodec import (
+    TransportError,
+    WireFormatError,
+    decode,
+    encode,
+    materialize,
+    open_wire,
+    to_blob,
+)
 from jagcodec.wire.spec import Kind
 
 
@@ -202,3 +210,20 @@ def test_a_tensor_of_no_cells_and_a_huge_dim_is_packed():
     td = decode(encode(TensorDict({"a": huge}, [2])))
     assert td["a"].shape == (2, 2**60, 0)
     assert materialize(td)["a"].shape == (2, 2**60, 0)
+
+
+@pytest.mark.parametrize("failure", [TransportError("no_peer", "store", "gone"), OSError("cut")])
+def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
+    whole = to_blob(encode(TensorDict({"a": torch.arange(9000)}, [9000])))
+    failing = False
+
+    def source(offset, size):
+        if failing:
+            raise failure
+        return whole[offset : offset + size]
+
+    batch = open_wire(source)
+    failing = True
+    with pytest.raises(type(failure)) as caught:
+        batch.to_tensordict()
+    assert caught.value is failure

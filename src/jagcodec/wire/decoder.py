@@ -21,7 +21,7 @@ from tensordict import (
 )
 
 from jagcodec._arguments import usable_device
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, object_array, stack_of_payloads
 from jagcodec.ragged.row_index import Chosen
@@ -134,7 +134,7 @@ def build(message: Message, node: Node) -> Any:
     """
     try:
         return _BUILDERS[node.kind](message, node)
-    except (WireFormatError, MemoryError):
+    except (JagcodecError, OSError, MemoryError):  # of the source of the bytes, some of them
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
         raise bad(f"a {node.kind.name}", error) from error

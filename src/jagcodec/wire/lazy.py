@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec._arguments import known_names, usable_device
-from jagcodec.errors import ArgumentError, ArgumentKeyError, WireFormatError
+from jagcodec.errors import ArgumentKeyError, JagcodecError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -237,7 +237,9 @@ class WireBatch:
         node = self._node(name, "leaf")
         try:
             return read(node)
-        except (ArgumentError, MemoryError):
+        except WireFormatError as error:
+            raise _of_column(name, node, error) from error
+        except _NOT_THE_MESSAGES:
             raise
         except Exception as error:  # torch, numpy and tensordict raise all kinds
             raise _of_column(name, node, error) from error
@@ -301,6 +303,9 @@ class WireBatch:
 
 _JAGGED = Kind.JAGGED
 
+# Errors of the caller, of the source of the bytes, and of the machine.
+_NOT_THE_MESSAGES = (JagcodecError, OSError, MemoryError)
+
 
 def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
     """The error of a column that could not be read."""
@@ -331,7 +336,9 @@ def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
                 column = object_array(batch._objects(node))
             else:
                 column = batch._leaf(node)
-        except (ArgumentError, MemoryError):
+        except WireFormatError as error:
+            raise _of_column(name, node, error) from error
+        except _NOT_THE_MESSAGES:
             raise
         except Exception as error:
             raise _of_column(name, node, error) from error
