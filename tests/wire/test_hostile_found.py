@@ -227,3 +227,28 @@ def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     with pytest.raises(type(failure)) as caught:
         batch.to_tensordict()
     assert caught.value is failure
+
+
+def test_blocks_of_no_cells_are_refused():
+    tensor = [int(Kind.TENSOR), "int64", 1]
+    schema = [int(Kind.SPARSE_COMPRESSED), "sparse_bsr", 2, tensor, tensor]
+    schema.append([int(Kind.TENSOR), "float32", 3])
+    numbers = [2, 4, 0, 0, 0, 3, 0, 64, 0, 3, 0, 128, 0, 3, 1, 0]
+    payload = bytearray(152)
+    payload[:24] = struct.pack("<3q", 0, 2, 3)
+    payload[64:88] = struct.pack("<3q", 0, 1, 0)
+    refused(message(schema, numbers, payload=[bytes(payload)]), "bad_value")
+
+
+@pytest.mark.parametrize(
+    ("child", "numbers", "values"),
+    [
+        ([Kind.OBJECT_ARRAY, 0], [0, 0, 1, 0], []),
+        ([Kind.ARRAY, "<i8", 0], [0, 0], []),
+        (None, [], [7]),
+    ],
+)
+def test_a_scalar_node_is_a_structured_array_of_rank_0(child, numbers, values):
+    groups = [(0, 0, 1, 1, 1)] if len(numbers) == 4 else []
+    frames = message([Kind.SCALAR, child], numbers, values, groups, [bytes(8)])
+    refused(frames, "bad_value")
