@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
 
@@ -14,10 +14,10 @@ from jagcodec._arguments import check_option, name_set, usable_device, whole_num
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
-from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, are_apart, as_bytes
+from jagcodec.memory.blocks import Wanted, allocate
+from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
@@ -184,7 +184,7 @@ def materialize(
     for side in sides.values() if by_name else [padding_side]:
         if side not in _SIDES:
             check_option(side, _SIDES, f"{where}(padding_side)")
-    if not isinstance(td, (TensorDictBase, WireBatch)):
+    if not isinstance(td, (WireBatch, TensorDictBase)):
         raise ArgumentTypeError(
             "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
         )
@@ -257,28 +257,26 @@ class _Options(NamedTuple):
                 )
 
 
-@dataclass(slots=True, eq=False)
-class _Rectangle(TensorSpec):
-    """A padded column before there is memory for it."""
+@dataclass(slots=True)
+class _Rectangle(Wanted):
+    """A padded column: what its rows are, where they go, and what lies around them."""
 
     key: Key
     view: RaggedView
     left_pad: IntArray | None
+    width: int
     pad_bits: bytes
 
 
-def _filled(
-    rectangles: list[_Rectangle], allocations: list[Allocation], *, reused: bool
-) -> Iterator[torch.Tensor]:
-    """The rectangles in their memory; those on the CPU are written in one call."""
+def _fill(rectangles: list[_Rectangle], *, reused: bool) -> None:
+    """Write rectangles that have memory; those on the CPU in one call."""
     copies: list[Copy] = []
     pads: list[Pad] = []
-    tensors = []
-    for rectangle, memory in zip(rectangles, allocations, strict=True):
+    for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        tensor, data = memory.tensor, memory.data
-        width = rectangle.shape[view.ragged_dim]
-        fresh = memory.zeroed and not any(bits)
+        data = rectangle.data
+        width = rectangle.width
+        fresh = rectangle.zeroed and not any(bits)
         task: Pad | None = None
         if data is None:
             pass
@@ -297,8 +295,7 @@ def _filled(
             else:
                 pads.append(task)
         elif isinstance(view.memory, torch.Tensor):
-            tensor = pad_into(tensor, view, left_pad, bits, fresh=fresh)
-        tensors.append(tensor)
+            rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
     if reused and not _are_apart([*copies, *pads]):
         raise ArgumentError(
             "conflict",
@@ -309,7 +306,6 @@ def _filled(
         copy_all(copies)
     if pads:
         pad_all(pads)
-    return iter(tensors)
 
 
 def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
@@ -336,16 +332,17 @@ class _Materializing:
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
-        filled = _filled(self._rectangles, self._memory(), reused=self._out is not None)
-        return self._contained(plan, filled)
+        self._allocate()
+        _fill(self._rectangles, reused=self._out is not None)
+        return self._contained(plan)
 
-    def _contained(self, plan: dict[str, Any], filled: Iterator[torch.Tensor]) -> Any:
+    def _contained(self, plan: dict[str, Any]) -> Any:
         columns = {}
         for name, column in plan.items():
             if type(column) is _Rectangle:
-                columns[name] = next(filled)
+                columns[name] = column.tensor
             elif type(column) is dict:
-                columns[name] = self._contained(column, filled)
+                columns[name] = self._contained(column)
             else:
                 columns[name] = column
         container = self._options.container
@@ -355,22 +352,16 @@ class _Materializing:
 
     # Memory
 
-    def _memory(self) -> list[Allocation]:
-        """Memory for each rectangle: new, or reused."""
-        wanted = self._rectangles
-        if self._out is None:
-            return self._allocated(wanted, None)
-        if not isinstance(self._out, Mapping):
-            return self._allocated(wanted, writable_bytes(self._out, "materialize(out)"))
-        given = [self._given(rectangle) for rectangle in wanted]
-        missing = [spec for spec, memory in zip(wanted, given, strict=True) if memory is None]
-        rest = iter(self._allocated(missing, None))
-        return [next(rest) if memory is None else memory for memory in given]
-
-    def _allocated(self, specs: Sequence[TensorSpec], out: ByteArray | None) -> list[Allocation]:
-        pin_memory = self._options.pin_memory
+    def _allocate(self) -> None:
+        """Give each rectangle memory: new, or of `out`."""
+        wanted, out, pin_memory = self._rectangles, self._out, self._options.pin_memory
+        if isinstance(out, Mapping):
+            wanted = [rectangle for rectangle in wanted if not self._given(rectangle)]
+            out = None
+        elif out is not None:
+            out = writable_bytes(out, "materialize(out)")
         try:
-            return allocate(specs, out=out, pin_memory=pin_memory)
+            allocate(wanted, out, pin_memory)
         except (MemoryError, ValueError, RuntimeError) as error:
             if isinstance(error, ArgumentError):
                 raise
@@ -381,13 +372,13 @@ class _Materializing:
                 f"{error!s:.200}",
             ) from error
 
-    def _given(self, rectangle: _Rectangle) -> Allocation | None:
-        """The tensor of `out` for a rectangle, if there is one."""
+    def _given(self, rectangle: _Rectangle) -> bool:
+        """Whether `out` has a tensor for a rectangle, which then gets it."""
         found: Any = self._out
         names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
         for name in names:
             if not isinstance(found, Mapping) or name not in found:
-                return None
+                return False
             found = found[name]
         fits = (
             isinstance(found, torch.Tensor)
@@ -406,12 +397,16 @@ class _Materializing:
                 f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
                 "the column out, or pass one buffer for all",
             )
-        return Allocation(found, as_bytes(found) if found.is_cpu else None, False)
+        rectangle.tensor = found
+        rectangle.data = as_bytes(found) if found.is_cpu else None
+        rectangle.zeroed = False
+        return True
 
     # Columns
 
     def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
-        if isinstance(td, LazyStackedTensorDict):
+        opened = type(td) is WireBatch  # what a TensorDict is takes long to ask
+        if not opened and isinstance(td, LazyStackedTensorDict):
             raise ArgumentTypeError(
                 "bad_type",
                 f"materialize({repr('.'.join(above)) if above else 'td'})",
@@ -419,7 +414,7 @@ class _Materializing:
                 "shapes; make columns of its rows with stack_or_nest, or materialize its members",
             )
         # A message has a batch dim, or it could not be opened.
-        if not isinstance(td, WireBatch) and not len(td.batch_size):
+        if not opened and not len(td.batch_size):
             raise ArgumentError(
                 "bad_shape",
                 f"materialize({repr('.'.join(above)) if above else 'td'})",
@@ -427,22 +422,29 @@ class _Materializing:
             )
         columns: dict[str, Any] = {}
         options = self._options
-        # Whether columns differ in nothing but their rows, so that those are placed once.
+        # Whether columns of the same rows go to the same place, so that they are placed once.
         simple = not (options.sides or options.keep_jagged or options.device)
-        leaves: Any
-        leaves = columns_of(td) if isinstance(td, WireBatch) else td.items()
+        placed: tuple[Any, Any] = (None, None)
+        leaves: Any = columns_of(td) if isinstance(td, WireBatch) else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
-            # The commonest first: what a TensorDict is takes long to ask.
-            if type(leaf) is RaggedView:
-                place = self._places.get((id(leaf.row_splits), options.side)) if simple else None
-                if place is not None:
-                    columns[name] = self._placed(leaf, place[0], place[1], key)
-                else:
-                    columns[name] = self._ragged(leaf, key)
-            elif is_jagged(leaf):
-                columns[name] = self._jagged(leaf, key)
-            elif type(leaf) is torch.Tensor:
+            kind = type(leaf)
+            # The commonest first.
+            if kind is not RaggedView and is_jagged(leaf):
+                if options.layout != "padded" or key in options.keep_jagged:
+                    columns[name] = self._unpadded(leaf, key)
+                    continue
+                leaf = readable_view(leaf, _path(key), self._pool)
+                kind = RaggedView
+            if kind is RaggedView:
+                rows, like = placed
+                if rows is leaf.row_splits and simple:
+                    columns[name] = self._placed(leaf, like.left_pad, like.width, key)
+                    continue
+                columns[name] = column = self._ragged(leaf, key)
+                if type(column) is _Rectangle:
+                    placed = leaf.row_splits, column
+            elif kind is torch.Tensor:
                 columns[name] = self._rectangular(leaf, key)
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
@@ -454,14 +456,14 @@ class _Materializing:
                 columns[name] = self._rectangular(leaf, key)
         return columns
 
-    def _jagged(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _unpadded(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
         options = self._options
         if key in options.keep_jagged:
             return self._moved(leaf)
-        if options.layout != "jagged":
-            return self._ragged(view_of(leaf, _path(key), self._pool), key)
         view = view_of(leaf, _path(key), self._pool)
+        if options.layout == "packed":
+            return self._ragged(view, key)
         if options.width and view.row_splits.max > options.width:
             raise _too_long_in(view.row_splits, options.width, _path(key))
         return self._moved(leaf)
@@ -532,7 +534,7 @@ class _Materializing:
         padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
         memory: Any = view.memory
         device = _CPU if type(memory) is np.ndarray else memory.device
-        rectangle = _Rectangle(padded, dtype, device, key, view, left_pad, bits)
+        rectangle = _Rectangle(padded, dtype, device, key, view, left_pad, width, bits)
         self._rectangles.append(rectangle)
         return rectangle
 
@@ -552,9 +554,8 @@ class _Materializing:
             )
         view = column.view
         ones = torch.ones(view.row_splits.total, dtype=torch.bool, device=view.device)
-        width = column.shape[view.ragged_dim]
         mask = end_to_end(ones, view.row_splits)
-        plan["attention_mask"] = self._placed(mask, column.left_pad, width, "attention_mask")
+        plan["attention_mask"] = self._placed(mask, column.left_pad, column.width, "attention_mask")
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.memory.blocks import Allocation, TensorSpec, allocate
+from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, from_words
 from jagcodec.ragged.views import rows_in_place
 
@@ -158,17 +158,19 @@ def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     for name, trimmed in columns.items():
         _check(trimmed, name)
     cpu = torch.device("cpu")
-    specs = [TensorSpec(column.shape, column.cells.dtype, cpu) for column in columns.values()]
-    rectangles = allocate(specs)
-    for trimmed, rectangle in zip(columns.values(), rectangles, strict=True):
-        _fill(rectangle, trimmed)
+    rectangles = {
+        name: Wanted(trimmed.shape, trimmed.cells.dtype, cpu) for name, trimmed in columns.items()
+    }
+    allocate(rectangles.values())
+    for name, rectangle in rectangles.items():
+        _fill(rectangle, columns[name])
     return {
         name: rectangle.tensor.to(columns[name].cells.device)
-        for name, rectangle in zip(columns, rectangles, strict=True)
+        for name, rectangle in rectangles.items()
     }
 
 
-def _fill(rectangle: Allocation, trimmed: Trimmed) -> None:
+def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     if not rectangle.tensor.numel():
         return
     dim, cells = trimmed.dim, trimmed.cells.cpu()

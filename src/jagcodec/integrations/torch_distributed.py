@@ -29,7 +29,7 @@ from jagcodec.errors import (
     TransportError,
     TransportTimeoutError,
 )
-from jagcodec.memory.blocks import TensorSpec, allocate
+from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import buffer_bytes, writable
@@ -561,11 +561,11 @@ class _Line(NamedTuple):
         """Allocate the buffers of a message that is about to be received."""
         _, kept, sizes = _Message(meta, []).read_meta()
         places = [(stays and self.resident) or self.host for stays in kept]
-        specs = [
-            TensorSpec((size,), torch.uint8, place)
-            for size, place in zip(sizes, places, strict=True)
+        buffers = [
+            Wanted((size,), torch.uint8, place) for size, place in zip(sizes, places, strict=True)
         ]
-        return _Message(meta, [allocation.tensor for allocation in allocate(specs)])
+        allocate(buffers)
+        return _Message(meta, [buffer.tensor for buffer in buffers])
 
     def _arrived(self, message: _Message) -> _Message:
         """A received message, with the buffers that belong on the host copied there."""

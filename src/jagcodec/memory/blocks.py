@@ -15,13 +15,12 @@ which keeps it by itself; where the system has no ``MADV_FREE`` so are large blo
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -142,39 +141,34 @@ def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
 
 
 @dataclass(slots=True)
-class TensorSpec:
-    """A tensor that needs memory."""
+class Wanted:
+    """A tensor that needs memory, and the memory that `allocate` gives it.
+
+    Attributes:
+        shape, dtype, device: Of the tensor.
+        tensor: Contiguous, over its memory.
+        data: The same memory as bytes, where it is on the CPU.
+        zeroed: Whether every byte is zero; otherwise it may hold anything.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-
-
-@dataclass(slots=True)  # which is made in half the time of a named tuple
-class Allocation:
-    """Memory for a tensor; unless `zeroed`, it may hold anything.
-
-    Attributes:
-        tensor: Contiguous, over that memory.
-        data: The same memory as bytes, where it is on the CPU.
-        zeroed: Whether every byte is zero.
-    """
-
-    tensor: torch.Tensor
-    data: ByteArray | None
-    zeroed: bool
+    tensor: torch.Tensor = field(init=False)
+    data: ByteArray | None = field(init=False)
+    zeroed: bool = field(init=False)
 
 
 def allocate(
-    specs: Sequence[TensorSpec], out: ByteArray | None = None, pin_memory: bool = False
-) -> list[Allocation]:
+    wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
+) -> None:
     """Memory for tensors: on the CPU in one block, each with a storage of its own over its part.
 
     Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
     a tenth of many smaller ones. It is freed with the last of the tensors.
 
     Args:
-        specs: The tensors.
+        wanted: The tensors; their memory is set.
         out: Writable memory to use in place of new memory.
         pin_memory: Whether new memory is page-locked.
 
@@ -182,26 +176,24 @@ def allocate(
         ArgumentError: `out` is too small; the error says what is needed.
         RuntimeError: There is no accelerator to page-lock memory for.
     """
-    places: list[tuple[int, int] | None] = []
+    on_host: list[tuple[Wanted, int, int]] = []
     end = 0
-    for spec in specs:
+    for one in wanted:
         # `type` is made anew each time it is asked for, and takes as long as the rest of this.
-        if spec.device == _CPU or spec.device.type == "cpu":
-            size = math.prod(spec.shape) * spec.dtype.itemsize
-            places.append((end, end + size))
+        if one.device == _CPU or one.device.type == "cpu":
+            size = one.dtype.itemsize
+            for extent in one.shape:
+                size *= extent
+            on_host.append((one, end, end + size))
             end += (size + _ALIGNMENT - 1) & -_ALIGNMENT
         else:
-            places.append(None)
+            words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
+            one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
     block, zeroed = _block(end, out, pin_memory)
-    allocations = []
-    for spec, place in zip(specs, places, strict=True):
-        if place is not None:
-            data = block[place[0] : place[1]]
-            allocations.append(Allocation(from_bytes(data, spec.dtype, spec.shape), data, zeroed))
-        else:
-            words = torch.empty(spec.shape, dtype=same_width_ints(spec.dtype), device=spec.device)
-            allocations.append(Allocation(words.view(spec.dtype), None, False))
-    return allocations
+    for one, start, stop in on_host:
+        one.data = data = block[start:stop]
+        one.tensor = from_bytes(data, one.dtype, one.shape)
+        one.zeroed = zeroed
 
 
 def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:

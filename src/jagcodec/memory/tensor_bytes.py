@@ -121,10 +121,10 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
     """`plain_array` of each."""
     arrays: list[npt.NDArray[Any] | None] = []
     for tensor in tensors:
-        plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES and tensor.is_cpu
+        plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
         try:
             arrays.append(tensor.numpy() if plain else None)
-        except (RuntimeError, TypeError, ValueError):  # of a dim of 0 beside one of 2**62
+        except (RuntimeError, TypeError, ValueError):  # on a device; a dim of 0 beside one of 2**62
             arrays.append(None)
     return arrays
 

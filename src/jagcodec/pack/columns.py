@@ -170,9 +170,9 @@ def _columns(
     if row_splits is not None:
         rows, longest = row_splits.rows, row_splits.max
     columns: dict[str, Any] = {}
+    shape: tuple[int, ...]
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
-        shape: tuple[int, ...]
         if array is not None and array.ndim and len(array) == rows:
             shape = array.shape
         else:

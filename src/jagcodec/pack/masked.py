@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from jagcodec import rowcopy
 from jagcodec._arguments import check_fields, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
-from jagcodec.memory.blocks import TensorSpec, allocate
+from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import (
     ByteArray,
     IntArray,
@@ -362,11 +362,11 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
         for name, view in named.items()
     }
     width = padding.runs.width
-    specs = [
-        TensorSpec(padded_shape(view, width), view.dtype, view.device) for view in named.values()
+    rectangles = [
+        Wanted(padded_shape(view, width), view.dtype, view.device) for view in named.values()
     ]
     try:
-        rectangles = allocate(specs)
+        allocate(rectangles)
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
             "too_large",

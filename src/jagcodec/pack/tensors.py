@@ -6,6 +6,7 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             "no position predicts the first of them; keep at least a begin-of-sequence token",
         )
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
-    responses_in_place = view._replace(starts=starts, row_splits=mask.row_splits)
+    responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
 
 

@@ -14,7 +14,7 @@ from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_ten
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.tensor_bytes import IntArray, plain_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
@@ -61,7 +61,9 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
     `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
     """
     inner: Any = jagged
-    values = inner._values.detach() if detach else inner._values
+    values = inner._values
+    if detach and values.requires_grad:
+        values = values.detach()
     return NestedParts(values, inner._offsets, inner._lengths, inner._ragged_idx)
 
 
@@ -74,6 +76,20 @@ def view_of(
         ArgumentError: Its offsets do not describe rows of its values; `path` says whose.
     """
     return view_of_parts(parts_of(jagged, detach=detach), path, pool or RowSplitsPool())
+
+
+def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
+    """`view_of`, whose memory is only to be read: where it can be, an array over it."""
+    inner: Any = jagged
+    values = inner._values
+    row_splits = pool.of_source(inner._offsets)
+    array = plain_array(values)
+    if row_splits is None or inner._lengths is not None or array is None:
+        return view_of(jagged, path, pool)
+    dim, shape = inner._ragged_idx, array.shape
+    if shape[dim - 1] != row_splits.total or not array.flags.c_contiguous:
+        return view_of(jagged, path, pool)
+    return RaggedView(array, values.dtype, shape, dim, None, row_splits)
 
 
 def view_of_parts(
@@ -162,20 +178,23 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
             "min_seqlen": _store_val_in_tensor(row_splits.min),
             "max_seqlen": _store_val_in_tensor(row_splits.max),
         }
-    key = (tuple(values.shape), ragged_dim, device)
-    like = row_splits.like.get(key) if values.is_contiguous() else None
     bounds = dict(row_splits.bounds)
+    if not values.is_contiguous():
+        return NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
+    shape = values.shape
+    key = (shape, ragged_dim, device)
+    like = row_splits.like.get(key)
     if like is None:
         jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
-        if values.is_contiguous():
-            row_splits.like[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
+        row_splits.like[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
         return jagged  # type: ignore[no-any-return]
-    # Columns of equal rows and shapes differ in nothing but their values. To say so takes half of
-    # the time that the constructor takes to find it out.
+    # Columns of equal rows and shapes differ in nothing but their values. To say so takes a tenth
+    # of the time that the constructor takes to find it out. The sizes given here are never asked
+    # for, only how many there are: a nested tensor answers with its `_size` and `_strides`.
     jagged = _make_subclass(
         NestedTensor,
-        like["_size"],
-        like["_strides"],
+        (0, *shape),
+        (0, *shape),
         0,
         torch.contiguous_format,
         values.dtype,

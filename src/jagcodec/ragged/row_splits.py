@@ -79,9 +79,11 @@ class RowSplits:
         if not len(host) or host[0]:
             return None
         lengths: IntArray = host[1:] - host[:-1]
-        if len(lengths) and not (host[1:] >= host[:-1]).all():
+        low, high = _extremes(lengths)
+        # Of numbers below 0, too, because their differences may wrap around.
+        if low < 0 or _extremes(host)[0] < 0:
             return None
-        return cls(host, lengths, *_extremes(lengths))
+        return cls(host, lengths, low, high)
 
     def offsets(self, device: torch.device = _CPU) -> torch.Tensor:
         """The offsets as a tensor on a device, always the same one."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ from jagcodec.ragged.row_splits import RowSplits
 _CPU = torch.device("cpu")
 
 
-class RaggedView(NamedTuple):
+@dataclass(slots=True, eq=False)  # which is made in half the time of a named tuple
+class RaggedView:
     """N rows of a column, where they lie in memory. Nothing is copied to make one.
 
     Attributes:
@@ -65,7 +67,7 @@ class RaggedView(NamedTuple):
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
-        return self._replace(starts=self.row_starts()[rows], row_splits=row_splits)
+        return replace(self, starts=self.row_starts()[rows], row_splits=row_splits)
 
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:

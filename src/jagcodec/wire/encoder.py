@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,15 @@ from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import write_header
-from jagcodec.wire.lowering import Columns, Dense, Documents, Lowered, Lowering, Ragged
+from jagcodec.wire.lowering import (
+    Columns,
+    Dense,
+    Documents,
+    Lowered,
+    Lowering,
+    Ragged,
+    torch_name,
+)
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import (
@@ -217,10 +226,8 @@ class _Placing:
             kind = type(item)
             if kind is int:
                 numbers.append(item)
-            elif kind is Ragged:
-                view = item.source
-                if type(view) is not RaggedView or type(view.memory) is not np.ndarray:
-                    view = self._view(item)
+            elif kind is RaggedView or kind is Ragged:
+                view = item if kind is RaggedView else self._view(item)
                 row_splits, starts, shape = view.row_splits, view.starts, view.shape
                 if starts is not None:
                     dim = view.ragged_dim - 1
@@ -270,7 +277,7 @@ class _Placing:
         memory: Any = view.memory
         if memory.is_cpu or memory.device == self._keep_on:
             return view
-        return view._replace(memory=self._copies_of.of(memory))
+        return replace(view, memory=self._copies_of.of(memory))
 
     def _new_group(self, row_splits: RowSplits) -> int:
         """The group of these rows, made or found."""
@@ -357,19 +364,23 @@ class _Placing:
         """The integer columns that can be stored narrow; packed together where they have to be."""
         found: dict[int, ByteArray] = {}
         loose: dict[int, RaggedView] = {}
+        dtypes: dict[int, str] = {}
         for i, item in enumerate(items):
-            if type(item) not in (Ragged, Dense) or item.dtype not in INTEGER_DTYPES:
+            kind = type(item)
+            if kind not in (RaggedView, Ragged, Dense):
                 continue
-            if type(item) is Dense:
+            dtype = torch_name(item.dtype) if kind is RaggedView else item.dtype
+            if dtype not in INTEGER_DTYPES:
+                continue
+            dtypes[i] = dtype
+            if kind is Dense:
                 source: Any = item.source
                 if type(source) is np.ndarray:
                     found[i] = numpy_dtypes.cell_bytes(source)
                 elif source.is_cpu or source.device != self._keep_on:
                     found[i] = as_bytes(self._copies_of.of(source))
                 continue
-            view: RaggedView = item.source
-            if type(view) is not RaggedView or type(view.memory) is not np.ndarray:
-                view = self._view(item)
+            view: RaggedView = item if kind is RaggedView else self._view(item)
             if self._keep_on is not None and view.device == self._keep_on:
                 continue
             if view.starts is None:
@@ -378,7 +389,7 @@ class _Placing:
                 loose[i] = view
         for i, values in zip(loose, gathered(loose.values()), strict=True):
             found[i] = as_bytes(values)
-        narrow = {i: narrowed(data, items[i].dtype) for i, data in found.items()}
+        narrow = {i: narrowed(data, dtypes[i]) for i, data in found.items()}
         return {i: stored for i, stored in narrow.items() if stored is not None}
 
     # Copy

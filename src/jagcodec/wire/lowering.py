@@ -76,7 +76,10 @@ class Dense(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """A jagged column: numbers of a Dense, the group, and the dims of its values."""
+    """A jagged column: numbers of a Dense, the group, and the dims of its values.
+
+    One that needs no more than to be copied, of rows in memory on the host, is a `RaggedView`.
+    """
 
     source: RaggedView | NestedParts
     dtype: str
@@ -106,6 +109,9 @@ class Lowered(NamedTuple):
 
 
 _TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
+torch_name = _TORCH_NAMES.__getitem__
+"""What the wire calls a torch dtype."""
+
 _NUMPY_NAMES = {dtype: _TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 
 # What msgpack holds by itself and gives back as it was.
@@ -493,9 +499,11 @@ class Lowering:
                 dtype = _TORCH_NAMES.get(column.dtype)
                 if dtype is None or type(column.memory) is not np.ndarray:
                     self._path.append(name)
-                    column, dtype = self._rows_of_tensor(column)
+                    view, dtype = self._rows_of_tensor(column)
                     self._path.pop()
-                items.append(Ragged(column, dtype, name))
+                    items.append(Ragged(view, dtype, name))
+                else:
+                    items.append(column)
                 nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
             elif kind is np.ndarray:
                 dtype = _NUMPY_NAMES[column.dtype]

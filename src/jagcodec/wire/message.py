@@ -32,6 +32,8 @@ from jagcodec.wire.records import unknown_dtype
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
+_BYTE = np.dtype(np.uint8)
+
 # --- opening -----------------------------------------------------------------------------------
 
 
@@ -48,7 +50,7 @@ def flat_frames(frames: Any) -> list[ByteArray]:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
     return [
         # Most of them, as sockets hand them over.
-        np.frombuffer(frame, dtype=np.uint8)
+        np.frombuffer(frame, _BYTE)
         if type(frame) is bytearray or type(frame) is bytes
         else buffer_bytes(frame, f"frame {i}")
         for i, frame in enumerate(frames)
