@@ -2,6 +2,8 @@
 
 import itertools
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -231,7 +233,7 @@ def test_columns_share_their_raggedness_after_every_operation():
         assert product.shape[0] == result["ids"].shape[0]
 
 
-def test_a_range_aliases_and_pickles_only_its_own_rows():
+def test_a_range_is_a_slice_and_a_pickled_batch_of_slices_holds_only_its_rows():
     td = pack_jagged_fields(
         {"ids": torch.arange(40_000).view(4, 10_000), "grid": torch.arange(40_000).view(4, 10_000)},
         lengths=torch.tensor([10_000] * 4),
@@ -242,10 +244,50 @@ def test_a_range_aliases_and_pickles_only_its_own_rows():
         whole = td[name].values() if name == "ids" else td[name]
         view = part[name].values() if name == "ids" else part[name]
         assert view.data_ptr() == whole.data_ptr() + 80_000
-        assert len(pickle.dumps(view)) < 90_000
+        assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        assert len(pickle.dumps(BatchedDataDict({"x": part[name]}))) < 90_000
+        assert sum(map(len, encode(part.select(name)))) < 90_000
+    columns = BatchedDataDict(td.items()).rows(slice(1, 2))
+    columns["again"] = columns["grid"]
+    packed = pickle.dumps(columns)
+    assert len(packed) < 180_000  # a column of two names once
+    back = pickle.loads(packed)
+    assert back["again"] is back["grid"]
+    assert_same(dict(back), dict(columns))
     chosen = select_rows(td, [1])
     assert chosen["grid"].data_ptr() != part["grid"].data_ptr()
     assert_same(chosen["grid"], part["grid"])
+
+
+MOVED = """
+import sys, torch
+from jagcodec import BatchedDataDict, materialize, select_rows, split_rows, stack_or_nest
+
+take = {
+    "select_rows": lambda batch: select_rows(batch, slice(1, 3)),
+    "split_rows": lambda batch: split_rows(batch, sizes=[1, 2, 1])[1],
+    "rows": lambda batch: batch.rows(slice(1, 3)),
+    "iterator": lambda batch: list(batch.rows(slice(1, 3)).make_iterator(2, epochs=1))[0],
+}[sys.argv[1]]
+size = 1 << 20  # large enough for the system to take its memory back at once
+batch = BatchedDataDict(
+    x=torch.arange(4 * size).view(4, size),
+    jagged=stack_or_nest([torch.full((size + i,), i) for i in range(4)]),
+)
+part = take(batch)
+expected = [row.clone() for row in part["x"]], part["jagged"].values().clone()
+batch["x"].share_memory_()  # what putting it on a queue of torch.multiprocessing does
+batch["jagged"].values().share_memory_()
+others = [torch.full((4, size), 9) for _ in range(4)]  # where the memory was
+assert torch.equal(part["x"], torch.stack(expected[0]))
+assert torch.equal(part["jagged"].values(), expected[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["select_rows", "split_rows", "rows", "iterator"])
+def test_chosen_rows_stay_right_when_their_source_moves_to_shared_memory(how):
+    # In a process of its own: one that is wrong may end.
+    subprocess.run([sys.executable, "-c", MOVED, how], check=True)
 
 
 def test_gradients_flow():

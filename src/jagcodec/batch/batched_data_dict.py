@@ -12,6 +12,7 @@ from jagcodec.batch.leaves import move_leaf, row_count, row_counts, same_values
 from jagcodec.batch.rows import concat_rows, repeat_rows, select_rows, split_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import without_rest
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.registry import register_type
 
@@ -115,7 +116,15 @@ class BatchedDataDict(dict[str, Any]):
         return self.with_columns(self)
 
     def __reduce__(self) -> Any:
-        return _restored, (type(self), dict(self), self.meta_info)
+        # Without what its tensors are slices of; a column of two names stays one.
+        kept: dict[int, Any] = {}
+        for column in self.values():
+            if isinstance(column, PackedColumn):
+                kept[id(column)] = column._replace(values=without_rest(column.values))
+            elif isinstance(column, torch.Tensor):
+                kept[id(column)] = without_rest(column)
+        columns = {name: kept.get(id(column), column) for name, column in self.items()}
+        return _restored, (type(self), columns, self.meta_info)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={len(self)}, columns={list(self)})"

@@ -103,8 +103,8 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
 def select_leaf(column: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a column, in this order.
 
-    A range of a contiguous CPU column aliases it, with a storage of its own over those rows;
-    everything else is copied once. Columns of equal rows share the row splits in `pool`.
+    A range of a contiguous column is a slice of it; everything else is copied once. Columns of
+    equal rows share the row splits in `pool`.
 
     Raises:
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).

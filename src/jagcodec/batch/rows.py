@@ -69,7 +69,8 @@ def select_rows(batch: B, index: Any) -> B:
     Returns:
         A batch of the same kind; `batch` is untouched. Columns of equal row lengths share one
         offsets tensor. A contiguous range (a slice of step 1) of contiguous CPU columns aliases
-        them, each with a storage of its own over its rows; anything else is one copy per column.
+        them as torch's own slices do, which pickle sends with all that they are slices of
+        (`encode` and a pickled `BatchedDataDict` do not); anything else is one copy per column.
         Gradients flow through it. Of a `WireBatch` nothing is read yet. A payload that belongs
         to the whole batch still does.
 

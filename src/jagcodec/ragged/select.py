@@ -20,7 +20,7 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes, take_rows
+from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, take_rows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import (
@@ -40,8 +40,9 @@ Chosen: TypeAlias = "range | IntArray"
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a leaf, in this order.
 
-    A range of a contiguous CPU tensor aliases it, with a storage of its own over those rows;
-    everything else is copied once. Leaves of equal rows share the row splits in `pool`.
+    A range of a contiguous tensor is a slice of it, as torch makes them: it holds the tensor's
+    storage, and stays right when that moves to shared memory. Everything else is copied once.
+    Leaves of equal rows share the row splits in `pool`.
 
     Raises:
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
@@ -80,7 +81,7 @@ def select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragged
         and memory.is_contiguous()
     ):
         first = int(view.row_splits.host[chosen.start])
-        return end_to_end(_window(memory, first, first + row_splits.total), row_splits)
+        return end_to_end(memory[first : first + row_splits.total], row_splits)
     values = values_of(view.choose(rows, row_splits))
     return end_to_end(values, row_splits, view.ragged_dim)
 
@@ -131,18 +132,27 @@ def _select_tensor(
             f"expected columns whose rows can be chosen, found a {leaf.layout}; select the others",
         )
     if isinstance(chosen, range):
-        return _window(leaf, chosen.start, chosen.stop)
+        return leaf[chosen.start : chosen.stop]
     return take_rows(leaf, chosen)
 
 
-def _window(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """``tensor[start:stop]``; on the CPU with a storage of its own, or pickle would send it all."""
-    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-    if not tensor.is_cpu or tensor.requires_grad or not plain:
-        return tensor[start:stop]
-    row = tensor.shape[1:].numel() * tensor.itemsize
-    shape = (stop - start, *tensor.shape[1:])
-    return from_bytes(as_bytes(tensor)[start * row : stop * row], tensor.dtype, shape)
+def without_rest(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor whose storage holds nothing else: itself, or a copy of what is a slice.
+
+    Pickle takes whole storages. Gradients are let be: such a tensor is pickled only where it is a
+    leaf of autograd, which a slice is not.
+    """
+    if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
+        return leaf
+    if is_jagged(leaf):
+        view = view_of(leaf, "pickle")
+        values = without_rest(values_of(view)) if view.starts is None else values_of(view)
+        if values is view.memory:
+            return leaf
+        return nested_tensor(values, view.row_splits, view.ragged_dim)
+    if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
+        return leaf
+    return from_words(as_words(leaf).clone(), leaf.dtype)
 
 
 def _select_objects(leaf: Any, chosen: Chosen) -> Any:

@@ -66,7 +66,9 @@ def decode(
     Args:
         frames: The message's frames in order, each of the buffer protocol (bytes, bytearray,
             memoryview, numpy array, `zmq.Frame`) or a uint8 CPU tensor; at any address. Or a
-            message in one buffer, as `to_blob` makes it.
+            message in one buffer, as `to_blob` makes it. Of a tensor that is moved to shared
+            memory (``share_memory_()``, queues of torch.multiprocessing) while values alias it,
+            those values are lost: pass ``copy=True``, or an array, for such a one.
         copy: None aliases writable frames and copies read-only ones, each once however many
             values lie in it: torch has no read-only tensors, and a write into read-only memory
             can kill the process. True copies every frame. False copies none: never write to
