@@ -12,14 +12,14 @@ demo: $(VENV)/.demo
 test: lint types
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
 
-# The suite on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
+# The suite but for what is slow on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
 OLDEST     = 0.10.0
 NEWEST     = $(shell sed -n 's/^tensordict==//p' constraints.txt)
 TENSORDICT ?= $(OLDEST)
 
 test-tensordict: $(VENV)/.tensordict-$(TENSORDICT)
 	PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT) \
-		$(BIN)/python -m pytest -n 2 -m "not cluster"
+		$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
 
 test-oldest:
 	$(MAKE) test-tensordict TENSORDICT=$(OLDEST)

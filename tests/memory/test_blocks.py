@@ -198,6 +198,7 @@ def _python(code, **environment):
     )
 
 
+@pytest.mark.slow
 def test_none_is_kept_where_that_is_asked_for():
     code = """
         from jagcodec.memory.blocks import new_block
@@ -216,6 +217,7 @@ def test_an_unknown_choice_is_refused():
     assert run.returncode
 
 
+@pytest.mark.slow
 def test_a_limit_on_addresses_is_met_without_the_room_behind():
     code = """
         import resource
@@ -233,6 +235,7 @@ def test_a_limit_on_addresses_is_met_without_the_room_behind():
     assert _python(code).stdout.split() == ["140", "MemoryError"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [300, 5000])  # in MiB: of those that are kept, and larger
 def test_a_limit_on_addresses_is_met_with_those_of_what_is_kept(size):
     """What is lent to the system takes no memory, but still counts towards such limits."""

@@ -175,6 +175,7 @@ def test_this_library_is_measured(tmp_path, capsys):
 # --- before ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_revision_runs_beside_the_working_tree(tmp_path, capsys):
     inside = subprocess.run(["git", "rev-parse", "HEAD"], cwd=before.ROOT, capture_output=True)
     if inside.returncode:

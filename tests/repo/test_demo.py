@@ -68,6 +68,7 @@ def cells_owed(rows: int, batches: int) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_demo_verifies_every_cell() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "examples.grpo_demo"],
@@ -133,6 +134,7 @@ def hang(socket: Any, directory: Path, batches: int) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_wrong_cell_ends_the_command_with_its_column_and_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -165,6 +167,7 @@ def test_the_command_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_named() -> None:
     with pytest.raises(JagcodecError, match=r"trainer process.* found exit status 7"):
         run_demo(rows=ROWS, trainer=die)
