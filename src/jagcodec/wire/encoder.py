@@ -81,11 +81,11 @@ def encode(
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
         ``send_multipart(frames, copy=False)``. Memory that already lies contiguous on the CPU is
         aliased, not copied, and kept alive by its frame: write to it only after the frames are
-        sent, and the same holds for ``tensor.share_memory_()``, also where putting the tensor on a
-        queue of torch.multiprocessing calls it, because it moves the tensor's memory away from
-        under its frame. Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied
-        to one block, for CUDA of pinned memory, which lives as long as one of its frames; the
-        device is waited for once (a jagged one with holes is compacted on its device first).
+        sent. The same holds for ``tensor.share_memory_()``, which putting the tensor on a queue of
+        torch.multiprocessing calls, because it moves the memory away from under the frame.
+        Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied to one
+        block, for CUDA of pinned memory, which lives as long as one of its frames; the device is
+        waited for once (a jagged one with holes is compacted on its device first).
 
     Raises:
         UnsupportedTypeError: An object outside this set, named with its path:
