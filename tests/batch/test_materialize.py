@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec import (
     ArgumentError,
+    ArgumentTypeError,
     BatchedDataDict,
     decode,
     encode,
@@ -37,7 +38,9 @@ def test_the_whole_way_and_back(batch, wider):
     lengths = batch.lengths.tolist()
     longest = max(lengths, default=0)
     width = max(wider, longest) if wider else longest
-    columns = materialize(decode(encode(td)), pad_to_seqlen=width if wider else 0)
+    columns = materialize(
+        decode(encode(td)), pad_to_seqlen=width if wider else 0, token_aligned_fields=()
+    )
     assert type(columns) is BatchedDataDict
     assert list(columns) == list(batch.fields)
     for name, column in batch.fields.items():
@@ -62,6 +65,7 @@ def test_the_whole_way_and_back(batch, wider):
         (torch.float32, -0.0),
         (torch.float32, math.nan),
         (torch.bfloat16, -math.inf),
+        (torch.float16, math.inf),
         (torch.float8_e4m3fn, 1.5),
         (torch.float64, 0.1),
         (torch.complex64, 1 - 2j),
@@ -91,8 +95,23 @@ def test_pads_are_exact(dtype, pad):
         (torch.float32, 2**24 + 1),
         (torch.float32, 1e300),
         (torch.float32, 1j),
+        (torch.float16, -1e9),
+        (torch.float16, 1e-9),
+        (torch.float32, 1e-50),
+        (torch.float32, -1e39),
+        (torch.complex64, complex(1, 1e39)),
+        (torch.complex64, complex(1e-50, 1)),
+        (torch.float8_e4m3fn, math.inf),
+        (torch.float8_e4m3fn, -1e4),
+        (torch.float8_e5m2, 1e9),
+        (torch.bfloat16, 2**9 + 1),
+        (torch.bfloat16, torch.tensor(2**9 + 1)),
+        (torch.int64, torch.tensor(2**63, dtype=torch.uint64)),
         (torch.int64, "pad"),
         (torch.int64, None),
+        (torch.int64, torch.tensor([1, 2])),
+        (torch.int64, torch.tensor(1, device="meta")),
+        (torch.int64, np.array([], dtype=np.int64)),
     ],
 )
 def test_pads_that_do_not_fit_are_errors(dtype, pad):
@@ -102,12 +121,45 @@ def test_pads_that_do_not_fit_are_errors(dtype, pad):
         materialize(td, pad_value_dict={"x": pad})
 
 
-def test_rectangles_are_left_alone():
-    grid = torch.ones(2, 3)
-    td = TensorDict({"grid": grid, "x": stack_or_nest([torch.ones(1), torch.ones(2)])}, [2])
-    columns = materialize(td, pad_to_seqlen=8)
-    assert columns["grid"].data_ptr() == grid.data_ptr()
-    assert columns["x"].shape == (2, 8)
+@pytest.mark.parametrize(
+    ("dtype", "pad"),
+    [
+        (torch.bfloat16, -1e4),
+        (torch.bfloat16, -1e9),
+        (torch.bfloat16, -1e30),
+        (torch.float16, 0.1),
+        (torch.float32, -3.4028235e38),
+        (torch.float32, 16777217.0),
+        (torch.float8_e5m2, -1e4),
+        (torch.float8_e4m3fn, 447.0),
+        (torch.complex64, complex(0.1, -1e9)),
+        (torch.complex64, complex(0.0, math.inf)),
+    ],
+)
+def test_float_pads_are_rounded_as_torch_rounds_them(dtype, pad):
+    td = TensorDict({"x": stack_or_nest([torch.zeros(n).to(dtype) for n in (1, 3)])}, [2])
+    padded = materialize(td, pad_value_dict={"x": pad})["x"]
+    assert bits(padded)[0][1:] == bits(torch.tensor([pad, pad], dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "pad", [torch.tensor(7), torch.tensor([7.0]), np.int32(7), np.array([[7]]), True + 6, 7.0]
+)
+def test_one_number_in_any_box_is_a_pad(pad):
+    assert materialize(ids(1, 2), pad_value_dict={"ids": pad})["ids"].tolist() == [[1, 7], [1, 2]]
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="this torch does not have it")
+def test_zero_is_no_pad_of_a_dtype_that_lacks_it():
+    rows = [torch.full((n,), 2.0).to(torch.float8_e8m0fnu) for n in (1, 2)]
+    td = TensorDict({"scales": stack_or_nest(rows)}, [2])
+    for pad in (0, 0.0, -0.0, torch.tensor(0), -1.0, math.inf):
+        with pytest.raises(ArgumentError, match=r"'scales'.*has no zero"):
+            materialize(td, pad_value_dict={"scales": pad})
+    assert bits(materialize(td)["scales"])[0][1] == 0
+    for pad in (1, 0.5, 2.0**-127):
+        padded = materialize(td, pad_value_dict={"scales": pad})["scales"]
+        assert padded.to(torch.float32).tolist() == [[2.0, pad], [2.0, 2.0]]
 
 
 def test_ragged_dim_two_pads_its_own_dim():
@@ -359,6 +411,27 @@ def test_prompt_lengths_by_a_name_that_is_not_there():
         materialize(ids(1, 2), padding_side="left_right", prompt_lengths="nope")
 
 
+@pytest.mark.parametrize("prompts", ["prompt_lengths", torch.tensor([1, 1])])
+def test_prompt_lengths_of_a_lazy_stack(prompts):
+    members = [TensorDict({"prompt_lengths": torch.ones(n), "x": torch.ones(n)}) for n in (1, 2)]
+    stack = LazyStackedTensorDict(*members, stack_dim=0)
+    with pytest.raises(ArgumentTypeError, match="found a lazy stack"):
+        materialize(stack, padding_side="left_right", prompt_lengths=prompts)
+    with pytest.raises(ArgumentError, match="no batch dim"):
+        materialize(TensorDict({}, []), padding_side="left_right", prompt_lengths=prompts)
+
+
+@pytest.mark.parametrize("column", ["ids", "inner", "stack", "text"])
+def test_prompt_lengths_of_a_column_that_has_none(column):
+    td = ids(1, 2)
+    td["inner"] = ids(1, 2)
+    td["text"] = NonTensorStack("a", "b")
+    td["stack"] = LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"a": 2}), stack_dim=0)
+    for batch in (td, open_wire(encode(td))):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match="prompt_lengths"):
+            materialize(batch, padding_side="left_right", prompt_lengths=column)
+
+
 def test_attention_mask():
     columns = materialize(ids(1, 0, 3), pad_to_seqlen=4, attention_mask_of="ids")
     assert list(columns) == ["ids", "attention_mask"]
@@ -394,27 +467,6 @@ def test_named_columns_stay_jagged():
         materialize(td, pad_to_seqlen=3)
     with pytest.raises(TypeError, match=r"materialize\(keep_jagged\)"):
         materialize(td, keep_jagged="patches")
-
-
-def test_named_rectangles_follow_the_width():
-    td = ids(1, 2)
-    td["mask"] = torch.tensor([[1, 0], [1, 1]], dtype=torch.int32)
-    td["grid"] = torch.ones(2, 2)
-    columns = materialize(td, "padded", {"mask": 7}, 4, token_aligned_fields=["mask", "absent"])
-    assert columns["mask"].tolist() == [[1, 0, 7, 7], [1, 1, 7, 7]]
-    assert columns["grid"].shape == (2, 2)
-    left = materialize(
-        td, pad_to_multiple=3, token_aligned_fields=["mask"], padding_side={"mask": "left"}
-    )
-    assert left["mask"].tolist() == [[0, 1, 0], [0, 1, 1]]
-    assert (
-        materialize(td, token_aligned_fields=["mask"])["mask"].data_ptr() == td["mask"].data_ptr()
-    )
-    td["wide"] = torch.ones(2, 5)
-    with pytest.raises(ValueError, match=r"'wide'.*pad_to_seqlen=4.*found 5"):
-        materialize(td, pad_to_seqlen=4, token_aligned_fields=["wide"])
-    with pytest.raises(ValueError, match=r"'row'.*\(N, S, ...\)"):
-        materialize(TensorDict({"row": torch.ones(2)}, [2]), token_aligned_fields=["row"])
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -518,8 +570,9 @@ def test_a_batch_is_not_written_over_while_it_is_read(first):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be page-locked here")
 def test_page_locked_memory_needs_an_accelerator():
-    with pytest.raises(ValueError, match=r"materialize\(pin_memory\)"):
-        materialize(ids(1, 2), pin_memory=True)
+    for td in (ids(1, 2), open_wire(encode(ids(1, 2))), TensorDict({"x": torch.ones(2)}, [2])):
+        with pytest.raises(ArgumentError, match=r"materialize\(pin_memory\).* an accelerator"):
+            materialize(td, pin_memory=True)
 
 
 @pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])

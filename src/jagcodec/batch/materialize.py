@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -13,18 +12,17 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from jagcodec._arguments import check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.leaves import move_leaf
+from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
-from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
-from jagcodec.ragged.copy_rows import gathered, pad_into, pad_task, values_of
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
-from jagcodec.wire.frames import writable_bytes
 from jagcodec.wire.lazy import WireBatch, columns_of
 
 Layout = Literal["padded", "jagged", "packed"]
@@ -32,9 +30,6 @@ Layout = Literal["padded", "jagged", "packed"]
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row lie."""
-
-Key: TypeAlias = str | tuple[str, ...]
-"""What a column is called in arguments: its name, or inside a nested one all of them."""
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -54,7 +49,7 @@ def materialize(
     padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
     prompt_lengths: torch.Tensor | str | None = ...,
     prompt_width: int = ...,
-    token_aligned_fields: Iterable[str] = ...,
+    token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
     attention_mask_of: str | None = ...,
     device: torch.device | str | None = ...,
@@ -74,7 +69,7 @@ def materialize(
     padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
     prompt_lengths: torch.Tensor | str | None = ...,
     prompt_width: int = ...,
-    token_aligned_fields: Iterable[str] = ...,
+    token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
     attention_mask_of: str | None = ...,
     device: torch.device | str | None = ...,
@@ -94,7 +89,7 @@ def materialize(
     padding_side: PaddingSide | Mapping[str, PaddingSide] = "right",
     prompt_lengths: torch.Tensor | str | None = None,
     prompt_width: int = 0,
-    token_aligned_fields: Iterable[str] = (),
+    token_aligned_fields: Iterable[str] | None = None,
     keep_jagged: Iterable[str] = (),
     attention_mask_of: str | None = None,
     device: torch.device | str | None = None,
@@ -122,14 +117,16 @@ def materialize(
             from the message to where they are wanted.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
-        pad_value_dict: Column name to pad value, 0 for columns not named. Exact: a value that
-            the column's dtype cannot hold is an error. Names that are no column are ignored, so
-            that one dict serves every batch, as they are in the other arguments that take
+        pad_value_dict: Column name to pad value; cells of columns not named have all bits 0,
+            which is 0 (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact,
+            and fractions rounded to the column's dtype as torch does; what would become another
+            integer, infinity or zero by that is an error. Names that are no column are ignored,
+            so that one dict serves every batch, as they are in the other arguments that take
             names. A column inside a nested TensorDict is looked up by its tuple of names, as
             tensordict does.
-        pad_to_seqlen: In the padded layout, the width of every jagged column; 0 means the
-            longest row. Rectangular columns keep their shape. In every layout, what no row may
-            be longer than.
+        pad_to_seqlen: In the padded layout, the width of every jagged column, and of every
+            narrower rectangle that `token_aligned_fields` includes; 0 means the longest row. In
+            every layout, what no row of a jagged column may be longer than.
         pad_to_multiple: In the padded layout, widths are rounded up to a multiple of this, as
             sequence parallelism and fp8 kernels want.
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
@@ -139,13 +136,17 @@ def materialize(
             name of the rectangular column that holds them.
         prompt_width: For ``"left_right"``: cells for prompts; 0 means the longest prompt. What
             no prompt may be longer than.
-        token_aligned_fields: Names of *rectangular* columns (N, S, ...) that are per-token and
-            must follow `pad_to_seqlen` and `pad_to_multiple`, padded on their side. Which they
-            are is never guessed: an image grid may have any shape.
-        keep_jagged: Names of columns that stay jagged in any layout, and of any length: rows
-            whose length is not counted in tokens, such as image patches.
-        attention_mask_of: Name of a jagged column; the result then has ``"attention_mask"``,
-            bool (N, width): True where the rectangle of that column holds a token.
+        token_aligned_fields: Which *rectangles* (N, S, ...) are padded as a jagged column of N
+            rows of S cells is. Readers such as NeMo-RL's stack rows that happen to be equally
+            long, and a rank that has such rows must not end up narrower than the others. None
+            means all of two dims or more, except those that are wider than `pad_to_seqlen`,
+            which keep their width. Names mean these alone, and none of them may be wider; an
+            empty collection means no rectangle, for batches with image grids. Columns of one
+            dim have nothing to widen.
+        keep_jagged: Names of columns that stay as they are in any layout, and of any length:
+            rows whose length is not counted in tokens, such as image patches.
+        attention_mask_of: Name of a column that is padded; the result then has
+            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token.
         device: Where tensors go; None leaves them. Only the valid cells cross, and the rectangle
             is made there.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
@@ -160,15 +161,18 @@ def materialize(
 
     Returns:
         The columns in their order. Padded columns are new (or lie in `out`), in one allocation
-        that is freed with the last of them; everything else aliases `td`. Non-tensor columns
+        that is freed with the last of them; everything else aliases `td`. Gradients pass through
+        them, unless torch records none. Rows of strided nested tensors that differ in several
+        dims are padded in each, in those behind the first always on the right. Non-tensor columns
         become object arrays (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload
         that belongs to the whole batch fills N rows.
 
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
             silent width mismatch between ranks hangs collectives) or a prompt than its row, a
-            pad does not fit its dtype, `out` does not fit, or overlaps the batch or itself, or
-            `td` has no batch dim.
+            pad does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
+            given for what needs a gradient, there is no accelerator to pin memory for, or `td`
+            has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
@@ -207,7 +211,9 @@ def materialize(
         sides,
         "right" if by_name else padding_side,  # type: ignore[arg-type]
         prompt_width or 0,
-        name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
+        None
+        if token_aligned_fields is None
+        else name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
         name_set(keep_jagged, f"{where}(keep_jagged)"),
         attention_mask_of,
         None if device is None else usable_device(device, f"{where}(device)"),
@@ -216,6 +222,8 @@ def materialize(
     )
     if layout != "padded":
         options.check_unpadded(prompt_lengths, out)
+    elif pin_memory:
+        _check_accelerator()
     return _Materializing(options, prompt_lengths, out).run(td)
 
 
@@ -229,7 +237,7 @@ class _Options(NamedTuple):
     sides: Mapping[Any, PaddingSide]
     side: PaddingSide
     prompt_width: int
-    token_aligned: frozenset[Any]
+    token_aligned: frozenset[Any] | None
     keep_jagged: frozenset[Any]
     masked: str | None
     device: torch.device | None
@@ -257,62 +265,6 @@ class _Options(NamedTuple):
                 )
 
 
-@dataclass(slots=True)
-class _Rectangle(Wanted):
-    """A padded column: what its rows are, where they go, and what lies around them."""
-
-    key: Key
-    view: RaggedView
-    left_pad: IntArray | None
-    width: int
-    pad_bits: bytes
-
-
-def _fill(rectangles: list[_Rectangle], *, reused: bool) -> None:
-    """Write rectangles that have memory; those on the CPU in one call."""
-    copies: list[Copy] = []
-    pads: list[Pad] = []
-    for rectangle in rectangles:
-        view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        data = rectangle.data
-        width = rectangle.width
-        fresh = rectangle.zeroed and not any(bits)
-        task: Pad | None = None
-        if data is None:
-            pass
-        elif view.ragged_dim == 1 and view.starts is None and type(view.memory) is np.ndarray:
-            # Most of them: rows of a message, where they lie.
-            row_splits = view.row_splits
-            if len(data):
-                cell = len(data) // (row_splits.rows * width)
-                starts, lengths = row_splits.starts, row_splits.lengths
-                task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
-        else:
-            task = pad_task(view, data, width, left_pad, bits)
-        if task is not None:
-            if fresh:
-                copies.append(rows_only(task))
-            else:
-                pads.append(task)
-        elif isinstance(view.memory, torch.Tensor):
-            rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
-    if reused and not _are_apart([*copies, *pads]):
-        raise ArgumentError(
-            "conflict",
-            "materialize(out)",
-            "expected memory of its own for each column, apart from the batch, found an overlap",
-        )
-    if copies:
-        copy_all(copies)
-    if pads:
-        pad_all(pads)
-
-
-def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
-    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
-    return are_apart([task.dst for task in tasks], read)
-
-
 class _Materializing:
     """The state of one `materialize` call."""
 
@@ -322,24 +274,37 @@ class _Materializing:
         self._prompts: IntArray | None = None
         self._out = out
         self._pool = RowSplitsPool()
-        self._rectangles: list[_Rectangle] = []
+        self._rectangles: list[Rectangle] = []
+        # Whether rectangles are taken for columns of equally long rows, where no names are given.
+        self._widens = bool(
+            options.width
+            or options.multiple != 1
+            or options.side != "right"
+            or options.sides
+            or options.masked is not None
+        )
+        # Rectangles that need no padding, and their rows.
+        self._unpadded_rows: dict[Key, RowSplits] = {}
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
     def run(self, td: TensorDictBase | WireBatch) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
-        self._prompts = self._read_prompts(td)
+        out = self._out
+        if self._prompt_lengths is not None or self._options.prompt_width:
+            _check_batch(td, ())
+            self._prompts = self._read_prompts(td)
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
-        self._allocate()
-        _fill(self._rectangles, reused=self._out is not None)
+        allocate_rectangles(self._rectangles, out, self._options.pin_memory)
+        fill(self._rectangles, reused=out is not None)
         return self._contained(plan)
 
     def _contained(self, plan: dict[str, Any]) -> Any:
         columns = {}
         for name, column in plan.items():
-            if type(column) is _Rectangle:
+            if type(column) is Rectangle:
                 columns[name] = column.tensor
             elif type(column) is dict:
                 columns[name] = self._contained(column)
@@ -350,76 +315,11 @@ class _Materializing:
             return BatchedDataDict.of_equal_rows(columns)
         return container(columns)
 
-    # Memory
-
-    def _allocate(self) -> None:
-        """Give each rectangle memory: new, or of `out`."""
-        wanted, out, pin_memory = self._rectangles, self._out, self._options.pin_memory
-        if isinstance(out, Mapping):
-            wanted = [rectangle for rectangle in wanted if not self._given(rectangle)]
-            out = None
-        elif out is not None:
-            out = writable_bytes(out, "materialize(out)")
-        try:
-            allocate(wanted, out, pin_memory)
-        except (MemoryError, ValueError, RuntimeError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise ArgumentError(
-                "too_large",
-                f"materialize({'pin_memory' if pin_memory else 'pad_to_seqlen'})",
-                f"expected rectangles that fit in memory, found width {self._options.width}: "
-                f"{error!s:.200}",
-            ) from error
-
-    def _given(self, rectangle: _Rectangle) -> bool:
-        """Whether `out` has a tensor for a rectangle, which then gets it."""
-        found: Any = self._out
-        names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
-        for name in names:
-            if not isinstance(found, Mapping) or name not in found:
-                return False
-            found = found[name]
-        fits = (
-            isinstance(found, torch.Tensor)
-            and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
-            and found.device == rectangle.device
-            and found.layout is torch.strided
-            and found.is_contiguous()
-            and not found.requires_grad
-        )
-        if not fits:
-            shown = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
-            raise ArgumentError(
-                "bad_shape",
-                f"materialize(out)[{'.'.join(names)!r}]",
-                f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-                f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
-                "the column out, or pass one buffer for all",
-            )
-        rectangle.tensor = found
-        rectangle.data = as_bytes(found) if found.is_cpu else None
-        rectangle.zeroed = False
-        return True
-
     # Columns
 
     def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
-        opened = type(td) is WireBatch  # what a TensorDict is takes long to ask
-        if not opened and isinstance(td, LazyStackedTensorDict):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"materialize({repr('.'.join(above)) if above else 'td'})",
-                "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
-                "shapes; make columns of its rows with stack_or_nest, or materialize its members",
-            )
-        # A message has a batch dim, or it could not be opened.
-        if not opened and not len(td.batch_size):
-            raise ArgumentError(
-                "bad_shape",
-                f"materialize({repr('.'.join(above)) if above else 'td'})",
-                "expected batch size (N, ...), found no batch dim",
-            )
+        if type(td) is not WireBatch:  # which has a batch dim, or it could not be opened
+            _check_batch(td, above)
         columns: dict[str, Any] = {}
         options = self._options
         # Whether columns of the same rows go to the same place, so that they are placed once.
@@ -434,7 +334,7 @@ class _Materializing:
                 if options.layout != "padded" or key in options.keep_jagged:
                     columns[name] = self._unpadded(leaf, key)
                     continue
-                leaf = readable_view(leaf, _path(key), self._pool)
+                leaf = readable_view(leaf, path_of(key), self._pool)
                 kind = RaggedView
             if kind is RaggedView:
                 rows, like = placed
@@ -442,10 +342,12 @@ class _Materializing:
                     columns[name] = self._placed(leaf, like.left_pad, like.width, key)
                     continue
                 columns[name] = column = self._ragged(leaf, key)
-                if type(column) is _Rectangle:
+                if type(column) is Rectangle:
                     placed = leaf.row_splits, column
             elif kind is torch.Tensor:
-                columns[name] = self._rectangular(leaf, key)
+                columns[name] = (
+                    self._strided(leaf, key) if leaf.is_nested else self._rectangular(leaf, key)
+                )
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
@@ -461,12 +363,16 @@ class _Materializing:
         options = self._options
         if key in options.keep_jagged:
             return self._moved(leaf)
-        view = view_of(leaf, _path(key), self._pool)
+        view = view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
         if options.layout == "packed":
             return self._ragged(view, key)
-        if options.width and view.row_splits.max > options.width:
-            raise _too_long_in(view.row_splits, options.width, _path(key))
+        self._check_width(view.row_splits, key)
         return self._moved(leaf)
+
+    def _check_width(self, row_splits: RowSplits, key: Key) -> None:
+        width = self._options.width
+        if width and row_splits.max > width:
+            raise _too_long_in(row_splits, width, path_of(key))
 
     def _ragged(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout that was asked for."""
@@ -474,7 +380,7 @@ class _Materializing:
         jagged = options.layout == "jagged" or key in options.keep_jagged
         row_splits = view.row_splits
         if options.width and row_splits.max > options.width and key not in options.keep_jagged:
-            raise _too_long_in(row_splits, options.width, _path(key))
+            raise _too_long_in(row_splits, options.width, path_of(key))
         if options.layout == "padded" and not jagged and options.device in (None, view.device):
             return self._rectangle(view, key)
         # Compacted first, so that no hole crosses to the device.
@@ -483,68 +389,119 @@ class _Materializing:
         if jagged:
             return nested_tensor(values_of(view), row_splits, view.ragged_dim)
         if options.layout == "packed":
-            return varlen_column(view, _path(key))
+            return varlen_column(view, path_of(key))
         return self._rectangle(view, key)
 
-    def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _strided(self, leaf: torch.Tensor, key: Key) -> Any:
+        """A strided nested tensor, whose rows may be ragged in several dims."""
         options = self._options
-        if key not in options.token_aligned:
-            return leaf if options.device is None else self._moved(leaf)
-        path = _path(key)
-        if leaf.layout is not torch.strided or leaf.is_nested or leaf.dim() < 2:
-            raise ArgumentError(
-                "bad_shape",
-                path,
-                f"expected a per-token rectangle (N, S, ...), found {describe(leaf)}; "
-                "leave it out of token_aligned_fields",
-            )
-        side, held = options.sides.get(key, options.side), leaf.shape[1]
-        width = _rounded(options.width or held, options.multiple)
-        if side == "left_right" or held > width:
-            raise ArgumentError(
-                "bad_shape",
-                path,
-                f"expected a rectangle of at most pad_to_seqlen={width} cells that is padded right "
-                f"or left, found {held} and padding_side={side!r}",
-            )
-        if held == width:
+        stays = options.layout == "jagged" or key in options.keep_jagged
+        if leaf.dim() == 1:  # of rows without dims, or of no rows: nothing is ragged
+            parts = () if stays else leaf.unbind()
+            none = leaf if stays else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            return self._moved(torch.stack(parts) if parts else none)
+        if stays and (not options.width or key in options.keep_jagged):
             return self._moved(leaf)
-        view = full_rows(self._moved(leaf.detach()))
-        left_pad = np.full(len(leaf), width - held) if side == "left" else None
-        return self._placed(view, left_pad, width, key)
+        rows = StridedRows(leaf)
+        if stays:
+            self._check_width(rows.row_splits, key)
+            return self._moved(leaf)
+        if options.layout == "packed" and len(rows.dims) > 1:
+            raise ArgumentError(
+                "bad_shape",
+                path_of(key),
+                f"expected rows that differ in one dim, found {len(rows.dims)} that differ; "
+                "use layout='padded', or name the column in keep_jagged",
+            )
+        return self._ragged(rows.view(self._pad_bits(leaf.dtype, key)), key)
 
-    def _rectangle(self, view: RaggedView, key: Key) -> _Rectangle:
+    def _rectangular(self, leaf: Any, key: Key) -> Any:
+        options = self._options
+        names = options.token_aligned
+        if key in names if names is not None else self._widens:
+            return self._per_token(leaf, key)
+        return leaf if options.device is None else self._moved(leaf)
+
+    def _per_token(self, leaf: Any, key: Key) -> Any:
+        """A rectangle, as a jagged column becomes whose rows all are as long as it is wide."""
+        options = self._options
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or key in options.keep_jagged:
+            return self._moved(leaf)
+        rows, held = leaf.shape[:2]
+        side = options.sides.get(key, options.side)
+        if options.token_aligned is not None and 0 < options.width < held:
+            raise ArgumentError(
+                "row_too_long",
+                path_of(key),
+                f"expected a rectangle of at most pad_to_seqlen={options.width} cells, found "
+                f"{held}; raise pad_to_seqlen, or leave the column out of token_aligned_fields",
+            )
+        lengths = np.full(rows, held, dtype=np.int64)
+        row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
+        left_pad: IntArray | None = None
+        if side == "left_right":
+            left_pad, width = self._place_by_prompt(row_splits, path_of(key))
+        else:
+            # One that is wider than `pad_to_seqlen` may be an image grid.
+            width = _rounded(max(options.width, held), options.multiple)
+            if side == "left":
+                left_pad = width - lengths
+        if width == held:
+            self._unpadded_rows[key] = row_splits
+            return self._moved(leaf)
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            raise ArgumentError(
+                "bad_shape",
+                path_of(key),
+                f"expected a strided rectangle to make {width} cells wide, found {describe(leaf)}; "
+                "name the per-token columns in token_aligned_fields, and not this one",
+            )
+        if leaf.requires_grad and not torch.is_grad_enabled():
+            leaf = leaf.detach()
+        return self._placed(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
+
+    def _rectangle(self, view: RaggedView, key: Key) -> Rectangle:
         """A column of these rows, which are placed once for all columns on one side."""
         options = self._options
         side = options.sides.get(key, options.side) if options.sides else options.side
         row_splits = view.row_splits
         place = self._places.get((id(row_splits), side))
         if place is None:
-            place = (*self._place(row_splits, side, _path(key)), row_splits)
+            place = (*self._place(row_splits, side, path_of(key)), row_splits)
             self._places[id(row_splits), side] = place
         return self._placed(view, place[0], place[1], key)
 
     def _placed(
         self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
-    ) -> _Rectangle:
+    ) -> Rectangle:
         dtype, dim, shape = view.dtype, view.ragged_dim, view.shape
         pads = self._options.pads
-        # Zero is all bits 0 in every dtype.
-        bits = pad_bits(pads[key], dtype, _path(key)) if key in pads else bytes(dtype.itemsize)
+        bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
         padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
         memory: Any = view.memory
         device = _CPU if type(memory) is np.ndarray else memory.device
-        rectangle = _Rectangle(padded, dtype, device, key, view, left_pad, width, bits)
+        rectangle = Rectangle(padded, dtype, device, key, view, left_pad, width, bits)
         self._rectangles.append(rectangle)
         return rectangle
 
+    def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
+        pads = self._options.pads
+        return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
+
     def _plan_mask(self, plan: dict[str, Any], name: str) -> None:
-        column = plan.get(name)
-        if type(column) is not _Rectangle:
+        column: Any = plan.get(name)
+        row_splits = self._unpadded_rows.get(name)
+        left_pad: IntArray | None = None
+        if row_splits is not None:
+            width = column.shape[1]
+        elif type(column) is Rectangle:
+            row_splits, left_pad, width = column.view.row_splits, column.left_pad, column.width
+        else:
             raise ArgumentKeyError(
                 "no_such_field",
                 f"materialize(attention_mask_of={name!r})",
-                f"expected the name of a column that is padded, found {sorted(plan)!r:.200}",
+                "expected the name of a column that is padded, or of a rectangle that "
+                f"token_aligned_fields takes for one, found {sorted(plan)!r:.200}",
             )
         if "attention_mask" in plan:
             raise ArgumentError(
@@ -552,10 +509,9 @@ class _Materializing:
                 f"materialize(attention_mask_of={name!r})",
                 "expected no column 'attention_mask' in the batch, found one; select the others",
             )
-        view = column.view
-        ones = torch.ones(view.row_splits.total, dtype=torch.bool, device=view.device)
-        mask = end_to_end(ones, view.row_splits)
-        plan["attention_mask"] = self._placed(mask, column.left_pad, column.width, "attention_mask")
+        ones = torch.ones(row_splits.total, dtype=torch.bool, device=column.device)
+        mask = end_to_end(ones, row_splits)
+        plan["attention_mask"] = self._placed(mask, left_pad, width, "attention_mask")
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device
@@ -617,8 +573,6 @@ class _Materializing:
     def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
         """(N,) tokens of each row that are prompt."""
         given, where = self._prompt_lengths, "materialize(prompt_lengths)"
-        if given is None and not self._options.prompt_width:
-            return None
         sides = {self._options.side, *self._options.sides.values()}
         if given is None or "left_right" not in sides:
             if given is not None or self._options.prompt_width:
@@ -636,8 +590,7 @@ class _Materializing:
                     "no_such_field", where, f"expected one of {names}, found {given!r}"
                 )
             given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
-        rows = td.batch_size[0] if len(td.batch_size) else 0
-        return read_lengths(given, where, rows=rows).lengths
+        return read_lengths(given, where, rows=td.batch_size[0]).lengths
 
 
 def _kept_values(view: RaggedView) -> torch.Tensor:
@@ -650,12 +603,35 @@ def _kept_values(view: RaggedView) -> torch.Tensor:
 # --- arguments ---------------------------------------------------------------------------------
 
 
-def _path(key: Key) -> str:
-    return f"materialize({key if isinstance(key, str) else '.'.join(key)!r})"
-
-
 def _rounded(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
+
+
+def _check_batch(td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> None:
+    """Refuse what has no columns of N rows."""
+    where = f"materialize({repr('.'.join(above)) if above else 'td'})"
+    if isinstance(td, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
+            "shapes; make columns of its rows with stack_or_nest, or materialize its members",
+        )
+    if not len(td.batch_size):
+        raise ArgumentError("bad_shape", where, "expected batch size (N, ...), found no batch dim")
+
+
+def _check_accelerator() -> None:
+    """Refuse to page-lock memory where there is nothing to copy it to."""
+    try:
+        torch.empty(1, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        raise ArgumentError(
+            "bad_option",
+            "materialize(pin_memory)",
+            "expected an accelerator to copy page-locked memory to, found none that torch can "
+            f"use; leave pin_memory=False: {error!s:.200}",
+        ) from error
 
 
 def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:

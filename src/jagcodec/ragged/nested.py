@@ -79,13 +79,16 @@ def view_of(
 
 
 def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
-    """`view_of`, whose memory is only to be read: where it can be, an array over it."""
+    """`view_of`, whose memory is only to be read: where it can be, an array over it.
+
+    Where gradients are recorded, values that need one stay what autograd follows.
+    """
     inner: Any = jagged
     values = inner._values
     row_splits = pool.of_source(inner._offsets)
     array = plain_array(values)
     if row_splits is None or inner._lengths is not None or array is None:
-        return view_of(jagged, path, pool)
+        return view_of(jagged, path, pool, detach=not torch.is_grad_enabled())
     dim, shape = inner._ragged_idx, array.shape
     if shape[dim - 1] != row_splits.total or not array.flags.c_contiguous:
         return view_of(jagged, path, pool)

@@ -111,12 +111,11 @@ def rows_of_rectangle(
     return RaggedView(memory, padded.dtype, tuple(cells.shape), 1, stride, row_splits)
 
 
-def full_rows(padded: torch.Tensor) -> RaggedView:
-    """A rectangle (N, S, ...) as N rows of S cells each."""
+def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
+    """A rectangle (N, S, ...) as N rows of S cells each, which `row_splits` says as well."""
+    cells = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
     rows, width = padded.shape[:2]
-    row_splits = RowSplits.from_lengths(np.full(rows, width, dtype=np.int64))
-    values = contiguous_bits(padded).view(rows * width, *padded.shape[2:])
-    return end_to_end(values, row_splits)
+    return end_to_end(cells.view(rows * width, *padded.shape[2:]), row_splits)
 
 
 def is_per_token(shape: tuple[int, ...], row_splits: RowSplits, exact_width: bool) -> bool:

@@ -1,0 +1,177 @@
+"""The rectangles of a batch: given memory together, and filled together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from jagcodec.errors import ArgumentError, describe
+from jagcodec.memory.blocks import Wanted, allocate
+from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
+from jagcodec.ragged.copy_rows import pad_into, pad_task
+from jagcodec.ragged.views import RaggedView
+from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
+from jagcodec.wire.frames import writable_bytes
+
+Key: TypeAlias = str | tuple[str, ...]
+"""What a column is called in arguments: its name, or inside a nested one all of them."""
+
+
+@dataclass(slots=True)
+class Rectangle(Wanted):
+    """A padded column: what its rows are, where they go, and what lies around them."""
+
+    key: Key
+    view: RaggedView
+    left_pad: IntArray | None
+    width: int
+    pad_bits: bytes
+
+
+def path_of(key: Key) -> str:
+    """Where an error about a column is: ``materialize('name')``."""
+    return f"materialize({_shown(key)})"
+
+
+def _shown(key: Key) -> str:
+    return repr(key if isinstance(key, str) else ".".join(key))
+
+
+def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
+    """Give each rectangle memory: new, or of `out`, tensors by name or one buffer.
+
+    Raises:
+        ArgumentError: `out` does not fit, or the rectangles do not fit in memory.
+    """
+    wanted = rectangles
+    if isinstance(out, Mapping):
+        wanted = [rectangle for rectangle in wanted if not _given(rectangle, out)]
+        out = None
+    elif out is not None:
+        out = writable_bytes(out, "materialize(out)")
+        for rectangle in wanted:
+            _check_reusable(rectangle)
+    try:
+        allocate(wanted, out, pin_memory)
+    except (MemoryError, ValueError, RuntimeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
+        raise ArgumentError(
+            "too_large",
+            "materialize",
+            f"expected rectangles that fit in memory, found one of {largest.shape} for "
+            f"{_shown(largest.key)}: {error!s:.200}",
+        ) from error
+
+
+def _given(rectangle: Rectangle, out: Any) -> bool:
+    """Whether `out` has a tensor for a rectangle, which then gets it."""
+    found = out
+    names = (rectangle.key,) if isinstance(rectangle.key, str) else rectangle.key
+    for name in names:
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    fits = (
+        isinstance(found, torch.Tensor)
+        and (tuple(found.shape), found.dtype) == (rectangle.shape, rectangle.dtype)
+        and found.device == rectangle.device
+        and found.layout is torch.strided
+        and found.is_contiguous()
+        and not found.requires_grad
+    )
+    if not fits:
+        shown = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
+        raise ArgumentError(
+            "bad_shape",
+            f"materialize(out)[{_shown(rectangle.key)}]",
+            f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
+            f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
+            "the column out, or pass one buffer for all",
+        )
+    _check_reusable(rectangle)
+    rectangle.tensor = found
+    rectangle.data = as_bytes(found) if found.is_cpu else None
+    rectangle.zeroed = False
+    return True
+
+
+def _check_reusable(rectangle: Rectangle) -> None:
+    """Refuse to write what autograd follows over memory that an earlier step may still need."""
+    if _needs_gradient(rectangle.view):
+        raise ArgumentError(
+            "conflict",
+            f"materialize(out)[{_shown(rectangle.key)}]",
+            "expected a column that autograd does not follow, found one that needs a gradient; "
+            "leave the memory of its rectangle to torch, or call materialize under torch.no_grad()",
+        )
+
+
+def _needs_gradient(view: RaggedView) -> bool:
+    return isinstance(view.memory, torch.Tensor) and view.memory.requires_grad
+
+
+def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
+    """Write rectangles that have memory; those on the CPU in one call."""
+    copies: list[Copy] = []
+    pads: list[Pad] = []
+    for rectangle in rectangles:
+        view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
+        data = rectangle.data
+        width = rectangle.width
+        fresh = rectangle.zeroed and not any(bits)
+        task: Pad | None = None
+        if data is None:
+            pass
+        elif view.ragged_dim == 1 and view.starts is None and type(view.memory) is np.ndarray:
+            # Most of them: rows of a message, where they lie.
+            row_splits = view.row_splits
+            if len(data):
+                cell = len(data) // (row_splits.rows * width)
+                starts, lengths = row_splits.starts, row_splits.lengths
+                task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
+        else:
+            task = pad_task(view, data, width, left_pad, bits)
+        if task is not None:
+            if fresh:
+                copies.append(rows_only(task))
+            else:
+                pads.append(task)
+        elif isinstance(view.memory, torch.Tensor):
+            _fill_by_torch(rectangle, fresh)
+    if reused and not _are_apart([*copies, *pads]):
+        raise ArgumentError(
+            "conflict",
+            "materialize(out)",
+            "expected memory of its own for each column, apart from the batch, found an overlap",
+        )
+    if copies:
+        copy_all(copies)
+    if pads:
+        pad_all(pads)
+
+
+def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
+    view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
+    try:
+        rectangle.tensor = pad_into(rectangle.tensor, view, left_pad, bits, fresh=fresh)
+    except NotImplementedError as error:
+        if not _needs_gradient(view):
+            raise
+        raise ArgumentError(
+            "bad_dtype",
+            path_of(rectangle.key),
+            f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; detach the "
+            "column, or call materialize under torch.no_grad()",
+        ) from error
+
+
+def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
+    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
+    return are_apart([task.dst for task in tasks], read)
