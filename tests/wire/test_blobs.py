@@ -38,7 +38,7 @@ from jagcodec.testing import assert_same, jagged_batches, trees
 from jagcodec.wire import frames as of_frames
 from tests.helpers import message
 
-VALUE = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
+VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
 
 
 @given(trees(max_leaves=4))
@@ -91,7 +91,7 @@ def test_shared_memory_between_processes():
             "resource_tracker.unregister(m._name, 'shared_memory'); m.close()"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr  # type: ignore[attr-defined]
+        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr
     finally:
         memory.close()
         memory.unlink()
@@ -367,12 +367,17 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
 def test_a_descriptor_is_neither_taken_nor_closed(tmp_path):
     path = tmp_path / "value.jag"
     dump("kept", path)
+    calls: tuple[Any, ...] = (load, partial(dump, 1))
     with open(path, "rb") as file:
-        for call in (load, partial(dump, 1)):
+        for call in calls:
             for number in (file.fileno(), True):
                 with pytest.raises(ArgumentTypeError, match=r"os\.PathLike, found (int|bool)"):
                     call(number)
         assert file.read(8) == b"jagcodec"
+
+
+NOTHING: Any = None
+BLOB: Any = to_blob(encode(1))
 
 
 @pytest.mark.parametrize(
@@ -380,8 +385,8 @@ def test_a_descriptor_is_neither_taken_nor_closed(tmp_path):
     [
         (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
         (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
-        (lambda: load(None), ArgumentTypeError, r"load\(path\): .* found NoneType"),
-        (lambda: load(to_blob(encode(1))), ArgumentTypeError, "bytearray; decode takes"),
+        (lambda: load(NOTHING), ArgumentTypeError, r"load\(path\): .* found NoneType"),
+        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode takes"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
     ],
@@ -495,7 +500,7 @@ NOT_MESSAGES = [
 
 @pytest.mark.parametrize(("value", "text"), NOT_MESSAGES)
 def test_what_is_no_message_at_all_is_the_caller_s_mistake(value, text):
-    calls = {
+    calls: dict[str, Any] = {
         "decode(frames)": decode,
         "open_wire(source)": jagcodec.open_wire,
         "to_blob(frames)": to_blob,
@@ -526,7 +531,8 @@ def test_wrong_bytes_are_a_bad_message():
 
 def test_blobs_where_there_should_be_one_or_several():
     blob = to_blob(encode(1))
-    for one in (blob, bytes(blob), None, 3):
+    wrong: Any = (blob, bytes(blob), None, 3)
+    for one in wrong:
         with pytest.raises(
             ArgumentTypeError, match=r"decode_batch\(blobs\): expected several blobs"
         ):

@@ -368,7 +368,7 @@ def _split(values: torch.Tensor, lengths: IntArray, dim: int) -> Iterable[torch.
     return torch.split(values, lengths.tolist(), dim=dim - 1)
 
 
-def _row_list(state: Any) -> list[torch.Tensor]:
+def _row_list(state: Any) -> Any:
     """What `_Rows` sent, as a plain list. Each row has a length, which took 8 bytes."""
     if type(state) is list:
         return state
