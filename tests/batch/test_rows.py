@@ -731,3 +731,22 @@ def test_move():
     assert moved["message"] is batch["message"]
     assert batch.to("cpu")["ids"] is batch["ids"]
     assert moved.meta_info == batch.meta_info
+
+
+def test_errors_name_the_function_that_was_called():
+    td = batch_of([1], [1] * 9)
+    lengths = torch.tensor([1, 9])
+    calls = {
+        "split_rows": lambda **options: split_rows(td, lengths=lengths, **options),
+        "balance_rows": lambda **options: balance_rows(lengths, **options),
+    }
+    for where, call in calls.items():
+        for options, rest in (
+            ({"max_tokens": 5}, "(lengths), row 1"),
+            ({"max_tokens": 0}, "(max_tokens)"),
+            ({"max_tokens": 9, "parts": 3}, "(parts)"),
+            ({"max_tokens": 9, "parts": 0}, "(parts)"),
+        ):
+            with pytest.raises(ArgumentError) as caught:
+                call(**options)
+            assert caught.value.path == where + rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from jagcodec import (
     ArgumentError,
     ArgumentKeyError,
+    ArgumentTypeError,
     BatchedDataDict,
     TransportError,
     TransportTimeoutError,
@@ -38,6 +40,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.integrations import torch_distributed as td_module
+from jagcodec.integrations._rank_message import read_meta
 from jagcodec.integrations.torch_distributed import (
     all_gather_rows,
     broadcast,
@@ -444,10 +447,14 @@ def do_no_memory(rank, work):
 @pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "all_gather_rows"])
 def test_every_rank_learns_that_one_has_no_memory(world, work):
     outcomes = world.outcomes(do_no_memory, work)
-    assert_all_raise(outcomes, [TransportError, TransportError, MemoryError])
-    for error in outcomes[:2]:
-        assert (error.reason, error.path) == ("peer_failed", f"{work}, rank 2")
+    assert_all_raise(outcomes, [TransportError] * 3)
+    for error in outcomes:
+        assert error.reason == "peer_failed"
         assert "no 8 MB left" in error.detail
+    for error in outcomes[:2]:
+        assert error.path == f"{work}, rank 2"
+    # It names the rank that sends what does not fit.
+    assert outcomes[2].path == f"{work}, rank 1"
     is_well(world)
 
 
@@ -742,6 +749,121 @@ def test_a_version_that_a_receiver_does_not_know_leaves_the_group_usable(world, 
     is_well(world)
     if work == "send":  # what was sent is not found by the next call
         assert world(do_send, packed("next"))[1:] == [packed("next")] * 2
+
+
+# --- a hostile rank ----------------------------------------------------------------------------
+
+SIZE = struct.Struct("<Q")
+WHOLE = encode(1)[0]  # a header without buffers
+FORGED_METAS = {
+    "nothing": b"",
+    "a cut size": b"1234567",
+    "a header that is longer than all": SIZE.pack(1 << 40),
+    "a header of 2**64 - 1": SIZE.pack((1 << 64) - 1) + bytes(90),
+    "half a size": SIZE.pack(len(WHOLE)) + bytes(WHOLE) + b"\0" + bytes(7),
+    "2**50 bytes": SIZE.pack(len(WHOLE)) + bytes(WHOLE) + b"\0" + SIZE.pack(1 << 50),
+    "2**64 - 1 bytes": SIZE.pack(len(WHOLE)) + bytes(WHOLE) + b"\0" + SIZE.pack((1 << 64) - 1),
+    "2**64 bytes in two": SIZE.pack(len(WHOLE)) + bytes(WHOLE) + b"\0\0" + SIZE.pack(1 << 63) * 2,
+    "another header": SIZE.pack(5) + b"hello",
+}
+
+
+def do_forge_meta(rank, work, meta):
+    """Rank 0 sends this before the buffers of its message, of which there are none."""
+    module: Any = td_module
+    original = module.packed_meta
+    if rank == 0:
+        module.packed_meta = lambda *arguments: bytearray(meta)
+    try:
+        if work == "send":
+            return send(1, 1) if rank == 0 else recv(0) if rank == 1 else None
+        if work == "scatter_rows":
+            return scatter_rows({"x": []} if rank == 0 else None, 0)
+        return broadcast(1 if rank == 0 else None, 0)
+    finally:
+        module.packed_meta = original
+
+
+@pytest.mark.parametrize("work", ["broadcast", "scatter_rows", "send"])
+@pytest.mark.parametrize("name", FORGED_METAS)
+def test_a_forged_meta_is_the_error_of_the_rank_that_sent_it(world, name, work):
+    outcomes = world.outcomes(do_forge_meta, work, FORGED_METAS[name])
+    for error in outcomes[1:2] if work == "send" else outcomes[1:]:
+        assert isinstance(error, (TransportError, WireFormatError)), error
+        path = {"send": "recv, rank 0"}.get(work, f"{work}, rank 0")
+        assert error.path.startswith(path)
+    is_well(world)
+
+
+@given(st.binary(max_size=40) | st.binary(max_size=20).map(lambda data: SIZE.pack(9) + data))
+def test_any_meta_is_read_or_refused(data):
+    try:
+        header, kept, sizes = read_meta(memoryview(data), "here")
+    except WireFormatError:
+        return
+    assert len(kept) == len(sizes)
+    flags = bytes(data[8 + len(header) : 8 + len(header) + len(kept)])
+    assert kept == [flag != 0 for flag in flags]
+    whole = SIZE.pack(len(header)) + header + flags + b"".join(map(SIZE.pack, sizes))
+    assert whole == data
+
+
+def do_forge_numbers(rank, work, place, number):
+    """Rank 1 announces another number, where ranks agree on what is to come."""
+    line: Any = td_module._Line
+    original = line._exchanged
+    if rank == 1:
+        line._exchanged = lambda self, row: original(self, replaced(row, place, number))
+    try:
+        if work == "all_gather_rows":
+            return all_gather_rows({"x": [rank]})
+        return broadcast(1 if rank == 1 else None, 1)
+    finally:
+        line._exchanged = original
+
+
+def replaced(row, place, number):
+    # From place 3 on are the sizes of what it has for each rank.
+    return [number if i == place or i > place == 3 else value for i, value in enumerate(row)]
+
+
+@pytest.mark.parametrize("work", ["broadcast", "all_gather_rows"])
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [(0, 99), (0, -1), (2, -1), (2, 1 << 40), (3, -1), (3, -(1 << 63)), (3, 1 << 55)],
+)
+def test_forged_numbers_are_an_error_on_every_rank(world, place, number, work):
+    outcomes = world.outcomes(do_forge_numbers, work, place, number)
+    assert_all_raise(outcomes, [TransportError] * RANKS)
+    for error in outcomes:
+        assert (error.reason, error.path) == ("peer_failed", f"{work}, rank 1")
+    is_well(world)
+
+
+def do_send_numbers(rank, status, size):
+    if rank == 0:
+        return dist.send(torch.tensor([status, size]).view(torch.uint8), 1)
+    return recv(0) if rank == 1 else None
+
+
+@pytest.mark.parametrize(
+    ("status", "size"),
+    [(0, -1), (0, 1 << 55), (1, -1), (1, 4097), (2, 1), (-1, 0), (0, 1 << 62), (1, 1 << 62)],
+)
+def test_forged_numbers_from_one_rank_to_another(world, status, size):
+    _, error, _ = world.outcomes(do_send_numbers, status, size)
+    assert isinstance(error, TransportError), error
+    assert (error.reason, error.path) == ("peer_failed", "recv, rank 0")
+    is_well(world)
+
+
+def test_errors_of_a_message_name_the_rank_and_errors_of_rows_the_function(world):
+    _, *others = world.outcomes(do_send_newer, "broadcast", 10)
+    assert {error.path for error in others} == {"broadcast, rank 0: header"}
+    outcomes = world.outcomes(do_rowless, "scatter_rows")
+    assert [error.path for error in outcomes if isinstance(error, ArgumentTypeError)] == [
+        "scatter_rows(batch)"
+    ]
 
 
 # --- tensors that stay on their device ---------------------------------------------------------

@@ -1,19 +1,26 @@
 """Messages in one buffer, in memory of the caller's, and in files."""
 
 import os
+import socket
+import stat
 import subprocess
 import sys
+import tracemalloc
+from functools import partial
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from tensordict import TensorDict
 
 import jagcodec
 from jagcodec import (
     ArgumentError,
+    ArgumentTypeError,
     WireFormatError,
     decode,
     decode_batch,
@@ -28,9 +35,10 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import assert_same, jagged_batches, trees
+from jagcodec.wire import frames as of_frames
 from tests.helpers import message
 
-VALUE = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
+VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
 
 
 @given(trees(max_leaves=4))
@@ -83,7 +91,7 @@ def test_shared_memory_between_processes():
             "resource_tracker.unregister(m._name, 'shared_memory'); m.close()"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr  # type: ignore[attr-defined]
+        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr
     finally:
         memory.close()
         memory.unlink()
@@ -257,3 +265,280 @@ def test_files_that_are_not_valid(tmp_path):
     with pytest.raises(FileNotFoundError):
         dump(1, tmp_path / "absent" / "x")
     assert jagcodec.load is load
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("left", [0, 10, 1000, 39_000])
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path, monkeypatch, left, mmap):
+    path = tmp_path / "value.jag"
+    dump(torch.full((5000,), 7), path)
+    look = os.fstat
+
+    def look_and_cut(descriptor):
+        status = look(descriptor)
+        os.truncate(path, left)
+        return status
+
+    monkeypatch.setattr(os, "fstat", look_and_cut)
+    with pytest.raises(WireFormatError) as caught:
+        load(path, mmap=mmap)
+    # Of fewer than 24 bytes not even the preamble is there.
+    assert caught.value.reason == ("foreign" if left < 24 else "frame_size")
+    if left > 24:
+        assert f"found {left}; it was shortened while it was read" in caught.value.detail
+
+
+def test_a_file_that_grows_while_it_is_read_is_what_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "value.jag"
+    dump(VALUE, path)
+    look = os.fstat
+
+    def look_and_append(descriptor):
+        status = look(descriptor)
+        with open(path, "ab") as file:
+            file.write(b"more")
+        return status
+
+    monkeypatch.setattr(os, "fstat", look_and_append)
+    assert_same(load(path), VALUE)
+    assert_same(load(path, mmap=True), VALUE)
+    path.write_bytes(b"jag")
+    with pytest.raises(WireFormatError, match="expected 24 bytes"):
+        load(path)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_memory_is_taken_for_files_that_begin_well_alone(tmp_path, mmap):
+    path = tmp_path / "foreign"
+    with open(path, "wb") as file:
+        file.write(b"not a blob, whatever its size" * 2)
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireFormatError, match="this is no jagcodec blob"):
+            load(path, mmap=mmap)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def unusual_files(directory):
+    """What opens like a file, and is not one, with the word for it."""
+    os.mkfifo(directory / "fifo")
+    (directory / "folder").mkdir()
+    (directory / "link").symlink_to(directory / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(directory / "socket"))
+    return {
+        str(directory / "fifo"): "a pipe",
+        directory / "link": "a pipe",
+        directory / "folder": "a directory",
+        str(directory / "socket"): "a socket",
+        "/dev/null": "a device",
+        Path("/dev/zero"): "a device",
+    }
+
+
+@pytest.mark.parametrize("call", [load, partial(load, mmap=True), partial(dump, 1)])
+def test_files_that_are_no_files_are_refused_at_once(tmp_path, call):
+    for path, found in unusual_files(tmp_path).items():
+        with pytest.raises(ArgumentError, match=rf"\(path\): .*regular file, found {found}"):
+            call(path)
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "folder", "link", "socket"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
+    path, fifo = tmp_path / "value.jag", tmp_path / "fifo"
+    dump(1, path)
+    os.mkfifo(fifo)
+    look = os.stat
+
+    def look_and_swap(name, **options):
+        status = look(name, **options)
+        os.replace(fifo, path)
+        return status
+
+    monkeypatch.setattr(os, "stat", look_and_swap)
+    with pytest.raises(ArgumentError, match="found a pipe"):
+        load(path)
+
+
+def test_a_descriptor_is_neither_taken_nor_closed(tmp_path):
+    path = tmp_path / "value.jag"
+    dump("kept", path)
+    calls: tuple[Any, ...] = (load, partial(dump, 1))
+    with open(path, "rb") as file:
+        for call in calls:
+            for number in (file.fileno(), True):
+                with pytest.raises(ArgumentTypeError, match=r"os\.PathLike, found (int|bool)"):
+                    call(number)
+        assert file.read(8) == b"jagcodec"
+
+
+NOTHING: Any = None
+BLOB: Any = to_blob(encode(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
+        (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
+        (lambda: load(NOTHING), ArgumentTypeError, r"load\(path\): .* found NoneType"),
+        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode takes"),
+        (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
+        (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
+    ],
+)
+def test_paths_that_are_no_paths(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+class AsBytes(os.PathLike):
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return os.fsencode(self.path)
+
+
+def test_any_path_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # As long as names may be: the temporary file beside it has to be there too.
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+    for path in ("x", Path("y"), AsBytes(tmp_path / "z"), "n" * longest, "\udcff"):
+        dump(VALUE, path)
+        assert_same(load(path), VALUE)
+    assert len(os.listdir(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666, 0o755])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_a_dump_keeps_the_mode_of_what_it_replaces(tmp_path, mode, umask):
+    path, new = tmp_path / "value.jag", tmp_path / "new.jag"
+    dump("old", path)
+    path.chmod(mode)
+    before = os.umask(umask)
+    try:
+        dump("other", path)
+        dump("new", new)
+    finally:
+        os.umask(before)
+    assert load(path) == "other"
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(new.stat().st_mode) == 0o666 & ~umask
+
+
+def test_no_moment_of_a_dump_is_readable_for_others(tmp_path, monkeypatch):
+    path = tmp_path / "value.jag"
+    dump("old", path)
+    path.chmod(0o600)
+    modes = []
+    write = of_frames._write
+
+    def look_and_write(file, pieces):
+        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        write(file, pieces)
+
+    monkeypatch.setattr(of_frames, "_write", look_and_write)
+    dump("secret", path)
+    assert modes == [0o600]
+
+
+@pytest.mark.parametrize("name", ["open", "fsync"])
+def test_after_the_file_took_its_place_nothing_is_raised(tmp_path, monkeypatch, name):
+    path = tmp_path / "value.jag"
+    dump("old", path)
+    real = getattr(os, name)
+
+    def refuse(what, *args):
+        folder = what == str(tmp_path) if name == "open" else stat.S_ISDIR(os.fstat(what).st_mode)
+        if folder:
+            raise PermissionError(13, "refused for the test")
+        return real(what, *args)
+
+    monkeypatch.setattr(os, name, refuse)
+    dump("new", path)
+    assert load(path) == "new"
+
+
+def test_a_dump_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "value.jag"
+    dump("old", path)
+
+    def refuse(*args):
+        raise OSError(28, "no space for the test")
+
+    for name in ("fsync", "replace", "fchmod"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, refuse)
+            with pytest.raises(OSError, match="no space"):
+                dump("new", path)
+        assert (load(path), os.listdir(tmp_path)) == ("old", ["value.jag"])
+
+
+# Mistakes of the caller
+
+
+BATCH = TensorDict({"a": torch.ones(2)}, [2])
+NOT_MESSAGES = [
+    (None, "NoneType; pass what encode returned"),
+    ("x.jag", r"str; load\(path\) reads a file"),
+    ("", r"str; load\(path\) reads a file"),
+    (Path("x.jag"), r"PosixPath; load\(path\) reads a file"),
+    (BATCH, "TensorDict; encode makes them"),
+    ({"a": 1}, "dict; encode makes them"),
+    (3, "int; encode makes them"),
+    (jagcodec.open_wire(encode(BATCH)), r"WireBatch; its to_frames\(\) makes them"),
+    (np.zeros((4, 4), np.uint8)[:, ::2], "ndarray; a blob is contiguous"),
+    (torch.ones(4, 4)[:, ::2], r"a \(4, 2\) tensor .*; a blob is contiguous"),
+    (torch.ones(4, device="meta"), "tensor .* on meta; .* on the CPU"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), NOT_MESSAGES)
+def test_what_is_no_message_at_all_is_the_caller_s_mistake(value, text):
+    calls: dict[str, Any] = {
+        "decode(frames)": decode,
+        "open_wire(source)": jagcodec.open_wire,
+        "to_blob(frames)": to_blob,
+        "decode_batch(blobs[1])": lambda value: decode_batch([to_blob(encode(1)), value]),
+        "decode(frames) ": jagcodec.MsgpackDecoder().decode,
+    }
+    for path, call in calls.items():
+        with pytest.raises(ArgumentTypeError, match=text) as caught:
+            call(value)
+        assert caught.value.path == path.strip()
+
+
+@pytest.mark.parametrize(
+    "frames", [[], ["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),)]
+)
+def test_items_of_a_list_may_be_a_peer_s(frames):
+    for call in (decode, jagcodec.open_wire, to_blob):
+        with pytest.raises(WireFormatError):
+            call(frames)
+
+
+def test_wrong_bytes_are_a_bad_message():
+    for data in (b"", b"hello", bytes(64), np.zeros(9, np.uint8), torch.zeros(9), memoryview(b"x")):
+        for call in (decode, jagcodec.open_wire, lambda data: decode_batch([data])):
+            with pytest.raises(WireFormatError):
+                call(data)
+
+
+def test_blobs_where_there_should_be_one_or_several():
+    blob = to_blob(encode(1))
+    wrong: Any = (blob, bytes(blob), None, 3)
+    for one in wrong:
+        with pytest.raises(
+            ArgumentTypeError, match=r"decode_batch\(blobs\): expected several blobs"
+        ):
+            decode_batch(one)
+    with pytest.raises(ArgumentError, match=r"decode_batch\(device\)"):
+        decode_batch([blob], device="no")
+    for already in (blob, [blob]):
+        with pytest.raises(ArgumentError, match="a blob already"):
+            to_blob(already)

@@ -197,7 +197,7 @@ def split_rows(
             tokens = _row_lengths(table, where)
         else:
             tokens = read_lengths(lengths, f"{where}(lengths)", rows=rows).lengths
-        return [_chosen(table, part) for part in _balanced(tokens, parts, max_tokens)]
+        return [_chosen(table, part) for part in _balanced(tokens, parts, max_tokens, where)]
     if (parts is None) == (sizes is None) or lengths is not None:
         raise _one_way(where)
     if sizes is None:
@@ -243,12 +243,14 @@ def balance_rows(
     """
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
-    return _balanced(read_lengths(lengths, "balance_rows(lengths)").lengths, parts, max_tokens)
-
-
-def _balanced(tokens: IntArray, parts: int | None, max_tokens: int | None) -> list[IntArray]:
-    """`balance_rows` of lengths that were read."""
     where = "balance_rows"
+    return _balanced(read_lengths(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
+
+
+def _balanced(
+    tokens: IntArray, parts: int | None, max_tokens: int | None, where: str
+) -> list[IntArray]:
+    """`balance_rows` of lengths that were read."""
     if parts is None and max_tokens is None:
         raise ArgumentError(
             "bad_option", where, "expected parts, max_tokens, or both, found neither"

@@ -144,7 +144,7 @@ class Store:
 
         def write(allocate: Allocate) -> int:
             if isinstance(obj, WireBatch):
-                message = finished(obj.to_frames())
+                message = finished(obj.to_frames(), where)
                 return write_blob(message, allocate(blob_size(message)))
             (blob,) = encode_batch_into([obj], allocate, **options)
             return blob.nbytes

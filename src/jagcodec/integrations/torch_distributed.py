@@ -13,7 +13,6 @@ the device for the transfer.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -26,15 +25,17 @@ from jagcodec._arguments import usable_device
 from jagcodec.batch.rows import Batch, concat_rows, split_rows
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentTypeError,
     TransportError,
     TransportTimeoutError,
+    brief,
 )
+from jagcodec.integrations._rank_message import RankMessage, packed_meta, read_meta
 from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import buffer_bytes, writable
 from jagcodec.wire.lazy import WireBatch
-from jagcodec.wire.resident import decode_resident, encode_resident
+from jagcodec.wire.resident import encode_resident
 
 if not dist.is_available():
     raise ModuleNotFoundError(
@@ -83,18 +84,19 @@ def broadcast(
 
     Raises:
         TransportError: Rank `src` or another rank failed before anything was sent, or could not
-            allocate memory for the batch; the error repeats that rank's own. Or the connection
-            to a rank was lost.
+            allocate memory for the batch; the error names the rank, and repeats its own. Or the
+            connection to a rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
         ArgumentError: Ranks called different functions, or passed a different `src` (every rank
             raises); a rank other than `src` passed a batch; `src` or this process is not in the
             group; `device` is not a valid device; or there is no process group.
         UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
-        WireFormatError: As `decode`, only on the rank that cannot decode the message.
+        WireFormatError: As `decode`, only on the rank that cannot decode the message; `.path`
+            names the rank that sent it.
     """
     line = _line(group, "broadcast")
     target: torch.device | None = None
-    message: _Message | None = None
+    message: RankMessage | None = None
 
     def prepare() -> None:
         nonlocal target, message
@@ -149,13 +151,13 @@ def scatter_rows(
     line = _line(group, "scatter_rows")
     target: torch.device | None = None
     mine: Any = None
-    messages: list[_Message] = []
+    messages: list[RankMessage] = []
 
     def prepare() -> None:
         nonlocal target, mine
         target = usable_device(device, "scatter_rows(device)")
         if line.is_source(src, batch, "batch"):
-            parts = split_rows(_readable(batch), line.world)
+            parts = _parts(_readable(batch), line.world, line.where)
             mine = parts[line.place]
             messages.extend(line.message(part, allow_pickle) for part in parts)
 
@@ -205,14 +207,14 @@ def all_gather_rows(
     """
     line = _line(group, "all_gather_rows")
     target: torch.device | None = None
-    message: _Message | None = None
+    message: RankMessage | None = None
 
     def prepare() -> None:
         nonlocal target, message
         target = usable_device(device, "all_gather_rows(device)")
         whole = _readable(batch)
         # Checks that this batch has rows before the other ranks wait for them.
-        split_rows(whole, 1)
+        _parts(whole, 1, line.where)
         message = line.message(whole, allow_pickle)
 
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
@@ -291,53 +293,20 @@ def recv(
     line.check_peer(src, "src")
     target = usable_device(device, "recv(device)")
     status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
+    if status not in (_FINE, _FAILED) or not 0 <= size <= (_MOST_WORDS if status else size):
+        raise line.peer_sent(src, [status, size])
     if status == _FAILED:
         raise line.peer_failed(src, line.receive_tensor(src, size))
-    received = line.room(line.receive_tensor(src, size))
+    received = line.room(line.receive_tensor(src, size), src)
     return line.receive_buffers(src, received).value(target, allow_pickle)
 
 
 # --- messages ----------------------------------------------------------------------------------
 
 
-class _Message(NamedTuple):
-    """A message as tensors of bytes.
-
-    Attributes:
-        meta: On the CPU: the size of the header, the header, one flag per buffer (whether it
-            stays on its device), and the sizes of the buffers. The header holds those sizes too,
-            but even a receiver that cannot read the header must take the buffers out of the group,
-            or the next call would receive them.
-        buffers: The frames after the header.
-    """
-
-    meta: torch.Tensor
-    buffers: list[torch.Tensor]
-
-    @property
-    def size(self) -> int:
-        return self.meta.numel()
-
-    def read_meta(self) -> tuple[memoryview, list[bool], list[int]]:
-        """The header, which buffers stay on their device, and the sizes of the buffers."""
-        data = self.meta.numpy().data
-        (header_size,) = _SIZE.unpack(data[: _SIZE.size])
-        end = _SIZE.size + header_size
-        count = (len(data) - end) // (1 + _SIZE.size)
-        sizes = [size for (size,) in _SIZE.iter_unpack(data[end + count :])]
-        return data[_SIZE.size : end], [bool(flag) for flag in data[end : end + count]], sizes
-
-    def value(self, device: torch.device | None, allow_pickle: bool) -> Any:
-        header, kept, _ = self.read_meta()
-        if any(kept):
-            return decode_resident(
-                header, self.buffers, kept, device=device, allow_pickle=allow_pickle
-            )
-        return decode([header, *self.buffers], device=device, allow_pickle=allow_pickle)
-
-
-_SIZE = struct.Struct("<Q")
 _FINE, _FAILED = 0, 1
+_MOST_WORDS = 4096
+"""Bytes of what a rank says of its failure."""
 _NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
 
 
@@ -363,11 +332,19 @@ def _wait(works: Sequence[Any]) -> None:
 
 
 def _words(error: BaseException) -> bytes:
-    return f"{type(error).__name__}: {error}".encode(errors="replace")[:4096]
+    return f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
 
 
 def _readable(batch: Any) -> Any:
     return batch.to_tensordict() if isinstance(batch, WireBatch) else batch
+
+
+def _parts(batch: Any, count: int, where: str) -> list[Any]:
+    try:
+        return split_rows(batch, count)
+    except (ArgumentError, ArgumentTypeError) as error:  # which name the function
+        path = error.path.replace("split_rows", where, 1)
+        raise type(error)(error.reason, path, error.detail) from error
 
 
 # --- a group -----------------------------------------------------------------------------------
@@ -494,6 +471,10 @@ class _Line(NamedTuple):
         call = [_NAMES.index(self.where), src if _is_one_of(self.ranks, src) else -1]
         mine = [0] * self.world if failure or sizes is None else sizes()
         table = self._exchanged([*call, len(text), *mine])
+        for rank, row in zip(self.ranks, table, strict=True):
+            known = 0 <= row[0] < len(_NAMES) and 0 <= row[2] <= _MOST_WORDS
+            if not known or min(row[3:], default=0) < 0:
+                raise self.peer_sent(rank, row)
         failed = [i for i, row in enumerate(table) if row[2]]
         if failed:
             first = failed[0]
@@ -524,6 +505,28 @@ class _Line(NamedTuple):
             f"expected this rank to take part, found that it failed: {text}",
         )
 
+    def peer_sent(self, rank: int, numbers: list[int]) -> TransportError:
+        return TransportError(
+            "peer_failed",
+            f"{self.where}, rank {rank}",
+            f"expected what this function sends, found the numbers {brief(numbers)}; run the same "
+            "version of jagcodec on every rank, and make the group anew",
+        )
+
+    @contextmanager
+    def has_room(self, rank: int, size: int) -> Iterator[None]:
+        """Say who announced what does not fit into memory."""
+        try:
+            yield
+        # Of torch, which has many words for it, of numpy, and of Python.
+        except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
+            raise TransportError(
+                "peer_failed",
+                f"{self.where}, rank {rank}",
+                f"expected a message that fits into this rank's memory, found one of {size} bytes: "
+                f"{type(error).__name__}: {error!s:.200}",
+            ) from error
+
     @contextmanager
     def reported(self) -> Iterator[None]:
         """Raise the backends' errors about lost peers and time-outs as errors of this library."""
@@ -543,68 +546,76 @@ class _Line(NamedTuple):
 
     # Bytes
 
-    def message(self, obj: Any, allow_pickle: bool) -> _Message:
+    def message(self, obj: Any, allow_pickle: bool) -> RankMessage:
         """A value encoded as a message, ready to be sent."""
         frames: Sequence[Any]
         if self.resident is None:
             frames = encode(obj, allow_pickle=allow_pickle)
         else:
             frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle)
+        header: Any
         header, *rest = frames
         kept = bytes(isinstance(frame, torch.Tensor) for frame in rest)
         buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in rest]
-        sizes = b"".join(_SIZE.pack(buffer.numel()) for buffer in buffers)
-        meta = bytearray(_SIZE.pack(len(header)) + bytes(header) + kept + sizes)
-        return _Message(_tensor(meta), buffers)
+        meta = _tensor(packed_meta(header, kept, [buffer.numel() for buffer in buffers]))
+        origin = f"{self.where}, rank {self.ranks[self.place]}"
+        flags = [bool(flag) for flag in kept]
+        return RankMessage(meta, memoryview(header), flags, buffers, origin)
 
-    def room(self, meta: torch.Tensor) -> _Message:
-        """Allocate the buffers of a message that is about to be received."""
-        _, kept, sizes = _Message(meta, []).read_meta()
+    def room(self, meta: torch.Tensor, rank: int) -> RankMessage:
+        """Allocate the buffers of a message that is about to be received from a rank."""
+        origin = f"{self.where}, rank {rank}"
+        header, kept, sizes = read_meta(meta.numpy().data, origin)
         places = [(stays and self.resident) or self.host for stays in kept]
         buffers = [
             Wanted((size,), torch.uint8, place) for size, place in zip(sizes, places, strict=True)
         ]
-        allocate(buffers)
-        return _Message(meta, [buffer.tensor for buffer in buffers])
+        with self.has_room(rank, sum(sizes)):
+            allocate(buffers)
+        return RankMessage(meta, header, kept, [buffer.tensor for buffer in buffers], origin)
 
-    def _arrived(self, message: _Message) -> _Message:
+    def _arrived(self, message: RankMessage) -> RankMessage:
         """A received message, with the buffers that belong on the host copied there."""
-        _, kept, _ = message.read_meta()
-        buffers = [
-            buffer if stays else buffer.cpu()
-            for buffer, stays in zip(message.buffers, kept, strict=True)
-        ]
-        return _Message(message.meta, buffers)
+        pairs = zip(message.buffers, message.kept, strict=True)
+        return message._replace(buffers=[b if stays else b.cpu() for b, stays in pairs])
 
     def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
 
-    def _moving(self, message: _Message) -> list[torch.Tensor]:
+    def _moving(self, message: RankMessage) -> list[torch.Tensor]:
         """The non-empty buffers of a message, on the device that they are transferred on."""
         return [self._outgoing(buffer) for buffer in message.buffers if buffer.numel()]
+
+    def _empty(self, size: int, rank: int) -> torch.Tensor:
+        with self.has_room(rank, size):
+            return torch.empty(size, dtype=torch.uint8, device=self.host)
 
     # to all
 
     def _broadcast_tensor(self, place: int, size: int, data: Any) -> torch.Tensor:
-        tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
+        tensor = self._empty(size, self.ranks[place])
         if place == self.place:
             tensor = self._outgoing(data if isinstance(data, torch.Tensor) else _tensor(data))
         with self.reported():
             dist.broadcast(tensor, self.ranks[place], group=self.group)
         return tensor.cpu()
 
-    def broadcast(self, src: int, sizes: dict[int, int], mine: _Message | None) -> list[_Message]:
+    def broadcast(
+        self, src: int, sizes: dict[int, int], mine: RankMessage | None
+    ) -> list[RankMessage]:
         """The messages of the ranks at these places, whose metas have these sizes."""
         metas = {
             place: self._broadcast_tensor(place, size, mine and mine.meta)
             for place, size in sizes.items()
         }
-        messages: list[_Message] = []
+        messages: list[RankMessage] = []
         moving: list[tuple[int, torch.Tensor]] = []
 
         def make_room() -> None:
             for place, meta in metas.items():
-                message = mine if mine and place == self.place else self.room(meta)
+                message = (
+                    mine if mine and place == self.place else self.room(meta, self.ranks[place])
+                )
                 messages.append(message)
                 moving.extend((self.ranks[place], tensor) for tensor in self._moving(message))
 
@@ -615,7 +626,7 @@ class _Line(NamedTuple):
 
     # to one
 
-    def scatter(self, src: int, size: int, messages: Sequence[_Message]) -> _Message:
+    def scatter(self, src: int, size: int, messages: Sequence[RankMessage]) -> RankMessage:
         """The message for this rank, its meta of `size` bytes; rank `src` has all of them."""
         if messages:
             others = {r: m for r, m in zip(self.ranks, messages, strict=True) if r != src}
@@ -626,8 +637,8 @@ class _Line(NamedTuple):
             self._send_all(moving)
             return messages[self.place]
         meta = self.receive_tensor(src, size)
-        rooms: list[_Message] = []
-        self.agree(src, lambda: rooms.append(self.room(meta)))
+        rooms: list[RankMessage] = []
+        self.agree(src, lambda: rooms.append(self.room(meta, src)))
         return self.receive_buffers(src, rooms[0])
 
     def send_tensors(self, dst: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -635,7 +646,7 @@ class _Line(NamedTuple):
             for tensor in tensors:
                 dist.send(self._outgoing(tensor), dst, group=self.group)
 
-    def send_buffers(self, message: _Message, dst: int) -> None:
+    def send_buffers(self, message: RankMessage, dst: int) -> None:
         """Send the buffers of a message, for `receive_buffers`."""
         self._send_all({dst: self._moving(message)})
 
@@ -646,12 +657,12 @@ class _Line(NamedTuple):
             _wait([dist.isend(tensor, rank, group=self.group) for rank, tensor in pairs])
 
     def receive_tensor(self, src: int, size: int) -> torch.Tensor:
-        tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
+        tensor = self._empty(size, src)
         with self.reported():
             dist.recv(tensor, src, group=self.group)
         return tensor.cpu()
 
-    def receive_buffers(self, src: int, room: _Message) -> _Message:
+    def receive_buffers(self, src: int, room: RankMessage) -> RankMessage:
         """Receive the buffers of a message into the memory that `room` allocated."""
         with self.reported():
             _wait([dist.irecv(tensor, src, group=self.group) for tensor in self._moving(room)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +14,14 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec.errors import ArgumentError, UnsupportedTypeError, WireFormatError
+from jagcodec.errors import (
+    ArgumentError,
+    UnsupportedTypeError,
+    WireFormatError,
+    brief,
+    describe,
+)
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import stack_of_payloads
@@ -59,8 +67,8 @@ except (ImportError, AttributeError, KeyError) as error:
         ) from error
     found = getattr(sys.modules["transfer_queue"], "__version__", "another")
     raise ImportError(
-        "jagcodec.integrations.transfer_queue replaces functions of TransferQueue 0.1.11, found "
-        f"version {found}, where one of them is missing ({error}); "
+        "jagcodec.integrations.transfer_queue replaces functions of TransferQueue 0.1.9 to 0.1.11, "
+        f"found version {found}, where one of them is missing ({error}); "
         "pip install 'jagcodec[transfer-queue]'",
     ) from error
 
@@ -137,6 +145,8 @@ class _Code:
     """A received `data_parser`, unpickled only when a storage unit calls it.
 
     It is TransferQueue's own contract that whoever can put to a storage unit can run code there.
+    On the wire it is bytes, at a place that only TransferQueue's decoder looks at: no other
+    `decode` of this process makes anything that can be called.
     """
 
     pickled: bytes
@@ -154,7 +164,7 @@ def _encode(obj: Any) -> list[Any]:
             raise
         # Raised here, the error would end the thread that serves all clients.
         body = {"success": False, "message": f"{type(error).__name__}: {error}"}
-        refusal = zmq_utils.ZMQRequestType.REQUEST_ERROR.value
+        refusal = _REFUSAL.value
         return _encoded({**obj, "request_type": refusal, "body": body})
 
 
@@ -165,7 +175,7 @@ def _encoded(obj: Any) -> list[Any]:
 def _decode(frames: Any) -> Any:
     """Replaces TransferQueue's: frames to the value that was encoded."""
     try:
-        return decoder.decode(frames, allow_pickle=_options.allow_pickle)
+        return _with_callable(decoder.decode(frames, allow_pickle=_options.allow_pickle))
     except WireFormatError as error:
         if error.reason not in ("foreign", "bad_header", "unknown_kind"):
             raise
@@ -176,6 +186,11 @@ def _decode(frames: Any) -> Any:
         ) from error
 
 
+# What every requester takes for a failure; the first one since TransferQueue 0.1.10.
+_REFUSAL: Any = getattr(
+    zmq_utils.ZMQRequestType, "REQUEST_ERROR", zmq_utils.ZMQRequestType.PUT_GET_ERROR
+)
+
 _REMEDY = (
     "call jagcodec.integrations.transfer_queue.install() in every process, including the "
     "controller and the storage units: name it as worker_process_setup_hook in "
@@ -184,11 +199,25 @@ _REMEDY = (
 
 
 def _with_code(obj: Any) -> Any:
-    body: Any = obj.get("body") if type(obj) is dict else None
-    parser = body.get("data_parser") if type(body) is dict else None
+    """A message to a storage unit with its `data_parser` as bytes."""
+    parser = _parser_of(obj)
     if not callable(parser):
         return obj
-    return {**obj, "body": {**body, "data_parser": _Code(cloudpickle.dumps(parser))}}
+    pickled = parser.pickled if type(parser) is _Code else cloudpickle.dumps(parser)
+    return {**obj, "body": {**obj["body"], "data_parser": pickled}}
+
+
+def _with_callable(obj: Any) -> Any:
+    """A message from `_with_code` with its `data_parser` as something to be called."""
+    parser = _parser_of(obj)
+    if type(parser) is bytes:
+        obj["body"]["data_parser"] = _Code(parser)
+    return obj
+
+
+def _parser_of(obj: Any) -> Any:
+    body: Any = obj.get("body") if type(obj) is dict else None
+    return body.get("data_parser") if type(body) is dict else None
 
 
 def _is_reply(obj: Any) -> bool:
@@ -222,8 +251,17 @@ class _Shapes:
 
 def _shapes(state: Any) -> Any:
     rows, shapes = state
-    tuples = [tuple(shape) for shape in shapes.tolist()]
+    # Shapes without dims would take no bytes, however many there are.
+    if not _is_table(shapes) or not shapes.shape[1]:
+        raise ValueError("expected int64 shapes of at least one dim")
+    if rows is not None and (type(rows) is not list or len(rows) != len(shapes)):
+        raise ValueError(f"expected {len(shapes)} rows")
+    tuples = list(zip(*shapes.T.tolist(), strict=True))
     return tuples if rows is None else dict(zip(rows, tuples, strict=True))
+
+
+def _is_table(array: Any, ndim: int = 2) -> bool:
+    return type(array) is np.ndarray and array.dtype == np.int64 and array.ndim == ndim
 
 
 def _columnar_schema(schema: Any) -> Any:
@@ -242,12 +280,13 @@ def _columnar_schema(schema: Any) -> Any:
 
 
 def _are_alike(shapes: Any) -> bool:
-    """Whether these are shapes with the same number of dims."""
+    """Whether these are shapes with the same number of dims, one or more, that int64 holds."""
     return (
         type(shapes) is list
         and {tuple} == set(map(type, shapes))
         and len(set(map(len, shapes))) == 1
         and {int} == {type(dim) for shape in shapes for dim in shape}
+        and all(0 <= dim < 1 << 63 for shape in shapes for dim in shape)
     )
 
 
@@ -306,22 +345,43 @@ def _jagged_schema(leaf: torch.Tensor, name: str) -> dict[str, Any]:
 # --- columns -----------------------------------------------------------------------------------
 
 
-@dataclass
-class _Rows:
-    """Rows of a jagged column: sent as one buffer, received as a list of tensors."""
+class _Rows(list[torch.Tensor]):
+    """Rows of a jagged column, which lie end to end: a list, as it is for TransferQueue.
 
-    jagged: torch.Tensor
+    Sent as one buffer and their lengths, where a list of tensors would be looked at one by one.
+    """
 
-    def __len__(self) -> int:
-        return self.jagged.size(0)
+    def __init__(self, jagged: torch.Tensor) -> None:
+        view = view_of(jagged, "put_data")
+        self._state = (values_of(view), view.row_splits.lengths, view.ragged_dim)
+        super().__init__(_split(*self._state))
+        self._sent = list(self)
+
+    @property
+    def state(self) -> Any:
+        """Values, lengths and ragged dim; or a list of tensors, if one was replaced."""
+        same = len(self) == len(self._sent) and all(map(operator.is_, self, self._sent))
+        return self._state if same else self[:]
 
 
-def _row_list(jagged: Any) -> Any:
-    if not is_jagged(jagged):
-        raise ValueError(f"expected a jagged tensor, found {type(jagged).__name__}")
-    view = view_of(jagged, "rows")
-    lengths = view.row_splits.lengths.tolist()
-    return list(torch.split(values_of(view), lengths, dim=view.ragged_dim - 1))
+def _split(values: torch.Tensor, lengths: IntArray, dim: int) -> Iterable[torch.Tensor]:
+    return torch.split(values, lengths.tolist(), dim=dim - 1)
+
+
+def _row_list(state: Any) -> Any:
+    """What `_Rows` sent, as a plain list. Each row has a length, which took 8 bytes."""
+    if type(state) is list:
+        return state
+    values, lengths, dim = state
+    if type(values) is not torch.Tensor or values.is_nested or values.layout is not torch.strided:
+        raise ValueError(f"expected dense values, found {describe(values)}")
+    if type(dim) is not int or not 1 <= dim <= values.dim():
+        raise ValueError(f"expected one of {values.dim()} dims, found {brief(dim)}")
+    if not _is_table(lengths, ndim=1) or (lengths < 0).any():
+        raise ValueError("expected lengths of 0 or more")
+    if sum(lengths.tolist()) != values.shape[dim - 1]:
+        raise ValueError(f"expected lengths that add up to {values.shape[dim - 1]}")
+    return list(_split(values, lengths, dim))
 
 
 def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
@@ -338,23 +398,27 @@ async def _put_data(
     metadata: BatchMeta,
     data_parser: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Wraps SimpleStorage's, which would deal the items of a `NonTensorData` out to the rows."""
+    """Wraps SimpleStorage's, which deals a `NonTensorData` out to the rows, or fails."""
     whole = {
         name: leaf
         for name, leaf in data.items()
-        if isinstance(leaf, NonTensorData) and not _is_array_of(leaf.data, len(leaf))
+        if isinstance(leaf, NonTensorData) and not _has_rows(leaf.data, len(leaf))
     }
     if whole:
-        # The payload as a whole belongs to every row.
+        # Such a payload belongs to every row.
         data = data.copy()
         for name, leaf in whole.items():
             data.set(name, stack_of_payloads([leaf.data] * len(leaf)))
     await _stock_put_data(self, data, metadata, data_parser)
 
 
-def _is_array_of(payload: Any, rows: int) -> bool:
-    """Whether a TensorDict made this of an array with one string or object per row."""
-    return isinstance(payload, np.ndarray) and payload.ndim > 0 and len(payload) == rows
+def _has_rows(payload: Any, rows: int) -> bool:
+    """Whether a payload has one item for each row, as far as TransferQueue is concerned."""
+    if isinstance(payload, torch.Tensor):
+        return payload.dim() > 0 and payload.size(0) == rows
+    if isinstance(payload, np.ndarray):
+        return payload.ndim > 0 and len(payload) == rows
+    return type(payload) is list and len(payload) == rows
 
 
 async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
@@ -399,8 +463,7 @@ register_type(
     from_state=_shapes,
 )
 register_type(BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata)
-register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.jagged, from_state=_row_list)
-register_type(_Code, "transfer_queue.code")
+register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.state, from_state=_row_list)
 
 
 # --- values for key-value stores ---------------------------------------------------------------

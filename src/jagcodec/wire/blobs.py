@@ -6,14 +6,20 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from jagcodec._arguments import usable_device
+from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode, pending
 from jagcodec.wire.frames import (
     PendingMessage,
     blob_size,
+    file_path,
     finished,
+    frame_arrays,
+    is_blob,
     read_file,
     writable_bytes,
     write_blob,
@@ -37,12 +43,20 @@ def to_blob(frames: Sequence[Any]) -> bytearray:
     Returns:
         New memory: preamble, header, and every buffer at a multiple of 64 bytes.
 
+    Raises:
+        ArgumentTypeError: `frames` is not a list of frames, but a value that is not encoded, say.
+        ArgumentError: It is a blob already.
+        WireFormatError: There is no frame, or one of them is not a buffer.
+
     Example:
         >>> from jagcodec import decode, encode, to_blob
         >>> decode(to_blob(encode({"a": 1})))
         {'a': 1}
     """
-    message = finished(frames)
+    where = "to_blob(frames)"
+    message = finished(frames, where)
+    if not message.buffers and is_blob(np.frombuffer(message.header, dtype=np.uint8)):
+        raise ArgumentError("bad_option", where, "expected frames, found what is a blob already")
     blob = bytearray(blob_size(message))
     write_blob(message, writable_bytes(blob, "to_blob"))
     return blob
@@ -144,13 +158,27 @@ def decode_batch(
 
     Raises:
         WireFormatError: As `decode`.
+        ArgumentTypeError: One of them is not a blob; or `blobs` is one.
 
     Example:
         >>> from jagcodec import decode_batch, encode, to_blob
         >>> decode_batch([to_blob(encode(1)), to_blob(encode("two"))])
         [1, 'two']
     """
-    return [decode(blob, copy=copy, device=device, allow_pickle=allow_pickle) for blob in blobs]
+    where = "decode_batch"
+    one = isinstance(blobs, (str, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
+    if one or not isinstance(blobs, Iterable):
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(blobs)",
+            f"expected several blobs, found {describe(blobs)}; decode takes one",
+        )
+    target = usable_device(device, f"{where}(device)")
+    values = []
+    for i, blob in enumerate(blobs):
+        frames = frame_arrays(blob, f"{where}(blobs[{i}])")
+        values.append(decode(frames, copy=copy, device=target, allow_pickle=allow_pickle))
+    return values
 
 
 def dump(obj: Any, path: str | os.PathLike[str], **options: bool) -> None:
@@ -158,12 +186,19 @@ def dump(obj: Any, path: str | os.PathLike[str], **options: bool) -> None:
 
     Args:
         obj: Anything that `encode` takes.
-        path: The file; its directory must exist and hold a second copy for a moment.
+        path: The file; its directory must exist and hold a second copy for a moment. A file that
+            is there is replaced and its permissions are kept; a new one has those of the umask.
         options: `narrow`, `checksum`, `allow_pickle` of `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`.
         OSError: The file system says no; an old file is still there.
+        ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it.
+        ArgumentTypeError: It is not a path.
+
+    When this returns, the file is on the disk. So is its name, unless the file system does not
+    synchronise directories or this process may not open this one: then the old file may be back
+    after a loss of power.
 
     Example:
         >>> import tempfile
@@ -173,7 +208,9 @@ def dump(obj: Any, path: str | os.PathLike[str], **options: bool) -> None:
         ...     load(f"{directory}/batch.jag")
         {'step': 3}
     """
-    write_file(path, encode(obj, **options))
+    where = "dump(path)"
+    name = file_path(path, where, "the value comes first: dump(obj, path)")
+    write_file(name, encode(obj, **options), where)
 
 
 def load(
@@ -186,7 +223,7 @@ def load(
     """The value that `dump` wrote.
 
     Args:
-        path: The file.
+        path: The file. Nothing is waited for, and nothing but a regular file is opened.
         mmap: Map the file instead of reading it: pages are read when they are looked at. The
             mapping is private: a write to a tensor stays in this process. The file must not be
             shortened while the value lives. `open_wire` reads parts of such a file.
@@ -194,10 +231,17 @@ def load(
         allow_pickle: As for `decode`.
 
     Raises:
-        WireFormatError: The file holds no whole message.
+        WireFormatError: The file holds no whole message, or was shortened while it was read.
         OSError: It cannot be read.
+        ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it; or
+            there is no such device.
+        ArgumentTypeError: It is not a path (a file descriptor, say, or a message).
 
     Example:
         See `dump`.
     """
-    return decode(read_file(path, mmap=mmap), device=device, allow_pickle=allow_pickle)
+    target = usable_device(device, "load(device)")
+    where = "load(path)"
+    name = file_path(path, where, "decode takes a message in memory")
+    data = read_file(name, where, mmap=mmap)
+    return decode(data, device=target, allow_pickle=allow_pickle)

@@ -85,14 +85,18 @@ def decode(
 
     Raises:
         WireFormatError: The frames are not a whole message of this format and version. `.path`
-            says where, `.reason` what.
+            says where, `.reason` what. Also where an item of a list is not a buffer: a peer may
+            have sent it.
+        ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
+            that is not encoded, None.
+        ArgumentError: There is no such device.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
     the tables of `docs/wire-format.md` and the types that you registered. Safe to call from
     several threads at once.
     """
     target = None if device is None else usable_device(device, "decode(device)")
-    header, (_, *buffers) = open_frames(frames)
+    header, (_, *buffers) = open_frames(frames, "decode(frames)")
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
     message = Message(header, FramePayload(buffers, copy), target, allow_pickle)

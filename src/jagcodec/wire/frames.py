@@ -9,15 +9,16 @@ from __future__ import annotations
 import mmap as mmap_module
 import os
 import secrets
+import stat
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
@@ -58,6 +59,55 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             "foreign", path, f"expected a contiguous buffer, found {error}"
         ) from error
     return array
+
+
+def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
+    """What holds a message as arrays that alias it: frames, header first, or one blob.
+
+    An item of a list may be what a peer sent, one object may not: what is no buffer is a bad
+    message there, and a mistake here.
+
+    Raises:
+        ArgumentTypeError: It is neither a buffer nor a list of them.
+        WireFormatError: There is no frame, or one of several is not a buffer.
+    """
+    if type(frames) is not list:
+        one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor, str))
+        if one or not isinstance(frames, Sequence):
+            return [_one_buffer(frames, path)]
+    if not frames:
+        raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
+    return [
+        # Most of them, as sockets hand them over.
+        np.frombuffer(frame, _BYTE)
+        if type(frame) is bytearray or type(frame) is bytes
+        else buffer_bytes(frame, f"frame {i}")
+        for i, frame in enumerate(frames)
+    ]
+
+
+_BYTE = np.dtype(np.uint8)
+
+
+def _one_buffer(buffer: Any, path: str) -> ByteArray:
+    try:
+        return buffer_bytes(buffer, path)
+    except WireFormatError as error:
+        found = describe(buffer)
+        if isinstance(buffer, (str, os.PathLike)):
+            remedy = "load(path) reads a file, and open_wire takes one that mmap.mmap has mapped"
+        elif isinstance(buffer, (torch.Tensor, np.ndarray, memoryview)):
+            remedy = "a blob is contiguous, and on the CPU: copy it there first"
+        elif buffer is None:
+            remedy = "pass what encode returned, or what was received"
+        elif hasattr(buffer, "to_frames"):
+            remedy = "its to_frames() makes them"
+        elif callable(buffer):
+            remedy = "open_wire reads from a callable"
+        else:
+            remedy = "encode makes them of a value"
+        expected = "expected the frames of a message, or a blob"
+        raise ArgumentTypeError("bad_type", path, f"{expected}, found {found}; {remedy}") from error
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -172,9 +222,9 @@ def written(
     return [next(fresh) if isinstance(part, int) else part for part in buffers]
 
 
-def finished(frames: Sequence[Any]) -> PendingMessage:
+def finished(frames: Sequence[Any], path: str) -> PendingMessage:
     """Frames as a message of which nothing is left to be written."""
-    header, *buffers = [buffer_bytes(frame, f"frame {i}") for i, frame in enumerate(frames)]
+    header, *buffers = frame_arrays(frames, path)
     return PendingMessage(header.tobytes(), list(buffers), lambda memory: None, list)
 
 
@@ -264,25 +314,74 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 # --- files -------------------------------------------------------------------------------------
 
 
-def write_file(path: str | os.PathLike[str], frames: Sequence[Any]) -> None:
+def file_path(path: Any, where: str, remedy: str) -> str:
+    """The name of a file, which there need not be.
+
+    Raises:
+        ArgumentTypeError: It is not a path. Not a descriptor either: to open one closes it.
+        ArgumentError: It has a NUL, which no name of a file has.
+    """
+    name: Any = None
+    if isinstance(path, (str, os.PathLike)):
+        name = os.fspath(path)
+    if not isinstance(name, (str, bytes)):
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            f"expected a str or os.PathLike, found {type(path).__name__}; {remedy}",
+        )
+    name = os.fsdecode(name)
+    if "\0" in name:
+        found = brief(name)
+        raise ArgumentError("bad_option", where, f"expected a path without NUL, found {found}")
+    return str(name)
+
+
+def _regular(status: os.stat_result, where: str) -> os.stat_result:
+    """Refuse what waits, never ends, or does something when it is opened."""
+    if not stat.S_ISREG(status.st_mode):
+        kinds = (
+            (stat.S_ISDIR, "a directory"),
+            (stat.S_ISFIFO, "a pipe"),
+            (stat.S_ISSOCK, "a socket"),
+            (stat.S_ISCHR, "a device"),
+            (stat.S_ISBLK, "a device"),
+        )
+        found = next((text for is_it, text in kinds if is_it(status.st_mode)), "something else")
+        raise ArgumentError("bad_option", where, f"expected a regular file, found {found}")
+    return status
+
+
+def write_file(path: str, frames: Sequence[Any], where: str) -> None:
     """Write frames as a blob to a file, whole or not at all.
 
     The blob goes to a temporary file beside `path`, to the disk, and then takes its name: a crash
     at any moment leaves the old file, or none.
     """
-    target = Path(path)
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777
+    directory, _ = os.path.split(path)
+    # Of its own length, whatever that of the file's name: file systems limit it.
+    name = os.path.join(directory, f".{secrets.token_hex(8)}.part")
     # Not tempfile's: its files are for their owner alone, whatever the umask says.
-    name = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666 if mode is None else mode)
     try:
-        with open(name, "xb") as file:
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)  # which the umask may have narrowed
             _write(file, frames)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
+            os.fsync(descriptor)
+        os.replace(name, path)
     except BaseException:
-        name.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(name)
         raise
-    _sync_directory(target.parent)
+    # The file is there, whether or not the directory can be opened and synchronised.
+    with suppress(OSError):
+        _sync_directory(directory or os.curdir)
 
 
 def _write(file: BinaryIO, frames: Sequence[Any]) -> None:
@@ -290,7 +389,7 @@ def _write(file: BinaryIO, frames: Sequence[Any]) -> None:
         file.write(piece)
 
 
-def _sync_directory(directory: Path) -> None:
+def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -298,15 +397,41 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read_file(path: str | os.PathLike[str], *, mmap: bool) -> Any:
-    """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if mmap and size:
-            return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
+def read_file(path: str, where: str, *, mmap: bool) -> Any:
+    """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray.
+
+    Raises:
+        ArgumentError: It is not a regular file.
+        WireFormatError: It holds no blob, or was shortened while it was read.
+    """
+    # Looked at before it is opened, which a device may take for a command, and opened without
+    # waiting, in case it has become a pipe since.
+    _regular(os.stat(path), where)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        size = _regular(os.fstat(file.fileno()), where).st_size
+        # Before there is memory for the rest, of which anyone can claim any amount.
+        start = file.read(min(size, PREAMBLE.size))
+        read_preamble(_flat(start))
+        if mmap:
+            try:
+                return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
+            except ValueError as error:  # the file has become smaller
+                raise _shortened(size, os.fstat(file.fileno()).st_size) from error
         data = bytearray(size)
-        file.readinto(data)
+        data[: len(start)] = start
+        found = len(start) + file.readinto(memoryview(data)[len(start) :])
+        if found != size:
+            raise _shortened(size, found)
         return data
+
+
+def _shortened(size: int, found: int) -> WireFormatError:
+    return WireFormatError(
+        "frame_size",
+        "file",
+        f"expected {size} bytes, as there were when it was opened, found {found}; it was shortened "
+        "while it was read",
+    )
 
 
 # --- where bytes come from ---------------------------------------------------------------------

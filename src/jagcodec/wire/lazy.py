@@ -369,6 +369,8 @@ def open_wire(
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
+        ArgumentTypeError: `source` is none of these; for a path, map the file or `load` it.
+        ArgumentError: There is no such device.
 
     Example:
         >>> import torch
@@ -385,7 +387,7 @@ def open_wire(
         header, fetch = _fetched(source)
         payload: Any = RangePayload(fetch, copy)
     else:
-        header, frames = open_frames(source)
+        header, frames = open_frames(source, "open_wire(source)")
         payload = FramePayload(frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
     root = header.schema.root

@@ -21,7 +21,7 @@ from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.frames import (
     Payload,
-    buffer_bytes,
+    frame_arrays,
     is_blob,
     read_preamble,
     split_blob,
@@ -32,38 +32,17 @@ from jagcodec.wire.records import unknown_dtype
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
-_BYTE = np.dtype(np.uint8)
-
 # --- opening -----------------------------------------------------------------------------------
 
 
-def flat_frames(frames: Any) -> list[ByteArray]:
-    """What holds a message as arrays that alias it: frames, header first, or one blob.
-
-    Raises:
-        WireFormatError: There is no message, or something in it is not a buffer.
-    """
-    one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
-    if one or not isinstance(frames, Sequence):
-        frames = [frames]
-    if not frames:
-        raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
-    return [
-        # Most of them, as sockets hand them over.
-        np.frombuffer(frame, _BYTE)
-        if type(frame) is bytearray or type(frame) is bytes
-        else buffer_bytes(frame, f"frame {i}")
-        for i, frame in enumerate(frames)
-    ]
-
-
-def open_frames(frames: Any) -> tuple[Header, list[ByteArray]]:
+def open_frames(frames: Any, path: str) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message, and its frames, header first, aliased.
 
     Raises:
+        ArgumentTypeError: It is neither a buffer nor a list of them.
         WireFormatError: The message is cut, or its frames are not the header's.
     """
-    arrays = flat_frames(frames)
+    arrays = frame_arrays(frames, path)
     if len(arrays) == 1 and is_blob(arrays[0]):
         return open_blob(arrays[0])
     header = read_header(arrays[0].data)
