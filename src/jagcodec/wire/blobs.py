@@ -19,6 +19,7 @@ from jagcodec.wire.frames import (
     write_blob,
     write_file,
 )
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
 
 
@@ -139,8 +140,11 @@ def decode_batch(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> list[Any]:
     """The values of many blobs, in order; options and ownership as for `decode`.
+
+    `limits` are those of each blob.
 
     Raises:
         WireFormatError: As `decode`.
@@ -150,7 +154,10 @@ def decode_batch(
         >>> decode_batch([to_blob(encode(1)), to_blob(encode("two"))])
         [1, 'two']
     """
-    return [decode(blob, copy=copy, device=device, allow_pickle=allow_pickle) for blob in blobs]
+    return [
+        decode(blob, copy=copy, device=device, allow_pickle=allow_pickle, limits=limits)
+        for blob in blobs
+    ]
 
 
 def dump(obj: Any, path: str | os.PathLike[str], **options: bool) -> None:
@@ -182,6 +189,7 @@ def load(
     mmap: bool = False,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """The value that `dump` wrote.
 
@@ -192,6 +200,7 @@ def load(
             shortened while the value lives. `open_wire` reads parts of such a file.
         device: As for `decode`.
         allow_pickle: As for `decode`.
+        limits: As for `decode`.
 
     Raises:
         WireFormatError: The file holds no whole message.
@@ -200,4 +209,5 @@ def load(
     Example:
         See `dump`.
     """
-    return decode(read_file(path, mmap=mmap), device=device, allow_pickle=allow_pickle)
+    data = read_file(path, mmap=mmap)
+    return decode(data, device=device, allow_pickle=allow_pickle, limits=limits)

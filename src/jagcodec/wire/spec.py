@@ -30,6 +30,9 @@ INLINE_BYTES = 4 * 1024
 MAX_DEPTH = 100
 """Containers inside containers. Writers refuse more; readers must accept this much."""
 
+MAX_LEVELS = MAX_DEPTH + 4
+"""Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
+
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 
