@@ -23,10 +23,11 @@ from tensordict import (
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
+from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, object_array, stack_of_payloads
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import cells_of
+from jagcodec.wire.checks import INT64_MAX, cells_of
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import (
@@ -251,14 +252,16 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     buffer, offset, cells, sizes_buffer, sizes_offset, components = message.numbers[i : i + 6]
     name, rank = node.fields
     dtype = torch_dtype(name)
-    data = message.payload.read(sizes_buffer, sizes_offset, 8 * rank * components)
-    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank).tolist()
-    counts = list(map(cells_of, shapes))
-    if sum(counts) != cells:
+    data = message.payload.read(sizes_buffer, sizes_offset, 8 * (rank or 1) * components)
+    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank or 1)
+    if not rank:
+        if (shapes != 1).any():
+            raise bad("a 1 for each component without dims", "another number")
+        shapes = shapes[:, :0]
+    found = _cells_of_all(shapes, cells)
+    if found != cells:
         raise WireFormatError(
-            "bad_offsets",
-            "$",
-            f"expected component sizes that add up to {cells} cells, found {sum(counts)}",
+            "bad_offsets", "$", f"expected component sizes of {cells} cells, found {found}"
         )
     values = from_bytes(
         message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
@@ -266,13 +269,29 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
         (cells,),
     )
     values = values if message.device is None else values.to(message.device)
-    parts = torch.split(values, counts) if counts else ()
-    return torch.nested.as_nested_tensor(
-        [part.view(shape) for part, shape in zip(parts, shapes, strict=True)],
-        dtype=dtype,
-        device=values.device,
-        layout=torch.strided,
-    )
+    return strided_nested(values, shapes)
+
+
+def _cells_of_all(shapes: IntArray, most: int) -> int:
+    """The cells of components of (N, rank) shapes; of more than `most`, some number above it.
+
+    Raises:
+        WireFormatError: A shape is not one.
+    """
+    cells = np.ones(len(shapes), dtype=np.int64)
+    wrong = (shapes < 0).any(axis=1)
+    for dims in shapes.T:
+        # Strides are products of the other dims even where one dim is 0.
+        extents = np.maximum(dims, 1)
+        wrong |= cells > INT64_MAX // extents
+        cells *= extents
+    if wrong.any():
+        cells_of(shapes[np.argmax(wrong)].tolist())
+    cells[(shapes == 0).any(axis=1)] = 0
+    largest = int(cells.max(initial=0))
+    if largest > most or len(cells) * most > INT64_MAX:  # whose sum might wrap around
+        return largest if largest > most else sum(cells.tolist())
+    return int(cells.sum())
 
 
 def _sparse_coo(message: Message, node: Node) -> torch.Tensor:

@@ -19,8 +19,9 @@ class Limits:
         bytes: Of a message, its header and all frames: 1 KiB for each of 2^28 tokens.
         header: Bytes of the header. From a callable source no more is asked for.
         objects: What a message asks a reader to make, other than the items in its documents:
-            nodes of the schema, frames, ragged groups, rows of objects, and views of a list, those
-            of messages in its rows included. 256 columns of one object per row.
+            nodes of the schema, frames, ragged groups, rows of objects, views of a list, and
+            components of strided nested tensors, those of messages in its rows included. 256
+            columns of one object per row.
         columns: Of one TensorDict, or of one dict that holds tensors. Those in it count by
             themselves.
         depth: Nodes inside each other, counted through messages in rows and through documents

@@ -32,7 +32,7 @@ _NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
-    """A copy of a document in which records are what they stand for.
+    """A document in which records are what they stand for; its lists and dicts are written to.
 
     `depth` counts the containers around it, of which there are at most `most`.
 
@@ -50,19 +50,18 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     depth += 1
     try:
         if kind is dict:
-            items = {}
             for step, item in value.items():
-                plain = type(item) in _NATIVE
-                items[step] = item if plain else revived(item, depth, most, allow_pickle)
-            return items
+                if type(item) not in _NATIVE:
+                    value[step] = revived(item, depth, most, allow_pickle)
+            return value
         tag = value[0].kind if value and type(value[0]) is Tag else None
         if tag in (Kind.SCALAR, Kind.STRING_ARRAY):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
-        parts = []
-        for index, item in enumerate(value if tag is None else value[1:]):
+        parts = value if tag is None else value[1:]
+        for index, item in enumerate(parts):
             step = index
-            plain = type(item) in _NATIVE
-            parts.append(item if plain else revived(item, depth, most, allow_pickle))
+            if type(item) not in _NATIVE:
+                parts[index] = revived(item, depth, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
     return parts if tag is None else _record(tag, parts, allow_pickle)
@@ -132,7 +131,7 @@ def _complex(_: bool, real: Any, imag: Any) -> complex:
 
 
 def _members(_: bool, *items: Any) -> tuple[Any, ...]:
-    check_distinct(items, "set members")
+    check_distinct(items, "set members", run=10)
     if len(set(items)) != len(items):
         raise bad("every set member once", "some twice")
     return items

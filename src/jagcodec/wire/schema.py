@@ -388,7 +388,7 @@ class Places:
         self.sizes = sizes
         self.payload = sum(sizes)
         self.left = self.payload  # what no value has claimed yet
-        self.objects = 0  # rows of objects and views, each of which is one
+        self.objects = 0  # rows of objects, views and components, each of which is one
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
         self.field_bytes = 64 * (spare + header_bytes + self.payload)
@@ -508,11 +508,8 @@ def _check_node(
         places.objects += own[4]
     elif kind is Kind.STRIDED_NESTED:
         places.claim(own[0], own[1], own[2] * node.itemsize)
-        rank = node.fields[1]
-        if not rank and own[5] != own[2]:
-            # Without dims every component is one cell, and no byte of sizes vouches for them.
-            raise fail("bad_value", f"expected {own[2]} components without dims, found {own[5]}")
-        places.claim(own[3], own[4], 8 * rank * own[5])
+        places.claim(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
+        places.objects += own[5]
     elif kind is Kind.SPARSE_COO:
         expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):

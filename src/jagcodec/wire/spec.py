@@ -47,6 +47,13 @@ MAX_EQUAL_HASHES = 64
 """Keys of one dict or set that may share a hash. Numbers hash predictably in Python, so
 without a bound a stranger could make a table of n keys cost n squared."""
 
+MOST_PROBES = 100
+"""Steps that each key of a dict or set takes through its table, on average, while it is built.
+Integers of distinct hashes can be chosen to follow each other, each behind all others."""
+
+FEW_KEYS = 1024
+"""Keys of one dict or set that are not checked for such steps: they cannot cost much."""
+
 
 class Kind(IntEnum):
     """What a node of a schema, or a record of a document, is. As extension codes, 1 to 5 stay
