@@ -551,7 +551,7 @@ class Tree:
         elif kind is Kind.STRIDED_NESTED:
             shapes = [[s.number() for _ in range(rank)] for _ in range(self._rows)]
             cells, facts["components"] = max(0, sum(map(math.prod, shapes))), len(shapes)
-            place = self.put(_words([dim for shape in shapes for dim in shape]))
+            place = self.put(_words([dim for shape in shapes for dim in shape or [1]]))
             facts["sizes_buffer"], facts["sizes_offset"] = place
         elif kind is Kind.TENSOR_VIEWS:
             bounds = sorted(s.number() for _ in range(s.byte() % 4 * 2))

@@ -43,6 +43,7 @@ from jagcodec.wire.blobs import (
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "FieldSchema",
     "JagcodecError",
     "Layout",
+    "Limits",
     "MsgpackDecoder",
     "MsgpackEncoder",
     "PackedColumn",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 
 _STRING = frozenset((str,))
 _NO_NAMES: frozenset[Any] = frozenset()
@@ -67,12 +67,23 @@ def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -
     known = set(columns)
     for name in listed:
         if name not in known:
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{path}({name!r})",
-                f"expected one of {columns}, found {name!r}",
-            )
+            raise unknown_name(name, columns, path)
     return listed
+
+
+def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
+    """The error of a name that is not that of a column; a stranger may have named these."""
+    listed = list(columns)
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
+    return ArgumentKeyError(
+        "no_such_field",
+        f"{path}({brief(name)})",
+        f"expected one of {named}{more}, found {brief(name)}",
+    )
+
+
+_MOST_NAMED = 8
 
 
 def check_rectangle(value: Any, path: str) -> None:

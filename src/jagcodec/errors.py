@@ -57,8 +57,19 @@ Reason = Literal[
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 
 
+LONGEST_PATH = 200
+"""Characters of the path of an error, at most."""
+
+LONGEST_DETAIL = 600
+"""Characters of the detail of an error, at most."""
+
+
 class JagcodecError(Exception):
     """Base of every error this library raises on purpose.
+
+    Its texts are safe to log whoever sent what they are about: they have no control characters
+    (those are escaped), and at most `LONGEST_PATH` and `LONGEST_DETAIL` characters; of more, the
+    middle is left out.
 
     Example:
         >>> import torch, jagcodec
@@ -76,6 +87,7 @@ class JagcodecError(Exception):
     """
 
     def __init__(self, reason: Reason, path: str, detail: str) -> None:
+        path, detail = shown(path, LONGEST_PATH), shown(detail, LONGEST_DETAIL)
         # The three arguments are Exception.args, so the error survives pickling between processes.
         super().__init__(reason, path, detail)
         self.reason = reason
@@ -84,6 +96,24 @@ class JagcodecError(Exception):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.detail}"
+
+
+def shown(text: str, most: int) -> str:
+    """A text that a stranger may have chosen, as people are shown it.
+
+    Characters that are not printable (newlines, escapes of terminals, marks that turn the direction
+    of writing, surrogates) are escaped as `repr` does it; a text of more than `most` characters
+    loses its middle.
+    """
+    if len(text) <= most and text.isprintable():
+        return text
+    # No more of it is looked at, however long it is.
+    part = text if len(text) <= 2 * most else text[:most] + text[-most:]
+    part = "".join(c if c.isprintable() else repr(c)[1:-1] for c in part)
+    if len(part) <= most:
+        return part
+    tail = most // 3
+    return f"{part[: most - tail - 3]}...{part[-tail:]}"
 
 
 def child_path(path: str, key: object) -> str:
@@ -162,5 +192,5 @@ class TransportTimeoutError(TransportError, TimeoutError):
     def __init__(self, reason: Reason, path: str, detail: str) -> None:
         super().__init__(reason, path, detail)
         # A TimeoutError is an OSError, which would read three arguments as errno, text and file.
-        self.args = (reason, path, detail)
+        self.args = (reason, self.path, self.detail)
         self.errno = self.strerror = self.filename = None

@@ -20,7 +20,8 @@ LAYERS = (
 )
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
-    *("BatchedDataDict", "FieldSchema", "JagcodecError", "Layout", "MsgpackDecoder"),
+    *("BatchedDataDict", "FieldSchema", "JagcodecError", "Layout", "Limits"),
+    "MsgpackDecoder",
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),

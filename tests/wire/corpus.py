@@ -62,7 +62,7 @@ def views(*bounds, shape=(3, 2)):
 def strided_nested(shapes, cells, rank=1, components=None):
     """Components of bytes that lie behind their shapes."""
     components = len(shapes) if components is None else components
-    sizes = int64s(*(dim for shape in shapes for dim in shape))
+    sizes = int64s(*(dim for shape in shapes for dim in shape or [1]))
     numbers = [0, len(sizes), cells, 0, 0, components]
     return message(
         node("STRIDED_NESTED", "uint8", rank, numbers=numbers), sizes + bytes(range(cells))
@@ -756,9 +756,14 @@ BAD = {
         strided_nested([(-1,), (2,)], 1),
     ),
     "nested_without_dims": (
-        "bad_value",
+        "out_of_bounds",
         "2^40 components without dims and one cell",
         strided_nested([], 1, rank=0, components=2**40),
+    ),
+    "nested_without_dims_or_cells": (
+        "bad_value",
+        "a component without dims that has two cells",
+        strided_nested([(2,)], 2, rank=0),
     ),
     "rows_unbacked": (
         "bad_rows",

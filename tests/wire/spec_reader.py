@@ -370,9 +370,8 @@ class Reader:
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
     ):
         data = self.cells(buffer, offset, cells * SIZES[dtype])
-        sizes = self.integers(sizes_at, sizes_offset, components * rank)
-        # A rank of 0 has no bytes, whatever `components` says; each component is then one cell.
-        need(rank or components == cells, "components")
+        sizes = self.integers(sizes_at, sizes_offset, components * (rank or 1))
+        need(rank or all(size == 1 for size in sizes), "components")
         shapes = [shape_of(sizes[i * rank :][:rank]) for i in range(components)]
         ends = [0, *itertools.accumulate(map(math.prod, shapes))]
         need(ends[-1] == cells, "cells")

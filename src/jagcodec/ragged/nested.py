@@ -1,4 +1,6 @@
-"""`torch.jagged` nested tensors, taken apart and made: all of private torch that is used is here.
+"""Nested tensors, taken apart and made: all of private torch that is used is here.
+
+`torch.jagged` ones throughout; those of torch's older layout, strided, at the end.
 
 Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds, so their parts
 are read by attribute; each function says the public way beside it.
@@ -219,3 +221,35 @@ _make_subclass: Any = torch.Tensor._make_wrapper_subclass
 _DISPATCH_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(
     torch._C.DispatchKey.AutogradNestedTensor
 )
+
+
+# --- strided -----------------------------------------------------------------------------------
+
+
+def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
+    """A strided nested tensor over `values`, which holds components of these (N, rank) shapes.
+
+    ``torch.nested.as_nested_tensor`` of N views, without making them: each takes a kilobyte.
+    """
+    if not len(shapes):
+        options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
+        return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+    strides = np.ones_like(shapes)
+    for dim in range(shapes.shape[1] - 1, 0, -1):
+        np.multiply(strides[:, dim], shapes[:, dim], out=strides[:, dim - 1])
+    ends = np.cumsum(shapes.prod(axis=1))
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+    parts = map(torch.from_numpy, (np.ascontiguousarray(shapes), strides, starts))
+    return torch._nested_view_from_buffer(values, *parts)
+
+
+def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray] | None:
+    """The cells of a strided nested tensor end to end, and the (N, rank) shapes of its components.
+
+    None where that takes more than to look: components that lie apart, none, or gradients.
+    """
+    if nested.requires_grad or not nested.size(0) or not nested.is_contiguous():
+        return None
+    inner: Any = nested
+    shapes = inner._nested_tensor_size().numpy()
+    return nested.values()[: int(shapes.prod(axis=1).sum())], shapes

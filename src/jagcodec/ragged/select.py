@@ -22,7 +22,13 @@ from tensordict import (
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, take_rows
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import (
+    is_jagged,
+    nested_tensor,
+    strided_nested,
+    strided_parts,
+    view_of,
+)
 from jagcodec.ragged.non_tensor import (
     holds_rows,
     is_non_tensor,
@@ -115,6 +121,12 @@ def _select_tensor(
         view = select_view(view_of(leaf, path, pool, detach=False), chosen, pool)
         return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
     if leaf.is_nested:
+        parts = strided_parts(leaf)
+        if parts is not None:
+            cells, shapes = parts
+            view = end_to_end(cells, RowSplits.from_lengths(shapes.prod(axis=1)))
+            rows = np.asarray(chosen, dtype=np.int64)
+            return strided_nested(values_of(select_view(view, chosen, pool)), shapes[rows])
         members = leaf.unbind()
         return torch.nested.as_nested_tensor(
             [members[i] for i in chosen],
@@ -123,8 +135,8 @@ def _select_tensor(
             layout=torch.strided,
         )
     if leaf.layout is torch.sparse_coo:
-        rows = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
-        return leaf.index_select(0, rows)
+        index = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
+        return leaf.index_select(0, index) if leaf.requires_grad else _select_sparse(leaf, index)
     if leaf.layout is not torch.strided:
         raise ArgumentError(
             "bad_option",
@@ -153,6 +165,18 @@ def without_rest(leaf: torch.Tensor) -> torch.Tensor:
     if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
         return leaf
     return from_words(as_words(leaf).clone(), leaf.dtype)
+
+
+def _select_sparse(leaf: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``leaf.index_select(0, index)``, which torch has for few dtypes, for every dtype."""
+    words = as_words(leaf._values())
+    size = (*leaf.shape, words.shape[-1])
+    options: Any = {"is_coalesced": leaf.is_coalesced(), "check_invariants": False}
+    picked = torch.sparse_coo_tensor(leaf._indices(), words, size, **options).index_select(0, index)
+    values = from_words(picked._values(), leaf.dtype)
+    size = (len(index), *leaf.shape[1:])
+    options["is_coalesced"] = picked.is_coalesced()
+    return torch.sparse_coo_tensor(picked._indices(), values, size, **options)
 
 
 def _select_objects(leaf: Any, chosen: Chosen) -> Any:

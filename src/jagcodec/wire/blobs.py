@@ -25,6 +25,7 @@ from jagcodec.wire.frames import (
     write_blob,
     write_file,
 )
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
 
 
@@ -153,8 +154,11 @@ def decode_batch(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> list[Any]:
     """The values of many blobs, in order; options and ownership as for `decode`.
+
+    `limits` are those of each blob.
 
     Raises:
         WireFormatError: As `decode`.
@@ -177,7 +181,9 @@ def decode_batch(
     values = []
     for i, blob in enumerate(blobs):
         frames = frame_arrays(blob, f"{where}(blobs[{i}])")
-        values.append(decode(frames, copy=copy, device=target, allow_pickle=allow_pickle))
+        values.append(
+            decode(frames, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
+        )
     return values
 
 
@@ -219,6 +225,7 @@ def load(
     mmap: bool = False,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """The value that `dump` wrote.
 
@@ -229,6 +236,7 @@ def load(
             shortened while the value lives. `open_wire` reads parts of such a file.
         device: As for `decode`.
         allow_pickle: As for `decode`.
+        limits: As for `decode`.
 
     Raises:
         WireFormatError: The file holds no whole message, or was shortened while it was read.
@@ -244,4 +252,4 @@ def load(
     where = "load(path)"
     name = file_path(path, where, "decode takes a message in memory")
     data = read_file(name, where, mmap=mmap)
-    return decode(data, device=target, allow_pickle=allow_pickle)
+    return decode(data, device=target, allow_pickle=allow_pickle, limits=limits)

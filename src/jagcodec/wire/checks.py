@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jagcodec.errors import Reason, WireFormatError, brief
-from jagcodec.wire.spec import MAX_EQUAL_HASHES, MAX_NDIM
+from jagcodec.wire.spec import FEW_KEYS, MAX_EQUAL_HASHES, MAX_NDIM, MOST_PROBES
 
 INT64_MAX = (1 << 63) - 1
 
@@ -52,16 +52,65 @@ def list_of(value: Any, what: str) -> list[Any]:
     return value  # type: ignore[no-any-return]
 
 
-def check_distinct(keys: Sequence[Any], what: str) -> None:
-    """Refuse keys that a stranger chose to collide.
+def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
+    """Refuse keys that a stranger chose to collide in the table that Python makes of them.
+
+    Args:
+        keys: The keys or members.
+        what: What they are.
+        run: How many places next to each other Python looks at before it jumps: 1 in a dict, 10
+            in a set.
 
     Raises:
-        WireFormatError: A key cannot be hashed, or too many distinct keys share one hash.
+        WireFormatError: A key cannot be hashed, too many distinct keys share one hash, or to put
+            them into a table takes too long.
     """
     try:
-        hashes = sorted(map(hash, keys))
+        hashes = list(map(hash, keys))
     except TypeError as error:
-        raise fail("bad_value", f"expected hashable {what}, found {error}") from error
+        raise fail("bad_value", f"expected hashable {what}, found {error!s:.200}") from error
     step = MAX_EQUAL_HASHES
-    if any(a == b for a, b in zip(hashes, hashes[step:], strict=False)):
+    ordered = sorted(hashes)
+    if any(a == b for a, b in zip(ordered, ordered[step:], strict=False)):
         raise fail("bad_value", f"expected {what} of distinct hashes, found over {step} alike")
+    # A table is doubled when two thirds are in use. Each size sees the keys that came by then.
+    size = FEW_KEYS
+    while len(hashes) > FEW_KEYS:
+        first = hashes[: size * 2 // 3 + 1]
+        if not _spread(first, size - 1, run):
+            raise fail("bad_value", f"expected {what} that do not collide, found ones that do")
+        if len(first) == len(hashes):
+            return
+        size *= 2
+
+
+def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
+    """Whether keys of these hashes go into a table of ``mask + 1`` places in a few steps each.
+
+    The steps are those of CPython (Objects/dictobject.c and setobject.c, 3.11 to 3.14).
+    """
+    # Most often no key, or hardly one, finds its first place taken.
+    if len(hashes) - len({value & mask for value in hashes}) <= MOST_PROBES:
+        return True
+    taken = bytearray(mask + 1)
+    left = MOST_PROBES * len(hashes)
+    for value in hashes:
+        place = value & mask
+        perturb = value & _UINT64
+        while taken[place]:
+            if run > 1 and place + run <= mask + 1:
+                found = taken.find(0, place, place + run)
+                left -= 1  # next to each other, they take about as long as one step
+                if found >= 0:
+                    place = found
+                    break
+            perturb >>= 5
+            place = (5 * place + 1 + perturb) & mask
+            left -= 1
+            if left < 0:
+                return False
+        taken[place] = 1
+    return True
+
+
+_UINT64 = (1 << 64) - 1

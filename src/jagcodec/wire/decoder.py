@@ -23,11 +23,13 @@ from tensordict import (
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
+from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, object_array, stack_of_payloads
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import cells_of
+from jagcodec.wire.checks import INT64_MAX, cells_of
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import (
     Message,
     check_frames,
@@ -38,7 +40,7 @@ from jagcodec.wire.message import (
 )
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import MAX_LEVELS, Node, child_step, inside
+from jagcodec.wire.schema import Node, child_step, inside
 from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, MAX_STACKS, PLAIN, Kind
 
 T = TypeVar("T")
@@ -51,6 +53,7 @@ def decode(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """The value that `encode` was given.
 
@@ -76,6 +79,7 @@ def decode(
         device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
         allow_pickle: Unpickle what an `encode` with the same option pickled. That runs whatever
             code the sender chose: only for peers that you trust with your process.
+        limits: What is refused because it is too large; None takes the defaults of `Limits`.
 
     Returns:
         The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
@@ -96,7 +100,8 @@ def decode(
     several threads at once.
     """
     target = None if device is None else usable_device(device, "decode(device)")
-    header, (_, *buffers) = open_frames(frames, "decode(frames)")
+    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "decode(limits)")
+    header, (_, *buffers) = open_frames(frames, "decode(frames)", taken)
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
     message = Message(header, FramePayload(buffers, copy), target, allow_pickle)
@@ -119,14 +124,18 @@ class MsgpackDecoder:
         copy: bool | None = None,
         device: torch.device | str | None = None,
         allow_pickle: bool = False,
+        limits: Limits | None = None,
     ) -> None:
-        self._copy = copy
-        self._device = device
-        self._allow_pickle = allow_pickle
+        self._options: Any = {
+            "copy": copy,
+            "device": device,
+            "allow_pickle": allow_pickle,
+            "limits": limits,
+        }
 
     def decode(self, frames: Any) -> Any:
         """See `decode`."""
-        return decode(frames, copy=self._copy, device=self._device, allow_pickle=self._allow_pickle)
+        return decode(frames, **self._options)
 
 
 # --- nodes to values ---------------------------------------------------------------------------
@@ -148,8 +157,7 @@ def build(message: Message, node: Node) -> Any:
 
 def _children(message: Message, node: Node) -> list[Any]:
     message.depth += 1
-    if message.depth > MAX_LEVELS:
-        raise WireFormatError("too_deep", "$", f"expected at most {MAX_LEVELS} levels, found more")
+    message.check_depth()
     values = []
     try:
         for i, child in enumerate(node.children):
@@ -168,7 +176,7 @@ def _children(message: Message, node: Node) -> list[Any]:
 def _value(message: Message, node: Node) -> Any:
     value = message.document(node.value)
     if message.header.records:
-        return revived(value, message.depth, message.allow_pickle)
+        return revived(value, message.depth, message.limits.depth, message.allow_pickle)
     return value
 
 
@@ -250,14 +258,16 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     buffer, offset, cells, sizes_buffer, sizes_offset, components = message.numbers[i : i + 6]
     name, rank = node.fields
     dtype = torch_dtype(name)
-    data = message.payload.read(sizes_buffer, sizes_offset, 8 * rank * components)
-    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank).tolist()
-    counts = list(map(cells_of, shapes))
-    if sum(counts) != cells:
+    data = message.payload.read(sizes_buffer, sizes_offset, 8 * (rank or 1) * components)
+    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank or 1)
+    if not rank:
+        if (shapes != 1).any():
+            raise bad("a 1 for each component without dims", "another number")
+        shapes = shapes[:, :0]
+    found = _cells_of_all(shapes, cells)
+    if found != cells:
         raise WireFormatError(
-            "bad_offsets",
-            "$",
-            f"expected component sizes that add up to {cells} cells, found {sum(counts)}",
+            "bad_offsets", "$", f"expected component sizes of {cells} cells, found {found}"
         )
     values = from_bytes(
         message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
@@ -265,13 +275,29 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
         (cells,),
     )
     values = values if message.device is None else values.to(message.device)
-    parts = torch.split(values, counts) if counts else ()
-    return torch.nested.as_nested_tensor(
-        [part.view(shape) for part, shape in zip(parts, shapes, strict=True)],
-        dtype=dtype,
-        device=values.device,
-        layout=torch.strided,
-    )
+    return strided_nested(values, shapes)
+
+
+def _cells_of_all(shapes: IntArray, most: int) -> int:
+    """The cells of components of (N, rank) shapes; of more than `most`, some number above it.
+
+    Raises:
+        WireFormatError: A shape is not one.
+    """
+    cells = np.ones(len(shapes), dtype=np.int64)
+    wrong = (shapes < 0).any(axis=1)
+    for dims in shapes.T:
+        # Strides are products of the other dims even where one dim is 0.
+        extents = np.maximum(dims, 1)
+        wrong |= cells > INT64_MAX // extents
+        cells *= extents
+    if wrong.any():
+        cells_of(shapes[np.argmax(wrong)].tolist())
+    cells[(shapes == 0).any(axis=1)] = 0
+    largest = int(cells.max(initial=0))
+    if largest > most or len(cells) * most > INT64_MAX:  # whose sum might wrap around
+        return largest if largest > most else sum(cells.tolist())
+    return int(cells.sum())
 
 
 def _sparse_coo(message: Message, node: Node) -> torch.Tensor:
@@ -473,7 +499,12 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
         items = documents.unpack_rows(raw, ends.tolist(), row)
         if not documents.may_hold_records(raw):
             return items
-        return [_revived(message, item, row + i) for i, item in enumerate(items)]
+        for i, item in enumerate(items):
+            try:
+                items[i] = _revived(message, item)
+            except WireFormatError as error:
+                raise inside(error, row + i) from error
+        return items
     items = []
     for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         try:
@@ -482,17 +513,15 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
                 items.append(_message_in_row(message, *place, end - start))
             else:
                 item = documents.unpack(data[start:end].tobytes())
-                items.append(revived(item, message.depth + 1, message.allow_pickle))
+                items.append(_revived(message, item))
         except WireFormatError as error:
             raise inside(error, row + i) from error
     return items
 
 
-def _revived(message: Message, item: Any, row: int) -> Any:
-    try:
-        return revived(item, message.depth + 1, message.allow_pickle)
-    except WireFormatError as error:
-        raise inside(error, row) from error
+def _revived(message: Message, item: Any) -> Any:
+    """A document of a row, one level inside the node of the rows."""
+    return revived(item, message.depth + 1, message.limits.depth, message.allow_pickle)
 
 
 def _message_in_row(message: Message, buffer: int, offset: int, size: int) -> Any:
@@ -504,16 +533,20 @@ def _message_in_row(message: Message, buffer: int, offset: int, size: int) -> An
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = message.payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    header, (first, *frames) = open_blob(blob, in_row=True)
+    header, (first, *frames) = open_blob(blob, message.limits, in_row=True)
     if blob_end(len(first), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")
     if header.checksums is not None:
         check_frames(frames, header.checksums)
     payload = FramePayload(frames, copy=False)
-    depth = message.depth + 1
-    if depth > MAX_LEVELS:
-        raise WireFormatError("too_deep", "$", f"expected at most {MAX_LEVELS} levels, found more")
-    inner = Message(header, payload, message.device, message.allow_pickle, depth=depth)
+    outermost = message.outermost or message
+    outermost.objects += header.objects
+    if outermost.objects > message.limits.objects:
+        most = message.limits.objects
+        raise exceeded("objects", most, outermost.objects, "objects of all rows together")
+    options: Any = {"depth": message.depth + 1, "outermost": outermost}
+    inner = Message(header, payload, message.device, message.allow_pickle, **options)
+    inner.check_depth()
     return build(inner, header.schema.root)
 
 

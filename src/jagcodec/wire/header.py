@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.errors import brief
+from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import (
     LARGEST_KEPT,
     MOST_BYTES,
@@ -48,6 +49,8 @@ class Header(NamedTuple):
         groups: The ragged groups.
         sizes: Bytes of each frame behind the header.
         checksums: The CRC-32 of each of them, or None.
+        objects: How many objects it asks for, as `Limits` count them.
+        limits: What its reader takes.
     """
 
     schema: Schema
@@ -58,6 +61,8 @@ class Header(NamedTuple):
     groups: list[Group]
     sizes: list[int]
     checksums: list[int] | None
+    objects: int
+    limits: Limits
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -146,20 +151,24 @@ _VERSION = msgpack.packb(VERSION)
 _NO_VALUES = b"\x90"
 
 
-def read_header(data: Any, *, in_row: bool = False) -> Header:
+def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
     """Check frame 0, and every number in it, without a look at the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
+        limits: What is refused if it is larger.
         in_row: Whether the message is a row of another.
 
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
     """
     # Before the rest is copied: a frame of something else may be large.
-    start = bytes(memoryview(data)[: len(_START) + 1])
+    view = memoryview(data)
+    start = bytes(view[: len(_START) + 1])
     if start != _START + _VERSION:
         _check_start(data, start)
+    if len(view) > limits.header:
+        raise exceeded("header", limits.header, len(view), "bytes", "header")
     # A copy: what was checked must not change with the message's memory.
     whole = bytes(data)
     try:
@@ -221,8 +230,14 @@ def read_header(data: Any, *, in_row: bool = False) -> Header:
     places = Places(sizes, len(whole), in_row=in_row)
     if places.payload > INT64_MAX:
         raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
+    total = len(whole) + places.payload
+    if total > limits.bytes or schema.columns > limits.columns or schema.depth > limits.depth:
+        raise _larger(total, schema, limits)
     check_groups(groups, places)
-    check_numbers(schema, numbers, len(groups), places)
+    check_numbers(schema, numbers, groups, places)
+    objects = schema.size + len(groups) + len(sizes) + places.objects
+    if objects > limits.objects:
+        raise exceeded("objects", limits.objects, objects, "objects", "header")
     values: list[Any] = []
     records = False
     if packed_values != _NO_VALUES or schema.values:
@@ -235,7 +250,18 @@ def read_header(data: Any, *, in_row: bool = False) -> Header:
                 path="header",
             )
     frames = checksums[1:] or None
-    return Header(schema, numbers, values, packed_values, records, groups, sizes, frames)
+    return Header(
+        schema, numbers, values, packed_values, records, groups, sizes, frames, objects, limits
+    )
+
+
+def _larger(total: int, schema: Schema, limits: Limits) -> WireFormatError:
+    """The error of a message that is past one of these limits."""
+    if total > limits.bytes:
+        return exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
+    if schema.columns > limits.columns:
+        return exceeded("columns", limits.columns, schema.columns, "columns of one batch", "header")
+    return exceeded("depth", limits.depth, schema.depth, "levels", "header")
 
 
 def _check_start(data: Any, start: bytes) -> None:

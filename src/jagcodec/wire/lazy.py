@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec._arguments import known_names, usable_device
-from jagcodec.errors import ArgumentKeyError, JagcodecError, WireFormatError
+from jagcodec._arguments import known_names, unknown_name, usable_device
+from jagcodec.errors import JagcodecError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -36,6 +36,7 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, read_header
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, open_frames, torch_dtype
 from jagcodec.wire.records import bad
 from jagcodec.wire.schema import Node, inside
@@ -226,11 +227,7 @@ class WireBatch:
     def _node(self, name: str, where: str) -> Node:
         node = self._nodes.get(name)
         if node is None:
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"WireBatch.{where}({name!r})",
-                f"expected one of {list(self._nodes)}, found {name!r}",
-            )
+            raise unknown_name(name, self._nodes, f"WireBatch.{where}")
         return node
 
     def _read(self, name: str, read: Callable[[Node], Any]) -> Any:
@@ -352,6 +349,7 @@ def open_wire(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> WireBatch:
     """Open the message of a batch without reading its payload.
 
@@ -362,6 +360,7 @@ def open_wire(
         copy: As for `decode`, but of each range that is read.
         device: As for `decode`.
         allow_pickle: As for `decode`.
+        limits: As for `decode`; a callable is asked for no more than they allow.
 
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
@@ -382,12 +381,13 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     target = None if device is None else usable_device(device, "open_wire(device)")
+    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     frames: list[ByteArray] | None = None
     if callable(source):
-        header, fetch = _fetched(source)
+        header, fetch = _fetched(source, taken)
         payload: Any = RangePayload(fetch, copy)
     else:
-        header, frames = open_frames(source, "open_wire(source)")
+        header, frames = open_frames(source, "open_wire(source)", taken)
         payload = FramePayload(frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
     root = header.schema.root
@@ -398,7 +398,7 @@ def open_wire(
     return _view(message, root, None, None, frames)
 
 
-def _fetched(source: Callable[[int, int], Any]) -> tuple[Header, Fetch]:
+def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
     def get(offset: int, size: int) -> ByteArray:
         data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
         if len(data) != size:
@@ -410,7 +410,9 @@ def _fetched(source: Callable[[int, int], Any]) -> tuple[Header, Fetch]:
         return data
 
     size = read_preamble(get(0, PREAMBLE.size))
-    header = read_header(get(PREAMBLE.size, size).data)
+    if size > limits.header:
+        raise exceeded("header", limits.header, size, "bytes", "preamble")
+    header = read_header(get(PREAMBLE.size, size).data, limits)
     starts = starts_of(size, header.sizes)
     return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
 

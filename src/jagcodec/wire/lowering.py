@@ -481,7 +481,8 @@ class Lowering:
             self.off_devices += components
         rank = components[0].dim() if components else 0
         shapes = [component.shape for component in components]
-        sizes = np.array(shapes, dtype=np.int64).reshape(len(shapes), rank)
+        # Without dims a component has a 1 for its one cell: what is named takes bytes.
+        sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
         self.items += (Dense(components, None), cells, Dense(sizes, None), len(shapes))
         return (Code.STRIDED_NESTED, name, rank)

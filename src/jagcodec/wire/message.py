@@ -27,6 +27,7 @@ from jagcodec.wire.frames import (
     split_blob,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
+from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import unknown_dtype
 from jagcodec.wire.schema import Node, stored_size
@@ -35,7 +36,7 @@ from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 # --- opening -----------------------------------------------------------------------------------
 
 
-def open_frames(frames: Any, path: str) -> tuple[Header, list[ByteArray]]:
+def open_frames(frames: Any, path: str, limits: Limits) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message, and its frames, header first, aliased.
 
     Raises:
@@ -44,18 +45,20 @@ def open_frames(frames: Any, path: str) -> tuple[Header, list[ByteArray]]:
     """
     arrays = frame_arrays(frames, path)
     if len(arrays) == 1 and is_blob(arrays[0]):
-        return open_blob(arrays[0])
-    header = read_header(arrays[0].data)
+        return open_blob(arrays[0], limits)
+    header = read_header(arrays[0].data, limits)
     sizes = [len(array) for array in arrays[1:]]
     if sizes != header.sizes:
         check_sizes(header, sizes)
     return header, arrays
 
 
-def open_blob(blob: ByteArray, *, in_row: bool = False) -> tuple[Header, list[ByteArray]]:
+def open_blob(
+    blob: ByteArray, limits: Limits, *, in_row: bool = False
+) -> tuple[Header, list[ByteArray]]:
     """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
     size = read_preamble(blob)
-    header = read_header(split_blob(blob, size, ())[0].data, in_row=in_row)
+    header = read_header(split_blob(blob, size, ())[0].data, limits, in_row=in_row)
     return header, split_blob(blob, size, header.sizes)
 
 
@@ -99,6 +102,9 @@ class Message:
         payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
+        limits: What its reader takes.
+        outermost: The message in whose rows this one lies, if it does.
+        objects: How many objects it asks for, those of messages in its rows included.
         depth: Containers around what is being built, those of outer messages included.
         stacked: Levels of lazy stacks in what was built, by its id, with the value, so that its id
             stays its own.
@@ -112,8 +118,12 @@ class Message:
         allow_pickle: bool,
         *,
         depth: int = 0,
+        outermost: Message | None = None,
     ) -> None:
         self.header = header
+        self.limits = header.limits
+        self.objects = header.objects
+        self.outermost = outermost
         self.numbers = header.numbers
         self.payload = payload
         self.device = device
@@ -126,6 +136,11 @@ class Message:
         self._given: set[int] = set()
         # Rows chosen of a group, by the group and the identity of the choice, which is kept.
         self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
+
+    def check_depth(self) -> None:
+        """Refuse to go deeper than the limits allow."""
+        if self.depth > self.limits.depth:
+            raise exceeded("depth", self.limits.depth, self.depth, "levels")
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""

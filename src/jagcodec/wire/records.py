@@ -14,8 +14,9 @@ from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import cells_of, check_distinct, expect
 from jagcodec.wire.documents import RECORDS, Tag
+from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import MAX_LEVELS, has_object, inside, numpy_itemsize
+from jagcodec.wire.schema import has_object, inside, numpy_itemsize
 from jagcodec.wire.spec import Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -30,10 +31,10 @@ _ALL_DTYPES = {
 _NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
-def revived(value: Any, depth: int, allow_pickle: bool) -> Any:
-    """A copy of a document in which records are what they stand for.
+def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
+    """A document in which records are what they stand for; its lists and dicts are written to.
 
-    `depth` counts the containers around it.
+    `depth` counts the containers around it, of which there are at most `most`.
 
     Raises:
         WireFormatError: It nests too deep, or a record is malformed.
@@ -43,25 +44,24 @@ def revived(value: Any, depth: int, allow_pickle: bool) -> Any:
         return value
     if kind is not list and kind is not dict:
         raise WireFormatError("unknown_kind", "$", f"expected a value, found a {kind.__name__}")
-    if depth > MAX_LEVELS:
-        raise WireFormatError("too_deep", "$", f"expected at most {MAX_LEVELS} levels, found more")
+    if depth > most:
+        raise exceeded("depth", most, depth, "levels")
     step: Any = None
     depth += 1
     try:
         if kind is dict:
-            items = {}
             for step, item in value.items():
-                plain = type(item) in _NATIVE
-                items[step] = item if plain else revived(item, depth, allow_pickle)
-            return items
+                if type(item) not in _NATIVE:
+                    value[step] = revived(item, depth, most, allow_pickle)
+            return value
         tag = value[0].kind if value and type(value[0]) is Tag else None
         if tag in (Kind.SCALAR, Kind.STRING_ARRAY):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
-        parts = []
-        for index, item in enumerate(value if tag is None else value[1:]):
+        parts = value if tag is None else value[1:]
+        for index, item in enumerate(parts):
             step = index
-            plain = type(item) in _NATIVE
-            parts.append(item if plain else revived(item, depth, allow_pickle))
+            if type(item) not in _NATIVE:
+                parts[index] = revived(item, depth, most, allow_pickle)
     except WireFormatError as error:
         raise inside(error, step) from error
     return parts if tag is None else _record(tag, parts, allow_pickle)
@@ -131,7 +131,7 @@ def _complex(_: bool, real: Any, imag: Any) -> complex:
 
 
 def _members(_: bool, *items: Any) -> tuple[Any, ...]:
-    check_distinct(items, "set members")
+    check_distinct(items, "set members", run=10)
     if len(set(items)) != len(items):
         raise bad("every set member once", "some twice")
     return items
@@ -201,7 +201,9 @@ def _dtype(_: bool, name: Any) -> torch.dtype:
 
 
 def _device(_: bool, kind: Any, number: Any) -> torch.device:
-    expect(type(kind) is str, "bad_record", "a device type", kind)
+    # Before torch is asked, which quotes what it does not know.
+    word = type(kind) is str and kind.isascii() and kind.isalnum()
+    expect(word, "bad_record", "a device type", kind)
     fits = number is None or (type(number) is int and 0 <= number < 128)
     expect(fits, "bad_record", "a device number (0 to 127) or None", number)
     return torch.device(kind) if number is None else torch.device(kind, number)
@@ -224,7 +226,7 @@ def _pickle(allow_pickle: bool, data: Any) -> Any:
     try:
         return pickle.loads(data)  # noqa: S301
     except Exception as error:  # whatever unpickling may raise
-        raise bad("data that unpickles", f"{type(error).__name__}: {error}") from error
+        raise bad("data that unpickles", f"{type(error).__name__}: {error!s:.200}") from error
 
 
 _RECORDS: dict[Kind, Callable[..., Any]] = {

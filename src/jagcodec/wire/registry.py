@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tensordict import is_tensorclass
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def restore(name: str, state: Any) -> Any:
         raise WireFormatError(
             "unknown_type",
             "$",
-            f"expected a type that is registered here, found {name!r}; "
+            f"expected a type that is registered here, found {brief(name)}; "
             "call jagcodec.register_type for it on this side too",
         )
     try:
@@ -121,8 +121,8 @@ def restore(name: str, state: Any) -> Any:
         raise WireFormatError(
             "bad_value",
             "$",
-            f"expected the state of {name!r}, found one that raises "
-            f"{type(error).__name__}: {error}",
+            f"expected the state of {brief(name)}, found one that raises "
+            f"{type(error).__name__}: {error!s:.200}",
         ) from error
 
 

@@ -24,6 +24,7 @@ from jagcodec.wire.spec import (
     COMPRESSED_LAYOUTS,
     INTEGER_DTYPES,
     MAX_DEPTH,
+    MAX_LEVELS,
     MAX_NDIM,
     MAX_UNBACKED_ROWS,
     PLAIN,
@@ -32,9 +33,6 @@ from jagcodec.wire.spec import (
     Kind,
 )
 from jagcodec.wire.table import Table
-
-MAX_LEVELS = MAX_DEPTH + 4
-"""Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
 
 
 class Node:
@@ -219,9 +217,12 @@ class Schema:
         nodes: Those that have numbers to check, in the order of these; and structured arrays,
             whose dtype says how large they are even where they have no dims.
         weight: About how many bytes of memory it takes.
+        size: How many nodes it has, those without numbers too.
+        columns: How many keys the node with the most of them has.
+        depth: In how many others its deepest node lies.
     """
 
-    __slots__ = ("nodes", "numbers", "root", "values", "weight")
+    __slots__ = ("columns", "depth", "nodes", "numbers", "root", "size", "values", "weight")
 
     def __init__(self, data: bytes) -> None:
         """Read and check a schema.
@@ -233,10 +234,12 @@ class Schema:
         self.values = 0
         self.nodes: list[Node] = []
         self.weight = 32 * len(data)
+        self.size = self.columns = self.depth = 0
         self.root = self._node(unpack_plain(data, "schema"), 0)
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
+        self.size += 1
         if item is None:
             node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
             self.values += 1
@@ -245,6 +248,7 @@ class Schema:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
         if depth > MAX_LEVELS:
             raise fail("too_deep", f"expected at most {MAX_LEVELS} levels, found more")
+        self.depth = max(self.depth, depth)
         form = _FORMS_BY_CODE.get(item[0])
         if form is None:
             raise fail(
@@ -269,6 +273,8 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
+        if form.children == PER_KEY:
+            self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
         if children:
@@ -382,6 +388,7 @@ class Places:
         self.sizes = sizes
         self.payload = sum(sizes)
         self.left = self.payload  # what no value has claimed yet
+        self.objects = 0  # rows of objects, views and components, each of which is one
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
         self.field_bytes = 64 * (spare + header_bytes + self.payload)
@@ -433,7 +440,9 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
 _TENSOR, _JAGGED, _TENSORDICT = Kind.TENSOR, Kind.JAGGED, Kind.TENSORDICT
 
 
-def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: Places) -> None:
+def check_numbers(
+    schema: Schema, numbers: Sequence[int], groups: Sequence[Group], places: Places
+) -> None:
     """Check every number of every node: what passed points inside the buffers of its message.
 
     None of them is negative; that was seen to before.
@@ -447,8 +456,8 @@ def check_numbers(schema: Schema, numbers: Sequence[int], groups: int, places: P
         if kind is _JAGGED or kind is _TENSOR:
             # Most nodes. What is sound at first sight, as most are, takes no call.
             size = node.itemsize
-            if kind is _JAGGED and numbers[i + 3] >= groups:
-                raise _failed(schema, node, _no_group(numbers[i + 3], groups))
+            if kind is _JAGGED and numbers[i + 3] >= len(groups):
+                raise _failed(schema, node, _no_group(numbers[i + 3], len(groups)))
             for dim in numbers[node.dims : node.end]:
                 size *= dim
             buffer = numbers[i]
@@ -473,7 +482,9 @@ def _no_group(group: int, groups: int) -> WireFormatError:
     return fail("bad_record", f"expected a ragged group below {groups}, found {group}")
 
 
-def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places) -> None:
+def _check_node(
+    node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places
+) -> None:
     kind, i = node.kind, node.number
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]
@@ -488,18 +499,17 @@ def _check_node(node: Node, numbers: Sequence[int], groups: int, places: Places)
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
         places.claim(own[0], own[1], own[2])
-        if own[3] >= groups:
-            raise _no_group(own[3], groups)
+        if own[3] >= len(groups):
+            raise _no_group(own[3], len(groups))
+        places.objects += groups[own[3]].rows
     elif kind is Kind.TENSOR_VIEWS:
         places.claim(own[0], own[1], cells * node.itemsize)
         places.claim(own[2], own[3], 16 * own[4])
+        places.objects += own[4]
     elif kind is Kind.STRIDED_NESTED:
         places.claim(own[0], own[1], own[2] * node.itemsize)
-        rank = node.fields[1]
-        if not rank and own[5] != own[2]:
-            # Without dims every component is one cell, and no byte of sizes vouches for them.
-            raise fail("bad_value", f"expected {own[2]} components without dims, found {own[5]}")
-        places.claim(own[3], own[4], 8 * rank * own[5])
+        places.claim(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
+        places.objects += own[5]
     elif kind is Kind.SPARSE_COO:
         expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):

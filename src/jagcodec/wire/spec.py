@@ -30,6 +30,9 @@ INLINE_BYTES = 4 * 1024
 MAX_DEPTH = 100
 """Containers inside containers. Writers refuse more; readers must accept this much."""
 
+MAX_LEVELS = MAX_DEPTH + 4
+"""Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
+
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 
@@ -43,6 +46,13 @@ MAX_UNBACKED_ROWS = 1 << 24
 MAX_EQUAL_HASHES = 64
 """Keys of one dict or set that may share a hash. Numbers hash predictably in Python, so
 without a bound a stranger could make a table of n keys cost n squared."""
+
+MOST_PROBES = 100
+"""Steps that each key of a dict or set takes through its table, on average, while it is built.
+Integers of distinct hashes can be chosen to follow each other, each behind all others."""
+
+FEW_KEYS = 1024
+"""Keys of one dict or set that are not checked for such steps: they cannot cost much."""
 
 
 class Kind(IntEnum):

@@ -1,0 +1,87 @@
+"""What a reader takes from a stranger, at most. No torch, no numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, WireFormatError, brief
+from jagcodec.wire.spec import MAX_LEVELS
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How large a message a reader takes; what is larger is refused before memory goes into it.
+
+    The defaults hold for batches of 16,384 rows of 16,384 tokens, and refuse what no such batch
+    is. Lower them for peers that you trust less, raise them for what is larger.
+
+    Args:
+        bytes: Of a message, its header and all frames: 1 KiB for each of 2^28 tokens.
+        header: Bytes of the header. From a callable source no more is asked for.
+        objects: What a message asks a reader to make, other than the items in its documents:
+            nodes of the schema, frames, ragged groups, rows of objects, views of a list, and
+            components of strided nested tensors, those of messages in its rows included. 256
+            columns of one object per row.
+        columns: Of one TensorDict, or of one dict that holds tensors. Those in it count by
+            themselves.
+        depth: Nodes inside each other, counted through messages in rows and through documents
+            that hold records; 104 at most, which is the format's own bound.
+
+    Raises:
+        ArgumentError: A limit is negative, or `depth` above 104.
+        ArgumentTypeError: One is not an integer.
+
+    Example:
+        >>> from jagcodec import Limits, WireFormatError, decode, encode
+        >>> frames = encode({"ids": [1, 2, 3]})
+        >>> decode(frames, limits=Limits(bytes=1 << 20))
+        {'ids': [1, 2, 3]}
+        >>> try:
+        ...     decode(frames, limits=Limits(bytes=10))
+        ... except WireFormatError as error:
+        ...     print(error.reason)
+        too_large
+    """
+
+    bytes: int = 1 << 38
+    header: int = 1 << 28
+    objects: int = 1 << 22
+    columns: int = 1 << 16
+    depth: int = MAX_LEVELS
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            path = f"Limits({field.name})"
+            if type(value) is not int:
+                found = type(value).__name__
+                raise ArgumentTypeError("bad_type", path, f"expected an integer, found {found}")
+            if value < 0 or (field.name == "depth" and value > MAX_LEVELS):
+                most = f" to {MAX_LEVELS}" if field.name == "depth" else " or more"
+                raise ArgumentError("bad_option", path, f"expected 0{most}, found {brief(value)}")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> WireFormatError:
+    """The error of a message that is larger than the reader takes."""
+    reason: Reason = "too_deep" if limit == "depth" else "too_large"
+    remedy = f"; if it is honest, pass limits=Limits({limit}={found}) or more"
+    if limit == "depth" and found > MAX_LEVELS:
+        remedy = ""
+    return WireFormatError(
+        reason, path, f"expected at most {most} {what} (the limit {limit!r}), found {found}{remedy}"
+    )
+
+
+def usable_limits(limits: object, path: str) -> Limits:
+    """A caller's limits.
+
+    Raises:
+        ArgumentTypeError: They are not `Limits`.
+    """
+    if not isinstance(limits, Limits):
+        found = type(limits).__name__
+        raise ArgumentTypeError("bad_type", path, f"expected Limits or None, found {found}")
+    return limits
