@@ -254,7 +254,7 @@ class Seed:
     draft: Draft
 
 
-def _seed(value: Any, options: dict[str, bool]) -> Seed:
+def _seed(value: Any, options: dict[str, Any]) -> Seed:
     frames = [bytes(memoryview(frame)) for frame in encode(value, **options)]
     header = read_header(frames[0])
     packed = msgpack.unpackb(frames[0])["values"]

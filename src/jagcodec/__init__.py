@@ -45,6 +45,7 @@ from jagcodec.wire.encoder import MsgpackEncoder, encode
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
+from jagcodec.wire.stdlib_types import register_stdlib_types
 
 __all__ = [
     "ArgumentError",
@@ -85,6 +86,7 @@ __all__ = [
     "pack_masked_fields",
     "pack_per_token_field",
     "padding_tax",
+    "register_stdlib_types",
     "register_type",
     "repeat_rows",
     "response_from_nested",

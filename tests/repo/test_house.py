@@ -27,7 +27,8 @@ FRONT_DOOR = {
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
     *("encode_fields", "encode_into", "encoded_size", "load", "materialize", "maybe_pack_jagged"),
     *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
-    *("pack_per_token_field", "padding_tax", "register_type", "repeat_rows"),
+    *("pack_per_token_field", "padding_tax", "register_stdlib_types", "register_type"),
+    *("repeat_rows",),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
     *("to_blob", "to_nested_by_length", "unpack_masked_fields", "unwrap_wire_stripped_payload"),
 }

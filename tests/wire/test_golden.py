@@ -16,6 +16,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def rollout():
 NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
 
 # name: (what it shows, the value, options of encode)
-VALUES = {
+VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "native": (
         "what msgpack has itself",
         lambda: [

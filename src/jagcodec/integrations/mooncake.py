@@ -109,7 +109,7 @@ class Store:
         *,
         replace: bool = False,
         config: ReplicateConfig | None = None,
-        **options: bool,
+        **options: Any,
     ) -> int:
         """Put a value: its tensors are copied once, into registered memory, and sent from there.
 
@@ -126,8 +126,8 @@ class Store:
                 each step its own key.
             config: Where replicas go, and whether they may be evicted. Mooncake's default is one
                 replica on any node, evicted when the store is full.
-            options: `narrow`, `checksum`, `allow_pickle` of `encode`; a `WireBatch` takes no
-                options.
+            options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`; a `WireBatch`
+                takes no options.
 
         Returns:
             The number of bytes put.
@@ -168,7 +168,7 @@ class Store:
         token_aligned_fields: Iterable[str] | None = None,
         replace: bool = False,
         config: ReplicateConfig | None = None,
-        **options: bool,
+        **options: Any,
     ) -> int:
         """Put padded columns: `encode_fields` with its rows written directly to registered memory.
 
@@ -182,7 +182,7 @@ class Store:
             token_aligned_fields: As for `encode_fields`.
             replace: As for `put`.
             config: As for `put`.
-            options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+            options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
         Returns:
             The number of bytes put.

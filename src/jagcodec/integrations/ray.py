@@ -92,7 +92,7 @@ def unregister() -> None:
     _before.clear()
 
 
-def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: bool) -> Any:
+def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> Any:
     """The function that reads a value, and its argument: the frames of `encode`."""
     return read, ([_pieces(frame) for frame in encode(value, **options)],)
 

@@ -73,7 +73,7 @@ def send(
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
-    **options: bool,
+    **options: Any,
 ) -> zmq.MessageTracker:
     """Encode a value and send it, entirely or not at all.
 
@@ -98,7 +98,7 @@ def send(
         timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
             does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
             never wait: libzmq drops messages for subscribers that are too slow.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+        options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
     Returns:
         A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
@@ -225,7 +225,7 @@ async def async_send(
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
-    **options: bool,
+    **options: Any,
 ) -> zmq.MessageTracker:
     """`send` on a `zmq.asyncio` socket.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import numpy as np
@@ -85,6 +85,7 @@ def encode_fields(
     narrow: bool = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
+    default: Callable[[Any], Any] | None = ...,
 ) -> list[Frame]: ...
 
 
@@ -98,6 +99,7 @@ def encode_fields(
     narrow: bool = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
+    default: Callable[[Any], Any] | None = ...,
 ) -> int: ...
 
 
@@ -110,6 +112,7 @@ def encode_fields(
     narrow: bool = False,
     checksum: bool = False,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
 
@@ -132,6 +135,7 @@ def encode_fields(
         narrow: As for `encode`.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
+        default: As for `encode`, of payloads.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
@@ -144,7 +148,9 @@ def encode_fields(
         UnsupportedTypeError: As from `encode`.
     """
     columns = _columns(fields, lengths, token_aligned_fields, "encode_fields")
-    message = pending(columns, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
+    message = pending(
+        columns, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+    )
     if out is None:
         return frames_of(message)
     target = out(blob_size(message)) if callable(out) else out

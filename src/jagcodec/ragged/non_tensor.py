@@ -1,17 +1,19 @@
-"""How tensordict stores Python objects: all of private tensordict that is used is here.
+"""How tensordict stores what is not a tensor: all of private tensordict that is used is here.
 
 Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
 `NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
-into a TensorDict becomes one `NonTensorData` around the whole array.
+into a TensorDict becomes one `NonTensorData` around the whole array. A tensorclass is a TensorDict
+of its fields, and a dict of those fields that a TensorDict cannot hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import tensordict
 import torch
 from tensordict import (
     NonTensorData,
@@ -20,8 +22,12 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     TensorDictParams,
+    UnbatchedTensor,
+    is_tensorclass,
 )
+from tensordict._lazy import _CustomOpTensorDict
 from tensordict._td import _SubTensorDict
+from tensordict.tensorclass import NonTensorDataBase
 from tensordict.utils import LinkedList
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
@@ -33,6 +39,9 @@ TENSORDICT_TYPES: tuple[type, ...] = (
     _SubTensorDict,
 )
 """What holds leaves by name, with a batch size."""
+
+LAZY_VIEW: type = _CustomOpTensorDict
+"""What `squeeze` and its kin return where views of TensorDicts are lazy."""
 
 LIST_TYPES: tuple[type, ...] = (list, LinkedList)
 """What `NonTensorStack.tolist` and its kin give for a list."""
@@ -68,7 +77,12 @@ def unwrap_wire_stripped_payload(item: Any) -> Any:
 
 def is_non_tensor(leaf: Any) -> bool:
     """Whether a leaf of a TensorDict holds Python objects."""
-    return isinstance(leaf, (NonTensorData, NonTensorStack))
+    return isinstance(leaf, (NonTensorDataBase, NonTensorStack))
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether a TensorDict can hold this under a name."""
+    return isinstance(value, (torch.Tensor, TensorDictBase)) or is_tensorclass(value)
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
@@ -159,11 +173,21 @@ def dim_names(td: TensorDictBase) -> list[str | None]:
     """`td.names`, without asking every member of a flat stack for its own, of which it has none.
 
     Raises:
-        ValueError: The members of a lazy stack have different ones.
+        ValueError: The members of a lazy stack have different ones, or there are none.
     """
     if type(td) is NonTensorStack and payloads_of_stack(td) is not None:
         return [td._td_dim_name]
-    return list(td.names)
+    try:
+        return list(td.names)
+    except IndexError as error:  # 0.14 asks the first member of a stack that has none
+        raise ValueError("a stack without members, which has no dim names") from error
+
+
+def empty_stack(cls: type, batch_size: torch.Size, stack_dim: int) -> Any:
+    """A lazy stack without members, of more dims than the one that it stacks along."""
+    stack = cls(stack_dim=stack_dim)
+    stack._batch_size = batch_size
+    return stack
 
 
 def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
@@ -173,3 +197,61 @@ def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
         return None
     # From its dict: the attribute is looked up by tensordict, at 5 microseconds.
     return [vars(member)["_non_tensordict"]["data"] for member in members]
+
+
+# --- tensorclasses -----------------------------------------------------------------------------
+
+
+def fields_of(value: Any) -> tuple[TensorDictBase, dict[str, Any]]:
+    """The fields of a tensorclass: a TensorDict, and what that cannot hold and is not None."""
+    own = vars(value)
+    others = own["_non_tensordict"] or {}
+    return own["_tensordict"], {key: item for key, item in others.items() if item is not None}
+
+
+def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) -> Any:
+    """The tensorclass of these fields, without its `__post_init__` being run on them again.
+
+    Raises:
+        ValueError: They are not fields of this class, or one is there twice.
+    """
+    names = set(cls.__expected_keys__)
+    held = set(fields.keys())
+    if not names >= held | others.keys() or held & others.keys():
+        raise ValueError(f"expected the fields {sorted(names)} once, found {[*held, *others]}")
+    rest = dict(others)
+    if _NONE_IS_STORED:
+        rest |= dict.fromkeys(names - held - others.keys())
+    value = object.__new__(cls)
+    vars(value).update(_tensordict=fields, _non_tensordict=rest, _is_initialized=True)
+    return value
+
+
+# Since 0.15 a field that is None is in neither of the two.
+_NONE_IS_STORED = tuple(map(int, str(tensordict.__version__).split(".")[:2])) < (0, 15)
+
+
+def source_of(value: Any) -> TensorDictBase:
+    """The TensorDict that a `TypedTensorDict` is around."""
+    source: TensorDictBase = value._source
+    return source
+
+
+def unbatched_parts(leaf: Any) -> tuple[torch.Size | None, torch.Tensor]:
+    """The batch size that such a tensor was given, if it was, and the tensor itself."""
+    size = vars(leaf).get("_batch_size")
+    if not isinstance(leaf, torch.Tensor):  # below 0.12 it is a tensorclass
+        return size, vars(leaf)["_tensordict"].get("data")
+    inner = getattr(leaf, "_data", None)
+    if isinstance(inner, torch.Tensor) and type(inner) is not UnbatchedTensor:
+        return size, inner
+    return size, leaf.as_subclass(torch.Tensor)
+
+
+def unbatched_of(size: torch.Size | None, tensor: torch.Tensor) -> Any:
+    """A tensor that belongs to the whole batch."""
+    make: Any = UnbatchedTensor
+    leaf = make(tensor)
+    if size is not None:
+        leaf.batch_size = size
+    return leaf

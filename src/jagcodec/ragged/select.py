@@ -17,6 +17,8 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
 )
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
@@ -30,11 +32,15 @@ from jagcodec.ragged.nested import (
     view_of,
 )
 from jagcodec.ragged.non_tensor import (
+    fields_of,
     holds_rows,
     is_non_tensor,
     leaf_of_rows,
     object_array,
     payloads_of_stack,
+    tensorclass_of,
+    unbatched_of,
+    unbatched_parts,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
@@ -54,10 +60,15 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
         ArgumentTypeError: It is not a leaf of a TensorDict.
     """
+    if isinstance(leaf, UnbatchedTensor):
+        return unbatched_of(None, unbatched_parts(leaf)[1])
     if isinstance(leaf, torch.Tensor):
         return _select_tensor(leaf, chosen, pool, path)
     if is_non_tensor(leaf):
         return _select_objects(leaf, chosen)
+    if is_tensorclass(leaf):
+        fields, others = fields_of(leaf)
+        return tensorclass_of(type(leaf), select_leaf(fields, chosen, pool, path), others)
     if isinstance(leaf, LazyStackedTensorDict):
         if leaf.stack_dim == 0:
             return lazy_stack_like([leaf.tensordicts[i] for i in chosen], leaf)
@@ -180,10 +191,10 @@ def _select_sparse(leaf: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _select_objects(leaf: Any, chosen: Chosen) -> Any:
-    if isinstance(leaf, NonTensorData):
+    if not isinstance(leaf, NonTensorStack):
         rest = leaf.batch_size[1:]
         if not holds_rows(leaf):
-            return NonTensorData(leaf.data, batch_size=[len(chosen), *rest])
+            return type(leaf)(leaf.data, batch_size=[len(chosen), *rest])
         items = object_array([leaf.data[i] for i in chosen])
         return NonTensorData(items, batch_size=[len(chosen)])
     payloads = payloads_of_stack(leaf)

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
+)
+from tensordict.tensorclass import NonTensorDataBase
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -82,6 +89,10 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
     one with the same rows and no holes.
     """
+    if isinstance(expected, UnbatchedTensor):
+        _check(isinstance(actual, UnbatchedTensor), path, _name(actual), _name(expected), "type ")
+        assert_same(_unbatched(actual), _unbatched(expected), path)
+        return
     if isinstance(expected, torch.Tensor):
         _same_tensors(actual, expected, path)
         return
@@ -91,9 +102,13 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     elif isinstance(expected, NonTensorStack):
         _check(actual.batch_size == expected.batch_size, path, actual, expected)
         assert_same(actual.tolist(), expected.tolist(), path)
-    elif isinstance(expected, NonTensorData):
+    elif isinstance(expected, NonTensorDataBase):
         _check(actual.batch_size == expected.batch_size, path, actual, expected)
         assert_same(actual.data, expected.data, f"{path}.data")
+    elif is_tensorclass(expected):
+        a, b = vars(actual), vars(expected)
+        assert_same(a["_tensordict"], b["_tensordict"], path)
+        assert_same(_not_none(a["_non_tensordict"]), _not_none(b["_non_tensordict"]), path)
     elif isinstance(expected, dict):
         assert_same(list(actual), list(expected), f"{path} keys")
         for key in expected:
@@ -124,6 +139,32 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
         assert_same((actual.start, actual.stop, actual.step), parts, path)
     else:
         _check(actual == expected, path, actual, expected)
+
+
+def is_same(actual: Any, expected: Any) -> bool:
+    """Whether two values, such as two batches, are equal as `assert_same` asserts it.
+
+    ``==`` of two batches compares cell by cell, and raises for jagged columns.
+
+    Example:
+        >>> is_same({"a": [1.0]}, {"a": [1.0]}), is_same({"a": [1.0]}, {"a": [1]})
+        (True, False)
+    """
+    try:
+        assert_same(actual, expected)
+    except AssertionError:
+        return False
+    return True
+
+
+def _unbatched(leaf: Any) -> Any:
+    """The tensor in an `UnbatchedTensor`, which is a tensorclass before tensordict 0.12."""
+    plain: Any = leaf if isinstance(leaf, torch.Tensor) else vars(leaf)["_tensordict"]["data"]
+    return torch.from_numpy(np.array(plain.tolist())).to(plain.dtype)
+
+
+def _not_none(fields: dict[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (fields or {}).items() if value is not None}
 
 
 def _same_tensors(actual: Any, expected: torch.Tensor, path: str) -> None:

@@ -29,7 +29,7 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
 
 
-def _pending(obj: Any, options: dict[str, bool]) -> PendingMessage:
+def _pending(obj: Any, options: dict[str, Any]) -> PendingMessage:
     """The message of a value under the options of `encode`."""
     known: Any = options
     return pending(obj, **known)
@@ -63,12 +63,12 @@ def to_blob(frames: Sequence[Any]) -> bytearray:
     return blob
 
 
-def encoded_size(obj: Any, **options: bool) -> int:
+def encoded_size(obj: Any, **options: Any) -> int:
     """Bytes of a value as a blob: exactly what `encode_into` writes under the same options.
 
     Args:
         obj: Anything that `encode` takes.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+        options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`.
@@ -81,14 +81,14 @@ def encoded_size(obj: Any, **options: bool) -> int:
     return blob_size(_pending(obj, options))
 
 
-def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
+def encode_into(obj: Any, buffer: Any, **options: Any) -> int:
     """Write a value as a blob to the start of memory that the caller owns.
 
     Args:
         obj: Anything that `encode` takes.
         buffer: Writable and contiguous: bytearray, numpy array, shared memory, a CPU tensor
             (pinned or not). It may be larger than needed; what lies behind the blob is kept.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+        options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
     Returns:
         Bytes written.
@@ -110,14 +110,14 @@ def encode_into(obj: Any, buffer: Any, **options: bool) -> int:
 
 
 def encode_batch_into(
-    objs: Iterable[Any], allocate: Callable[[int], Any], **options: bool
+    objs: Iterable[Any], allocate: Callable[[int], Any], **options: Any
 ) -> list[memoryview]:
     """Write many values, each as a blob, into one allocation: what key-value stores put.
 
     Args:
         objs: Values that `encode` takes.
         allocate: Called once with the bytes that all of them take; returns writable memory.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+        options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
     Returns:
         One view per value into that memory, in order, each at a multiple of 64 bytes from its
@@ -187,14 +187,14 @@ def decode_batch(
     return values
 
 
-def dump(obj: Any, path: str | os.PathLike[str], **options: bool) -> None:
+def dump(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """Write a value to a file, whole or not at all: a crash leaves the old file, or none.
 
     Args:
         obj: Anything that `encode` takes.
         path: The file; its directory must exist and hold a second copy for a moment. A file that
             is there is replaced and its permissions are kept; a new one has those of the umask.
-        options: `narrow`, `checksum`, `allow_pickle` of `encode`.
+        options: `narrow`, `checksum`, `allow_pickle`, `default` of `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`.

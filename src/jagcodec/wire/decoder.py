@@ -18,13 +18,21 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
 )
 
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray, from_bytes
 from jagcodec.ragged.nested import strided_nested
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, object_array, stack_of_payloads
+from jagcodec.ragged.non_tensor import (
+    batch_of,
+    is_leaf,
+    is_non_tensor,
+    object_array,
+    stack_of_payloads,
+)
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of
@@ -182,7 +190,12 @@ def _value(message: Message, node: Node) -> Any:
 
 def _user(message: Message, node: Node) -> Any:
     (state,) = _children(message, node)
-    return restore(node.fields[0], state)
+    value = restore(node.fields[0], state)
+    # A tensorclass around a stack counts as the stack.
+    levels = _levels(message, state if type(state) is tuple else (state,))
+    if levels:
+        message.stacked[id(value)] = (levels, value)
+    return value
 
 
 def _dict(message: Message, node: Node) -> dict[Any, Any]:
@@ -396,9 +409,10 @@ def _tensordict(message: Message, node: Node) -> TensorDict:
 
 
 def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
-    if not (isinstance(leaf, (torch.Tensor, TensorDictBase)) or is_non_tensor(leaf)):
+    if not is_leaf(leaf):
         raise bad("a leaf", type(leaf).__name__)
-    if node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
+    own = node.kind is Kind.USER and not isinstance(leaf, (torch.Tensor, UnbatchedTensor))
+    if own or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         # tensordict would change the batch size of these rather than refuse them.
         found = list(leaf.batch_size)
         if found[: len(size)] != size:
@@ -426,7 +440,7 @@ def _stack(message: Message, members: list[Any], make: Callable[[], T]) -> T:
 def _lazy_stack(message: Message, node: Node) -> LazyStackedTensorDict:
     stack_dim, dim_name = node.fields
     members = _children(message, node)
-    if not all(isinstance(member, TensorDictBase) for member in members):
+    if not all(isinstance(member, TensorDictBase) or is_tensorclass(member) for member in members):
         raise bad("TensorDicts to stack", "something else")
     options: Any = {"stack_dim": stack_dim, "stack_dim_name": dim_name}
     stack: LazyStackedTensorDict = _stack(

@@ -11,7 +11,7 @@ Encoding has four phases, and data is handed from one to the next:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,15 +30,8 @@ from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import write_header
-from jagcodec.wire.lowering import (
-    Columns,
-    Dense,
-    Documents,
-    Lowered,
-    Lowering,
-    Ragged,
-    torch_name,
-)
+from jagcodec.wire.lowered import Columns, Dense, Documents, Lowered, Ragged
+from jagcodec.wire.lowering import Lowering, torch_name
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import (
@@ -53,7 +46,12 @@ __all__ = ["Columns", "MsgpackEncoder", "encode", "pending"]
 
 
 def encode(
-    obj: Any, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+    obj: Any,
+    *,
+    narrow: bool = False,
+    checksum: bool = False,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
 ) -> list[Frame]:
     """A value as a message: the header frame, then raw buffers.
 
@@ -68,14 +66,20 @@ def encode(
         obj: Any tree of dict, list, tuple, set, frozenset, None, bool, int, float, complex, str,
             bytes, range, slice, numpy arrays and scalars of every dtype, tensors of every layout
             and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
-            TensorDict, LazyStackedTensorDict, NonTensorData and NonTensorStack, and of types
-            registered with `register_type`.
+            TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
+            UnbatchedTensor, and of types registered with `register_type` (dataclasses,
+            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
             looks at each of them here and a copy there.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
+        default: A function, as json, msgspec and orjson take one. It is called with each value
+            that cannot be encoded, and returns one that can be encoded in its place, or raises.
+            What it returns is looked at like any other value. If it returns the value itself,
+            that is pickled or refused as without it. It is not asked about dict keys and set
+            members.
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
@@ -86,6 +90,11 @@ def encode(
         Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied to one
         block, for CUDA of pinned memory, which lives as long as one of its frames; the device is
         waited for once (a jagged one with holes is compacted on its device first).
+
+    Example of `default`:
+        >>> import datetime
+        >>> decode(encode([datetime.date(2026, 1, 2)], default=lambda value: value.isoformat()))
+        ['2026-01-02']
 
     Raises:
         UnsupportedTypeError: An object outside this set, named with its path:
@@ -98,7 +107,10 @@ def encode(
 
     Safe to call from several threads at once.
     """
-    return frames_of(pending(obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle))
+    message = pending(
+        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+    )
+    return frames_of(message)
 
 
 def pending(
@@ -107,6 +119,7 @@ def pending(
     narrow: bool = False,
     checksum: bool = False,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
     keep_on: torch.device | None = None,
 ) -> PendingMessage:
     """The message of a value, up to the copying: its rows are still to be written somewhere.
@@ -114,7 +127,7 @@ def pending(
     With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
-    lowering = Lowering(allow_pickle)
+    lowering = Lowering(allow_pickle, default)
     tree = lowering.lower(obj)
     if type(tree) is not tuple:
         lowering.values.append(tree)
@@ -156,16 +169,26 @@ class MsgpackEncoder:
     """
 
     def __init__(
-        self, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+        self,
+        *,
+        narrow: bool = False,
+        checksum: bool = False,
+        allow_pickle: bool = False,
+        default: Callable[[Any], Any] | None = None,
     ) -> None:
         self._narrow = narrow
         self._checksum = checksum
         self._allow_pickle = allow_pickle
+        self._default = default
 
     def encode(self, obj: Any) -> list[Frame]:
         """See `encode`."""
         return encode(
-            obj, narrow=self._narrow, checksum=self._checksum, allow_pickle=self._allow_pickle
+            obj,
+            narrow=self._narrow,
+            checksum=self._checksum,
+            allow_pickle=self._allow_pickle,
+            default=self._default,
         )
 
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict, UnbatchedTensor
 
 from jagcodec._arguments import known_names, unknown_name, usable_device
 from jagcodec.errors import JagcodecError, WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import (
     batch_of,
-    is_non_tensor,
+    is_leaf,
     leaf_of_rows,
     object_array,
     stack_of_payloads,
@@ -161,7 +161,7 @@ class WireBatch:
         try:
             # A batch without dim names takes those of the batches in it, which `batch_of` does not.
             kinds = {node.kind for node in self._nodes.values()}
-            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK))
+            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK, Kind.USER))
             if flat and names is None and self._message.device is None and len(self._rows) == 1:
                 return batch_of(leaves, len(self))
             device = self._message.device
@@ -257,7 +257,9 @@ class WireBatch:
             make = stack_of_payloads if chosen is None else leaf_of_rows
             return make(self._objects(node))
         leaf = build(message, node)
-        if not isinstance(leaf, torch.Tensor | LazyStackedTensorDict) and not is_non_tensor(leaf):
+        if isinstance(leaf, UnbatchedTensor):
+            return leaf
+        if not is_leaf(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
         # A strided nested tensor has no shape to ask for.
         nested = isinstance(leaf, torch.Tensor) and leaf.is_nested

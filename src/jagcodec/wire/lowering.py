@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +13,28 @@ from tensordict import (
     MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
+    TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
 )
 
-from jagcodec.errors import Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.errors import (
+    JagcodecError,
+    Reason,
+    UnsupportedTypeError,
+    WireFormatError,
+    child_path,
+)
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import NestedParts, is_jagged, parts_of
+from jagcodec.ragged.nested import NESTED_TENSOR, NestedParts, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
+    LAZY_VIEW,
     LIST_TYPES,
     TENSORDICT_TYPES,
     dim_names,
+    is_non_tensor,
     leaf_of_rows,
     payloads_of_stack,
 )
@@ -31,10 +42,12 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.registry import registered_name, state_of
+from jagcodec.wire.lowered import Columns, Dense, Documents, Lowered, Ragged, Tree
+from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
+    LEAVES,
     MAX_DEPTH,
     MAX_NDIM,
     MAX_STACKS,
@@ -45,68 +58,6 @@ from jagcodec.wire.spec import (
     Kind,
 )
 from jagcodec.wire.tensor_views import Merged, merge
-
-
-class Columns(NamedTuple):
-    """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
-
-    Attributes:
-        rows: N.
-        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; or to a list of
-            N objects.
-    """
-
-    rows: int
-    columns: Mapping[str, Any]
-
-
-Tree: TypeAlias = Any
-"""A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
-
-
-class Dense(NamedTuple):
-    """Cells that need a place: of a tensor, of an array, of tensors end to end, of a view's rows.
-
-    Its numbers are buffer and offset; and how the cells are stored, where `dtype` names the torch
-    dtype that they have.
-    """
-
-    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView
-    dtype: str | None
-
-
-class Ragged(NamedTuple):
-    """A jagged column: numbers of a Dense, the group, and the dims of its values.
-
-    One that needs no more than to be copied, of rows in memory on the host, is a `RaggedView`.
-    """
-
-    source: RaggedView | NestedParts
-    dtype: str
-    path: str
-
-
-class Documents(NamedTuple):
-    """One document per row: its numbers are buffer, offset, size and group."""
-
-    rows: list[bytes | Lowered]
-
-
-class Lowered(NamedTuple):
-    """A value that is ready to be placed.
-
-    Attributes:
-        schema: Nested tuples; None for a value that is one document.
-        items: In the order of the schema's walk: numbers, and what needs a place.
-        values: The documents, in the same order.
-        unbacked: Paths and numbers of rows that the payload has to vouch for.
-    """
-
-    schema: Any
-    items: list[Any]
-    values: list[Any]
-    unbacked: list[tuple[str, int]]
-
 
 _TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
 torch_name = _TORCH_NAMES.__getitem__
@@ -122,8 +73,12 @@ _STRING = frozenset((str,))
 class Lowering:
     """The state of one walk over a value. No cell of a tensor is read."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, default: Callable[[Any], Any] | None = None) -> None:
         self._allow_pickle = allow_pickle
+        self._default = default
+        self._defaults = 0
+        # What the last error refused, if it was a value.
+        self._refused_value: Any = None
         self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
@@ -139,20 +94,30 @@ class Lowering:
         kind = type(value)
         if kind in _NATIVE:
             return value
-        handler = _HANDLERS.get(kind)
+        handler = _HANDLERS.get(kind) or _handler(kind)
         if handler is None:
-            handler = next((h for base, h in _BASES if isinstance(value, base)), None)
-        if handler is not None:
-            return handler(self, value)
-        name = registered_name(kind)
-        if name is not None:
-            state = self._child("state", state_of(value))
-            if type(state) is tuple:
-                return (Code.USER, name, state)
-            return [TAGS[Kind.USER], name, state]
-        return self._foreign(value)
+            return self._foreign(value)
+        if self._default is not None:
+            return self._or_default(handler, value)
+        return handler(self, value)
+
+    def _registered(self, value: Any) -> Tree:
+        name = registered_name(type(value))
+        try:
+            state = state_of(value)
+        except JagcodecError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            why = f": its to_state raises {type(error).__name__}: {error}"
+            raise self._refusal(value, why) from error
+        state = self._child("state", state)
+        if type(state) is tuple:
+            return (Code.USER, name, state)
+        return [TAGS[Kind.USER], name, state]
 
     def _foreign(self, value: Any) -> Tree:
+        if self._default is not None:
+            return self._replaced(value)
         if not self._allow_pickle:
             raise self._refusal(value)
         try:
@@ -160,6 +125,42 @@ class Lowering:
         except Exception as error:  # whatever a __reduce__ raises
             raise self._refusal(value, f", and pickle says: {error}") from error
         return [TAGS[Kind.PICKLE], data]
+
+    def _or_default(self, handler: Callable[[Lowering, Any], Tree], value: Any) -> Tree:
+        """The tree of a value; of what `default` makes of it, if it is what is refused."""
+        outer = self.items, self.values, self.unbacked
+        lists: tuple[list[Any], ...] = (*outer, self.on_devices, self.off_devices, self._path)
+        sizes = [len(found) for found in lists]
+        stacks = self._stacks
+        try:
+            return handler(self, value)
+        except UnsupportedTypeError:
+            if self._refused_value is not value:
+                raise
+        self.items, self.values, self.unbacked = outer
+        self._stacks = stacks
+        for found, size in zip(lists, sizes, strict=True):
+            del found[size:]
+        return self._replaced(value)
+
+    def _replaced(self, value: Any) -> Tree:
+        """The tree of what `default` makes of a value."""
+        default: Any = self._default
+        if len(self._path) + self._defaults >= MAX_DEPTH:
+            raise self._refused(
+                "too_deep",
+                f"expected values of default that can be encoded, found none in {MAX_DEPTH} calls",
+            )
+        new = default(value)
+        if new is value:
+            self._default, kept = None, default
+            tree = self._foreign(value)
+            self._default = kept
+            return tree
+        self._defaults += 1
+        tree = self.lower(new)
+        self._defaults -= 1
+        return tree
 
     def _child(self, key: Any, value: Any) -> Tree:
         if type(value) in _NATIVE or (
@@ -232,9 +233,12 @@ class Lowering:
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
         cls = type(value)
+        self._refused_value = value
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
-        return self._refused("unsupported_type", f"{name} cannot be encoded{why or _REMEDY}")
+        if not why:
+            why = _REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY
+        return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
 
     # Python
 
@@ -283,7 +287,10 @@ class Lowering:
         self._check_key(key)
         if type(key) is bytes:
             return key
+        # What `default` returns may be equal to another key, or not be one.
+        self._default, default = None, self._default
         tree = self._child(key, key)
+        self._default = default
         if type(tree) is tuple:
             raise self._refusal(key, " as a dict key or set member: it holds tensors or arrays")
         return tree
@@ -541,24 +548,40 @@ class Lowering:
         keys: list[str] = []
         nodes: list[Tree] = []
         for key, leaf in td.items():
-            if isinstance(leaf, TensorDictBase):
+            if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
+                leaf = self._default(leaf)  # here, so that its rows are checked
+            if isinstance(leaf, TensorDictBase) or is_tensorclass(leaf):
                 self._check_nested(key, leaf, td, names)
             keys.append(key)
             node = self._child(key, leaf)
-            if type(node) is not tuple:
+            if type(node) is not tuple or node[0] not in LEAVES:
                 self._path.append(key)
-                raise self._refusal(leaf, " as a leaf of a TensorDict")
+                raise self._refusal(
+                    leaf, " as a leaf of a TensorDict; make it a NonTensorData of the batch's size"
+                )
             nodes.append(node)
         dims = tuple(names) if any(name is not None for name in names) else None
         return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
-    def _check_nested(
-        self, key: str, leaf: TensorDictBase, td: TensorDictBase, names: Sequence[Any]
-    ) -> None:
+    def _lazy_view(self, view: Any) -> Tree:
+        """A TensorDict of what a lazy view shows."""
+        names = view.names if any(name is not None for name in view.names) else None
+        try:
+            whole = TensorDict(dict(view.items()), batch_size=view.batch_size, names=names)
+        except RuntimeError as error:  # of a stack of rows with different shapes
+            why = f": {error!s:.200}; encode what it is a view of"
+            raise self._refusal(view, why) from error
+        return self._tensordict(whole)
+
+    def _check_nested(self, key: str, leaf: Any, td: TensorDictBase, names: Sequence[Any]) -> None:
         """No TensorDict can be built around a nested one of other rows or other dim names."""
         dims = td.batch_dims
+        if isinstance(leaf, UnbatchedTensor):
+            return
         try:
-            inner: Any = dim_names(leaf)
+            # Objects take the names of the batch around them.
+            own = isinstance(leaf, NonTensorStack) or not is_non_tensor(leaf)
+            inner: Any = dim_names(leaf) if own else list(names)
         except ValueError as error:  # the members of a lazy stack have different ones
             inner = error
         else:
@@ -571,6 +594,10 @@ class Lowering:
         )
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
+        if not stack.tensordicts and stack.batch_dims != 1:
+            raise self._refusal(
+                stack, " without members; encode TensorDict({}, batch_size=x.batch_size)"
+            )
         members = self._members_of(stack)
         try:
             name = stack.names[stack.stack_dim] if members else None
@@ -599,11 +626,18 @@ class Lowering:
         if payloads is not None:
             self._rows(payloads)
             return (Code.NON_TENSOR_ROWS,)
+        if not stack.tensordicts:
+            size = tuple(stack.batch_size)
+            return (Code.USER, EMPTY_STACK, self._payload("state", (size, stack.stack_dim)))
         members = self._members_of(stack)
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
     def _batch_size(self, td: Any) -> None:
         batch_size: torch.Size = td.batch_size
+        if any(dim < 0 for dim in batch_size):
+            raise self._refused(
+                "bad_shape", f"expected a batch size from 0 on, found {list(batch_size)}"
+            )
         if batch_size.numel() > MAX_UNBACKED_ROWS:
             self.unbacked.append((self._where(), batch_size.numel()))
         self.items += batch_size
@@ -612,6 +646,11 @@ class Lowering:
 _REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
     "type with register_type, or pass allow_pickle=True on both sides"
+)
+
+_REMEDY_OF_BATCHES = (
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type with "
+    "register_type on both sides"
 )
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
@@ -639,6 +678,7 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
     **dict.fromkeys(LIST_TYPES, Lowering._list),
+    **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
     **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),
     LazyStackedTensorDict: Lowering._lazy_stack,
     NonTensorData: Lowering._non_tensor_data,
@@ -649,4 +689,12 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
 _BASES: tuple[tuple[type, Callable[[Lowering, Any], Tree]], ...] = (
     (torch.Tensor, Lowering._tensor),
     (np.generic, Lowering._scalar),
+    (LAZY_VIEW, Lowering._lazy_view),
 )
+
+
+def _handler(kind: type) -> Callable[[Lowering, Any], Tree] | None:
+    """The handler of a type that is not listed."""
+    if registered_name(kind) is not None:
+        return Lowering._registered
+    return next((handler for base, handler in _BASES if issubclass(kind, base)), None)

@@ -1,14 +1,38 @@
-"""Types of the user's: a name on the wire, a way to a state that can ride, and a way back."""
+"""Types that have a name on the wire, a way to a state that can be encoded, and a way back.
+
+They are the user's, and those of tensordict's whose state is a value of another kind.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from tensordict import is_tensorclass
+import torch
+from tensordict import (
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
+)
+from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
+from jagcodec.ragged.non_tensor import (
+    empty_stack,
+    fields_of,
+    source_of,
+    tensorclass_of,
+    unbatched_of,
+    unbatched_parts,
+)
+from jagcodec.wire.spec import MAX_NDIM
 
 T = TypeVar("T")
 
@@ -32,16 +56,18 @@ def register_type(
     to_state: Callable[[T], Any] | None = None,
     from_state: Callable[[Any], T] | None = None,
 ) -> type[T]:
-    """Let values of a type ride: in this process `encode` takes them, and `decode` makes them.
+    """Let `encode` take the values of a type in this process, and `decode` make them.
 
     Both sides register the type under one name. Exactly this class is meant, not its subclasses.
 
     Args:
-        cls: A class. A dataclass or a tensorclass needs nothing more: its fields ride, and come
-            back as they were (a dataclass without `__init__` or `__post_init__` being run).
+        cls: A class. A dataclass, a tensorclass, a `TypedTensorDict`, a named tuple or an `Enum`
+            needs nothing more. The fields of the first four are encoded, and arrive as they were:
+            neither `__init__` nor `__post_init__` is run on them again. Of a tensorclass that
+            holds others, those are registered too. Members of an `Enum` are encoded by name.
         name: What the type is called in messages, by default its module and qualified name. Give
             one that outlives the next refactoring.
-        to_state: A value to anything that can ride.
+        to_state: A value to anything that can be encoded.
         from_state: That, on the other side, to a value. It sees what the sender wrote, so it
             checks what it is given.
 
@@ -50,8 +76,10 @@ def register_type(
 
     Raises:
         ArgumentError: The name is taken by another class.
-        ArgumentTypeError: `cls` is no class, or is neither a dataclass nor a tensorclass and one
-            of the two functions is missing.
+        ArgumentTypeError: `cls` is not a class, or is none of the above and one of the two
+            functions is missing.
+
+    For `OrderedDict`, `datetime`, `Path` and others see `register_stdlib_types`.
 
     Example:
         >>> import dataclasses
@@ -75,9 +103,10 @@ def register_type(
         raise ArgumentTypeError(
             "bad_type",
             f"{where}({cls.__qualname__})",
-            "expected a dataclass, a tensorclass, or both to_state and from_state, found neither",
+            "expected a dataclass, a tensorclass, a TypedTensorDict, a named tuple, an Enum, or "
+            "both to_state and from_state, found none of these",
         )
-    name = f"{cls.__module__}.{cls.__qualname__}" if name is None else name
+    name = _qualified(cls) if name is None else name
     taken = _by_name.get(name)
     if taken is not None and taken.cls is not cls and _qualified(taken.cls) != _qualified(cls):
         raise ArgumentError(
@@ -93,7 +122,11 @@ def register_type(
 
 def registered_name(cls: type) -> str | None:
     """What a class is called in messages, or None if it is not registered."""
-    return _name_of.get(cls)
+    name = _name_of.get(cls)
+    if name is None and _loaded_too and _is_known_by_name(cls):
+        register_type(cls)
+        return _qualified(cls)
+    return name
 
 
 def state_of(value: Any) -> Any:
@@ -108,6 +141,11 @@ def restore(name: str, state: Any) -> Any:
         WireFormatError: No type has this name here, or the state does not make one.
     """
     registration = _by_name.get(name)
+    if registration is None and _loaded_too:
+        cls = _loaded_class(name)
+        if cls is not None and _is_known_by_name(cls):
+            register_type(cls)
+            registration = _by_name[name]
     if registration is None:
         raise WireFormatError(
             "unknown_type",
@@ -130,11 +168,28 @@ def _qualified(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _short_way(cls: Any) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
+# --- types that are registered by the class alone ----------------------------------------------
+
+_State = tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]
+
+
+def _short_way(cls: Any) -> _State:
+    if issubclass(cls, enum.Enum):
+        return _enum_state(cls)
+    if is_named_tuple(cls):
+        return tuple, _named_tuple_from(cls)
+    if issubclass(cls, NonTensorDataBase):
+        return _non_tensor_data, _non_tensor_from(cls)
     if is_tensorclass(cls):
-        return (lambda value: value.to_tensordict(), cls.from_tensordict)
-    if not dataclasses.is_dataclass(cls):
-        return None, None
+        return _tensorclass_state, _tensorclass_from(cls)
+    if issubclass(cls, TensorDictBase) and hasattr(cls, "__required_keys__"):
+        return source_of, _typed_from(cls)
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_state(cls)
+    return None, None
+
+
+def _dataclass_state(cls: Any) -> _State:
     names = [field.name for field in dataclasses.fields(cls)]
 
     def to_state(value: Any) -> Any:
@@ -151,3 +206,139 @@ def _short_way(cls: Any) -> tuple[Callable[[Any], Any] | None, Callable[[Any], A
         return value
 
     return to_state, from_state
+
+
+def _enum_state(cls: Any) -> _State:
+    if issubclass(cls, enum.Flag):  # combinations of members have no name of their own
+        return lambda value: value.value, lambda state: cls(_of_type(state, int))
+    return lambda value: value.name, lambda state: cls.__members__[_of_type(state, str)]
+
+
+def is_named_tuple(cls: type) -> bool:
+    """Whether a class is one of `collections.namedtuple` or `typing.NamedTuple`."""
+    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+
+
+def _named_tuple_from(cls: Any) -> Callable[[Any], Any]:
+    def from_state(state: Any) -> Any:
+        if len(_of_type(state, tuple)) != len(cls._fields):
+            raise ValueError(f"expected the fields {list(cls._fields)}")
+        return tuple.__new__(cls, state)
+
+    return from_state
+
+
+def _of_type(state: Any, cls: type) -> Any:
+    if type(state) is not cls:
+        raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
+    return state
+
+
+# --- tensordict's ------------------------------------------------------------------------------
+
+
+def _tensorclass_state(value: Any) -> Any:
+    fields, others = fields_of(value)
+    return (fields, others) if others else fields
+
+
+def _tensorclass_from(cls: Any) -> Callable[[Any], Any]:
+    def from_state(state: Any) -> Any:
+        fields, others = state if type(state) is tuple else (state, {})
+        _of_type(others, dict)
+        return tensorclass_of(cls, _tensordict(fields), others)
+
+    return from_state
+
+
+def _typed_from(cls: Any) -> Callable[[Any], Any]:
+    return lambda state: cls.from_tensordict(_tensordict(state), check=False)
+
+
+def _tensordict(state: Any) -> TensorDictBase:
+    if not isinstance(state, TensorDictBase) or isinstance(state, NonTensorStack):
+        raise ValueError(f"expected a TensorDict, found {type(state).__name__}")
+    return state
+
+
+def _non_tensor_data(value: Any) -> NonTensorData:
+    return NonTensorData(value.data, batch_size=value.batch_size)
+
+
+def _non_tensor_from(cls: Any) -> Callable[[Any], Any]:
+    def from_state(state: Any) -> Any:
+        _of_type(state, NonTensorData)
+        return cls(state.data, batch_size=state.batch_size)
+
+    return from_state
+
+
+def _unbatched_from(state: Any) -> Any:
+    size, tensor = state
+    if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
+        raise ValueError("expected a batch size or None, and a tensor")
+    return unbatched_of(size, tensor)
+
+
+EMPTY_STACK = "tensordict.NonTensorStack"
+"""What a stack of no members is called, if it has more dims than the one that it stacks along."""
+
+
+def _empty_stack(state: Any) -> Any:
+    size, stack_dim = state
+    if not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in (*size, stack_dim)):
+        raise ValueError("expected a batch size and a stack dim from 0 on")
+    if not stack_dim < len(size) <= MAX_NDIM or size[stack_dim]:
+        raise ValueError(f"expected a batch size of 0 in the stack dim, found {size}")
+    return empty_stack(NonTensorStack, torch.Size(size), stack_dim)
+
+
+_by_name[EMPTY_STACK] = _Registration(
+    NonTensorStack, lambda stack: (tuple(stack.batch_size), stack.stack_dim), _empty_stack
+)
+register_type(MetaData, "tensordict.MetaData")
+register_type(
+    UnbatchedTensor,
+    "tensordict.UnbatchedTensor",
+    to_state=unbatched_parts,
+    from_state=_unbatched_from,
+)
+
+
+# --- classes that the other side knows by their name -------------------------------------------
+
+_loaded_too: list[type] = []
+"""Once `use_loaded` was called: which subclasses need no registration where they are loaded."""
+
+
+def use_loaded(*bases: type) -> None:
+    """Let named tuples and members of `Enum` be encoded and decoded without registration.
+
+    Nothing is imported: `decode` finds a class only in a module that this process has imported
+    already, under the name that it has there.
+    """
+    _loaded_too[:] = dict.fromkeys((*_loaded_too, *bases))
+
+
+def _is_known_by_name(cls: type) -> bool:
+    if enum.Enum in _loaded_too and issubclass(cls, enum.Enum):
+        return _loaded_class(_qualified(cls)) is cls
+    if tuple in _loaded_too and is_named_tuple(cls):
+        # This library's own mean something to `encode`.
+        ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return not ours and _loaded_class(_qualified(cls)) is cls
+    return False
+
+
+def _loaded_class(name: str) -> Any:
+    """The class of this qualified name, if its module is loaded, else None. Runs no code of it."""
+    steps = name.split(".")
+    for i in range(len(steps) - 1, 0, -1):
+        module = sys.modules.get(".".join(steps[:i]))
+        if isinstance(module, ModuleType):
+            found: Any = module
+            for step in steps[i:]:
+                # From its dict: a module may import what is asked of it.
+                found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
+            return found if isinstance(found, type) else None
+    return None

@@ -106,6 +106,15 @@ Code: Any = SimpleNamespace(**{kind.name: int(kind) for kind in Kind})
 """Kinds as plain integers: a schema is looked up by its hash, and to hash a member of an enum is a
 call of Python."""
 
+LEAVES = frozenset(
+    (
+        *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO, Code.SPARSE_COMPRESSED),
+        *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
+        *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
+    )
+)
+"""What may be a column of a TensorDict."""
+
 
 TORCH_DTYPES: dict[str, int] = {
     "bool": 1,

@@ -1,0 +1,73 @@
+"""What the phases of encoding hand on: a value whose schema is known, and what needs a place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from jagcodec.ragged.nested import NestedParts
+from jagcodec.ragged.views import RaggedView
+
+
+class Columns(NamedTuple):
+    """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
+
+    Attributes:
+        rows: N.
+        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; or to a list of
+            N objects.
+    """
+
+    rows: int
+    columns: Mapping[str, Any]
+
+
+Tree: TypeAlias = Any
+"""A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
+
+
+class Dense(NamedTuple):
+    """Cells that need a place: of a tensor, of an array, of tensors end to end, of a view's rows.
+
+    Its numbers are buffer and offset; and how the cells are stored, where `dtype` names the torch
+    dtype that they have.
+    """
+
+    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView
+    dtype: str | None
+
+
+class Ragged(NamedTuple):
+    """A jagged column: numbers of a Dense, the group, and the dims of its values.
+
+    One that needs no more than to be copied, of rows in memory on the host, is a `RaggedView`.
+    """
+
+    source: RaggedView | NestedParts
+    dtype: str
+    path: str
+
+
+class Documents(NamedTuple):
+    """One document per row: its numbers are buffer, offset, size and group."""
+
+    rows: list[bytes | Lowered]
+
+
+class Lowered(NamedTuple):
+    """A value that is ready to be placed.
+
+    Attributes:
+        schema: Nested tuples; None for a value that is one document.
+        items: In the order of the schema's walk: numbers, and what needs a place.
+        values: The documents, in the same order.
+        unbacked: Paths and numbers of rows that the payload has to vouch for.
+    """
+
+    schema: Any
+    items: list[Any]
+    values: list[Any]
+    unbacked: list[tuple[str, int]]

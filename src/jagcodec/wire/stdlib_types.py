@@ -1,0 +1,178 @@
+"""Types of the standard library that `encode` takes once they were asked for."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import zoneinfo
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from uuid import UUID
+
+from jagcodec.wire.registry import register_type, registered_name, use_loaded
+
+
+def register_stdlib_types() -> None:
+    """Let `encode` and `decode` of this process take types of the standard library.
+
+    Both sides call it, once, for example where they import jagcodec.
+
+    Example:
+        >>> import datetime, pathlib
+        >>> from collections import OrderedDict
+        >>> from jagcodec import decode, encode, register_stdlib_types
+        >>> register_stdlib_types()
+        >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("/tmp/log")}
+        >>> decode(encode(value)) == value
+        True
+        >>> decode(encode(OrderedDict(b=1, a=2)))
+        OrderedDict({'b': 1, 'a': 2})
+
+    These arrive as they were, alone, inside other values, and as dict keys if they can be hashed:
+
+    * `OrderedDict`, `deque`, `bytearray`, and `defaultdict` with a factory of the builtins list,
+      dict, set, tuple, str, bytes, int, float, bool, or with None;
+    * `datetime`, `date`, `time`, `timedelta`, `timezone`, `ZoneInfo`; `UUID`, `Decimal`;
+    * `Path` and the pure paths (a `Path` arrives as the `Path` of the receiver's platform);
+    * members of any `Enum`, and named tuples, if their class stands in a module under its own
+      name, and the receiver has imported that module.
+
+    Nothing is ever imported on the word of a message: a class that the receiver has not imported
+    is refused, and `register_type` lets you give it a name. A sender can thereby choose among all
+    enums and named tuples that the receiver has imported, but not run any code by it, except for
+    `_missing_` of a `Flag`.
+
+    Subclasses of these types are refused, as is everything else that `register_type` was not
+    called for. Calling this again does no harm, and changes nothing of what was registered.
+    """
+    for cls, (name, to_state, from_state) in _TYPES.items():
+        if registered_name(cls) is None:
+            register_type(cls, name, to_state=to_state, from_state=from_state)
+    use_loaded(enum.Enum, tuple)
+
+
+def _checked(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
+    """`make` of the fields of a state, which is a tuple of exactly these types."""
+
+    def from_state(state: Any) -> Any:
+        if type(state) is not tuple or [type(part) for part in state] != list(types):
+            raise ValueError(f"expected a tuple of {[cls.__name__ for cls in types]}")
+        return make(*state)
+
+    return from_state
+
+
+def _single(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+    from_state = _checked(make, cls)
+    return lambda state: from_state((state,))
+
+
+_FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}
+
+
+def _defaultdict_state(value: defaultdict[Any, Any]) -> Any:
+    factory: Any = value.default_factory
+    name = getattr(factory, "__name__", None)
+    if factory is not None and _FACTORIES.get(str(name)) is not factory:
+        raise ValueError(
+            f"expected None or one of {', '.join(_FACTORIES)} for its factory, found {factory!r}; "
+            "call dict(x)"
+        )
+    return name or "", dict(value)
+
+
+def _defaultdict(name: str, items: dict[Any, Any]) -> defaultdict[Any, Any]:
+    return defaultdict(_FACTORIES[name] if name else None, items)
+
+
+def _deque(maxlen: int, items: list[Any]) -> deque[Any]:
+    if 0 <= maxlen < len(items):
+        raise ValueError(f"expected at most {maxlen} items, found {len(items)}")
+    return deque(items, None if maxlen < 0 else maxlen)
+
+
+def _zone(zone: Any) -> Any:
+    if not (zone is None or type(zone) in (timezone, zoneinfo.ZoneInfo)):
+        raise ValueError(f"expected None, a timezone or a ZoneInfo, found {type(zone).__name__}")
+    return zone
+
+
+def _datetime_state(value: datetime) -> Any:
+    plain = value.replace(tzinfo=None, fold=0).isoformat()
+    return plain, value.fold, _zone(value.tzinfo)
+
+
+def _datetime(state: Any) -> datetime:
+    plain, fold, zone = state
+    return datetime.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
+
+
+def _time_state(value: time) -> Any:
+    plain = value.replace(tzinfo=None, fold=0).isoformat()
+    return plain, value.fold, _zone(value.tzinfo)
+
+
+def _time(state: Any) -> time:
+    plain, fold, zone = state
+    return time.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
+
+
+def _timezone_state(value: timezone) -> Any:
+    return value.utcoffset(None), value.tzname(None)
+
+
+def _timezone(offset: timedelta, name: str) -> timezone:
+    plain = timezone(offset) if offset else UTC
+    return plain if plain.tzname(None) == name else timezone(offset, name)
+
+
+def _zone_key(value: zoneinfo.ZoneInfo) -> str:
+    if value.key is None or value.key not in _zones():
+        raise ValueError("expected a ZoneInfo with the key of a time zone")
+    return value.key
+
+
+def _zone_of(key: str) -> zoneinfo.ZoneInfo:
+    if key not in _zones():
+        raise ValueError(f"expected the key of a time zone, found {key!r:.60}")
+    return zoneinfo.ZoneInfo(key)
+
+
+@functools.cache
+def _zones() -> set[str]:
+    return zoneinfo.available_timezones()
+
+
+_TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    OrderedDict: ("collections.OrderedDict", dict, _single(OrderedDict, dict)),
+    defaultdict: (
+        "collections.defaultdict",
+        _defaultdict_state,
+        _checked(_defaultdict, str, dict),
+    ),
+    deque: (
+        "collections.deque",
+        lambda value: (-1 if value.maxlen is None else value.maxlen, list(value)),
+        _checked(_deque, int, list),
+    ),
+    bytearray: ("bytearray", bytes, _single(bytearray, bytes)),
+    datetime: ("datetime.datetime", _datetime_state, _datetime),
+    date: ("datetime.date", date.isoformat, _single(date.fromisoformat, str)),
+    time: ("datetime.time", _time_state, _time),
+    timedelta: (
+        "datetime.timedelta",
+        lambda value: (value.days, value.seconds, value.microseconds),
+        _checked(timedelta, int, int, int),
+    ),
+    timezone: ("datetime.timezone", _timezone_state, _checked(_timezone, timedelta, str)),
+    zoneinfo.ZoneInfo: ("zoneinfo.ZoneInfo", _zone_key, _single(_zone_of, str)),
+    UUID: ("uuid.UUID", lambda value: value.bytes, _single(lambda data: UUID(bytes=data), bytes)),
+    Decimal: ("decimal.Decimal", str, _single(Decimal, str)),
+    type(Path()): ("pathlib.Path", str, _single(Path, str)),
+    PurePosixPath: ("pathlib.PurePosixPath", str, _single(PurePosixPath, str)),
+    PureWindowsPath: ("pathlib.PureWindowsPath", str, _single(PureWindowsPath, str)),
+}
