@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize bench record soak guard fuzz clean
+.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.grpo_demo
@@ -79,6 +79,15 @@ sanitize: $(VENV)/.dev
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest tests/rowcopy tests/wire/test_hostile.py
 
+# The same kernel under ThreadSanitizer, with up to 64 threads (Linux). Addresses are not randomized,
+# because newer kernels spread them over more than older sanitizers take.
+sanitize-threads: $(VENV)/.dev
+	mkdir -p $(SANITIZED)-threads
+	$(CC) -std=c11 -Wall -Wextra -Werror -fsanitize=thread -fno-omit-frame-pointer -g -O1 -shared -fPIC \
+		-pthread -I$(INCLUDE) src/jagcodec/rowcopy/_kernel.c -o $(SANITIZED)-threads/_kernel.abi3.so
+	TSAN_OPTIONS="halt_on_error=1 exitcode=66" LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" \
+		setarch -R $(BIN)/python fuzz/threads.py $(SANITIZED)-threads/_kernel.abi3.so
+
 # Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000
 
@@ -86,6 +95,13 @@ fuzz: $(VENV)/.fuzz
 	mkdir -p fuzz/found/corpus
 	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
 		-max_len=160 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
+
+# Messages that grow: fails when the time or the memory of a reader grows faster than they do. It looks
+# at the clock, so it is no part of `make test`. GROW="--each" begins with every kind by itself.
+GROW ?= --seconds 60
+
+grow: $(VENV)/.dev
+	$(BIN)/python fuzz/grow.py $(GROW)
 
 # A stamp per set of extras: reinstalled when the project's requirements or its C code change.
 BUILD = pyproject.toml constraints.txt setup.py $(wildcard src/jagcodec/*/*.c)

@@ -1,0 +1,520 @@
+"""Everything of which a message may hold many, made by hand: columns, values, documents, keys.
+
+A `Forge` is the message under way, and gives each of them its place in the payload. How they lie
+beside and inside each other is in `grown.py`.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jagcodec.wire.registry import register_type
+from tests.wire.forge import (
+    Part,
+    array,
+    document,
+    field_array,
+    int64s,
+    list_of,
+    map_of,
+    message,
+    node,
+    packed,
+    record,
+    row_message,
+    rows_of,
+    struct_of,
+    tensordict,
+)
+
+
+@dataclass
+class Box:
+    """A registered type, so that messages can hold one."""
+
+    value: Any
+
+
+register_type(Box, "growth.Box")
+
+
+class Forge:
+    """A message under way: its payload and its ragged groups.
+
+    Args:
+        apart: Whether each buffer is a frame of its own.
+        between: Whether an empty frame stands before each buffer.
+    """
+
+    def __init__(self, *, apart: bool = False, between: bool = False) -> None:
+        self._apart = apart
+        self._between = between
+        self._frames: list[bytearray] = [bytearray()]
+        self.groups: list[list[int]] = []
+        self._shared: dict[Any, Any] = {}
+
+    def put(self, data: bytes) -> list[int]:
+        """The place of these bytes, which are the message's from now on."""
+        if not data:
+            return [0, 0]
+        if self._between:
+            self._frames.append(bytearray())
+        if self._apart or self._between:
+            self._frames.append(bytearray(data))
+            return [len(self._frames) - 1, 0]
+        frame = self._frames[0]
+        frame.extend(bytes(-len(frame) % 8))
+        frame += data
+        return [0, len(frame) - len(data)]
+
+    def group(self, lengths: Sequence[int]) -> int:
+        """A new ragged group of rows of these lengths."""
+        place = [0, 0]
+        if len(lengths) > 1:
+            offsets = [0]
+            for length in lengths:
+                offsets.append(offsets[-1] + length)
+            place = self.put(int64s(*offsets))
+        self.groups.append([*place, len(lengths), min(lengths, default=0), max(lengths, default=0)])
+        return len(self.groups) - 1
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gave when it was called for this key first."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def shared_group(self, lengths: Sequence[int]) -> int:
+        """The ragged group of these lengths, one for the message."""
+        return self.once(("group", tuple(lengths)), lambda: self.group(lengths))
+
+    def message(self, root: Any, *more: bytes, checksum: bool = False) -> list[bytes]:
+        """The frames of a message of this root."""
+        frames = [*map(bytes, self._frames), *more]
+        return message(root, *frames, groups=self.groups, checksum=checksum)
+
+
+# --- columns: what a TensorDict of `rows` rows may hold -----------------------------------------
+
+Column = Callable[[Forge, int, int], Part]
+"""The i-th of many columns of so many rows."""
+
+
+def _tensor(dtype: str, itemsize: int, *inner: int) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        size = itemsize * rows
+        for dim in inner:
+            size *= dim
+        return node("TENSOR", dtype, 1 + len(inner), numbers=[*f.put(bytes(size)), 0, rows, *inner])
+
+    return make
+
+
+def _bits(f: Forge, i: int, rows: int) -> Part:
+    return node("TENSOR", "int64", 2, numbers=[*f.put(bytes(rows)), 1, rows, 8])
+
+
+def _narrow(f: Forge, i: int, rows: int) -> Part:
+    return node("TENSOR", "int32", 1, numbers=[*f.put(bytes(rows)), 17, rows])
+
+
+def _jagged(f: Forge, group: int, total: int, *inner: int, stored: int = 0, dim: int = 1) -> Part:
+    shape = [total, *inner] if dim == 1 else [*inner, total]
+    cells = total
+    for extent in inner:
+        cells *= extent
+    size = (cells + 7) // 8 if stored == 1 else 8 * cells
+    numbers = [*f.put(bytes(size)), stored, group, *shape]
+    return node("JAGGED", "int64", len(shape), dim, numbers=numbers)
+
+
+def _own_lengths(i: int, rows: int) -> list[int]:
+    return [(i + row) % 2 * 2 for row in range(rows)]
+
+
+def _jagged_own(f: Forge, i: int, rows: int) -> Part:
+    lengths = _own_lengths(i, rows)
+    return _jagged(f, f.group(lengths), sum(lengths))
+
+
+def _jagged_own_empty(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.group([0] * rows), 0)
+
+
+def _jagged_shared(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.shared_group([1] * rows), rows)
+
+
+def _jagged_shared_empty(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.shared_group([0] * rows), 0)
+
+
+def _jagged_bits(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.shared_group([2] * rows), 2 * rows, 4, stored=1)
+
+
+def _jagged_of_nothing(f: Forge, i: int, rows: int) -> Part:
+    """Rows of one cell of no bytes."""
+    return _jagged(f, f.shared_group([1] * rows), rows, 0, 2**40)
+
+
+def _jagged_second(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.shared_group([1] * rows), rows, 2, dim=2)
+
+
+def _jagged_bad_end(f: Forge, i: int, rows: int) -> Part:
+    return _jagged(f, f.shared_group([1] * rows), rows + 1)
+
+
+def _strided(*shape: int) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        cells = rows
+        for dim in shape:
+            cells *= dim
+        numbers = [*f.put(bytes(cells)), cells, *f.put(int64s(*shape * rows)), rows]
+        return node("STRIDED_NESTED", "uint8", len(shape), numbers=numbers)
+
+    return make
+
+
+def _part(f: Forge, dtype: str, data: bytes, *shape: int, stored: int = 0) -> Part:
+    return node("TENSOR", dtype, len(shape), numbers=[*f.put(data), stored, *shape])
+
+
+def _sparse(coalesced: int, *, stored: int = 0) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        indices = _part(f, "int64", int64s(*range(rows)), 1, rows)
+        values = _part(f, "uint8", bytes(rows), rows)
+        if stored:
+            values = _part(f, "int64", bytes((rows + 7) // 8), rows, stored=1)
+        return node("SPARSE_COO", 1, numbers=[coalesced, rows], children=[indices, values])
+
+    return make
+
+
+def _sparse_without_cells(f: Forge, i: int, rows: int) -> Part:
+    indices, values = _part(f, "int64", b"", 2, 0), _part(f, "float32", b"", 0)
+    return node("SPARSE_COO", 2, numbers=[0, rows, 2**40], children=[indices, values])
+
+
+def _csr(f: Forge, i: int, rows: int) -> Part:
+    parts = [
+        _part(f, "int32", struct.pack(f"<{rows + 1}i", *range(rows + 1)), rows + 1),
+        _part(f, "int32", bytes(4 * rows), rows),
+        _part(f, "uint8", bytes(rows), rows),
+    ]
+    return node("SPARSE_COMPRESSED", "sparse_csr", 2, numbers=[rows, 2], children=parts)
+
+
+def _bsr(f: Forge, i: int, rows: int) -> Part:
+    parts = [
+        _part(f, "int64", int64s(*range(rows + 1)), rows + 1),
+        _part(f, "int64", bytes(8 * rows), rows),
+        _part(f, "uint8", bytes(2 * rows), rows, 1, 2),
+    ]
+    return node("SPARSE_COMPRESSED", "sparse_bsr", 2, numbers=[rows, 4], children=parts)
+
+
+def _nested(*columns: Column, names: Any = None) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        leaves = {f"c{j}": column(f, i, rows) for j, column in enumerate(columns)}
+        return tensordict([rows], leaves, names)
+
+    return make
+
+
+def _stack(column: Column | None, stack_dim: int = 0) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        size, count = ([1], rows) if stack_dim == 0 else ([rows], 1)
+        members = [
+            tensordict(size, {"a": column(f, i + m, size[0])} if column else {})
+            for m in range(count)
+        ]
+        if stack_dim == 0:
+            members = [node("LAZY_STACK", 0, None, children=[member]) for member in members]
+            members = [tensordict([], {}) for _ in range(rows)] if column is None else members
+        return node("LAZY_STACK", stack_dim, None, children=members)
+
+    return make
+
+
+def _payload(value: Any) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        return node("NON_TENSOR_DATA", 1, numbers=[rows], children=[value])
+
+    return make
+
+
+def _payload_of(column: Column) -> Column:
+    def make(f: Forge, i: int, rows: int) -> Part:
+        return node("NON_TENSOR_DATA", 1, numbers=[rows], children=[column(f, i, 2)])
+
+    return make
+
+
+def _rows(make_row: Callable[[int], Any], *, shared: bool) -> Column:
+    """Rows of documents, in a ragged group of their own or in one."""
+
+    def make(f: Forge, i: int, rows: int) -> Part:
+        made = [packed(make_row(row if shared else i + row)) for row in range(rows)]
+        data = b"".join(made)
+        lengths = list(map(len, made))
+        group = f.shared_group(lengths) if shared else f.group(lengths)
+        return node("NON_TENSOR_ROWS", numbers=[*f.put(data), len(data), group])
+
+    return make
+
+
+def image(row: int) -> bytes:
+    """A row that is a message: a tensor of one cell."""
+    return row_message(message(node("TENSOR", "uint8", 1, numbers=[0, 0, 0, 1]), b"x"))
+
+
+def _message_rows(f: Forge, i: int, rows: int) -> Part:
+    """Rows that are messages, each at a multiple of 64."""
+    data, lengths = b"", []
+    parts = []
+    size = 0
+    for row in range(rows):
+        part = bytes(-size % 64) + image(row)
+        parts.append(part)
+        size += len(part)
+        lengths.append(len(part))
+    data = b"".join(parts)
+    return node("NON_TENSOR_ROWS", numbers=[*f.put(data), len(data), f.group(lengths)])
+
+
+def _payload_stack(f: Forge, i: int, rows: int) -> Part:
+    members = [node("NON_TENSOR_DATA", 0, children=[[row]]) for row in range(rows)]
+    return node("NON_TENSOR_STACK", 0, children=members)
+
+
+COLUMNS: dict[str, Column] = {
+    "uint8": _tensor("uint8", 1),
+    "bfloat16 x 3": _tensor("bfloat16", 2, 3),
+    "no cells": _tensor("int64", 8, 0),
+    "no cells, 2^40": _tensor("int64", 8, 0, 2**40),
+    "bits": _bits,
+    "narrow": _narrow,
+    "jagged, own group": _jagged_own,
+    "jagged, own empty group": _jagged_own_empty,
+    "jagged, shared group": _jagged_shared,
+    "jagged, shared empty group": _jagged_shared_empty,
+    "jagged bits": _jagged_bits,
+    "jagged of nothing": _jagged_of_nothing,
+    "jagged at dim 2": _jagged_second,
+    "strided rank 0": _strided(),
+    "strided (1,)": _strided(1),
+    "strided (0,)": _strided(0),
+    "strided (1, 0)": _strided(1, 0),
+    "sparse": _sparse(0),
+    "sparse coalesced": _sparse(1),
+    "sparse bits": _sparse(0, stored=1),
+    "sparse, no cells": _sparse_without_cells,
+    "csr": _csr,
+    "bsr": _bsr,
+    "nested, empty": _nested(),
+    "nested tensor": _nested(_tensor("uint8", 1)),
+    "nested names": _nested(names=["rows"]),
+    "nested jagged, shared": _nested(_jagged_shared_empty),
+    "nested jagged, own": _nested(_jagged_own),
+    "nested objects": _nested(_payload("x"), _rows(lambda row: row % 100, shared=True)),
+    "nested twice": _nested(_nested(_jagged_shared)),
+    "lazy stack, empty": _stack(None),
+    "lazy stack of stacks": _stack(_tensor("uint8", 1)),
+    "lazy stack, dim 1": _stack(_jagged_shared, 1),
+    "payload": _payload("x"),
+    "payload dict": _payload({"a": [1, 2.5, None], "b": "text"}),
+    "payload records": _payload(record("TUPLE", record("SET", 1, 2), record("BIG_INT", b"\1" * 9))),
+    "payload tensor": _payload_of(_tensor("uint8", 1)),
+    "rows, own group": _rows(lambda row: row % 100, shared=False),
+    "rows, shared group": _rows(lambda row: row % 100, shared=True),
+    "rows of lists": _rows(lambda row: [], shared=True),
+    "rows of records": _rows(lambda row: record("TUPLE", row % 100), shared=True),
+    "rows with marks": _rows(lambda row: -57, shared=True),  # d0 c7: like an extension
+    "rows of messages": _message_rows,
+    "payload stack": _payload_stack,
+}
+
+
+# --- values: what may stand anywhere -------------------------------------------------------------
+
+Value = Callable[[Forge, int], Part]
+"""The i-th of many values."""
+
+
+def _rows_column(name: str, rows: int) -> Value:
+    return lambda f, i: COLUMNS[name](f, i, rows)
+
+
+def _data(kind: str, dtype: Any, itemsize: int, *shape: int) -> Value:
+    def make(f: Forge, i: int) -> Part:
+        size = itemsize
+        for dim in shape:
+            size *= dim
+        return array(dtype, list(shape), *f.put(bytes(size)))
+
+    return make
+
+
+def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
+    rows = rows_of(*items)
+
+    def make(f: Forge, i: int) -> Part:
+        lengths = [b - a for a, b in zip(rows.bounds, rows.bounds[1:], strict=False)]
+        group = f.shared_group(lengths) if shared else f.group(lengths)
+        numbers = [*f.put(rows.data), len(rows.data), group, *shape]
+        return node("OBJECT_ARRAY", len(shape), numbers=numbers)
+
+    return make
+
+
+_OVERLAPPING = struct_of(8, *[(f"f{i}", None, 0, "<U2") for i in range(16)])
+_POINTER = struct_of(8, ("a", None, 0, "|O"))
+
+
+def _fields(f: Forge, i: int) -> Part:
+    return field_array(_POINTER, [1], _objects([1], i % 100)(f, i))
+
+
+def _views(f: Forge, i: int) -> Part:
+    numbers = [*f.put(bytes(4)), *f.put(int64s(0, 1, 1, 2)), 2, 4]
+    return node("TENSOR_VIEWS", "uint8", 1, numbers=numbers)
+
+
+def _overlap(f: Forge, i: int) -> Part:
+    """All of them at one place: refused unless the payload has bytes for each."""
+    place = f.once("overlap", lambda: f.put(bytes(8)))
+    return array("<U2", [1], *place)
+
+
+def _doc(make: Callable[[int], Any]) -> Value:
+    return lambda f, i: document(make(i))
+
+
+def _big(value: int) -> list[Any]:
+    return record("BIG_INT", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+DOCUMENTS: dict[str, Callable[[int], Any]] = {
+    "nil": lambda i: None,
+    "int": lambda i: i,
+    "float": lambda i: i / 2,
+    "str": lambda i: f"text {i}",
+    "marked str": lambda i: f"Ç{i}",  # c3 87, and lengths that look like extensions
+    "bin": lambda i: b"\xc7" + struct.pack("<i", i),
+    "list": lambda i: [],
+    "list of lists": lambda i: [[[]], [0]],
+    "map": lambda i: {"a": i, "b": {}},
+    "map of keys": lambda i: {f"k{i}": 1},
+    "BIG_INT": lambda i: _big(1 << 70 | i),
+    "COMPLEX": lambda i: record("COMPLEX", 0.5, float(i)),
+    "TUPLE": lambda i: record("TUPLE", i),
+    "SET": lambda i: record("SET", i, i + 1),
+    "FROZENSET": lambda i: record("FROZENSET", i),
+    "FROZENSETs": lambda i: record("FROZENSET", record("FROZENSET", record("FROZENSET", i))),
+    "DICT": lambda i: record("DICT", i, 0, record("TUPLE", i), 0),
+    "RANGE": lambda i: record("RANGE", 0, 10**9, i + 1),
+    "SLICE": lambda i: record("SLICE", i, None, None),
+    "STRING_ARRAY": lambda i: record("STRING_ARRAY", [2], ["a", "b"], True, False, None),
+    "STRING_ARRAY, empty": lambda i: record("STRING_ARRAY", [0, 2**40], [], True, False, None),
+    "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
+    "SCALAR struct": lambda i: record("SCALAR", struct_of(1, ("a", None, 0, "|u1")), b"x"),
+    "STRING_SCALAR": lambda i: record("STRING_SCALAR", f"s{i}"),
+    "SIZE": lambda i: record("SIZE", i, 2),
+    "DTYPE": lambda i: record("DTYPE", "float32"),
+    "DEVICE": lambda i: record("DEVICE", "cpu", None),
+    "USER": lambda i: record("USER", "growth.Box", {"value": i}),
+    "deep list": lambda i: nest(lambda inner: [inner], 20, i),
+    "deep tuple": lambda i: nest(lambda inner: record("TUPLE", inner), 20, i),
+}
+
+
+def nest(wrap: Callable[[Any], Any], levels: int, value: Any) -> Any:
+    for _ in range(levels):
+        value = wrap(value)
+    return value
+
+
+VALUES: dict[str, Value] = {
+    **{name: _doc(make) for name, make in DOCUMENTS.items()},
+    **{f"{name} [1]": _rows_column(name, 1) for name in COLUMNS},
+    **{f"{name} [2]": _rows_column(name, 2) for name in COLUMNS},
+    "tuple node": lambda f, i: node("TUPLE"),
+    "list node": lambda f, i: node("LIST"),
+    "map node": lambda f, i: node("MAP", [f"k{i}"], children=[0]),
+    "dict node": lambda f, i: node("DICT", children=[[i], 0]),
+    "slice node": lambda f, i: node("SLICE", children=[i, None, None]),
+    "bytes": lambda f, i: node("BYTES", numbers=[*f.put(b"x"), 1]),
+    "no bytes": lambda f, i: node("BYTES", numbers=[0, 0, 0]),
+    "array": _data("ARRAY", "|u1", 1, 1),
+    "array of text": _data("ARRAY", "<U2", 8, 1),
+    "array of nothing": _data("ARRAY", "|S0", 0, 2, 3),
+    "array of no cells": _data("ARRAY", "<f8", 8, 0, 2**40),
+    "array of overlapping text": _data("ARRAY", _OVERLAPPING, 8, 1),
+    "array of subarrays": _data("ARRAY", ["sub", "<i2", [2]], 4, 1),
+    "array of dates": _data("ARRAY", "<M8[ns]", 8, 1),
+    "overlap": _overlap,
+    "objects": _objects([1], 0),
+    "objects, shared": _objects([2], 0, 1, shared=True),
+    "objects of messages": _objects([1], image(0)),
+    "no objects": _objects([0, 2**40]),
+    "fields": _fields,
+    "no fields": lambda f, i: field_array(struct_of(1), [0]),
+    "gaps": lambda f, i: field_array(struct_of(64), [1]),
+    "scalar": lambda f, i: node(
+        "SCALAR", children=[field_array(_POINTER, [], _objects([], i % 100)(f, i))]
+    ),
+    "views": _views,
+    "no views": lambda f, i: node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 0, 0]),
+    "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),
+    "stranger": lambda f, i: node("USER", "no.such.Type", children=[0]),
+    "batch of rank 0": lambda f, i: tensordict([], {"a": node("NON_TENSOR_DATA", 0, children=[0])}),
+    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0, None),
+    "empty stack": lambda f, i: node("NON_TENSOR_STACK", 0),
+    "jagged, bad end": lambda f, i: _jagged_bad_end(f, i, 2),
+}
+
+WRAPS: dict[str, Callable[[Part], Part]] = {
+    "TUPLE": lambda part: node("TUPLE", children=[part]),
+    "LIST": lambda part: list_of(part),
+    "MAP": lambda part: map_of({"a": part}),
+    "DICT": lambda part: node("DICT", children=[[1], part]),
+    "SLICE": lambda part: node("SLICE", children=[None, part, None]),
+    "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
+    "TENSORDICT": lambda part: tensordict([1], {"a": part}),
+    "USER": lambda part: node("USER", "growth.Box", children=[map_of({"value": part})]),
+}
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def probing_keys(count: int) -> list[int]:
+    """Integers of distinct hashes that share their way through a dict of CPython.
+
+    Half of them fill a piece of the orbit that probing follows in the end; the others begin in it,
+    and have to go all the way to its end.
+    """
+    mask = 8
+    while mask * 2 // 3 < count:
+        mask *= 2
+    orbit, slot = [], 0
+    for _ in range(count):
+        orbit.append(slot)
+        slot = (5 * slot + 1) % mask
+    half = count // 2
+    return [*orbit[:half], *(key + mask for key in orbit[: count - half])]
+
+
+def collide(kind: str) -> Callable[[Forge, int, int], Part]:
+    def make(f: Forge, n: int, rows: int) -> Part:
+        keys = probing_keys(n)
+        if kind == "SET":
+            return document(record("SET", *keys))
+        if kind == "DICT":
+            return document(record("DICT", *(part for key in keys for part in (key, None))))
+        return node("DICT", children=[keys, *[None] * n])
+
+    return make

@@ -1,0 +1,199 @@
+"""Everything that may lie inside itself, 102 times: read or refused where there is little stack."""
+
+from typing import Any
+
+import pytest
+
+from jagcodec import WireFormatError, decode, open_wire
+from jagcodec.errors import JagcodecError
+from jagcodec.wire.schema import FORMS, PER_KEY
+from jagcodec.wire.spec import Kind
+from tests.wire.forge import (
+    array,
+    blob,
+    field_array,
+    message,
+    message_of_rows,
+    node,
+    record,
+    row_message,
+    struct_of,
+    tensordict,
+)
+from tests.wire.many import WRAPS
+from tests.wire.test_hostile import on_a_small_stack
+
+LEVELS = 102
+FIELD = ("a", None, 0)
+
+
+def of_stacks(kind):
+    fields = [0, None] if kind == "LAZY_STACK" else [0]
+    return lambda part: node(kind, *fields, children=[part])
+
+
+def in_a_field(part):
+    """A structured array of one field: the dtype is that of what lies in it."""
+    return field_array(struct_of(1, (*FIELD, part.schema[1])), [], part)
+
+
+NODES = {
+    **WRAPS,
+    "FIELD_ARRAY": in_a_field,
+    "SCALAR": lambda part: node("SCALAR", children=[part]),
+    "LAZY_STACK": of_stacks("LAZY_STACK"),
+    "NON_TENSOR_STACK": of_stacks("NON_TENSOR_STACK"),
+    "SPARSE_COO": lambda part: node("SPARSE_COO", 1, numbers=[0, 1], children=[part, 0]),
+    "SPARSE_COMPRESSED": lambda part: node(
+        "SPARSE_COMPRESSED", "sparse_csr", 2, numbers=[1, 1], children=[0, 0, part]
+    ),
+}
+RECORDS = {
+    "list": lambda value: [value],
+    "map": lambda value: {"a": value},
+    "TUPLE": lambda value: record("TUPLE", value),
+    "SET": lambda value: record("SET", value),
+    "FROZENSET": lambda value: record("FROZENSET", value),
+    "DICT": lambda value: record("DICT", 1, value),
+    "DICT, key": lambda value: record("DICT", value, 1),
+    "RANGE": lambda value: record("RANGE", 0, value, 1),
+    "SLICE": lambda value: record("SLICE", None, value, None),
+    "SCALAR": lambda value: record("SCALAR", "<i4", value),
+    "STRING_ARRAY": lambda value: record("STRING_ARRAY", [1], [value], True, False, None),
+    "COMPLEX": lambda value: record("COMPLEX", value, 1.0),
+    "SIZE": lambda value: record("SIZE", value),
+    "BIG_INT": lambda value: record("BIG_INT", value),
+    "STRING_SCALAR": lambda value: record("STRING_SCALAR", value),
+    "DTYPE": lambda value: record("DTYPE", value),
+    "DEVICE": lambda value: record("DEVICE", value, None),
+    "USER": lambda value: record("USER", "growth.Box", {"value": value}),
+    "PICKLE": lambda value: record("PICKLE", value),
+}
+ROWS = {
+    kind: lambda frames, kind=kind: message_of_rows(row_message(frames), kind=kind)
+    for kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY")
+}
+# These hold themselves, and are no deeper than what encode writes: they are read.
+READ = {
+    *("TUPLE", "LIST", "MAP", "DICT", "SLICE", "NON_TENSOR_DATA", "TENSORDICT", "list", "map"),
+    *("FROZENSET", "USER", "NON_TENSOR_ROWS", "OBJECT_ARRAY"),
+}
+MIXED = ["TUPLE", "MAP", "DICT", "SLICE", "LIST", "NON_TENSOR_DATA", "USER"]
+
+
+def leaf():
+    return node("BYTES", numbers=[0, 0, 1])
+
+
+def levels_of(name):
+    """A registered type lies around its state, which is a level of its own."""
+    return LEVELS // 2 if name == "USER" else LEVELS
+
+
+def inside(wraps, value, levels=LEVELS):
+    for level in range(levels):
+        value = wraps[level % len(wraps)](value)
+    return value
+
+
+def batch_of(part):
+    """A batch of one column that holds this."""
+    return tensordict([1], {"x": node("NON_TENSOR_DATA", 1, numbers=[1], children=[part])})
+
+
+def chosen(frames):
+    batch = open_wire(frames)
+    _ = batch.schema, batch.rows([0, 0]).to_tensordict()
+    return batch.rows([0]).to_frames()
+
+
+def fetched(frames):
+    whole = blob(frames)
+    return open_wire(lambda offset, size: whole[offset : offset + size]).to_tensordict()
+
+
+def read(frames, *readers):
+    """What `decode` makes of frames, after every other reader; errors for values."""
+    outcomes = []
+    for reader in (*readers, decode):
+        found = on_a_small_stack(lambda reader=reader: reader(frames))
+        assert not isinstance(found, Exception) or isinstance(found, JagcodecError), repr(found)
+        outcomes.append(found)
+    return outcomes[-1]
+
+
+def check(name, found):
+    if name in READ:
+        assert not isinstance(found, Exception), found
+    elif isinstance(found, WireFormatError):
+        # Texts of errors go around every level, too.
+        assert len(str(found)) < 1000 * LEVELS
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_nodes(name):
+    leaves = {"TENSORDICT": batch_of(leaf()), "FIELD_ARRAY": field_array(struct_of(1), [])}
+    part = inside([NODES[name]], leaves.get(name, leaf()), levels_of(name))
+    check(name, read(message(part, b"x")))
+    if name == "TENSORDICT":
+        check(name, read(message(part, b"x"), open_wire, chosen, fetched))
+    else:
+        # Two levels more, and its readers of columns.
+        read(message(batch_of(part), b"x"), chosen, fetched)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_documents(name):
+    value = inside([RECORDS[name]], 7, levels_of(name))
+    check(name, read(message(value)))
+    check(name, read(message_of_rows(value)))
+    check(name, read(message_of_rows(value, row_message(message(1)))))
+    check(name, read(message_of_rows(row_message(message(value)))))
+    read(message(batch_of(value)), chosen, fetched)
+    # Only the innermost is wrong, so that its error comes through every level.
+    wrong = inside([RECORDS[name]], record("RANGE", 0, 1, 0), 100)
+    assert isinstance(read(message(wrong)), WireFormatError)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_messages_in_rows(name):
+    for root in (message(7), message(leaf(), b"x"), message(record("TUPLE", 7))):
+        check(name, read(inside([ROWS[name]], root)))
+    # Each level is a row of a batch.
+    frames = message(7)
+    for _ in range(51):
+        rows = row_message(message(batch_of(7))), b"\7"
+        frames = message_of_rows(row_message(frames), *rows, kind="OBJECT_ARRAY")
+    assert not isinstance(read(frames), Exception)
+    wrong = message(node("TENSOR", "float33", 0, numbers=[0, 0, 0]))
+    assert isinstance(read(inside([ROWS[name]], wrong, 100)), WireFormatError)
+
+
+@pytest.mark.parametrize("first", range(0, len(MIXED), 2))
+def test_kinds_in_each_other(first):
+    wraps = [NODES[name] for name in (*MIXED[first:], *MIXED[:first])]
+    assert not isinstance(read(message(inside(wraps, leaf(), 80), b"x")), Exception)
+    wraps = [RECORDS[name] for name in ("TUPLE", "map", "DICT", "SLICE", "list", "USER")]
+    deep = inside(wraps, 7, 40)
+    assert not isinstance(read(message_of_rows(row_message(message(deep)))), Exception)
+    frames = message_of_rows(deep)
+    for _ in range(40):
+        frames = message_of_rows(row_message(frames), kind="OBJECT_ARRAY")
+    assert not isinstance(read(frames), Exception)
+
+
+@pytest.mark.parametrize("wrap", ["sub", "struct"])
+def test_dtypes(wrap):
+    dtype: Any = "<i4"
+    for _ in range(98):
+        dtype = ["sub", dtype, [1]] if wrap == "sub" else struct_of(4, (*FIELD, dtype))
+    read(message(array(dtype), bytes(4)))
+    read(message(record("SCALAR", dtype, bytes(4))))
+
+
+def test_every_kind_that_holds_others_is_here():
+    holders = {kind.name for kind, form in FORMS.items() if form.children not in (0,)}
+    assert holders == set(NODES)
+    assert PER_KEY != 0
+    named = {name.split(",")[0] for name in RECORDS} - {"list", "map"}
+    assert named == {kind.name for kind in Kind if kind.name in named}
