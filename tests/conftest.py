@@ -1,11 +1,13 @@
 """Settings of the whole suite: deterministic in CI, no deadlines, because no test is timed."""
 
 import os
+import sys
 
 import pytest
 import tensordict
 from hypothesis import HealthCheck, settings
 
+from jagcodec.wire import registry, stdlib_types
 from tests.device import install
 
 settings.register_profile(
@@ -24,6 +26,19 @@ def pytest_configure():
             f"expected tensordict {expected}, found {tensordict.__version__} "
             f"in {tensordict.__file__}"
         )
+
+
+@pytest.fixture(autouse=True)
+def _stdlib_types_are_asked_for():
+    """No test finds the types of the standard library registered because another one, or an
+    example of the documentation, asked for them."""
+    for cls, (name, _, _) in stdlib_types._TYPES.items():
+        if registry._name_of.get(cls) == name:
+            del registry._name_of[cls], registry._by_name[name]
+    if "jagcodec.integrations.verl" not in sys.modules:
+        registry._loaded_too.clear()
+    elif tuple in registry._loaded_too:
+        registry._loaded_too.remove(tuple)
 
 
 @pytest.fixture

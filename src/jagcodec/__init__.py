@@ -29,6 +29,7 @@ from jagcodec.pack.tensors import (
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.pack.trimming import restore_padding, trim_padding
 from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.blobs import (
@@ -91,11 +92,13 @@ __all__ = [
     "repeat_rows",
     "response_from_nested",
     "response_to_nested",
+    "restore_padding",
     "select_rows",
     "split_rows",
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",
+    "trim_padding",
     "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
 ]

@@ -1,5 +1,6 @@
 """verl's own classes on the wire and through a real Ray, worker groups of verl included."""
 
+import enum
 import os
 import pickle
 import subprocess
@@ -40,6 +41,11 @@ from tests.helpers import ROOT
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+
+class PadMode(str, enum.Enum):  # noqa: UP042, like verl's DatasetPadMode
+    NO_PADDING = "no_padding"
+
 
 PROMPT, RESPONSE, PAD = 40, 60, 151_643
 SECONDS = 120
@@ -593,6 +599,18 @@ class TestRay:
         assert b"jagcodec" not in ray.cloudpickle.dumps(data)
         assert_same(get(ray.put(data)), pickle.loads(pickle.dumps(data)))
         integration.uninstall()
+
+    def test_members_of_enums_arrive_as_themselves(self, installed):
+        data = make_dataproto()
+        data.meta_info["pad_mode"] = PadMode.NO_PADDING
+        td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
+        td.set_non_tensor("pad_mode", PadMode.NO_PADDING)
+        for value in (data, td):
+            message = ray.cloudpickle.dumps(value)
+            assert b"jagcodec" in message
+            arrived = ray.cloudpickle.loads(message)
+            mode = arrived.meta_info["pad_mode"] if value is data else arrived["pad_mode"]
+            assert mode is PadMode.NO_PADDING
 
     def test_subclasses_go_as_they_did(self, installed):
         class Special(DataProto):

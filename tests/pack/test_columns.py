@@ -7,11 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+)
 
 from jagcodec import (
     ArgumentError,
     ArgumentKeyError,
+    ArgumentTypeError,
     decode,
     encode,
     encode_fields,
@@ -91,7 +98,7 @@ LENGTHS = torch.tensor([1, 2])
         (torch.tensor(1.0), ValueError, "'bad'.*0-d"),
         (np.ones(2), TypeError, "'bad'.*from_numpy"),
         (np.array(["a", "b"]), TypeError, "'bad'.*object"),
-        (["a", "b"], TypeError, "'bad'.*list"),
+        (["a", 1], TypeError, "'bad'.*list"),
         (torch.eye(2).to_sparse(), TypeError, "'bad'.*sparse"),
         (TensorDict({}, [2]), TypeError, "'bad'.*TensorDict"),
     ],
@@ -348,3 +355,93 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
     for name, column in fields.items():
         kept = torch.arange(7) < lengths[:, None]
         assert torch.equal(columns[name], (column * kept)[:, : lengths.max()])
+
+
+# --- payloads ----------------------------------------------------------------------------------
+
+
+def with_payloads():
+    td = TensorDict({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, batch_size=[2])
+    td["notes"] = NonTensorStack({"role": "user"}, "text")
+    td["source"] = NonTensorData("gsm8k", batch_size=[2])
+    td["meta"] = MetaData([1, 2], batch_size=[2])
+    td["grid"] = torch.stack([NonTensorStack(1, 2), NonTensorStack(3, 4)])
+    return td
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_payload_columns_of_a_tensordict_are_kept(as_dict):
+    td: Any = with_payloads()
+    fields = dict(td.items()) if as_dict else td
+    options: Any = {"lengths": torch.tensor([2, 3]), "token_aligned_fields": ["ids"]}
+    packed = pack_jagged_fields(fields, **options)
+    assert packed["ids"].values().tolist() == [5, 6, 7, 8, 9]
+    for name in ("notes", "source", "meta", "grid"):
+        assert_same(packed.get(name), td.get(name))
+    frames = encode_fields(fields, **options)
+    assert list(map(bytes, frames)) == list(map(bytes, encode(packed)))
+    assert_same(decode(frames), packed)
+
+
+def test_lists_of_strings_are_rows():
+    fields = {"ids": torch.zeros(2, 3), "text": ["a", "b\ud800"]}
+    packed = pack_jagged_fields(fields, lengths=torch.tensor([2, 3]))
+    assert packed.get("text").tolist() == ["a", "b\ud800"]
+    frames = encode_fields(fields, lengths=torch.tensor([2, 3]))
+    assert list(map(bytes, frames)) == list(map(bytes, encode(packed)))
+    merged = merge_columns(packed, {"more": ["c", "d"]})
+    assert merged.get("more").tolist() == ["c", "d"]
+    nothing = pack_jagged_fields({"text": []}, lengths=torch.empty(0, dtype=torch.int64))
+    assert nothing.batch_size == torch.Size([0])
+
+
+@pytest.mark.parametrize(
+    ("column", "error"),
+    [
+        (["a"], ArgumentError),
+        (["a", 1], ArgumentTypeError),
+        ([torch.zeros(1), torch.zeros(1)], ArgumentTypeError),
+        (NonTensorStack("a", "b", "c"), ArgumentError),
+        (NonTensorData("a"), ArgumentTypeError),
+        (NonTensorData("a", batch_size=[3]), ArgumentError),
+        (MetaData("a"), ArgumentTypeError),
+    ],
+)
+def test_payloads_of_other_rows_are_refused(column, error):
+    for call in (pack_jagged_fields, encode_fields):
+        with pytest.raises(error, match="text"):
+            call({"text": column}, lengths=torch.tensor([2, 3]))
+
+
+def test_padded_columns_are_merged_as_rows_when_they_are_named():
+    td = pack_jagged_fields(
+        {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
+    )
+    scores = torch.tensor([[1.0, 2, 0, 0], [3, 4, 5, 0]], requires_grad=True)
+    columns = {"scores": scores, "mask": torch.ones(2), "grid": torch.zeros(2, 9)}
+    named = ["scores", "mask", "unknown"]
+    merged = merge_columns(td, columns, token_aligned_fields=named)
+    assert (merged["scores"] * td["ids"]).values().tolist() == [5, 12, 21, 32, 45]
+    assert merged["mask"].shape == (2,)
+    assert merged["grid"].shape == (2, 9)
+    merged["scores"].values().sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    with pytest.raises(ArgumentError, match="row 1"):
+        merge_columns(td, {"scores": torch.zeros(2, 2)}, token_aligned_fields=["scores"])
+
+
+def test_padded_columns_need_rows_to_be_merged_by():
+    scores = {"scores": torch.arange(6).view(2, 3)}
+    plain = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
+    with pytest.raises(ArgumentError, match="none in it"):
+        merge_columns(plain, scores, token_aligned_fields=["scores"])
+    two = TensorDict(
+        {"a": stack_or_nest([torch.zeros(1), torch.zeros(2)])}
+        | {"b": stack_or_nest([torch.zeros(3), torch.zeros(2)])},
+        batch_size=[2],
+    )
+    with pytest.raises(ArgumentError, match="like="):
+        merge_columns(two, scores, token_aligned_fields=["scores"])
+    merged = merge_columns(two, scores, like="b", token_aligned_fields=["scores"])
+    assert merged["scores"].values().tolist() == [0, 1, 2, 3, 4]

@@ -28,7 +28,7 @@ FRONT_DOOR = {
     *("encode_fields", "encode_into", "encoded_size", "load", "materialize", "maybe_pack_jagged"),
     *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
     *("pack_per_token_field", "padding_tax", "register_stdlib_types", "register_type"),
-    *("repeat_rows",),
+    *("repeat_rows", "restore_padding", "trim_padding"),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
     *("to_blob", "to_nested_by_length", "unpack_masked_fields", "unwrap_wire_stripped_payload"),
 }

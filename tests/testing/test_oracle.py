@@ -1,5 +1,8 @@
 """The oracle tells apart what is not the same: a comparison that cannot fail proves nothing."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +118,32 @@ def test_sets_are_the_same_whatever_order_they_were_filled_in():
     one, other = frozenset([0, 8, None]), frozenset([8, 0, None])
     assert list(one) != list(other)
     assert_same({(one,), (frozenset({4}),)}, {(frozenset({4}),), (other,)})
+
+
+def test_the_oracle_needs_no_hypothesis():
+    code = """
+import sys
+sys.modules["hypothesis"] = None
+import torch
+from tensordict import TensorDict
+from jagcodec import decode, encode, encode_fields
+from jagcodec.testing import assert_same, is_same
+import jagcodec.testing
+columns = {"ids": torch.arange(6).view(2, 3)}
+batch = decode(encode_fields(columns, lengths=torch.tensor([1, 3])))
+assert_same(decode(encode(batch)), batch)
+assert is_same(decode(encode(batch)), batch)
+assert not is_same(batch, TensorDict(columns, [2]))
+try:
+    jagcodec.testing.trees
+except ModuleNotFoundError as error:
+    print(error)
+try:
+    jagcodec.testing.nothing
+except AttributeError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "jagcodec.testing.trees needs hypothesis: pip install" in run.stdout
+    assert "no attribute 'nothing'" in run.stdout

@@ -615,7 +615,8 @@ def rows_read(value):
 @settings(max_examples=60)
 @given(jagged_batches())
 def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
-    for options in ({}, {"narrow": True}, {"checksum": True, "narrow": True}):
+    choices: list[dict[str, Any]] = [{}, {"narrow": True}, {"checksum": True, "narrow": True}]
+    for options in choices:
         frames: Any = encode_fields(
             batch.fields,
             lengths=batch.lengths,

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="misc, name-match"
+# mypy: disable-error-code="misc, name-match, attr-defined, arg-type"
 """Types of the standard library by one call, members of enums, named tuples, and `default`."""
 
 import collections

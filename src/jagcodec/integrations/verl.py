@@ -1,25 +1,27 @@
 """verl's `DataProto` in this wire format, without its padding, and through Ray with `install`.
 
 Once this module is imported, `encode` and `decode` take a DataProto, alone or anywhere inside other
-values, over every transport of this library.
+values, over every transport of this library; and members of any `Enum`, such as verl's
+`DatasetPadMode`, if the receiver has imported its module.
 """
 
 from __future__ import annotations
 
+import enum
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
-from jagcodec.integrations._trimmed import Trimmed, restore, trim
+from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.registry import register_type
+from jagcodec.wire.registry import register_type, use_loaded
 
 try:
     from verl.protocol import DataProto
@@ -173,52 +175,16 @@ def _read_with_pickles(frames: list[Any]) -> Any:
 
 
 def _state(data: DataProto) -> dict[str, Any]:
-    batch = data.batch
-    trimmed = {} if type(batch) is not TensorDict else _trimmed_columns(batch)
-    return {
-        "batch": batch.exclude(*trimmed) if trimmed else batch,
-        "order": list(batch.keys()) if trimmed else None,
-        "trimmed": {name: tuple(column) for name, column in trimmed.items()},
-        "non_tensor_batch": data.non_tensor_batch,
-        "meta_info": data.meta_info,
-    }
-
-
-def _trimmed_columns(batch: TensorDict) -> dict[str, Trimmed]:
-    return {
-        name: column
-        for name, leaf in batch.items()
-        if _is_rectangle(leaf)
-        and (column := trim(leaf.detach().cpu())).nbytes <= leaf.nbytes * _WORTHWHILE
-    }
-
-
-# Where trimming saves less than this, sending the column unchanged, without having to rebuild it,
-# is worth more than the bytes saved.
-_WORTHWHILE = 7 / 8
-_SMALL = 4096
-
-
-def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
-    return (
-        type(leaf) is torch.Tensor
-        and leaf.layout is torch.strided
-        and not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)
-        and leaf.dim() > 1
-        and leaf.nbytes >= _SMALL
-    )
+    trimmed: dict[str, Any] = {"batch": data.batch, "order": None, "trimmed": {}}
+    if type(data.batch) is TensorDict:
+        trimmed = trim_padding(data.batch)
+    return {**trimmed, "non_tensor_batch": data.non_tensor_batch, "meta_info": data.meta_info}
 
 
 def _dataproto(state: Any) -> DataProto:
     batch = state["batch"]
     if state["trimmed"]:
-        columns = restore({name: Trimmed(*parts) for name, parts in state["trimmed"].items()})
-        order = state["order"]
-        if sorted(order) != sorted([*columns, *batch.keys()]):
-            raise ValueError(f"expected every column once in the order, found {order}")
-        leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
-        names = batch.names if any(batch.names) else None
-        batch = TensorDict(leaves, batch_size=batch.batch_size, names=names)
+        batch = padded_batch(batch, state["order"], state["trimmed"])
     # Not by its constructor, which would reject batches that verl itself sends unchecked.
     data: DataProto = object.__new__(DataProto)
     data.batch = batch
@@ -227,6 +193,7 @@ def _dataproto(state: Any) -> DataProto:
     return data
 
 
+use_loaded(enum.Enum)  # DatasetPadMode, which would import much more of verl
 register_type(DataProto, "verl.DataProto", to_state=_state, from_state=_dataproto)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec._arguments import check_fields, name_set
+from jagcodec._arguments import check_fields, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
@@ -42,7 +42,9 @@ def pack_jagged_fields(
         ([5, 6, 7, 8, 9], [0.0, 1.0])
 
     Args:
-        fields: Name to column: tensors (N, ...), jagged tensors of N rows, or object arrays (N,).
+        fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
+            lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
+            `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
         lengths: (N,) valid tokens per row. None packs nothing and takes N from the columns.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback); every other one stays rectangular. Names that are not columns
@@ -53,14 +55,14 @@ def pack_jagged_fields(
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
         columns own their memory, one block that is freed with the last of them, and share one
         offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
-        lengths. Rectangular columns are detached and alias contiguous input. Object arrays become
-        one payload per row (`NonTensorStack`), aliased.
+        lengths. Rectangular columns are detached and alias contiguous input. Object arrays and
+        lists of strings become one payload per row (`NonTensorStack`), aliased.
 
     Raises:
         ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
             them is negative.
-        ArgumentTypeError: A column is neither a tensor nor an object array (it is named), or
-            lengths are not integers.
+        ArgumentTypeError: A column is none of the above (it is named), or lengths are not
+            integers.
     """
     where = "pack_jagged_fields"
     rows, columns = _columns(fields, lengths, token_aligned_fields, where)
@@ -185,7 +187,7 @@ def _columns(
             like = "one per length" if row_splits else "like the others"
             rows = check_rows(column, rows, like, f"{where}({name!r})")
             if array is None and not isinstance(column, torch.Tensor):
-                columns[name] = list(column)
+                columns[name] = column if is_non_tensor(column) else list(column)
                 continue
             shape = () if is_jagged(column) else tuple(column.shape)
         if (
@@ -210,6 +212,7 @@ def merge_columns(
     columns: Mapping[str, Any],
     *,
     like: str | tuple[str, ...] | None = None,
+    token_aligned_fields: Iterable[str] = (),
     replace: bool = False,
 ) -> TensorDict:
     """A batch with columns that a worker wrote back, each checked against the batch.
@@ -224,15 +227,22 @@ def merge_columns(
         >>> merged = merge_columns(td, {"values": values, "reward": torch.tensor([0.5, 1.0])})
         >>> (td["ids"] * merged["values"]).values().tolist()
         [5.0, 6.0, 7.0, 8.0, 9.0]
+        >>> padded = {"scores": torch.tensor([[1, 2, 0], [3, 4, 5]])}
+        >>> merged = merge_columns(td, padded, token_aligned_fields=["scores"])
+        >>> merged["scores"].values().tolist()
+        [1, 2, 3, 4, 5]
 
     Args:
         batch: TensorDict of batch size (N,).
-        columns: Name to column: jagged tensors of N rows, tensors (N, ...), or object arrays
-            (N,). A TensorDict of such columns, or of payloads with N rows, is also accepted.
+        columns: Name to column, as for `pack_jagged_fields`: jagged tensors of N rows, tensors
+            (N, ...), object arrays (N,), lists of N strings, or payloads with N rows.
         like: Name of the batch's jagged column whose row lengths every jagged one of `columns`
             must have; a tuple of names for one in a nested TensorDict. None: those of any jagged
             column of the batch, nested ones included. In a batch without jagged columns only
             the number of rows can be checked.
+        token_aligned_fields: Names of those of `columns` that have one value per token. A padded
+            one (N, S, ...) of them is packed by the row lengths of the batch, which its rows
+            begin with. Names that are not among `columns` are ignored.
         replace: Let columns take the place of those of the same name.
 
     Returns:
@@ -244,7 +254,9 @@ def merge_columns(
 
     Raises:
         ArgumentError: A column does not have N rows, its row lengths are not the batch's (the row
-            is named), its name is taken, or `batch` does not have one batch dim.
+            is named), its name is taken, or `batch` does not have one batch dim. A padded column
+            of `token_aligned_fields` is narrower than a row, or the batch's jagged columns differ
+            in their row lengths and `like` does not say which to take.
         ArgumentKeyError: `like` is not a column of the batch.
         ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
             is of another type.
@@ -268,6 +280,7 @@ def merge_columns(
     rows = batch.batch_size[0]
     pool = RowSplitsPool()
     known = _row_splits_of(batch, like, pool, where)
+    per_token = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
     leaves: dict[str, Any] = dict(batch.items())
     for name, column in columns.items():
         path = f"{where}({name!r})"
@@ -277,15 +290,8 @@ def merge_columns(
                 path,
                 "expected a new name, found a column of it in the batch; pass replace=True",
             )
-        if not (is_non_tensor(column) and column.batch_dims):
-            check_rows(column, rows, "like the batch", path)
-        elif column.batch_size[0] != rows:
-            raise ArgumentError(
-                "row_mismatch",
-                path,
-                f"expected {rows} rows, like the batch, found {column.batch_size[0]}",
-            )
-        if isinstance(column, np.ndarray):
+        check_rows(column, rows, "like the batch", path)
+        if isinstance(column, (np.ndarray, list)):
             leaves[name] = leaf_of_rows(list(column))
         elif is_jagged(column):
             view = view_of(column, path, pool, detach=False)
@@ -296,10 +302,29 @@ def merge_columns(
             if batch.device is not None:
                 values = values.to(batch.device)
             leaves[name] = nested_tensor(values, row_splits, view.ragged_dim)
+        elif name in per_token and isinstance(column, torch.Tensor) and column.dim() > 1:
+            check_rectangle(column, path)
+            row_splits = _the_one(known, path)
+            values = values_of(rows_of_rectangle(column, row_splits, path))
+            if batch.device is not None:
+                values = values.to(batch.device)
+            leaves[name] = nested_tensor(values, row_splits)
         else:
             leaves[name] = column
     names = batch.names if any(name is not None for name in batch.names) else None
     return TensorDict(leaves, batch_size=[rows], names=names, device=batch.device)
+
+
+def _the_one(known: Mapping[str, RowSplits], path: str) -> RowSplits:
+    """The rows by which a padded column is packed."""
+    if len(known) == 1:
+        return next(iter(known.values()))
+    raise ArgumentError(
+        "bad_length",
+        path,
+        "expected a batch whose jagged columns have the same row lengths, found "
+        + (f"{len(known)} different ones; say which with like=" if known else "none in it"),
+    )
 
 
 def _row_splits_of(

@@ -12,7 +12,7 @@ from jagcodec._arguments import check_rectangle
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor
-from jagcodec.ragged.non_tensor import leaf_of_rows
+from jagcodec.ragged.non_tensor import is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
@@ -22,7 +22,8 @@ def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:
 
     Raises:
         ArgumentError: It has another number of rows, or no rows at all.
-        ArgumentTypeError: It is neither a tensor nor an object array.
+        ArgumentTypeError: It is neither a tensor, nor an object array, nor a list of strings, nor
+            payloads as a TensorDict holds them.
     """
     found = _rows(column, path)
     if rows is not None and found != rows:
@@ -42,6 +43,10 @@ def _rows(column: Any, path: str) -> int:
         return int(column.shape[0])  # as most are
     if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
+    if type(column) is list and all(type(row) is str for row in column):
+        return len(column)
+    if is_non_tensor(column) and column.batch_dims:
+        return int(column.batch_size[0])
     if isinstance(column, torch.Tensor) and (
         is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
     ):
@@ -53,12 +58,15 @@ def _rows(column: Any, path: str) -> int:
     found = type(column).__name__
     if isinstance(column, np.ndarray):
         found = f"an array of dtype {column.dtype} and shape {column.shape}"
+    elif is_non_tensor(column):
+        found = f"a {found} without batch dims"
     elif isinstance(column, torch.Tensor):
         found = f"a {'nested' if column.is_nested else ''} tensor of layout {column.layout}"
     raise ArgumentTypeError(
         "bad_type",
         path,
-        f"expected a tensor or an (N,) object array, found {found}; {_REMEDY}",
+        "expected a tensor, an (N,) object array, a list of N strings, or payloads of N rows, "
+        f"found {found}; {_REMEDY}",
     )
 
 

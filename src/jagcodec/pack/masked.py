@@ -122,8 +122,10 @@ def pack_masked_fields(
     for name, column in fields.items():
         if name in pads:
             columns.append((name, _valid_cells(column, runs)))
-        elif isinstance(column, np.ndarray):
+        elif isinstance(column, (np.ndarray, list)):
             columns.append((name, list(column)))
+        elif is_non_tensor(column):
+            columns.append((name, column))
         elif is_jagged(column):
             columns.append((name, view_of(column, f"{where}({name!r})")))
         else:

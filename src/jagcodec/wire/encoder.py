@@ -92,9 +92,8 @@ def encode(
         waited for once (a jagged one with holes is compacted on its device first).
 
     Example of `default`:
-        >>> import datetime
-        >>> decode(encode([datetime.date(2026, 1, 2)], default=lambda value: value.isoformat()))
-        ['2026-01-02']
+        >>> decode(encode([ValueError("no reward")], default=repr))
+        ["ValueError('no reward')"]
 
     Raises:
         UnsupportedTypeError: An object outside this set, named with its path:

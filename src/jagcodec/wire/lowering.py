@@ -522,7 +522,8 @@ class Lowering:
             else:
                 self._path.append(name)
                 if kind is not list:
-                    nodes.append(self._tensor(column))
+                    tensor = isinstance(column, torch.Tensor)
+                    nodes.append(self._tensor(column) if tensor else self.lower(column))
                 elif column:
                     self._rows(column)
                     nodes.append((Code.NON_TENSOR_ROWS,))

@@ -5,8 +5,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
 
-from jagcodec.integrations._trimmed import Trimmed, restore, trim
+from jagcodec import (
+    ArgumentTypeError,
+    WireFormatError,
+    decode,
+    encode,
+    restore_padding,
+    trim_padding,
+)
+from jagcodec.pack.trimmed import Trimmed, restore, trim
 from jagcodec.testing import assert_same
 
 DTYPES = [
@@ -168,3 +177,69 @@ def test_parts_that_contradict_each_other_are_refused(changes):
     assert isinstance(sent(**changes), Trimmed)
     with pytest.raises(ValueError, match="a: expected"):
         restore({"a": sent(**changes)})
+
+
+# --- whole batches -----------------------------------------------------------------------------
+
+
+def padded(*shape, left=3, right=5):
+    column = torch.rand(shape)
+    column[:, :left] = 0
+    column[:, shape[1] - right :] = -1
+    return column
+
+
+def batch_columns():
+    mask = torch.zeros(64, 100, dtype=torch.bool)
+    mask[:, 10:40] = True
+    return {
+        "ids": padded(64, 100, left=30, right=40),
+        "image": torch.rand(4, 20, 20),
+        "mask": mask,
+        "reward": torch.rand(64),
+        "tiny": torch.zeros(2, 3),
+    }
+
+
+def test_a_dict_comes_back_in_its_order():
+    columns = batch_columns() | {"notes": ["a", {"b": 1}], "step": 3}
+    trimmed = trim_padding(columns)
+    assert set(trimmed["trimmed"]) == {"ids", "mask"}
+    frames = encode(trimmed)
+    assert sum(memoryview(f).nbytes for f in frames) < sum(
+        c.nbytes for c in columns.values() if isinstance(c, torch.Tensor)
+    )
+    assert_same(restore_padding(decode(frames)), columns)
+
+
+def test_a_tensordict_comes_back():
+    columns = {k: v for k, v in batch_columns().items() if len(v) == 64}
+    td = TensorDict(columns, batch_size=[64], names=["rows"])
+    td["notes"] = NonTensorStack(*map(str, range(64)))
+    assert_same(restore_padding(decode(encode(trim_padding(td)))), td)
+
+
+@pytest.mark.parametrize("batch", [{}, {"a": torch.zeros(0, 5)}, TensorDict({}, batch_size=[3])])
+def test_nothing_to_trim(batch):
+    assert_same(restore_padding(decode(encode(trim_padding(batch)))), batch)
+
+
+@pytest.mark.parametrize("batch", [None, [1], {1: torch.zeros(1)}, torch.zeros(3)])
+def test_what_is_not_a_batch_is_refused(batch):
+    with pytest.raises(ArgumentTypeError, match="trim_padding"):
+        trim_padding(batch)
+
+
+def test_what_is_not_trimmed_is_refused():
+    good = trim_padding(batch_columns())
+    for bad in (
+        None,
+        {},
+        {**good, "batch": [1]},
+        {**good, "order": ["ids"]},
+        {**good, "order": 5},
+        {**good, "trimmed": {"ids": (1, 2)}},
+        {**good, "trimmed": {**good["trimmed"], "ids": (None,) * 8}},
+    ):
+        with pytest.raises(WireFormatError, match="trim_padding"):
+            restore_padding(bad)
