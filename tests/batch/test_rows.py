@@ -750,3 +750,13 @@ def test_errors_name_the_function_that_was_called():
             with pytest.raises(ArgumentError) as caught:
                 call(**options)
             assert caught.value.path == where + rest
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_a_lazy_stack_is_split_by_tokens_if_it_is_told_them(stack_dim):
+    members = [TensorDict({"x": torch.ones(2, i + 1)}, [2]) for i in range(2)]
+    stack = LazyStackedTensorDict(*members, stack_dim=stack_dim)
+    with pytest.raises(ArgumentError, match="expected lengths"):
+        split_rows(stack, max_tokens=4)
+    parts = split_rows(stack, max_tokens=4, lengths=torch.tensor([3, 4]))
+    assert [len(part) for part in parts] == [1, 1]

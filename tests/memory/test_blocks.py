@@ -250,3 +250,34 @@ def test_a_limit_on_addresses_is_met_with_those_of_what_is_kept(size):
         print(len(new_block({size} << 20).data) >> 20)
     """
     assert _python(code).stdout.split() == [str(size)]
+
+
+def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):
+    """Wherever it comes: before the first step, the next to take a block returns it."""
+
+    def interrupted(loan):
+        raise KeyboardInterrupt
+
+    swallowed = []
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    returned = blocks._returned
+    monkeypatch.setattr(blocks, "_returned", interrupted)
+    block = new_block(40 * MB)
+    place = address(block.data)
+    del block
+    assert len(swallowed) == 1
+    monkeypatch.setattr(blocks, "_returned", returned)
+    assert address(new_block(40 * MB).data) == place
+    assert not blocks._loans
+
+    class Interrupting(mmap.mmap):
+        def madvise(self, *args):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(blocks, "_mapped", lambda room: Interrupting(-1, room))
+    blocks.release()
+    block = new_block(40 * MB)
+    del block
+    assert len(swallowed) == 2
+    assert not blocks._loans
+    assert not blocks._kept

@@ -293,6 +293,7 @@ class Reader:
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
+        need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
         return dtype, dims, clean(dtype, data, math.prod(dims))
 
@@ -519,6 +520,15 @@ def stack_of(items, dim, kinds):
     return (*size[:dim], len(items), *size[dim:])
 
 
+def text_size(dtype):
+    """Bytes of strings in a numpy dtype whose size is known."""
+    if type(dtype) is str:
+        return numpy_size(dtype, True) if dtype[1] == "U" else 0
+    if dtype[0] == "sub":
+        return math.prod(dtype[2]) * text_size(dtype[1])
+    return sum(text_size(field[3]) for field in dtype[3])
+
+
 def numpy_size(dtype, objects=False):
     """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
     if type(dtype) is str:
@@ -673,6 +683,7 @@ def string_array(shape, items, coerce, has_na, na):
 
 
 def scalar(dtype, data):
+    need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
     return dtype, clean(dtype, data, 1)
 

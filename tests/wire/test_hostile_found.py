@@ -74,6 +74,86 @@ def test_rows_that_torch_cannot_choose_are_chosen_all_the_same():
     assert row._values().view(torch.uint8).tolist() == [6]
 
 
+@pytest.mark.parametrize(
+    ("size", "inner"),
+    [
+        ([1], [Kind.TENSORDICT, 1, None, []]),
+        ([1], [Kind.NON_TENSOR_DATA, 1, None]),
+        ([1, 3], [Kind.TENSORDICT, 2, None, []]),
+        ([1, 3], [Kind.NON_TENSOR_DATA, 2, None]),
+        ([1, 3], [Kind.TENSORDICT, 1, None, []]),
+    ],
+)
+def test_both_readers_refuse_another_batch_size_in_a_batch(size, inner):
+    """tensordict would change it to that of the batch around it."""
+    values = ["x"] if inner[0] == Kind.NON_TENSOR_DATA else []
+    wrong = [2] if len(size) == 1 else [1, 4][: inner[1]]
+    schema = [Kind.TENSORDICT, len(size), None, ["a"], inner]
+    frames = message(schema, [*size, *wrong], values)
+    refused(frames, "bad_rows")
+    with pytest.raises(WireFormatError) as caught:
+        open_wire(frames).to_tensordict()
+    assert (caught.value.reason, caught.value.path) == ("bad_rows", "$.a")
+    with pytest.raises(WireFormatError, match="batch size"):
+        open_wire(frames).leaf("a")
+
+
+def test_rows_of_sparse_columns_of_every_dtype_are_chosen():
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    indices = torch.tensor([[0, 0, 2, 0], [1, 1, 0, 0]])
+    for dtype in (torch.float32, torch.float8_e5m2, torch.bfloat16, torch.complex128):
+        column = torch.sparse_coo_tensor(indices, values.to(dtype), (3, 2), check_invariants=True)
+        frames = encode(TensorDict({"x": column}, [3]))
+        for rows, kept in (([2, 0], [1, 0, 0, 0]), (slice(0, 2), [0, 0, 0])):
+            found: Any = open_wire(frames).rows(rows).to_tensordict()["x"]
+            assert found.dtype == dtype
+            assert not found.is_coalesced()
+            assert sorted(found._indices()[0].tolist()) == sorted(kept)
+            whole = found._values().to(torch.complex128).sum().item()
+            assert whole == (10 if 1 in kept else 7)
+
+
+def test_a_promise_of_rising_indices_is_checked_on_those_that_are_used(monkeypatch):
+    """Somebody writes to the message's memory while torch looks at the indices."""
+    column = torch.eye(3).to_sparse().coalesce()
+    frames = [bytearray(frame) for frame in encode(column)]
+    make = torch.sparse_coo_tensor
+
+    def scribbled(*args, **kwargs):
+        made = make(*args, **kwargs)
+        frames[1][:24] = bytes(24)
+        return made
+
+    monkeypatch.setattr(torch, "sparse_coo_tensor", scribbled)
+    found = decode(frames)
+    assert found.is_coalesced()
+    assert found._indices().tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_component_without_dims_takes_bytes():
+    nested = torch.nested.nested_tensor([torch.tensor(i) for i in range(3)])
+    found = decode(encode(nested))
+    assert [part.tolist() for part in found.unbind()] == [0, 1, 2]
+    for dims in (b"\1" + bytes(7) + b"\2", bytes(16), b""):
+        sizes = dims.ljust(16, b"\0")[: 16 if dims else 8]
+        frames = message([Kind.STRIDED_NESTED, "uint8", 0], [0, 0, 2, 0, 0, 2], payload=[sizes])
+        with pytest.raises(WireFormatError):
+            decode(frames)
+
+
+def test_strided_nested_rows_are_chosen_without_the_others():
+    nested = torch.nested.nested_tensor([torch.arange(i * 2).view(i, 2) for i in (2, 0, 3, 1)])
+    frames = encode(TensorDict({"x": nested}, [4]))
+    for rows in ([3, 0, 0], slice(1, 3), [], [1]):
+        found: Any = open_wire(frames).rows(rows).to_tensordict()["x"]
+        expected = (
+            [nested[i] for i in range(4)][rows]
+            if rows.__class__ is slice
+            else [nested[i] for i in rows]
+        )
+        assert [part.tolist() for part in found.unbind()] == [part.tolist() for part in expected]
+
+
 def test_whoever_opens_a_batch_sees_the_dim_names_that_decode_sees():
     inner = [Kind.TENSORDICT, 2, ["rows", None], []]
     frames = message([Kind.TENSORDICT, 1, None, ["a"], inner], [2, 2, 3])

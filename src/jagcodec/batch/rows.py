@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import whole_number
 from jagcodec.batch.leaves import concat_leaves, row_counts, same_values, select_leaf
@@ -366,6 +366,8 @@ class _Table:
 
     def row_lengths(self, name: str) -> IntArray | None:
         path = f"{self._path}[{name!r}]"
+        if isinstance(self._batch, LazyStackedTensorDict):
+            return None  # its members have columns, which may not stack; it has none of its own
         column = self._batch.get(name)
         if isinstance(column, PackedColumn):
             return view_of_varlen(column, path).row_splits.lengths

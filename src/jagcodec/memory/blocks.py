@@ -65,6 +65,7 @@ def new_block(size: int) -> Block:
     # Of a size that the next batch can use too. What lies behind `size` is not touched: it takes
     # no memory, or stays lent to the system.
     room = 1 << (size - 1).bit_length()
+    _collect()
     kept = _kept.pop(room, None)
     try:
         mapped = _mapped(room) if kept is None else kept
@@ -72,7 +73,9 @@ def new_block(size: int) -> Block:
         return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
     # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
-    weakref.finalize(whole, _keep, mapped, room).atexit = False
+    loan = _Loan(whole, _returned)
+    loan.mapped, loan.room = mapped, room
+    _loans[id(loan)] = loan
     return Block(whole[:size], kept is None)
 
 
@@ -83,6 +86,7 @@ def release() -> None:
         >>> from jagcodec.memory import blocks
         >>> blocks.release()
     """
+    _collect()
     _kept.clear()
 
 
@@ -106,12 +110,38 @@ def _mapped(room: int) -> mmap.mmap:
     return mapped
 
 
-def _keep(mapped: mmap.mmap, room: int) -> None:
+class _Loan(weakref.ref[ByteArray]):
+    """A block that someone holds, as a reference that tells when nobody does any more."""
+
+    __slots__ = ("mapped", "room")
+    mapped: mmap.mmap
+    room: int
+
+
+# By their ids. A loan that is not in here has been returned; what it lent is nobody's, or kept.
+_loans: dict[int, _Loan] = {}
+
+
+def _returned(loan: _Loan) -> None:
+    """Keep the block of a loan, once.
+
+    Ctrl-C may come between any two steps, and is lost then: before the first, the block waits for
+    `_collect`; after it, it is unmapped.
+    """
+    if _loans.pop(id(loan), None) is None:
+        return
     try:
-        mapped.madvise(mmap.MADV_FREE)
+        loan.mapped.madvise(mmap.MADV_FREE)
     except OSError:
         return  # locked memory, which cannot be taken back: unmapped
-    _kept[room] = mapped
+    _kept[loan.room] = loan.mapped
+
+
+def _collect() -> None:
+    """Keep the blocks that nobody holds, and whose return was interrupted."""
+    for loan in list(_loans.values()):
+        if loan() is None:
+            _returned(loan)
 
 
 def _wanted(text: str) -> bool:

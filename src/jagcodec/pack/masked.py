@@ -357,10 +357,10 @@ def unpack_masked_fields(td: TensorDictBase, *, padding_field: str = PADDING_FIE
     named = {
         name: _jagged(leaves[name], padding.runs, f"{where}({name!r})", pool)
         for name in leaves
-        if name in padding.pads
+        if name in padding.names
     }
     pads = {
-        name: _row_pads(padding.pads[name], view.dtype, f"{where}({name!r})")
+        name: _row_pads(padding.pads, name, view.dtype, f"{where}({name!r})")
         for name, view in named.items()
     }
     width = padding.runs.width
@@ -385,7 +385,8 @@ class _Padding(NamedTuple):
     """A padding leaf, checked."""
 
     runs: _Runs
-    pads: dict[str, list[Any]]  # of each column, for all rows or by row
+    names: frozenset[Any]  # the columns that were packed
+    pads: list[dict[str, Any]]  # by name, for all rows or one dict for each
 
 
 def _read_padding(leaf: Any, rows: int, path: str) -> _Padding:
@@ -411,9 +412,9 @@ def _read_padding(leaf: Any, rows: int, path: str) -> _Padding:
                 f"expected rectangles of width {widths[0]} like row 0, found {width}; "
                 "unpack the parts one by one, or pad them to one width with materialize",
             )
-    names = dict.fromkeys(name for payload in payloads for name in payload["pads"])
-    pads = {name: [payload["pads"].get(name) for payload in payloads] for name in names}
-    return _Padding(_read_runs(leaf.get("runs"), rows, widths[0], path), pads)
+    pads = [payload["pads"] for payload in payloads]
+    names = frozenset().union(*pads)
+    return _Padding(_read_runs(leaf.get("runs"), rows, widths[0], path), names, pads)
 
 
 def _payloads(leaf: Any, rows: int, path: str) -> list[dict[str, Any]]:
@@ -501,10 +502,12 @@ def _jagged(leaf: Any, runs: _Runs, path: str, pool: RowSplitsPool) -> RaggedVie
     return view
 
 
-def _row_pads(pads: list[Any], dtype: torch.dtype, path: str) -> ByteArray:
-    """(1 or N, itemsize): the bits of the pad of all rows, or of each."""
+def _row_pads(pads: list[dict[str, Any]], name: str, dtype: torch.dtype, path: str) -> ByteArray:
+    """(1 or N, itemsize): the bits of a column's pad for all rows, or for each."""
     bits = np.empty((len(pads), dtype.itemsize), dtype=np.uint8)
-    for row, pad in enumerate(pads):
+    for row, named in enumerate(pads):
+        # No further than the first that lacks it: what is read was sent.
+        pad = named.get(name)
         if not isinstance(pad, torch.Tensor) or pad.shape != () or pad.dtype != dtype:
             found = f"{pad.dtype}" if isinstance(pad, torch.Tensor) else type(pad).__name__
             raise ArgumentError(

@@ -252,7 +252,7 @@ class WireBatch:
             self._row_splits(node)
             return message.jagged(node, chosen)
         if kind is Kind.TENSORDICT:
-            return _view(message, node, self._rows[0], chosen)
+            return _view(message, node, self._rows, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
             make = stack_of_payloads if chosen is None else leaf_of_rows
             return make(self._objects(node))
@@ -397,7 +397,7 @@ def open_wire(
         raise WireFormatError(
             "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
         )
-    return _view(message, root, None, None, frames)
+    return _view(message, root, [], None, frames)
 
 
 def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
@@ -422,14 +422,14 @@ def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header,
 def _view(
     message: Message,
     node: Node,
-    rows: int | None,
+    around: list[int],
     chosen: Chosen | None,
     frames: list[ByteArray] | None = None,
 ) -> WireBatch:
-    """A TENSORDICT as a batch."""
+    """A TENSORDICT as a batch; `around` is the batch size of the one that it lies in."""
     batch_size = list(message.shape(node))
-    if not batch_size or rows not in (None, batch_size[0]):
-        raise rows_differ([rows or "N"], batch_size)
+    if not batch_size or batch_size[: len(around)] != around:
+        raise rows_differ(around or ["N"], batch_size)
     _, names, keys = node.fields
     nodes = dict(zip(keys, node.children, strict=True))
     return WireBatch(message, nodes, batch_size, names, chosen, frames)

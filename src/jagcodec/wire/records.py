@@ -16,7 +16,7 @@ from jagcodec.wire.checks import cells_of, check_distinct, expect
 from jagcodec.wire.documents import RECORDS, Tag
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import has_object, inside, numpy_itemsize
+from jagcodec.wire.schema import check_text_size, has_object, inside, numpy_itemsize
 from jagcodec.wire.spec import Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -171,6 +171,7 @@ def _string_array(_: bool, shape: Any, items: Any, coerce: Any, has_na: Any, na:
 
 def _scalar_record(_: bool, dtype: Any, data: Any) -> Any:
     itemsize = numpy_itemsize(dtype)
+    check_text_size(dtype, itemsize)
     expect(not has_object(dtype), "unknown_dtype", "a dtype without objects", dtype)
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)

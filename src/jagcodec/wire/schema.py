@@ -11,6 +11,7 @@ the next message that has the same ones.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from jagcodec.wire.spec import (
     MAX_DEPTH,
     MAX_LEVELS,
     MAX_NDIM,
+    MAX_TEXT,
     MAX_UNBACKED_ROWS,
     PLAIN,
     STORED_WIDTHS,
@@ -118,7 +120,7 @@ def _torch_dtype(value: Any) -> None:
 
 
 def _array_dtype(value: Any) -> None:
-    numpy_itemsize(value)
+    check_text_size(value, numpy_itemsize(value))
     expect(not has_object(value), "unknown_dtype", "a dtype without objects", value)
 
 
@@ -614,6 +616,26 @@ def numpy_itemsize(dtype: Any, depth: int = 0) -> int:
             expect(end <= itemsize, "out_of_bounds", f"a field within {itemsize} bytes", end)
         return itemsize
     raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
+
+
+def check_text_size(dtype: Any, itemsize: int) -> None:
+    """Refuse a (checked) dtype of text in fields upon fields over the same bytes.
+
+    Raises:
+        WireFormatError: Its text is more than `MAX_TEXT` times as large as the dtype.
+    """
+    text = _text_size(dtype)
+    if text > MAX_TEXT * itemsize:
+        expected = f"fields of at most {MAX_TEXT * itemsize} bytes of text"
+        raise fail("out_of_bounds", f"expected {expected}, found {text}: they overlap")
+
+
+def _text_size(dtype: Any) -> int:
+    if type(dtype) is str:
+        return numpy_itemsize(dtype) if dtype[1] == "U" else 0
+    if dtype[0] == "sub":
+        return math.prod(map(int, dtype[2])) * _text_size(dtype[1])
+    return sum(_text_size(field[3]) for field in dtype[3])
 
 
 def has_object(dtype: Any) -> bool:

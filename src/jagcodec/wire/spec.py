@@ -33,6 +33,10 @@ MAX_DEPTH = 100
 MAX_LEVELS = MAX_DEPTH + 4
 """Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
 
+MAX_TEXT = 8
+"""Bytes of strings in the fields of a structured array per byte of it: fields may overlap, but each
+is looked at by itself."""
+
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 

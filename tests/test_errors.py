@@ -1,0 +1,138 @@
+"""Texts of errors: safe to log, whoever sent what they are about."""
+
+import pickle
+import traceback
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from jagcodec import (
+    ArgumentError,
+    JagcodecError,
+    TransportTimeoutError,
+    WireFormatError,
+    decode,
+    encode_fields,
+    open_wire,
+)
+from jagcodec.errors import LONGEST_DETAIL, LONGEST_PATH
+from tests.wire.forge import (
+    array,
+    list_of,
+    map_of,
+    message,
+    message_of_rows,
+    node,
+    record,
+    struct_of,
+    tensor,
+    tensordict,
+)
+
+EVIL = "x\n2026-01-01 CRITICAL \x1b[2J\x9b31m\u202e\ud800\ue000\u2028"
+LONG = EVIL + 1_000_000 * "\ue000"
+
+
+def is_shown(error):
+    for text, most in ((error.path, LONGEST_PATH), (error.detail, LONGEST_DETAIL)):
+        assert text.isprintable(), text
+        assert len(text) <= most
+    assert error.args == (error.reason, error.path, error.detail)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.path, again.detail) == (error.path, error.detail)
+
+
+@pytest.mark.parametrize("kind", [WireFormatError, ArgumentError, TransportTimeoutError])
+def test_control_characters_are_escaped_and_long_texts_lose_their_middle(kind):
+    error = kind("bad_value", f"$.{EVIL}", f"expected a, found {EVIL}; try b")
+    is_shown(error)
+    assert "\\n2026-01-01 CRITICAL \\x1b[2J\\x9b31m\\u202e\\ud800\\ue000\\u2028" in error.path
+    assert error.detail.endswith("; try b")
+    error = kind("bad_value", f"$.{LONG}.end", f"expected a, found {LONG}; try b")
+    is_shown(error)
+    assert error.path.startswith("$.x\\n2026")
+    assert error.path.endswith(".end")
+    assert error.detail.startswith("expected a, found x\\n2026")
+    assert error.detail.endswith("; try b")
+    plain = kind("bad_value", "$.größe['日本']", "expected 'ü', found \"\\n\"")
+    assert str(plain) == "$.größe['日本']: expected 'ü', found \"\\n\""
+
+
+def wide(part):
+    for _ in range(90):
+        part = map_of({LONG[:200]: part})
+    return part
+
+
+BAD = tensor("float33")
+WORD = "y" * 40 + EVIL
+
+
+@pytest.mark.parametrize("text", [EVIL, LONG, WORD], ids=["evil", "long", "word"])
+@pytest.mark.parametrize(
+    "frames",
+    [
+        lambda text: message(map_of({text: BAD})),
+        lambda text: message(tensordict([1], {text: BAD})),
+        lambda text: message(tensor(text)),
+        lambda text: message(array(text)),
+        lambda text: message(array(struct_of(4, (text, text, 0, "<i8")))),
+        lambda text: message(array(struct_of(8, *[(text, None, 0, "<i4")] * 2)), bytes(8)),
+        lambda text: message(node("USER", text, children=[1])),
+        lambda text: message(node("TENSORDICT", 1, [text, text], [], numbers=[1])),
+        lambda text: message(node("SPARSE_COMPRESSED", text, 0, children=[1, 1, 1])),
+        lambda text: message({text: record("RANGE", 0, 1, 0)}),
+        lambda text: message(record("DEVICE", text, None)),
+        lambda text: message(record("DTYPE", text)),
+        lambda text: message(record("USER", text, 1)),
+        lambda text: message(record("RANGE", text, 1, 1)),
+        lambda text: message(record("COMPLEX", text, [text] * 8)),
+        lambda text: message(record("SCALAR", text, b"")),
+        lambda text: message(record("SET", {text: 1})),
+        lambda text: message_of_rows({text: record("RANGE", 0, 1, 0)}, 1),
+        lambda text: message(1, fields={"jagcodec": text}),
+        lambda text: message(1, fields={text: 1}),
+        lambda text: message(1, fields={"numbers": text}),
+        lambda text: [text.encode("utf-8", "surrogatepass")],
+        lambda text: [msgpack.packb({"jagcodec": text}, unicode_errors="surrogatepass")],
+    ],
+)
+def test_what_came_in_a_message_is_shown_in_few_printable_characters(frames, text):
+    for read in (decode, lambda frames: open_wire(frames).to_tensordict()):
+        try:
+            made = frames(text)
+        except UnicodeEncodeError:  # what msgpack of the test cannot write
+            made = frames(text.replace("\ud800", ""))
+        with pytest.raises(WireFormatError) as caught:
+            read(made)
+        is_shown(caught.value)
+        # Nor does what it was raised from say more, which loggers print too.
+        whole = "".join(traceback.format_exception(caught.value)).splitlines()
+        assert not any("\x1b" in line or line.startswith("2026") for line in whole)
+
+
+def test_paths_of_deep_nesting_are_bounded():
+    with pytest.raises(WireFormatError) as caught:
+        decode(message(list_of(0, wide(BAD))))
+    is_shown(caught.value)
+    assert caught.value.path.startswith("$[1]['x\\n")
+    # On the way up each level adds to what was shortened before: one gap, not ninety.
+    assert caught.value.path.count("...") <= 3
+
+
+def test_names_of_a_strangers_columns_are_few_in_the_error_of_a_missing_one():
+    columns = {f"{LONG[:300]}{i}": torch.ones(2, 1) for i in range(300)}
+    batch = open_wire(encode_fields(columns, lengths=torch.tensor([1, 1])))
+    for ask in (lambda: batch.select([LONG]), lambda: batch.leaf(LONG)):
+        with pytest.raises(KeyError) as caught:
+            ask()
+        assert isinstance(caught.value, JagcodecError)
+        is_shown(caught.value)
+
+
+def test_values_of_callers_are_shown_in_few_printable_characters_too():
+    with pytest.raises(JagcodecError) as caught:
+        encode_fields({EVIL: np.ones(3)}, lengths=torch.tensor([1, 1]))
+    is_shown(caught.value)
