@@ -33,6 +33,9 @@ tq = pytest.importorskip(
 
 from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import BatchMeta  # noqa: E402
+from transfer_queue.storage.managers.simple_storage_manager import (  # noqa: E402
+    AsyncSimpleStorageManager,
+)
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
 from jagcodec.integrations import transfer_queue as integration  # noqa: E402
@@ -482,7 +485,7 @@ class TestRowsOfOneUnit:
 
     @staticmethod
     def select(column, positions):
-        return integration.AsyncSimpleStorageManager._select_by_positions(column, positions)
+        return AsyncSimpleStorageManager._select_by_positions(column, positions)
 
     @pytest.mark.parametrize("dim", [1, 2])
     def test_it_is_a_list_of_tensors_and_sent_as_one_buffer(self, installed, dim):
