@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -894,6 +895,32 @@ def test_cells_stay_where_they_lie_and_offsets_do_not():
     assert message(encode_resident(batch, DEVICE)) == message(encode(batch))
     with pytest.raises(WireFormatError, match="expected 24 bytes, found 23"):
         decode_resident(header, [*buffers[:-1], buffers[-1][:-1]], kept)
+
+
+@given(value=trees(max_leaves=6), narrow=st.booleans(), keep=st.randoms(use_true_random=False))
+def test_whatever_is_called_kept_is_the_value_or_refused(value, narrow, keep):
+    """A rank chooses the flags: of a kept buffer only cells as wide as their dtype are read."""
+    header, *frames = encode(value, narrow=narrow)
+    buffers = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for frame in frames]
+    kept = [keep.random() < 0.7 for _ in buffers]
+    try:
+        back = decode_resident(header, buffers, kept)
+    except WireFormatError:
+        return
+    assert_same(back, value)
+
+
+@pytest.mark.parametrize("narrow", [torch.arange(90), torch.ones(9000, dtype=torch.bool)])
+def test_a_narrow_buffer_that_is_called_kept_is_refused(narrow):
+    column = torch.nested.nested_tensor_from_jagged(narrow, torch.tensor([0, 40, len(narrow)]))
+    td = TensorDict({"x": column}, [2])
+    for value in (narrow, [narrow, narrow.clone()], {"x": narrow.view(2, -1)}, td):
+        header, *frames = encode(value, narrow=True)
+        assert sum(map(len, frames)) < 3000
+        buffers = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for frame in frames]
+        with pytest.raises(WireFormatError, match="expected bytes on the host"):
+            decode_resident(header, buffers, [True] * len(buffers))
+        assert_same(decode_resident(header, buffers, [False] * len(buffers)), value)
 
 
 @pytest.mark.usefixtures("own_device")

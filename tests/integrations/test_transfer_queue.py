@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,15 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import ArgumentError, UnsupportedTypeError, WireFormatError, stack_or_nest
+from jagcodec import (
+    ArgumentError,
+    UnsupportedTypeError,
+    WireFormatError,
+    decode,
+    encode,
+    register_type,
+    stack_or_nest,
+)
 from jagcodec.testing import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -24,6 +33,9 @@ tq = pytest.importorskip(
 
 from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import BatchMeta  # noqa: E402
+from transfer_queue.storage.managers.simple_storage_manager import (  # noqa: E402
+    AsyncSimpleStorageManager,
+)
 from transfer_queue.utils import serial_utils, zmq_utils  # noqa: E402
 
 from jagcodec.integrations import transfer_queue as integration  # noqa: E402
@@ -126,7 +138,7 @@ class TestColumns:
 
     @pytest.mark.parametrize(
         "payload",
-        [list("abcdef"), ["a", "b"], ("a",) * 6, torch.arange(6), {"stop": [1]}, np.arange(2)],
+        [["a", "b"], ("a",) * 6, "abcdef", b"abcdef", torch.arange(5), {"stop": [1]}, np.arange(2)],
         ids=lambda payload: type(payload).__name__,
     )
     def test_a_payload_of_the_whole_batch_is_every_row_s(self, queue, payload):
@@ -138,6 +150,29 @@ class TestColumns:
         assert len(rows) == 6
         for row in rows:
             assert_same(row, payload)
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            [{"id": i, "text": f"row {i}"} for i in range(6)],
+            torch.arange(6),
+            torch.arange(12).view(6, 2),
+            stack_or_nest([torch.arange(n) for n in LENGTHS]),
+            np.arange(6),
+        ],
+        ids=lambda payload: type(payload).__name__,
+    )
+    def test_a_payload_of_one_item_per_row_is_dealt_out(self, queue, payload):
+        batch = TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
+        keys = put(batch, "dealt")
+        order = [4, 0, 3]
+        found = queue.kv_batch_get(keys=[keys[i] for i in order], partition_id="dealt").get("all")
+        rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+        items = payload.unbind() if isinstance(payload, torch.Tensor) else list(payload)
+        for row, i in zip(rows, order, strict=True):
+            plain = row.tolist() if hasattr(row, "tolist") else row
+            item = items[i].tolist() if hasattr(items[i], "tolist") else items[i]
+            assert plain == item
 
     def test_arrays_of_strings_and_objects_are_rows(self, queue):
         objects = np.empty(6, dtype=object)
@@ -415,6 +450,7 @@ class TestPackedBuffers:
         buffers[0][-4000:] = 255
         assert value.isnan().all()
 
+    @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # stock 0.1.9's own
     def test_refusals(self, installed):
         asked = []
         with pytest.raises(UnsupportedTypeError, match=r"_thread\.lock cannot be encoded"):
@@ -435,6 +471,135 @@ class TestPackedBuffers:
         integration.install()
         with pytest.raises(WireFormatError, match=r"transfer_queue\.install\(\)"):
             serial_utils.batch_decode_from(stock)
+
+
+def jagged_rows(*rows, dim=1):
+    values = torch.cat([torch.as_tensor(row) for row in rows], dim=dim - 1)
+    lengths = torch.tensor([torch.as_tensor(row).shape[dim - 1] for row in rows])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim)
+
+
+class TestRowsOfOneUnit:
+    """What TransferQueue's own tests ask of `_select_by_positions`, and what is sent of it."""
+
+    @staticmethod
+    def select(column, positions):
+        return AsyncSimpleStorageManager._select_by_positions(column, positions)
+
+    @pytest.mark.parametrize("dim", [1, 2])
+    def test_it_is_a_list_of_tensors_and_sent_as_one_buffer(self, installed, dim):
+        rows = [torch.arange(3 * n).view((n, 3) if dim == 1 else (3, n)) for n in (2, 0, 5, 3)]
+        chosen = self.select(jagged_rows(*rows, dim=dim), [3, 0, 1])
+        assert isinstance(chosen, list)
+        assert_same([*chosen], [rows[3], rows[0], rows[1]])
+        frames = serial_utils.encode({"x": chosen})
+        back = serial_utils.decode(frames)["x"]
+        assert type(back) is list
+        assert_same(back, [*chosen])
+        assert b"transfer_queue.rows" in bytes(frames[0])
+
+    def test_what_is_put_into_the_list_is_sent(self, installed):
+        rows = [torch.arange(2), torch.arange(3), torch.arange(4)]
+        for change in (
+            lambda found: found.append(torch.ones(1)),
+            lambda found: found.__setitem__(1, torch.ones(3)),
+            lambda found: found.reverse(),
+            lambda found: found.pop(),
+        ):
+            chosen = self.select(jagged_rows(*rows), [0, 1, 2])
+            change(chosen)
+            assert_same(serial_utils.decode(serial_utils.encode(chosen)), [*chosen])
+
+    def test_no_positions_and_other_columns_are_transfer_queue_s(self, installed):
+        with pytest.raises(ValueError, match="No positions"):
+            self.select(jagged_rows([1], [2, 3]), [])
+        assert self.select(torch.arange(5), [0, 2, 4]).tolist() == [0, 2, 4]
+        assert self.select(["a", "b", "c"], [2, 0]) == ["c", "a"]
+
+
+class TestForged:
+    """Records of TransferQueue's that somebody else wrote."""
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            (None, np.zeros((4_000_000, 0), dtype=np.int64)),
+            (None, np.zeros((4_000_000, 0), dtype=np.int32)),
+            (None, np.zeros(4, dtype=np.int64)),
+            (None, np.zeros((1, 1), dtype=np.float64)),
+            (None, torch.zeros(4_000_000, 0, dtype=torch.int64)),
+            ([1], np.zeros((2, 1), dtype=np.int64)),
+            ("ab", np.zeros((2, 1), dtype=np.int64)),
+            (range(1 << 40), np.zeros((1, 1), dtype=np.int64)),
+            None,
+            (1, 2, 3),
+        ],
+    )
+    def test_shapes(self, state):
+        tracemalloc.start()
+        try:
+            with pytest.raises((ValueError, TypeError)):
+                integration._shapes(state)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            (torch.zeros(5), np.array([2, 2]), 1),
+            (torch.zeros(5), np.array([6, -1]), 1),
+            (torch.zeros(5), np.array([[5]]), 1),
+            (torch.zeros(5), np.array([5.0]), 1),
+            (torch.zeros(5), np.array([5]), 2),
+            (torch.zeros(5), np.array([5]), 0),
+            (torch.zeros(5), np.array([5]), True),
+            (torch.zeros(()), np.array([1]), 1),
+            (torch.zeros(2, 2).to_sparse(), np.array([2]), 1),
+            (torch.zeros(0), np.array([1 << 62] * 4), 1),
+            (jagged_rows([1], [2]), np.array([1, 1]), 1),
+            ([1], np.array([1]), 1),
+            None,
+            (1, 2),
+        ],
+    )
+    def test_rows(self, state):
+        with pytest.raises((ValueError, TypeError)):
+            integration._row_list(state)
+
+    def test_shapes_without_dims_are_refused_in_a_message_too(self, installed):
+        forged = integration._Shapes(None, [])
+        forged.state = (None, np.zeros((4_000_000, 0), dtype=np.int64))
+        frames = encode(forged)
+        assert sum(map(len, frames)) < 200
+        for read in (decode, serial_utils.decode):
+            with pytest.raises(WireFormatError, match="at least one dim"):
+                read(frames)
+
+    def test_only_transfer_queue_s_decoder_makes_what_can_be_called(self, installed):
+        message = {"request_type": "PUT_DATA", "body": {"data_parser": len, "data": {}}}
+        frames = serial_utils.encode(message)
+        assert type(decode(frames)["body"]["data_parser"]) is bytes
+        assert callable(serial_utils.decode(frames)["body"]["data_parser"])
+        # Passed on, it is what it was.
+        again = serial_utils.encode(serial_utils.decode(frames))
+        assert decode(again) == decode(frames)
+        # At any other place, and by any other name, bytes are bytes.
+        for other in ({"body": {"x": b"1"}}, {"data_parser": b"1"}, b"1", [{"body": {}}]):
+            assert serial_utils.decode(serial_utils.encode(other)) == other
+
+        class Code:
+            pass
+
+        # Another name of the same length, so that nothing else in the message changes.
+        register_type(Code, "transfer_queue.CODE", to_state=lambda _: b"1", from_state=lambda s: s)
+        (header,) = encode(Code())
+        forged = bytes(header).replace(b"transfer_queue.CODE", b"transfer_queue.code")
+        for read in (decode, serial_utils.decode):
+            with pytest.raises(WireFormatError) as caught:
+                read([forged])
+            assert caught.value.reason == "unknown_type"
 
 
 class TestMessages:
@@ -477,8 +642,6 @@ class TestMessages:
         assert list(ours) == list(stock)
 
     def test_forged_metadata_is_refused(self, installed):
-        from jagcodec import encode, register_type
-
         class Forged:
             pass
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -401,6 +402,61 @@ def test_lost_and_cut_frames_are_found(context):
             recv(right, timeout=LONG)
 
 
+def test_a_rep_answers_a_foreign_request_and_serves_the_next(context):
+    rep, first = joined(context, zmq.REP, zmq.REQ)
+    second = context.socket(zmq.REQ)
+    second.connect(rep.getsockopt_string(zmq.LAST_ENDPOINT))
+    first.send(b"hello")
+    with pytest.raises(WireFormatError) as caught:
+        recv(rep, timeout=LONG)
+    with pytest.raises(zmq.ZMQError):  # it has to answer first
+        recv(rep, timeout=LONG)
+    send(rep, {"error": str(caught.value)}, timeout=LONG)
+    assert list(recv(first, timeout=LONG)) == ["error"]
+    send(second, 7, timeout=LONG)
+    assert recv(rep, timeout=LONG) == 7
+
+
+SMALL = 200_000
+
+
+def test_a_message_of_very_many_small_frames_is_taken_and_not_kept(context):
+    left, right = joined(context, zmq.DEALER, zmq.DEALER)
+    for parts in ([b""] * SMALL, [b"x"] * SMALL, [bytes(64)] + [b""] * 1025):
+        left.send_multipart(parts)
+        send(left, "ours", timeout=LONG)
+        tracemalloc.start()
+        try:
+            with pytest.raises(WireFormatError) as caught:
+                recv_frames(right, timeout=LONG)
+            # Kept, they take some 300 bytes each.
+            assert tracemalloc.get_traced_memory()[1] < 2 << 20
+        finally:
+            tracemalloc.stop()
+        assert caught.value.reason == "frame_count"
+        assert f"found {len(parts)} with" in caught.value.detail
+        assert recv(right, timeout=LONG) == "ours"
+
+
+def test_many_frames_that_hold_something_are_a_message(context):
+    left, right = joined(context, zmq.PAIR, zmq.PAIR)
+    for parts in ([b""] * 1024, [bytes(64)] * 5000, [bytes(1 << 20)] + [b""] * 9000):
+        left.send_multipart(parts)
+        envelope, frames = recv_frames(right, timeout=LONG)
+        assert len(envelope) + len(frames) == len(parts)
+    columns = [torch.zeros(16384, dtype=torch.uint8)] * 3000
+    send(left, [column.clone() for column in columns], timeout=LONG)
+    assert_same(recv(right, timeout=LONG), columns)
+
+
+def test_a_wrong_device_costs_no_message(context):
+    left, right = joined(context, zmq.PAIR, zmq.PAIR)
+    send(left, "kept", timeout=LONG)
+    with pytest.raises(ArgumentError, match=r"^recv\(device\): "):
+        recv(right, timeout=LONG, device="no such device")
+    assert recv(right, timeout=LONG) == "kept"
+
+
 def test_sockets_without_multipart_messages(context):
     with context.socket(zmq.STREAM) as socket:
         for call in (lambda: send(socket, 1), lambda: recv(socket), lambda: recv_frames(socket)):
@@ -495,6 +551,49 @@ def test_a_receiver_that_is_cancelled_loses_no_message():
             await waiting
         await async_send(left, "first", timeout=LONG)
         assert await async_recv(right, timeout=LONG) == "first"
+
+    run(main)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_many_tasks_that_receive_get_one_whole_message_each(early):
+    values = [[torch.full((20_000,), i), torch.full((30_000,), -i)] for i in range(40)]
+
+    async def main(left, right):
+        tasks = [asyncio.create_task(async_recv(right, timeout=LONG)) for _ in values if early]
+        await asyncio.sleep(SHORT)
+        for i, value in enumerate(values):
+            await async_send(left, value, timeout=LONG)
+            if i % 7 == 0:  # some arrive together, and some alone
+                await asyncio.sleep(0.01)
+        tasks += [asyncio.create_task(async_recv(right, timeout=LONG)) for _ in values if not early]
+        return await asyncio.gather(*tasks)
+
+    found = sorted(run(main), key=lambda value: int(value[0][0]))
+    assert_same(found, values)
+
+
+def test_tasks_beside_pyzmqs_own_are_woken():
+    async def main(left, right):
+        ours = asyncio.create_task(async_recv(right, timeout=LONG))
+        theirs = asyncio.ensure_future(right.recv_multipart())
+        await asyncio.sleep(SHORT)
+        for _ in range(2):
+            await async_send(left, "for either", timeout=LONG)
+        return await ours, decode(await theirs)
+
+    assert run(main) == ("for either", "for either")
+
+
+def test_asyncio_takes_no_message_of_very_many_small_frames_or_for_no_device():
+    async def main(left, right):
+        await left.send_multipart([b""] * SMALL)
+        await async_send(left, "kept", timeout=LONG)
+        with pytest.raises(WireFormatError, match=f"found {SMALL} with 0 bytes"):
+            await async_recv_frames(right, timeout=LONG)
+        with pytest.raises(ArgumentError, match=r"^async_recv\(device\): "):
+            await async_recv(right, timeout=LONG, device="no such device")
+        assert await async_recv(right, timeout=LONG) == "kept"
 
     run(main)
 

@@ -7,18 +7,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from jagcodec._arguments import usable_device
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
     TransportError,
     TransportTimeoutError,
+    WireFormatError,
 )
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
@@ -116,7 +119,7 @@ def send(
         zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
             send (REQ, REP).
     """
-    _check(socket, "send", asyncio=False)
+    _check(socket, "send", of_asyncio=False)
     return _send(socket, encode(obj, **options), envelope, timeout, "send")
 
 
@@ -148,18 +151,21 @@ def recv(
 
     Raises:
         TransportTimeoutError: No message arrived in time.
-        WireFormatError: The message was not written by jagcodec, or is damaged. It has been taken
-            from the socket, which is ready for the next one.
+        WireFormatError: The message was not written by jagcodec, is damaged, or has more than
+            `MOST_SMALL_FRAMES` frames beyond one for every `BYTES_PER_FRAME` bytes. It has been
+            taken from the socket, which is ready for the next one. But a REP has to answer first,
+            as ever: ``send(socket, {"error": str(error)})`` tells the REQ, and makes it ready.
         ArgumentError: The socket is a ROUTER, `timeout` is not a valid number of seconds, or
-            `device` is not a valid device.
+            `device` is not a valid device; nothing was taken from the socket.
         ArgumentTypeError: This is an asyncio socket.
         zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
             receive (REQ, REP).
     """
     _check_plain(socket, "recv")
-    _check(socket, "recv", asyncio=False)
+    _check(socket, "recv", of_asyncio=False)
+    target = usable_device(device, "recv(device)")
     parts = _recv(socket, timeout, "recv")
-    return decode(parts, copy=copy, device=device, allow_pickle=allow_pickle)
+    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle)
 
 
 def send_frames(
@@ -174,7 +180,7 @@ def send_frames(
     Example:
         See `recv_frames`.
     """
-    _check(socket, "send_frames", asyncio=False)
+    _check(socket, "send_frames", of_asyncio=False)
     return _send(socket, frames, envelope, timeout, "send_frames")
 
 
@@ -206,13 +212,14 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
 
     Raises:
         TransportTimeoutError: No message arrived in time.
+        WireFormatError: The message has too many small frames, as for `recv`.
         ArgumentError: Sockets of this type do not carry multipart messages, or `timeout` is not
             a valid number of seconds.
         ArgumentTypeError: This is an asyncio socket.
         zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
             receive (REQ, REP).
     """
-    _check(socket, "recv_frames", asyncio=False)
+    _check(socket, "recv_frames", of_asyncio=False)
     return _opened(socket, _recv(socket, timeout, "recv_frames"))
 
 
@@ -245,7 +252,7 @@ async def async_send(
     Encoding itself runs in the event loop. If the call is cancelled while it waits, nothing was
     sent.
     """
-    _check(socket, "async_send", asyncio=True)
+    _check(socket, "async_send", of_asyncio=True)
     return await _async_send(socket, encode(obj, **options), envelope, timeout, "async_send")
 
 
@@ -266,9 +273,10 @@ async def async_recv(
     lost: the next call receives it.
     """
     _check_plain(socket, "async_recv")
-    _check(socket, "async_recv", asyncio=True)
+    _check(socket, "async_recv", of_asyncio=True)
+    target = usable_device(device, "async_recv(device)")
     parts = await _async_recv(socket, timeout, "async_recv")
-    return decode(parts, copy=copy, device=device, allow_pickle=allow_pickle)
+    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle)
 
 
 async def async_send_frames(
@@ -283,7 +291,7 @@ async def async_send_frames(
     Example:
         See `async_send`.
     """
-    _check(socket, "async_send_frames", asyncio=True)
+    _check(socket, "async_send_frames", of_asyncio=True)
     return await _async_send(socket, frames, envelope, timeout, "async_send_frames")
 
 
@@ -295,7 +303,7 @@ async def async_recv_frames(
     Example:
         See `async_send`.
     """
-    _check(socket, "async_recv_frames", asyncio=True)
+    _check(socket, "async_recv_frames", of_asyncio=True)
     return _opened(socket, await _async_recv(socket, timeout, "async_recv_frames"))
 
 
@@ -325,15 +333,63 @@ async def _async_send(
 
 def _recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
     with _reported(where, _RECEIVING, timeout), _waiting(socket, zmq.RCVTIMEO, timeout, where):
-        parts: list[zmq.Frame] = socket.recv_multipart(copy=False)
-    return parts
+        return _parts(socket, lambda: socket.recv(copy=False))
 
 
 async def _async_recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
     with _reported(where, _RECEIVING, timeout):
-        with _waiting(socket, zmq.RCVTIMEO, timeout, where):
-            receiving = socket.recv_multipart(copy=False)
-        parts: list[zmq.Frame] = await receiving
+        _check_timeout(timeout, where)
+        own = socket.getsockopt(zmq.RCVTIMEO)
+        limit = timeout if timeout is not None else own / 1000 if own >= 0 else None
+        clock = asyncio.get_running_loop().time
+        end = None if limit is None else clock() + limit
+        while True:
+            try:
+                # Without a wait, so that no other task can take parts of this message.
+                parts = _parts(socket, lambda: socket.recv(zmq.NOBLOCK, copy=False).result())
+            except zmq.Again:
+                left = None if end is None else end - clock()
+                if left is not None and left <= 0:
+                    raise
+                with _waiting(socket, zmq.RCVTIMEO, left, where):
+                    message = socket.poll()
+                await message
+            else:
+                socket.get(zmq.EVENTS)  # wakes whoever waits for the next message
+                return parts
+
+
+MOST_SMALL_FRAMES = 1024
+"""Frames that a message may have besides one for every `BYTES_PER_FRAME` bytes."""
+
+BYTES_PER_FRAME = 64
+
+
+def _parts(socket: Any, receive: Callable[[], zmq.Frame]) -> list[zmq.Frame]:
+    """All parts of the next message. One of too many small ones is taken, and not kept.
+
+    Raises:
+        WireFormatError: It has too many for its size: each takes hundreds of bytes here, however
+            few it took on the way.
+    """
+    parts = [receive()]
+    size = len(parts[0])
+    while socket.getsockopt(zmq.RCVMORE):
+        part = receive()
+        parts.append(part)
+        size += len(part)
+        if len(parts) > MOST_SMALL_FRAMES + size // BYTES_PER_FRAME:
+            found = len(parts)
+            parts.clear()
+            while socket.getsockopt(zmq.RCVMORE):
+                receive()
+                found += 1
+            raise WireFormatError(
+                "frame_count",
+                "frames",
+                f"expected at most {MOST_SMALL_FRAMES} frames, and one more for every "
+                f"{BYTES_PER_FRAME} bytes, found {found} with {size} bytes in those that were read",
+            )
     return parts
 
 
@@ -417,13 +473,7 @@ def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Ite
     if timeout is None:
         yield
         return
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not number or not 0 <= timeout <= _LONGEST:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(timeout)",
-            f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}",
-        )
+    _check_timeout(timeout, where)
     before = socket.getsockopt(option)
     socket.setsockopt(option, math.ceil(1000 * timeout))
     try:
@@ -431,6 +481,16 @@ def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Ite
     finally:
         if not socket.closed:
             socket.setsockopt(option, before)
+
+
+def _check_timeout(timeout: Any, where: str) -> None:
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(timeout)",
+            f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}",
+        )
 
 
 _LONGEST = (2**31 - 1) // 1000
@@ -445,13 +505,13 @@ _MULTIPART = frozenset(
 )
 
 
-def _check(socket: Any, where: str, *, asyncio: bool) -> None:
-    if isinstance(socket, zmq.asyncio.Socket) != asyncio:
+def _check(socket: Any, where: str, *, of_asyncio: bool) -> None:
+    if isinstance(socket, zmq.asyncio.Socket) != of_asyncio:
         other = where.removeprefix("async_") if where.startswith("async_") else f"async_{where}"
         raise ArgumentTypeError(
             "bad_type",
             f"{where}(socket)",
-            f"expected a socket of {'zmq.asyncio.Context' if asyncio else 'zmq.Context'}, found "
+            f"expected a socket of {'zmq.asyncio.Context' if of_asyncio else 'zmq.Context'}, found "
             f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
         )
     if socket.type not in _MULTIPART:
