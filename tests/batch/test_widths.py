@@ -138,6 +138,13 @@ def test_without_a_width_rectangles_are_left_alone():
     assert mask.all()
 
 
+@pytest.mark.parametrize("layout", ["jagged", "packed"])
+def test_other_layouts_pad_nothing(layout):
+    td = fetched([3, 3])
+    for batch in (td, open_wire(encode(td))):
+        assert_same(dict(materialize(batch, layout, pad_to_seqlen=8)), dict(td))
+
+
 def test_widths_of_rectangles_are_rounded_up():
     td = TensorDict({"x": torch.ones(2, 5), "wide": torch.ones(2, 9)}, [2])
     found = (

@@ -276,7 +276,7 @@ class _Materializing:
         self._pool = RowSplitsPool()
         self._rectangles: list[Rectangle] = []
         # Whether rectangles are taken for columns of equally long rows, where no names are given.
-        self._widens = bool(
+        self._widens = options.layout == "padded" and bool(
             options.width
             or options.multiple != 1
             or options.side != "right"
