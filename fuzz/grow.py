@@ -21,12 +21,14 @@ import gc
 import json
 import logging
 import resource
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,13 @@ def _slow(recipe: Recipe, units: int, reader: Callable[[list[bytes]], Any]) -> s
     return " / ".join(f"{t:.3f}" for t in times) + f" s at {sizes} units" if grows else None
 
 
+def _recipes(args: argparse.Namespace) -> Iterator[tuple[str, Recipe]]:
+    alone = [("alone", recipe) for recipe in singles()] if args.each else []
+    seeds = range(args.seed, sys.maxsize, args.step)
+    drawn = ((f"--seed {seed}", grown(seed)) for seed in seeds)
+    return islice(chain(alone, drawn), args.inputs)
+
+
 def main() -> int:
     """Grow recipes until the time or the inputs are used up."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -149,17 +158,17 @@ def main() -> int:
 
     counts: Counter[str] = Counter()
     begin = time.monotonic()
-    alone = iter(singles() if args.each else [])
-    for i in range(args.inputs):
-        if time.monotonic() - begin > args.seconds:
-            break
-        recipe = next(alone, None)
-        name = "alone" if recipe else f"--seed {args.seed + i * args.step}"
-        recipe = recipe or grown(args.seed + i * args.step)
-        counts["inputs"] += 1
-        for fault in faults(recipe, recipe.of_size(args.size), counts):
-            counts["faults"] += 1
-            print(f"{name} {recipe.name}\n    {fault}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for name, recipe in _recipes(args):
+            if time.monotonic() - begin > args.seconds:
+                break
+            counts["inputs"] += 1
+            for fault in faults(recipe, recipe.of_size(args.size), counts):
+                counts["faults"] += 1
+                print(f"{name} {recipe.name}\n    {fault}", flush=True)
+    except KeyboardInterrupt:
+        pass
     print(json.dumps({**counts, "seconds": round(time.monotonic() - begin)}), flush=True)
     return 1 if counts["faults"] else 0
 
