@@ -9,7 +9,8 @@ reader gets both, and an input fails if
 * memory grows that much faster than the message, or passes `MOST_PER_BYTE` of SECURITY.md's table.
 
 It looks at the clock, so it is no part of `make test`, which counts operations instead
-(`tests/wire/test_growth.py`). One seed alone: ``--seed 7 --inputs 1``.
+(`tests/wire/test_growth.py`). One seed again: ``--seed 7 --inputs 1``, with the
+same ``--size``.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="to go on for")
     parser.add_argument("--inputs", type=int, default=sys.maxsize, help="how many seeds")
-    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the first; or the time")
     parser.add_argument("--step", type=int, default=1, help="from seed to seed")
     parser.add_argument("--size", type=int, default=200_000, help="bytes of a message of 4n")
     parser.add_argument("--each", action="store_true", help="every kind by itself first")
