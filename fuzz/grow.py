@@ -9,7 +9,8 @@ reader gets both, and an input fails if
 * memory grows that much faster than the message, or passes `MOST_PER_BYTE` of SECURITY.md's table.
 
 It looks at the clock, so it is no part of `make test`, which counts operations instead
-(`tests/wire/test_growth.py`). One seed alone: ``--seed 7 --inputs 1``.
+(`tests/wire/test_growth.py`). One seed again: ``--seed 7 --inputs 1``, with the
+same ``--size``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import gc
 import json
 import logging
 import resource
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +133,19 @@ def _slow(recipe: Recipe, units: int, reader: Callable[[list[bytes]], Any]) -> s
     return " / ".join(f"{t:.3f}" for t in times) + f" s at {sizes} units" if grows else None
 
 
+def _recipes(args: argparse.Namespace) -> Iterator[tuple[str, Recipe]]:
+    alone = [("alone", recipe) for recipe in singles()] if args.each else []
+    seeds = range(args.seed, sys.maxsize, args.step)
+    drawn = ((f"--seed {seed}", grown(seed)) for seed in seeds)
+    return islice(chain(alone, drawn), args.inputs)
+
+
 def main() -> int:
     """Grow recipes until the time or the inputs are used up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="to go on for")
     parser.add_argument("--inputs", type=int, default=sys.maxsize, help="how many seeds")
-    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the first; or the time")
     parser.add_argument("--step", type=int, default=1, help="from seed to seed")
     parser.add_argument("--size", type=int, default=200_000, help="bytes of a message of 4n")
     parser.add_argument("--each", action="store_true", help="every kind by itself first")
@@ -149,17 +159,17 @@ def main() -> int:
 
     counts: Counter[str] = Counter()
     begin = time.monotonic()
-    alone = iter(singles() if args.each else [])
-    for i in range(args.inputs):
-        if time.monotonic() - begin > args.seconds:
-            break
-        recipe = next(alone, None)
-        name = "alone" if recipe else f"--seed {args.seed + i * args.step}"
-        recipe = recipe or grown(args.seed + i * args.step)
-        counts["inputs"] += 1
-        for fault in faults(recipe, recipe.of_size(args.size), counts):
-            counts["faults"] += 1
-            print(f"{name} {recipe.name}\n    {fault}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for name, recipe in _recipes(args):
+            if time.monotonic() - begin > args.seconds:
+                break
+            counts["inputs"] += 1
+            for fault in faults(recipe, recipe.of_size(args.size), counts):
+                counts["faults"] += 1
+                print(f"{name} {recipe.name}\n    {fault}", flush=True)
+    except KeyboardInterrupt:
+        pass
     print(json.dumps({**counts, "seconds": round(time.monotonic() - begin)}), flush=True)
     return 1 if counts["faults"] else 0
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jagcodec.wire.registry import register_type
 from tests.wire.forge import (
     Part,
@@ -494,18 +496,31 @@ WRAPS: dict[str, Callable[[Part], Part]] = {
 def probing_keys(count: int) -> list[int]:
     """Integers of distinct hashes that share their way through a dict of CPython.
 
-    Half of them fill a piece of the orbit that probing follows in the end; the others begin in it,
-    and have to go all the way to its end.
+    Most of them fill a piece of the orbit that probing follows once the bits of a hash are used up.
+    The others come to the first half of that piece, by slots that are taken, and go on to its end.
     """
-    mask = 8
-    while mask * 2 // 3 < count:
-        mask *= 2
+    mask = 7
+    while (mask + 1) * 2 // 3 < count:
+        mask = 2 * mask + 1
     orbit, slot = [], 0
-    for _ in range(count):
+    for _ in range(count - count // 7):
         orbit.append(slot)
-        slot = (5 * slot + 1) % mask
-    half = count // 2
-    return [*orbit[:half], *(key + mask for key in orbit[: count - half])]
+        slot = (5 * slot + 1) & mask
+    slots = np.array(orbit, dtype=np.int64)
+    place = np.full(mask + 1, mask)
+    place[slots] = np.arange(len(orbit))
+    late: list[int] = []
+    for lap in range(1, 4096):
+        keys = slots + lap * (mask + 1)
+        at, perturb, taken = slots, keys, np.ones(len(keys), dtype=bool)
+        while perturb.any():
+            perturb = perturb >> 5
+            at = (5 * at + perturb + 1) & mask
+            taken &= place[at] < mask
+        late += keys[taken & (place[at] < len(orbit) // 2)].tolist()
+        if len(late) >= count - len(orbit):
+            break
+    return [*orbit, *late][:count]
 
 
 def collide(kind: str) -> Callable[[Forge, int, int], Part]:

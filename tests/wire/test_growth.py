@@ -119,4 +119,4 @@ def test_keys_that_share_their_way():
             slot = (5 * slot + perturb + 1) & mask
             steps += 1
         slots.add(slot)
-    assert steps > 50 * len(keys)
+    assert steps > 150 * len(keys)
