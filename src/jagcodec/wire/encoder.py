@@ -30,8 +30,8 @@ from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import write_header
-from jagcodec.wire.lowered import Columns, Dense, Documents, Lowered, Ragged
-from jagcodec.wire.lowering import Lowering, torch_name
+from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
+from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import (
@@ -393,7 +393,7 @@ class _Placing:
             kind = type(item)
             if kind not in (RaggedView, Ragged, Dense):
                 continue
-            dtype = torch_name(item.dtype) if kind is RaggedView else item.dtype
+            dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
             if dtype not in INTEGER_DTYPES:
                 continue
             dtypes[i] = dtype

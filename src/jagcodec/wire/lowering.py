@@ -26,7 +26,6 @@ from jagcodec.errors import (
     WireFormatError,
     child_path,
 )
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, NestedParts, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
@@ -42,7 +41,16 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.lowered import Columns, Dense, Documents, Lowered, Ragged, Tree
+from jagcodec.wire.lowered import (
+    NUMPY_NAMES,
+    TORCH_NAMES,
+    Columns,
+    Dense,
+    Documents,
+    Lowered,
+    Ragged,
+    Tree,
+)
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
@@ -53,17 +61,10 @@ from jagcodec.wire.spec import (
     MAX_STACKS,
     MAX_UNBACKED_ROWS,
     PLAIN,
-    TORCH_DTYPES,
     Code,
     Kind,
 )
 from jagcodec.wire.tensor_views import Merged, merge
-
-_TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
-torch_name = _TORCH_NAMES.__getitem__
-"""What the wire calls a torch dtype."""
-
-_NUMPY_NAMES = {dtype: _TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 
 # What msgpack holds by itself and gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -436,7 +437,7 @@ class Lowering:
         raise self._refusal(tensor, f" with layout {tensor.layout}; call .to_dense() first")
 
     def _torch_dtype(self, tensor: torch.Tensor) -> str:
-        name = _TORCH_NAMES.get(tensor.dtype)
+        name = TORCH_NAMES.get(tensor.dtype)
         if name is None:
             raise self._refusal(tensor, f" with dtype {tensor.dtype}; dequantise it first")
         if tensor.is_meta:
@@ -469,13 +470,13 @@ class Lowering:
             name, rank = self._torch_dtype(like), like.dim()
         else:
             view: Any = source
-            name, rank = _TORCH_NAMES[view.dtype], len(view.shape)
+            name, rank = TORCH_NAMES[view.dtype], len(view.shape)
         self.items.append(Ragged(source, name, "jagged tensor"))
         return (Code.JAGGED, name, rank, dim)
 
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
-        name = _TORCH_NAMES[view.dtype]
+        name = TORCH_NAMES[view.dtype]
         shape = view.values_shape
         bounds = np.stack([merged.starts, merged.ends])
         self.items += (Dense(view, None), Dense(bounds, None), len(merged.starts), *shape)
@@ -504,7 +505,7 @@ class Lowering:
         for name, column in value.columns.items():
             kind = type(column)
             if kind is RaggedView:
-                dtype = _TORCH_NAMES.get(column.dtype)
+                dtype = TORCH_NAMES.get(column.dtype)
                 if dtype is None or type(column.memory) is not np.ndarray:
                     self._path.append(name)
                     view, dtype = self._rows_of_tensor(column)
@@ -514,7 +515,7 @@ class Lowering:
                     items.append(column)
                 nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
             elif kind is np.ndarray:
-                dtype = _NUMPY_NAMES[column.dtype]
+                dtype = NUMPY_NAMES[column.dtype]
                 shape = column.shape
                 items.append(Dense(column, dtype))
                 items += shape
