@@ -395,7 +395,8 @@ class Lowering:
         if array.dtype.hasobject:
             return (Code.SCALAR, self._array(array))
         description = self._numpy_dtype(value)
-        return [TAGS[Kind.SCALAR], _listed(description), numpy_dtypes.cell_bytes(array).tobytes()]
+        data = numpy_dtypes.cell_bytes(array).tobytes()
+        return [TAGS[Kind.SCALAR], numpy_dtypes.listed(description), data]
 
     # torch
 
@@ -657,11 +658,6 @@ _REMEDY_OF_BATCHES = (
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def _listed(description: Any) -> Any:
-    """A description of a numpy dtype as documents hold it: msgpack is strict about tuples."""
-    return [_listed(part) for part in description] if type(description) is tuple else description
 
 
 _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {

@@ -59,6 +59,11 @@ def _describe(dtype: np.dtype[Any]) -> Any | None:
     return dtype.str if dtype.kind in "biufcmMSUVO" and dtype.char not in "gG" else None
 
 
+def listed(description: Any) -> Any:
+    """A description as documents hold it: msgpack is strict about tuples."""
+    return [listed(part) for part in description] if type(description) is tuple else description
+
+
 def restore(description: Any) -> np.dtype[Any]:
     """The dtype of a checked description.
 
