@@ -334,7 +334,11 @@ class _Materializing:
                 if options.layout != "padded" or key in options.keep_jagged:
                     columns[name] = self._unpadded(leaf, key)
                     continue
-                leaf = readable_view(leaf, path_of(key), self._pool)
+                if options.device is None:
+                    leaf = readable_view(leaf, path_of(key), self._pool)
+                else:  # the rows are moved before they are padded, in a tensor
+                    detach = not torch.is_grad_enabled()
+                    leaf = view_of(leaf, path_of(key), self._pool, detach=detach)
                 kind = RaggedView
             if kind is RaggedView:
                 rows, like = placed
