@@ -130,13 +130,21 @@ def _materialized(read: Made, options: Mapping[str, Any]) -> Made:
     return lambda: jagcodec.materialize(read(), **options)
 
 
+# What used to be the default.
+JAGGED_ALONE: Mapping[str, Any] = {"token_aligned_fields": ()}
+
+
 def _layouts() -> dict[str, dict[str, Any]]:
     return {
         "padded": {},
-        "left": {"padding_side": "left", "pad_value_dict": PADS},
-        "wide": {"pad_to_seqlen": 300, "attention_mask_of": "ids"},
-        "multiple": {"pad_to_multiple": 8, "pad_value_dict": PADS},
-        "left and right": {"padding_side": "left_right", "prompt_lengths": "prompts"},
+        "left": {"padding_side": "left", "pad_value_dict": PADS, **JAGGED_ALONE},
+        "wide": {"pad_to_seqlen": 300, "attention_mask_of": "ids", **JAGGED_ALONE},
+        "multiple": {"pad_to_multiple": 8, "pad_value_dict": PADS, **JAGGED_ALONE},
+        "left and right": {
+            "padding_side": "left_right",
+            "prompt_lengths": "prompts",
+            **JAGGED_ALONE,
+        },
         "jagged": {"layout": "jagged"},
         "packed": {"layout": "packed"},
         "one stays jagged": {"keep_jagged": ("hidden",)},

@@ -190,19 +190,25 @@ class Line:
 
     def __init__(self, receive: Callable[[], Frames]) -> None:
         self._receive = receive
+        self._parts: list[zmq.Frame] = []
         self.sent: list[Frames] = []
 
     def send(self, data: bytes) -> None:
         pass
 
-    def recv(self) -> bytes:
-        return b"ready"
+    def recv(self, copy: bool = True) -> Any:
+        if copy:
+            return b"ready"
+        if not self._parts:
+            self._parts = [zmq.Frame(frame) for frame in self._receive()]
+        return self._parts.pop(0)
+
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.RCVMORE
+        return bool(self._parts)
 
     def send_multipart(self, frames: Any, copy: bool) -> None:
         self.sent.append([bytes(frame) for frame in frames])
-
-    def recv_multipart(self, copy: bool) -> Frames:
-        return [zmq.Frame(frame) for frame in self._receive()]
 
 
 def same(frames: Frames) -> Frames:

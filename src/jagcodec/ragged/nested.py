@@ -16,7 +16,7 @@ from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_ten
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import IntArray, plain_array
+from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, plain_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 
@@ -234,6 +234,8 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
     if not len(shapes):
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
+    if values.storage_offset():  # which torch passes over
+        values = from_words(as_words(values).clone(), values.dtype)
     strides = np.ones_like(shapes)
     for dim in range(shapes.shape[1] - 1, 0, -1):
         np.multiply(strides[:, dim], shapes[:, dim], out=strides[:, dim - 1])
