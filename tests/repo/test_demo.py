@@ -282,7 +282,7 @@ def test_the_trainer_finds_every_flipped_payload_bit(tmp_path: Path) -> None:
     """Some flipped bits break the message, others a cell or a padding byte; none passes as equal
     with a cell that differs."""
     (produced, _) = exchange(tmp_path)
-    line: Any = Line(lambda: [])
+    line: Any = Line(lambda: [b""])
     with pytest.raises(WireFormatError):
         produce(line, tmp_path, ROWS, 1)
     frames = line.sent[0]
