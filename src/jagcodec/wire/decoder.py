@@ -104,7 +104,8 @@ def decode(
         ArgumentError: There is no such device.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
-    the tables of `docs/wire-format.md` and the types that you registered. Safe to call from
+    the tables of `docs/wire-format.md`, the types that you registered and, after
+    `register_stdlib_types`, the enums and named tuples that are imported already. Safe to call from
     several threads at once.
     """
     target = None if device is None else usable_device(device, "decode(device)")
