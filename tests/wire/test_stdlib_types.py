@@ -91,7 +91,7 @@ VALUES = [
     Decimal("-0.00"),
     Decimal("sNaN12"),
     Decimal("1E+1000"),
-    Path("/tmp/a b"),
+    Path("/a b/c"),
     PurePosixPath("a/../b"),
     PureWindowsPath("c:\\a"),
     Color.RED,

@@ -26,7 +26,7 @@ def register_stdlib_types() -> None:
         >>> from collections import OrderedDict
         >>> from jagcodec import decode, encode, register_stdlib_types
         >>> register_stdlib_types()
-        >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("/tmp/log")}
+        >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("runs/7/log")}
         >>> decode(encode(value)) == value
         True
         >>> list(decode(encode(OrderedDict(b=1, a=2))))
