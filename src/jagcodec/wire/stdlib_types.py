@@ -101,24 +101,14 @@ def _zone(zone: Any) -> Any:
     return zone
 
 
-def _datetime_state(value: datetime) -> Any:
+def _clock_state(value: datetime | time) -> Any:
     plain = value.replace(tzinfo=None, fold=0).isoformat()
     return plain, value.fold, _zone(value.tzinfo)
 
 
-def _datetime(state: Any) -> datetime:
+def _clock(cls: type[datetime] | type[time], state: Any) -> datetime | time:
     plain, fold, zone = state
-    return datetime.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
-
-
-def _time_state(value: time) -> Any:
-    plain = value.replace(tzinfo=None, fold=0).isoformat()
-    return plain, value.fold, _zone(value.tzinfo)
-
-
-def _time(state: Any) -> time:
-    plain, fold, zone = state
-    return time.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
+    return cls.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
 
 
 def _timezone_state(value: timezone) -> Any:
@@ -160,9 +150,9 @@ _TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         _checked(_deque, int, list),
     ),
     bytearray: ("bytearray", bytes, _single(bytearray, bytes)),
-    datetime: ("datetime.datetime", _datetime_state, _datetime),
+    datetime: ("datetime.datetime", _clock_state, functools.partial(_clock, datetime)),
     date: ("datetime.date", date.isoformat, _single(date.fromisoformat, str)),
-    time: ("datetime.time", _time_state, _time),
+    time: ("datetime.time", _clock_state, functools.partial(_clock, time)),
     timedelta: (
         "datetime.timedelta",
         lambda value: (value.days, value.seconds, value.microseconds),
