@@ -273,6 +273,8 @@ class TestRefusals:
                 ray.put(batch)
             integration.register(allow_pickle=True)
             assert there_and_back(batch) == batch
+            integration.register(default=str)
+            assert there_and_back(batch) == {"path": ["/a", "/b"]}
         finally:
             integration.unregister()
 

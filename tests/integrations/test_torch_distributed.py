@@ -27,6 +27,7 @@ from jagcodec import (
     ArgumentKeyError,
     ArgumentTypeError,
     BatchedDataDict,
+    Limits,
     TransportError,
     TransportTimeoutError,
     UnsupportedTypeError,
@@ -589,6 +590,35 @@ def test_pickles_travel_only_if_both_sides_say_so(world):
     _, refused, accepted = world.outcomes(do_pickle, [True, False, True])
     assert isinstance(refused, WireFormatError)
     assert accepted == {"kind": threading.Thread}
+
+
+def do_default(rank):
+    return broadcast({"kind": slice} if rank == 0 else None, 0, default=repr)
+
+
+def test_what_cannot_be_encoded_is_replaced(world):
+    # On the sender it is the object that was passed.
+    assert world(do_default)[1:] == [{"kind": repr(slice)}] * 2
+
+
+def do_limits(rank, work):
+    few = Limits(bytes=100)
+    if work == "broadcast":
+        return broadcast("x" * 200 if rank == 0 else None, 0, limits=few)
+    if work == "recv":
+        return send("x" * 200, 1) if rank == 0 else recv(0, limits=few) if rank == 1 else None
+    batch = BatchedDataDict(x=torch.arange(300))
+    if work == "scatter_rows":
+        return scatter_rows(batch if rank == 0 else None, 0, limits=few)
+    return all_gather_rows(batch, limits=few)
+
+
+@pytest.mark.parametrize("work", ["broadcast", "recv", "scatter_rows", "all_gather_rows"])
+def test_receivers_take_limits(world, work):
+    for outcome in world.outcomes(do_limits, work)[1 : 2 if work == "recv" else 3]:
+        assert isinstance(outcome, WireFormatError)
+        assert outcome.reason == "too_large"
+        assert outcome.path.startswith(f"{work}, rank 0: ")
 
 
 def do_stay_away(rank):

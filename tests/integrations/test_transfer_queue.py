@@ -16,6 +16,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
+    Limits,
     UnsupportedTypeError,
     WireFormatError,
     decode,
@@ -663,6 +664,16 @@ class TestMessages:
         integration.install()
         with pytest.raises(WireFormatError, match="without pickle"):
             serial_utils.decode(frames)
+
+    def test_a_default_and_limits_if_told(self, as_before):
+        integration.install(default=str, limits=Limits(bytes=100))
+        frames = serial_utils.encode({"body": Path("/a")})
+        assert serial_utils.decode(frames) == {"body": "/a"}
+        with pytest.raises(WireFormatError, match="at most 100 bytes"):
+            serial_utils.decode(serial_utils.encode({"body": "x" * 100}))
+        integration.install()
+        with pytest.raises(UnsupportedTypeError):
+            serial_utils.encode({"body": Path("/a")})
 
 
 class TestInstall:

@@ -20,6 +20,7 @@ from jagcodec import (
     ArgumentError,
     ArgumentTypeError,
     JagcodecError,
+    Limits,
     TransportError,
     TransportTimeoutError,
     UnsupportedTypeError,
@@ -125,6 +126,11 @@ def test_options_of_encode_and_decode(context):
     send(left, slice, allow_pickle=True, timeout=LONG)
     with pytest.raises(WireFormatError, match="pickle"):
         recv(right, timeout=LONG)
+    send(left, slice, default=repr, timeout=LONG)
+    assert recv(right, timeout=LONG) == repr(slice)
+    send(left, [1, 2, 3], timeout=LONG)
+    with pytest.raises(WireFormatError, match="at most 5 bytes"):
+        recv(right, timeout=LONG, limits=Limits(bytes=5))
     send(left, torch.ones(2), timeout=LONG)
     assert recv(right, timeout=LONG, device="meta").device.type == "meta"
 

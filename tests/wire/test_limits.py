@@ -123,6 +123,23 @@ def test_every_reader_takes_limits(limit, tmp_path):
             read({"bytes": 5})
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_file_is_measured_before_it_is_read(tmp_path, mmap):
+    path = tmp_path / "x.jag"
+    dump({"a": torch.arange(5)}, path)
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # a file of holes, larger than memory
+    with pytest.raises(WireFormatError, match=f"found {1 << 40}"):
+        load(path, mmap=mmap)
+    # The padding of a blob is not counted.
+    dump({str(i): torch.arange(i) for i in range(50)}, path)
+    size = sum(map(len, encode(load(path))))
+    assert size < path.stat().st_size
+    load(path, mmap=mmap, limits=Limits(bytes=size))
+    with pytest.raises(WireFormatError, match="the limit 'bytes'"):
+        load(path, mmap=mmap, limits=Limits(bytes=size - 1))
+
+
 def test_limits_are_numbers_in_range():
     float_: Any = 1.5
     with pytest.raises(ArgumentError, match="0 or more"):

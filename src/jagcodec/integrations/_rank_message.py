@@ -10,6 +10,7 @@ import torch
 
 from jagcodec.errors import WireFormatError
 from jagcodec.wire.decoder import decode
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.resident import decode_resident
 
 _SIZE = struct.Struct("<Q")
@@ -39,14 +40,19 @@ class RankMessage(NamedTuple):
     def size(self) -> int:
         return self.meta.numel()
 
-    def value(self, device: torch.device | None, allow_pickle: bool) -> Any:
+    def value(self, device: torch.device | None, allow_pickle: bool, limits: Limits | None) -> Any:
         try:
             if any(self.kept):
                 return decode_resident(
-                    self.header, self.buffers, self.kept, device=device, allow_pickle=allow_pickle
+                    self.header,
+                    self.buffers,
+                    self.kept,
+                    device=device,
+                    allow_pickle=allow_pickle,
+                    limits=limits,
                 )
             frames = [self.header, *self.buffers]
-            return decode(frames, device=device, allow_pickle=allow_pickle)
+            return decode(frames, device=device, allow_pickle=allow_pickle, limits=limits)
         except WireFormatError as error:
             path = f"{self.origin}: {error.path}"
             raise WireFormatError(error.reason, path, error.detail) from error

@@ -30,6 +30,7 @@ from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.frames import blob_size, finished, write_blob
 from jagcodec.wire.lazy import WireBatch, open_wire
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
 
 try:
@@ -212,6 +213,7 @@ class Store:
         *,
         device: torch.device | str | None = None,
         allow_pickle: bool = False,
+        limits: Limits | None = None,
     ) -> Any:
         """Read the value under a key into memory of the caller's own.
 
@@ -222,6 +224,8 @@ class Store:
             key: The key it was put under.
             device: As for `decode`.
             allow_pickle: As for `decode`.
+            limits: As for `decode`. What the store holds is read before they are looked at;
+                `max_bytes` bounds that.
 
         Returns:
             As `decode`, in one new block of memory, which the value's tensors keep alive.
@@ -233,7 +237,7 @@ class Store:
             WireFormatError: As `decode`: what is stored is foreign, truncated or damaged.
         """
         lent = self._read(key, f"Store.get({key!r})")
-        return decode(lent.copy(), device=device, allow_pickle=allow_pickle)
+        return decode(lent.copy(), device=device, allow_pickle=allow_pickle, limits=limits)
 
     def read(self, key: str) -> memoryview:
         """Read the blob under a key into registered memory, for `decode` and `open_wire`.
@@ -266,6 +270,7 @@ class Store:
         device: torch.device | str | None = None,
         allow_pickle: bool = False,
         read_ahead: int = 1 << 18,
+        limits: Limits | None = None,
     ) -> WireBatch:
         """Open the batch under a key, to read only chosen columns and rows of it.
 
@@ -280,6 +285,7 @@ class Store:
             read_ahead: The smallest number of bytes to read at once, so that one read fetches the
                 whole header, and one read fetches rows that are close together. A good value is
                 what the network transfers in about one round trip.
+            limits: As for `open_wire`.
 
         Returns:
             A `WireBatch`. A contiguous range of rows of a column takes one read. What it returns
@@ -298,7 +304,7 @@ class Store:
                 "bad_option", f"{where}(read_ahead)", f"expected 0 or more, found {read_ahead}"
             )
         source = _Ranges(self, key, self._size(key, where), read_ahead)
-        return open_wire(source, device=device, allow_pickle=allow_pickle)
+        return open_wire(source, device=device, allow_pickle=allow_pickle, limits=limits)
 
     def remove(self, key: str, *, force: bool = False) -> None:
         """Remove a key and its value.

@@ -18,6 +18,7 @@ from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.lazy import WireBatch, open_wire
+from jagcodec.wire.limits import NO_LIMITS
 
 try:
     from ray import cloudpickle
@@ -32,7 +33,7 @@ VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, Ba
 _before: dict[type, Callable[[Any], Any] | None] = {}
 
 
-def register(*, allow_pickle: bool = False) -> None:
+def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None) -> None:
     """Make Ray write batches to its object store in this wire format, from this process.
 
     Example:
@@ -49,6 +50,7 @@ def register(*, allow_pickle: bool = False) -> None:
 
     Args:
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
+        default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
@@ -70,7 +72,7 @@ def register(*, allow_pickle: bool = False) -> None:
     """
     read = _with_pickles if allow_pickle else _value
     reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
-        VALUES, partial(reduced, read=read, allow_pickle=allow_pickle)
+        VALUES, partial(reduced, read=read, allow_pickle=allow_pickle, default=default)
     )
     carry({**reducers, WireBatch: _reduced_batch})
 
@@ -121,17 +123,18 @@ def _reduced_batch(batch: WireBatch) -> Any:
 
 
 def _value(frames: list[list[Any]]) -> Any:
-    return decode(owned(frames))
+    return decode(owned(frames), limits=NO_LIMITS)
 
 
 def _with_pickles(frames: list[list[Any]]) -> Any:
-    return decode(owned(frames), allow_pickle=True)
+    return decode(owned(frames), allow_pickle=True, limits=NO_LIMITS)
 
 
 def _batch(frames: list[list[Any]]) -> WireBatch:
     # Read-only, so that whatever is read is copied: Ray keeps small objects in the memory of the
     # process, and gives all their readers the same memory.
-    return open_wire([_in_place(pieces).data.toreadonly() for pieces in frames])
+    data = [_in_place(pieces).data.toreadonly() for pieces in frames]
+    return open_wire(data, limits=NO_LIMITS)
 
 
 def _in_place(pieces: list[Any]) -> ByteArray:

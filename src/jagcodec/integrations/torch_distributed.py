@@ -35,6 +35,7 @@ from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import buffer_bytes, writable
 from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.resident import encode_resident
 
 if not dist.is_available():
@@ -56,6 +57,8 @@ def broadcast(
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    limits: Limits | None = None,
 ) -> Any:
     """Broadcast one rank's batch to every rank of a group.
 
@@ -77,6 +80,8 @@ def broadcast(
         device: Where to put tensors on this rank. None: the CPU, except that with NCCL, tensors
             from the sender's CUDA device go to this rank's current CUDA device.
         allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
+        default: As for `encode`.
+        limits: As for `decode`. What a rank announces has been received before they are looked at.
 
     Returns:
         The batch. On rank `src` it is the object that was passed or, if `device` is given, a
@@ -102,14 +107,14 @@ def broadcast(
         nonlocal target, message
         target = usable_device(device, "broadcast(device)")
         if line.is_source(src, batch, "batch"):
-            message = line.message(_readable(batch), allow_pickle)
+            message = line.message(_readable(batch), allow_pickle, default)
 
     sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
     place = line.ranks.index(src)
     (received,) = line.broadcast(src, {place: sizes[place][0]}, message)
     if message is not None and target is None:
         return batch
-    return received.value(target, allow_pickle)
+    return received.value(target, allow_pickle, limits)
 
 
 def scatter_rows(
@@ -119,6 +124,8 @@ def scatter_rows(
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    limits: Limits | None = None,
 ) -> Any:
     """Scatter one rank's rows: rank i of the group receives the i-th contiguous part.
 
@@ -138,6 +145,8 @@ def scatter_rows(
         group: As for `broadcast`.
         device: As for `broadcast`.
         allow_pickle: As for `broadcast`.
+        default: As for `encode`.
+        limits: As for `broadcast`.
 
     Returns:
         This rank's part of ``split_rows(batch, world_size)``: parts differ by one row at most,
@@ -159,7 +168,7 @@ def scatter_rows(
         if line.is_source(src, batch, "batch"):
             parts = _parts(_readable(batch), line.world, line.where)
             mine = parts[line.place]
-            messages.extend(line.message(part, allow_pickle) for part in parts)
+            messages.extend(line.message(part, allow_pickle, default) for part in parts)
 
     sizes = line.agree(
         src, prepare, lambda: [message.size for message in messages] or [0] * line.world
@@ -167,7 +176,7 @@ def scatter_rows(
     received = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
     if messages and target is None:
         return mine
-    return received.value(target, allow_pickle)
+    return received.value(target, allow_pickle, limits)
 
 
 def all_gather_rows(
@@ -176,6 +185,8 @@ def all_gather_rows(
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    limits: Limits | None = None,
 ) -> Any:
     """Gather the rows of every rank's batch on every rank, in the order of the group's ranks.
 
@@ -195,6 +206,8 @@ def all_gather_rows(
         group: As for `broadcast`.
         device: As for `broadcast`.
         allow_pickle: As for `broadcast`.
+        default: As for `encode`.
+        limits: As for `broadcast`.
 
     Returns:
         ``concat_rows`` of all batches, in new memory.
@@ -215,11 +228,11 @@ def all_gather_rows(
         whole = _readable(batch)
         # Checks that this batch has rows before the other ranks wait for them.
         _parts(whole, 1, line.where)
-        message = line.message(whole, allow_pickle)
+        message = line.message(whole, allow_pickle, default)
 
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
     received = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
-    return concat_rows([one.value(target, allow_pickle) for one in received])
+    return concat_rows([one.value(target, allow_pickle, limits) for one in received])
 
 
 def send(
@@ -228,6 +241,7 @@ def send(
     group: dist.ProcessGroup | None = None,
     *,
     allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
 ) -> None:
     """Send a batch to one rank, which calls `recv`.
 
@@ -241,6 +255,7 @@ def send(
         dst: The global rank to send it to.
         group: As for `broadcast`, but only the two ranks make the call.
         allow_pickle: As for `encode`.
+        default: As for `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`; rank `dst` raises TransportError.
@@ -251,7 +266,7 @@ def send(
     line = _line(group, "send")
     line.check_peer(dst, "dst")
     try:
-        message = line.message(_readable(batch), allow_pickle)
+        message = line.message(_readable(batch), allow_pickle, default)
     except Exception as error:
         text = _words(error)
         line.send_tensors(dst, [_numbers([_FAILED, len(text)]), _tensor(text)])
@@ -266,6 +281,7 @@ def recv(
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """Receive a batch from one rank, which calls `send`.
 
@@ -277,6 +293,7 @@ def recv(
         group: As for `send`.
         device: As for `broadcast`.
         allow_pickle: As for `decode`.
+        limits: As for `broadcast`.
 
     Returns:
         The value, which owns its memory.
@@ -298,7 +315,7 @@ def recv(
     if status == _FAILED:
         raise line.peer_failed(src, line.receive_tensor(src, size))
     received = line.room(line.receive_tensor(src, size), src)
-    return line.receive_buffers(src, received).value(target, allow_pickle)
+    return line.receive_buffers(src, received).value(target, allow_pickle, limits)
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -546,13 +563,15 @@ class _Line(NamedTuple):
 
     # Bytes
 
-    def message(self, obj: Any, allow_pickle: bool) -> RankMessage:
+    def message(
+        self, obj: Any, allow_pickle: bool, default: Callable[[Any], Any] | None
+    ) -> RankMessage:
         """A value encoded as a message, ready to be sent."""
         frames: Sequence[Any]
         if self.resident is None:
-            frames = encode(obj, allow_pickle=allow_pickle)
+            frames = encode(obj, allow_pickle=allow_pickle, default=default)
         else:
-            frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle)
+            frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle, default=default)
         header: Any
         header, *rest = frames
         kept = bytes(isinstance(frame, torch.Tensor) for frame in rest)

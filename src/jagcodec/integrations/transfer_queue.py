@@ -29,6 +29,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.wire import decoder, encoder
 from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 
 _NAMES = (
@@ -76,12 +77,19 @@ except (ImportError, AttributeError, KeyError) as error:
 @dataclass
 class _Options:
     allow_pickle: bool = False
+    default: Callable[[Any], Any] | None = None
+    limits: Limits | None = None
 
 
 _options = _Options()
 
 
-def install(*, allow_pickle: bool = False) -> None:
+def install(
+    *,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+    limits: Limits | None = None,
+) -> None:
     """Replace TransferQueue's encoder and decoder with this library's, in this process.
 
     Example:
@@ -99,6 +107,8 @@ def install(*, allow_pickle: bool = False) -> None:
     Args:
         allow_pickle: Pickle objects in columns and tags that cannot be encoded, and unpickle them
             on arrival.
+        default: As for `encode`: what to send in place of an object that cannot be encoded.
+        limits: Of what arrives at this process, as for `decode`.
 
     Raises:
         UnsupportedTypeError: Not by this call, but inside TransferQueue's own error, when it sends
@@ -106,13 +116,14 @@ def install(*, allow_pickle: bool = False) -> None:
 
     Every process of a TransferQueue needs this. Call it before `transfer_queue.init`, and name it
     as ``worker_process_setup_hook`` in `ray.init`, so that the controller, the storage units and
-    all other workers call it. A second call only changes `allow_pickle`.
+    all other workers call it. A second call only changes these options.
 
     Everything that TransferQueue sends then goes through `encode` and `decode`: its messages,
     whatever they hold, its metadata, and the values that `batch_encode_into` writes for key-value
     stores. Only a `data_parser`, which is code, is still sent by cloudpickle.
     """
-    _options.allow_pickle = allow_pickle
+    _options.allow_pickle, _options.default = allow_pickle, default
+    _options.limits = limits
     _replace(_STOCK, _OURS)
     for (cls, name), method in zip(_STOCK_METHODS, _OUR_METHODS, strict=True):
         setattr(cls, name, method)
@@ -169,13 +180,14 @@ def _encode(obj: Any) -> list[Any]:
 
 
 def _encoded(obj: Any) -> list[Any]:
-    return encoder.encode(obj, allow_pickle=_options.allow_pickle)
+    return encoder.encode(obj, allow_pickle=_options.allow_pickle, default=_options.default)
 
 
 def _decode(frames: Any) -> Any:
     """Replaces TransferQueue's: frames to the value that was encoded."""
     try:
-        return _with_callable(decoder.decode(frames, allow_pickle=_options.allow_pickle))
+        value = decoder.decode(frames, allow_pickle=_options.allow_pickle, limits=_options.limits)
+        return _with_callable(value)
     except WireFormatError as error:
         if error.reason not in ("foreign", "bad_header", "unknown_kind"):
             raise
@@ -476,7 +488,10 @@ def _batch_encode_into(
 
     Nothing is written if an object cannot be encoded or a buffer is too small for its blob.
     """
-    messages = [encoder.pending(obj, allow_pickle=_options.allow_pickle) for obj in objs]
+    messages = [
+        encoder.pending(obj, allow_pickle=_options.allow_pickle, default=_options.default)
+        for obj in objs
+    ]
     sizes = [blob_size(message) for message in messages]
     buffers = alloc_buff_func(sizes)
     where = "batch_encode_into(alloc_buff_func)"

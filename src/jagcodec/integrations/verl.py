@@ -8,6 +8,7 @@ values, over every transport of this library; and members of any `Enum`, such as
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +22,7 @@ from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.limits import NO_LIMITS, Limits
 from jagcodec.wire.registry import register_type, use_loaded
 
 try:
@@ -42,7 +44,12 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
 
 
 def encode_dataproto(
-    data: DataProto, *, narrow: bool = False, checksum: bool = False, allow_pickle: bool = False
+    data: DataProto,
+    *,
+    narrow: bool = False,
+    checksum: bool = False,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
 ) -> list[Frame]:
     """Encode a DataProto: the same as `encode`, but for this type only.
 
@@ -55,6 +62,7 @@ def encode_dataproto(
         narrow: As for `encode`: ids, positions and masks in fewer bytes.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
+        default: As for `encode`.
 
     Returns:
         Frames, as from `encode`. They alias the memory of columns that are not trimmed.
@@ -75,11 +83,17 @@ def encode_dataproto(
             "encode_dataproto(data)",
             f"expected a verl.DataProto, found {type(data).__name__}; encode takes other values",
         )
-    return encode(data, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle)
+    return encode(
+        data, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+    )
 
 
 def decode_dataproto(
-    frames: Any, *, device: torch.device | str | None = None, allow_pickle: bool = False
+    frames: Any,
+    *,
+    device: torch.device | str | None = None,
+    allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> DataProto:
     """Decode a DataProto that `encode_dataproto` encoded.
 
@@ -90,6 +104,7 @@ def decode_dataproto(
         frames: As for `decode`.
         device: As for `decode`.
         allow_pickle: As for `decode`.
+        limits: As for `decode`.
 
     Returns:
         A DataProto with rectangles of the same shapes and bits, which own their memory and may be
@@ -98,7 +113,7 @@ def decode_dataproto(
     Raises:
         WireFormatError: The message cannot be read, or does not hold a DataProto.
     """
-    data = decode(frames, device=device, allow_pickle=allow_pickle)
+    data = decode(frames, device=device, allow_pickle=allow_pickle, limits=limits)
     if type(data) is not DataProto:
         raise WireFormatError(
             "bad_value",
@@ -111,7 +126,12 @@ def decode_dataproto(
 # --- Ray -----------------------------------------------------------------------------------------
 
 
-def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
+def install(
+    *,
+    allow_pickle: bool = False,
+    narrow: bool = False,
+    default: Callable[[Any], Any] | None = None,
+) -> None:
     """Make Ray write verl's batches to its object store in this wire format, from this process.
 
     Example:
@@ -129,6 +149,7 @@ def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
     Args:
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
         narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
+        default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
@@ -141,12 +162,13 @@ def install(*, allow_pickle: bool = False, narrow: bool = False) -> None:
     jagcodec installed. Calling it again replaces the options. Subclasses of these classes are left
     to Ray.
     """
-    through_ray.register(allow_pickle=allow_pickle)
+    through_ray.register(allow_pickle=allow_pickle, default=default)
     reducer = partial(
         through_ray.reduced,
         read=_read_with_pickles if allow_pickle else _read,
         allow_pickle=allow_pickle,
         narrow=narrow,
+        default=default,
     )
     through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))
 
@@ -164,11 +186,11 @@ def uninstall() -> None:
 
 
 def _read(frames: list[Any]) -> Any:
-    return decode(through_ray.owned(frames))
+    return decode(through_ray.owned(frames), limits=NO_LIMITS)
 
 
 def _read_with_pickles(frames: list[Any]) -> Any:
-    return decode(through_ray.owned(frames), allow_pickle=True)
+    return decode(through_ray.owned(frames), allow_pickle=True, limits=NO_LIMITS)
 
 
 # --- DataProto <-> what can be encoded -----------------------------------------------------------

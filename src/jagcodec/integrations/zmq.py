@@ -25,6 +25,7 @@ from jagcodec.errors import (
 )
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
 try:
@@ -130,6 +131,7 @@ def recv(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """Receive a message and decode it.
 
@@ -145,6 +147,7 @@ def recv(
             except over ``inproc://``, where it is the sender's: there, pass True to write to them.
         device: As for `decode`.
         allow_pickle: As for `decode`.
+        limits: As for `decode`; they are looked at once the message has been received.
 
     Returns:
         The value. Its tensors keep the frames that they alias alive.
@@ -165,7 +168,7 @@ def recv(
     _check(socket, "recv", of_asyncio=False)
     target = usable_device(device, "recv(device)")
     parts = _recv(socket, timeout, "recv")
-    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle)
+    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
 
 
 def send_frames(
@@ -263,6 +266,7 @@ async def async_recv(
     copy: bool | None = None,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """`recv` on a `zmq.asyncio` socket.
 
@@ -276,7 +280,7 @@ async def async_recv(
     _check(socket, "async_recv", of_asyncio=True)
     target = usable_device(device, "async_recv(device)")
     parts = await _async_recv(socket, timeout, "async_recv")
-    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle)
+    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
 
 
 async def async_send_frames(

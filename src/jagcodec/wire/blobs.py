@@ -25,7 +25,7 @@ from jagcodec.wire.frames import (
     write_blob,
     write_file,
 )
-from jagcodec.wire.limits import Limits
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.spec import ALIGNMENT
 
 
@@ -236,7 +236,7 @@ def load(
             shortened while the value lives. `open_wire` reads parts of such a file.
         device: As for `decode`.
         allow_pickle: As for `decode`.
-        limits: As for `decode`.
+        limits: As for `decode`. A larger file is not read.
 
     Raises:
         WireFormatError: The file holds no whole message, or was shortened while it was read.
@@ -251,5 +251,6 @@ def load(
     target = usable_device(device, "load(device)")
     where = "load(path)"
     name = file_path(path, where, "decode takes a message in memory")
-    data = read_file(name, where, mmap=mmap)
-    return decode(data, device=target, allow_pickle=allow_pickle, limits=limits)
+    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "load(limits)")
+    data = read_file(name, where, taken, mmap=mmap)
+    return decode(data, device=target, allow_pickle=allow_pickle, limits=taken)

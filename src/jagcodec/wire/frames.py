@@ -21,6 +21,7 @@ import torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart
+from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -397,12 +398,13 @@ def _sync_directory(directory: str) -> None:
         os.close(descriptor)
 
 
-def read_file(path: str, where: str, *, mmap: bool) -> Any:
+def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
     """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray.
 
     Raises:
         ArgumentError: It is not a regular file.
-        WireFormatError: It holds no blob, or was shortened while it was read.
+        WireFormatError: It holds no blob, is larger than a blob may be, or was shortened while it
+            was read.
     """
     # Looked at before it is opened, which a device may take for a command, and opened without
     # waiting, in case it has become a pipe since.
@@ -412,6 +414,9 @@ def read_file(path: str, where: str, *, mmap: bool) -> Any:
         # Before there is memory for the rest, of which anyone can claim any amount.
         start = file.read(min(size, PREAMBLE.size))
         read_preamble(_flat(start))
+        # Between its header and its frames a blob has less than 64 bytes each of padding.
+        if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
+            raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
         if mmap:
             try:
                 return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)

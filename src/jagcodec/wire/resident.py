@@ -6,7 +6,7 @@ says of it is the usual, so such a message is an ordinary one once it is copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,13 +15,18 @@ from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import pending
 from jagcodec.wire.frames import Frame, FramePayload, frames_of
 from jagcodec.wire.header import read_header
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.message import Message, check_sizes
 
 ResidentFrame: TypeAlias = Frame | torch.Tensor
 
 
 def encode_resident(
-    obj: Any, device: torch.device, *, allow_pickle: bool = False
+    obj: Any,
+    device: torch.device,
+    *,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
 ) -> list[ResidentFrame]:
     """As `encode`, but what dense and jagged tensors on `device` hold stays there.
 
@@ -32,7 +37,8 @@ def encode_resident(
     Raises:
         UnsupportedTypeError: As `encode`.
     """
-    return [*frames_of(pending(obj, allow_pickle=allow_pickle, keep_on=device))]
+    message = pending(obj, allow_pickle=allow_pickle, default=default, keep_on=device)
+    return [*frames_of(message)]
 
 
 def decode_resident(
@@ -42,6 +48,7 @@ def decode_resident(
     *,
     device: torch.device | None = None,
     allow_pickle: bool = False,
+    limits: Limits | None = None,
 ) -> Any:
     """The value of a message, some of whose buffers are kept on a device.
 
@@ -51,12 +58,13 @@ def decode_resident(
         kept: Which of them hold cells of tensors that stay where the buffer lies.
         device: Where all tensors go, as for `decode`; None leaves each where its buffer lies.
         allow_pickle: As for `decode`.
+        limits: As for `decode`.
 
     Raises:
         WireFormatError: As `decode`; or something other than cells of a tensor, stored as wide as
             their dtype, lies in a kept buffer.
     """
-    read = read_header(header)
+    read = read_header(header, limits or DEFAULT_LIMITS)
     check_sizes(read, [buffer.numel() for buffer in buffers])
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
