@@ -14,7 +14,7 @@ from jagcodec.errors import ArgumentError
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import without_rest
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.registry import register_type
+from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
 
@@ -261,5 +261,5 @@ def _of_state(state: Any) -> BatchedDataDict:
 
 
 # So that what `materialize` returns can itself be sent on.
-register_type(BatchedDataDict, "jagcodec.BatchedDataDict", to_state=_state, from_state=_of_state)
+register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
 register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)

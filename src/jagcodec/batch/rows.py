@@ -16,6 +16,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import whole_number
+from jagcodec.batch.joined import join_rows
 from jagcodec.batch.leaves import concat_leaves, row_counts, same_values, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
@@ -23,6 +24,7 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.wire.lazy import WireBatch
 
 
 class HasRows(Protocol):
@@ -288,10 +290,12 @@ def concat_rows(batches: Iterable[B]) -> B:
 
     Args:
         batches: At least one; all of one kind and with the same columns, in any order. As for
-            `select_rows`; the rows of `WireBatch`es are read.
+            `select_rows`; the rows of `WireBatch`es are read if there are batches of other kinds
+            among them.
 
     Returns:
-        A batch of the same kind (a TensorDict for `WireBatch`es); the batches are untouched, and
+        A batch of the same kind; the batches are untouched. Of `WireBatch`es it is a `WireBatch`
+        over all of them: nothing is read or copied until a column is asked for. Of the others
         every column is copied once. Columns of equal row lengths share one offsets tensor. A
         non-tensor payload of the whole batch stays one if all batches have the same, bit for
         bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
@@ -321,6 +325,8 @@ def concat_rows(batches: Iterable[B]) -> B:
     listed: list[Any] = list(batches)
     if not listed:
         raise ArgumentError("bad_option", f"{where}(batches)", "expected batches, found none")
+    if all(isinstance(batch, WireBatch) for batch in listed):
+        return join_rows(listed, where)  # type: ignore[return-value]
     for i, batch in enumerate(listed):
         _table(batch, f"{where}(batches[{i}])")  # refuses what has no rows
     whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]

@@ -88,6 +88,7 @@ def encode_fields(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
 ) -> list[Frame]: ...
 
 
@@ -102,6 +103,7 @@ def encode_fields(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
 ) -> int: ...
 
 
@@ -115,6 +117,7 @@ def encode_fields(
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
 
@@ -138,6 +141,7 @@ def encode_fields(
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
+        meta: As for `encode`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
@@ -151,7 +155,12 @@ def encode_fields(
     """
     columns = _columns(fields, lengths, token_aligned_fields, "encode_fields")
     message = pending(
-        columns, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+        columns,
+        narrow=narrow,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
     )
     if out is None:
         return frames_of(message)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import IntArray, contiguous_bits, plain_array, resolved
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
 
 _CPU = torch.device("cpu")
@@ -23,16 +23,18 @@ class RaggedView:
 
     Attributes:
         memory: A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells
-            in row-major order, an array of anything.
+            in row-major order, an array of anything; or several buffers in each of which some of
+            the rows lie.
         dtype: Of the cells.
         shape: (A..., M, B...): M cells lie along the ragged dim, in each of A runs.
         ragged_dim: Of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`.
         starts: Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i
-            begins at ``i * s``; None where the rows lie end to end and fill M.
+            begins at ``i * s``; None where the rows lie end to end and fill M. In several
+            buffers: (N,) bytes, as if the buffers lay end to end, and `ragged_dim` is 1.
         row_splits: How long the rows are.
     """
 
-    memory: torch.Tensor | npt.NDArray[Any]
+    memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
     ragged_dim: int
