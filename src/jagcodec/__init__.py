@@ -5,10 +5,10 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 
 from jagcodec._version import __version__
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.joined import join_columns
+from jagcodec.batch.concat import concat_rows, join_columns
 from jagcodec.batch.materialize import Layout, PaddingSide, materialize
 from jagcodec.batch.padding_tax import padding_tax
-from jagcodec.batch.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
 from jagcodec.errors import (
     ArgumentError,
     ArgumentIndexError,

@@ -1,5 +1,8 @@
 """Several messages as one batch: rows one after the other, and columns side by side."""
 
+import pickle
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +31,8 @@ from jagcodec import (
     split_rows,
     to_blob,
 )
-from jagcodec.batch.joined import JoinedRows, join_messages
+from jagcodec.batch.concat import join_messages
+from jagcodec.batch.joined import JoinedRows
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
 
 KINDS = ["frames", "blobs", "opened", "fetched"]
@@ -103,7 +107,7 @@ def test_messages_of_one_row_become_one_batch(kind, narrow):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rectangle_is_made_of_all_messages(kind):
     messages = messages_of(ROWS, kind)
-    options = {"pad_value_dict": {"ids": -1}, "pad_to_multiple": 4, "padding_side": "left"}
+    options: Any = {"pad_value_dict": {"ids": -1}, "pad_to_multiple": 4, "padding_side": "left"}
     whole = materialize(expected(ROWS), **options, attention_mask_of="ids")
     found = materialize(messages, **options, attention_mask_of="ids")
     assert list(found) == list(whole)
@@ -245,6 +249,20 @@ def test_a_flat_list_of_buffers_is_one_message():
     assert_same(materialize(open_wire(frames))["ids"], materialize(expected(ROWS))["ids"])
     mixed = [frames, open_wire(encode(ROWS[0]))]
     assert materialize(mixed)["ids"].shape == (8, 7)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_open_messages_are_pickled_as_what_was_chosen(protocol):
+    batch = open_wire(encode(expected(ROWS), meta={"step": 1}))
+    scores = open_wire(encode(TensorDict({"score": torch.arange(7)}, [7])))
+    for opened in (batch, concat_rows([batch, batch.rows([0])]), join_columns([batch, scores])):
+        part = opened.select(["ids", "text"]).rows([2, 0])
+        data = pickle.dumps(part, protocol)
+        assert len(data) < 2000
+        back = pickle.loads(data)
+        assert type(back) is WireBatch
+        assert_same(back.to_tensordict(), part.to_tensordict())
+        assert back.meta == part.meta
 
 
 def test_a_message_by_its_path(tmp_path):
@@ -452,7 +470,7 @@ def test_an_open_message_is_used_like_a_dict_of_columns():
         with pytest.raises(ArgumentKeyError, match="other"):
             opened["other"]
         with pytest.raises(ArgumentTypeError, match=r"rows\(index\) chooses rows"):
-            opened[0]
+            opened[0]  # type: ignore[index]
     assert len(batch) == 1
 
 

@@ -16,7 +16,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import whole_number
-from jagcodec.batch.joined import join_rows
 from jagcodec.batch.leaves import concat_leaves, row_counts, same_values, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
@@ -24,7 +23,6 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-from jagcodec.wire.lazy import WireBatch
 
 
 class HasRows(Protocol):
@@ -285,39 +283,8 @@ def _balanced(
         count = min(count + 1 + count // 64, len(tokens))
 
 
-def concat_rows(batches: Iterable[B]) -> B:
-    """The rows of several batches, one batch after the other.
-
-    Args:
-        batches: At least one; all of one kind and with the same columns, in any order. As for
-            `select_rows`; the rows of `WireBatch`es are read if there are batches of other kinds
-            among them.
-
-    Returns:
-        A batch of the same kind; the batches are untouched. Of `WireBatch`es it is a `WireBatch`
-        over all of them: nothing is read or copied until a column is asked for. Of the others
-        every column is copied once. Columns of equal row lengths share one offsets tensor. A
-        non-tensor payload of the whole batch stays one if all batches have the same, bit for
-        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
-
-    Raises:
-        ArgumentError: There is no batch; a column differs between batches in layout, dtype,
-            device or the shape of a row (nothing is promoted or guessed); or ``meta_info`` holds
-            unequal values under one key.
-        ArgumentKeyError: A batch lacks a column of another; both are named.
-        ArgumentTypeError: Batches or columns are not of one kind.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import concat_rows, pack_jagged_fields
-        >>> def batch(*rows):
-        ...     ids = torch.tensor(rows)
-        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
-        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
-        >>> [row.tolist() for row in both["ids"].unbind()]
-        [[5, 6], [7, 8, 9], [3, 4]]
-    """
-    where = "concat_rows"
+def concat_batches(batches: Iterable[Any], where: str) -> Any:
+    """`concat_rows` of batches that are not all open messages."""
     if isinstance(batches, (TensorDictBase, dict)) or _chooses_rows(batches):
         raise ArgumentTypeError(
             "bad_type", f"{where}(batches)", "expected a list of batches, found one batch"
@@ -325,15 +292,13 @@ def concat_rows(batches: Iterable[B]) -> B:
     listed: list[Any] = list(batches)
     if not listed:
         raise ArgumentError("bad_option", f"{where}(batches)", "expected batches, found none")
-    if all(isinstance(batch, WireBatch) for batch in listed):
-        return join_rows(listed, where)  # type: ignore[return-value]
     for i, batch in enumerate(listed):
         _table(batch, f"{where}(batches[{i}])")  # refuses what has no rows
     whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]
     joined: Any = concat_leaves(whole, RowSplitsPool(), where)
     if any(hasattr(batch, "meta_info") for batch in listed):
         joined.meta_info = _joined_info(listed, where)
-    return joined  # type: ignore[no-any-return]
+    return joined
 
 
 def _joined_info(batches: Sequence[Any], where: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.joined import JoinedColumns, JoinedRows
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
@@ -75,8 +74,7 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
     reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
         VALUES, partial(reduced, read=read, allow_pickle=allow_pickle, default=default)
     )
-    opened = (WireBatch, JoinedRows, JoinedColumns)
-    carry({**reducers, **dict.fromkeys(opened, _reduced_batch)})
+    carry({**reducers, WireBatch: _reduced_batch})
 
 
 def carry(reducers: Mapping[type, Callable[[Any], Any]]) -> None:

@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from jagcodec._arguments import usable_device
-from jagcodec.batch.rows import Batch, concat_rows, split_rows
+from jagcodec.batch.concat import concat_rows
+from jagcodec.batch.rows import Batch, split_rows
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,

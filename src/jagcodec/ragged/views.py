@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,22 @@ class RaggedView:
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
         return replace(self, starts=self.row_starts()[rows], row_splits=row_splits)
+
+
+class NestedParts(NamedTuple):
+    """What a nested tensor is made of; nothing of it is read.
+
+    Attributes:
+        values: ``jagged.values()``.
+        offsets: ``jagged.offsets()``: (N + 1,), on the device of the values.
+        lengths: ``jagged.lengths()``: (N,) where there are holes between the rows, else None.
+        ragged_dim: The dim of the nested tensor that differs by row.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    lengths: torch.Tensor | None
+    ragged_dim: int
 
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:

@@ -23,9 +23,9 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeErr
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
-from jagcodec.ragged.nested import NestedParts, view_of_parts
+from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written

@@ -21,6 +21,7 @@ from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.packed import not_msgpack
 from jagcodec.wire.schema import (
     LARGEST_KEPT,
     MOST_BYTES,
@@ -30,7 +31,6 @@ from jagcodec.wire.schema import (
     Schema,
     check_groups,
     check_numbers,
-    not_msgpack,
     read_schema,
 )
 from jagcodec.wire.spec import MAGIC, VERSION, Kind

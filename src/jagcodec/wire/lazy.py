@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
+from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build, objects, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import (
@@ -43,7 +45,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, check_frames, open_frames, torch_dtype
 from jagcodec.wire.records import bad, revived
 from jagcodec.wire.registry import BATCHED_DATA_DICT
-from jagcodec.wire.schema import Node, inside
+from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import Kind
 
 
@@ -357,6 +359,14 @@ class WireBatch:
             return FieldSchema("object", None, None)
         return FieldSchema(node.kind.name.lower(), None, None)
 
+    # Pickled, as by a queue of multiprocessing: what was chosen, as a message
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        frames = self.to_frames()
+        if protocol >= 5:
+            return _reopened, ([pickle.PickleBuffer(frame) for frame in frames],)
+        return _reopened, ([bytes(frame) for frame in frames],)
+
     # For joins
 
     @property
@@ -424,6 +434,10 @@ class WireBatch:
                 raise _of_column(name, node, error) from error
             columns.append((name, column))
         return columns
+
+
+def _reopened(frames: list[Any]) -> WireBatch:
+    return open_wire(frames)
 
 
 _JAGGED = Kind.JAGGED
