@@ -31,8 +31,7 @@ from jagcodec import (
     split_rows,
     to_blob,
 )
-from jagcodec.batch.concat import join_messages
-from jagcodec.batch.joined import JoinedRows
+from jagcodec.batch.joined import JoinedRows, join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
 
 KINDS = ["frames", "blobs", "opened", "fetched"]

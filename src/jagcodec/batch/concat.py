@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.batch.joined import JoinedColumns, JoinedRows, Messages
+from jagcodec.batch.joined import JoinedColumns, join_rows, opened
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     ArgumentTypeError,
-    WireFormatError,
-    describe,
 )
-from jagcodec.wire.lazy import WireBatch, open_whole
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import of_message, open_messages, stacked
+from jagcodec.wire.lazy import WireBatch
 
 B = TypeVar("B", bound=Batch)
 
@@ -99,7 +93,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> WireBatch:
     where = "join_columns"
     listed = _several(batches, where)
     opened = [
-        batch if isinstance(batch, WireBatch) else _opened(i, batch)
+        batch if isinstance(batch, WireBatch) else opened(i, batch)
         for i, batch in enumerate(listed)
     ]
     first = opened[0]
@@ -135,98 +129,6 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> WireBatch:
     return JoinedColumns(sources, opened, first)
 
 
-# --- several messages --------------------------------------------------------------------------
-
-
-def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
-    """The rows of several messages, given as lists of frames or as blobs, opened together.
-
-    Raises:
-        ArgumentKeyError: They do not have the same columns.
-        WireFormatError: One is damaged, or not the message of a batch; it is said which.
-    """
-    stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
-    counts = np.zeros(len(sources), dtype=np.int64)
-    with_nodes = []
-    for stack in stacks:
-        root = stack.schema.root
-        if root.kind is not Kind.TENSORDICT or root.fields[:2] != [1, None]:
-            # Batches in dicts, and such with dim names or more dims, each as it is.
-            return join_rows([_opened(i, source) for i, source in enumerate(sources)], where)
-        with_nodes.append((stack, dict(zip(root.fields[2], root.children, strict=True))))
-        counts[stack.members] = stack.numbers[:, root.dims]
-    fields = _same_fields([(int(s.members[0]), nodes) for s, nodes in with_nodes], where)
-    messages = Messages(counts, lambda i: _opened(i, sources[i]), with_nodes, frames)
-    return JoinedRows(messages, fields, None, None)
-
-
-def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
-    """The rows of several open batches, as chosen in each.
-
-    Raises:
-        ArgumentKeyError: They do not have the same columns.
-        ArgumentError: They differ in their batch dims behind the first.
-    """
-    fields = _same_fields(list(enumerate(batch.fields for batch in batches)), where)
-    first = batches[0]
-    for i, batch in enumerate(batches):
-        if batch.batch_size[1:] != first.batch_size[1:]:
-            raise ArgumentError(
-                "bad_shape",
-                f"{where} of batch {i}",
-                f"expected batch dims {list(first.batch_size[1:])} behind the first, like batch 0, "
-                f"found {list(batch.batch_size[1:])}",
-            )
-    whole = [batch.whole() for batch in batches]
-    counts = np.array([len(batch) for batch in whole], dtype=np.int64)
-    in_place = [batch.in_place() for batch in whole]
-    if all(found is not None for found in in_place):
-        known: Any = in_place
-        stacks = stacked((i, header) for i, (header, _, _) in enumerate(known))
-        nodes = [(stack, known[int(stack.members[0])][1]) for stack in stacks]
-        beside = any(batch.has_more for batch in whole)
-        held = [frames for _, _, frames in known]
-        messages = Messages(counts, whole.__getitem__, nodes, held, beside=beside)
-    else:
-        messages = Messages(counts, whole.__getitem__)
-    chosen = [batch.chosen_rows() for batch in batches]
-    if all(rows is None for rows in chosen):
-        return JoinedRows(messages, fields, None, first)
-    index = [
-        np.arange(count) if rows is None else np.asarray(rows, dtype=np.int64)
-        for rows, count in zip(chosen, counts.tolist(), strict=True)
-    ]
-    bases = np.repeat(np.cumsum(counts) - counts, [len(rows) for rows in index])
-    return JoinedRows(messages, fields, np.concatenate(index) + bases, first)
-
-
-def readable(source: Any, where: str) -> Any:
-    """A batch of what `materialize` takes: a message in any form, several of them, or a batch."""
-    if isinstance(source, (WireBatch, TensorDictBase)):
-        return source
-    if isinstance(source, (list, tuple)) and source:
-        items = [type(item) for item in source]
-        if any(issubclass(kind, (list, tuple)) for kind in items):
-            if all(issubclass(kind, (list, tuple)) for kind in items):
-                return join_messages(source, where)
-            source = [
-                item if isinstance(item, WireBatch) else _opened(i, item)
-                for i, item in enumerate(source)
-            ]
-            items = [WireBatch]
-        if all(issubclass(kind, WireBatch) for kind in items):
-            return join_rows(source, where)
-        return open_whole(source, where)
-    if isinstance(source, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor)):
-        return open_whole(source, where)
-    raise ArgumentTypeError(
-        "bad_type",
-        where,
-        "expected a TensorDict, a message (its frames, a blob, or a WireBatch), or a list of "
-        f"messages, found {describe(source)}",
-    )
-
-
 def _several(batches: Iterable[Any], where: str) -> list[Any]:
     one = isinstance(batches, (WireBatch, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
     listed = [] if one else list(batches)
@@ -237,26 +139,3 @@ def _several(batches: Iterable[Any], where: str) -> list[Any]:
     if not listed:
         raise ArgumentError("bad_option", f"{where}(batches)", "expected messages, found none")
     return listed
-
-
-def _opened(index: int, source: Any) -> WireBatch:
-    """One of several messages, opened; an error says which it is."""
-    try:
-        return open_whole(source, f"message {index}")
-    except WireFormatError as error:
-        raise of_message(index, error) from error
-
-
-def _same_fields(batches: Sequence[tuple[int, Iterable[str]]], where: str) -> tuple[str, ...]:
-    """The columns of the first, which all must have."""
-    ordered = sorted(batches, key=lambda pair: pair[0])
-    first = dict.fromkeys(ordered[0][1])
-    for i, names in ordered[1:]:
-        for name in first.keys() ^ dict.fromkeys(names).keys():
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where} of batch {i}",
-                f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'besides'}; select the ones that all have",
-            )
-    return tuple(first)

@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.concat import readable
+from jagcodec.batch.joined import readable
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
