@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.batch.joined import JoinedColumns, join_rows, opened
+from jagcodec.batch.joined import JoinedColumns, join_rows, open_one
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (
     ArgumentError,
@@ -93,7 +93,7 @@ def join_columns(batches: Iterable[Any], *, replace: bool = False) -> WireBatch:
     where = "join_columns"
     listed = _several(batches, where)
     opened = [
-        batch if isinstance(batch, WireBatch) else opened(i, batch)
+        batch if isinstance(batch, WireBatch) else open_one(i, batch)
         for i, batch in enumerate(listed)
     ]
     first = opened[0]

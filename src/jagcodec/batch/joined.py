@@ -33,7 +33,7 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_whole
@@ -86,7 +86,14 @@ class _Composite(WireBatch):
         return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
 
     def to_frames(self) -> list[Frame]:
-        return encode(self.to_tensordict(), meta=self.meta or None)
+        value: Any = None
+        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+            columns = dict(self.columns())
+            for name, column in columns.items():
+                if isinstance(column, np.ndarray):
+                    columns[name] = list(column)
+            value = Columns(len(self), columns)
+        return encode(self.to_tensordict() if value is None else value, meta=self.meta or None)
 
     def whole(self) -> WireBatch:
         return self
@@ -550,11 +557,11 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
         root = stack.schema.root
         if root.kind is not Kind.TENSORDICT or root.fields[:2] != [1, None]:
             # Batches in dicts, and such with dim names or more dims, each as it is.
-            return join_rows([opened(i, source) for i, source in enumerate(sources)], where)
+            return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
         with_nodes.append((stack, dict(zip(root.fields[2], root.children, strict=True))))
         counts[stack.members] = stack.numbers[:, root.dims]
     fields = _same_fields([(int(s.members[0]), nodes) for s, nodes in with_nodes], where)
-    messages = Messages(counts, lambda i: opened(i, sources[i]), with_nodes, frames)
+    messages = Messages(counts, lambda i: open_one(i, sources[i]), with_nodes, frames)
     return JoinedRows(messages, fields, None, None)
 
 
@@ -608,7 +615,7 @@ def readable(source: Any, where: str) -> Any:
             if all(issubclass(kind, (list, tuple)) for kind in items):
                 return join_messages(source, where)
             source = [
-                item if isinstance(item, WireBatch) else opened(i, item)
+                item if isinstance(item, WireBatch) else open_one(i, item)
                 for i, item in enumerate(source)
             ]
             items = [WireBatch]
@@ -625,7 +632,7 @@ def readable(source: Any, where: str) -> Any:
     )
 
 
-def opened(index: int, source: Any) -> WireBatch:
+def open_one(index: int, source: Any) -> WireBatch:
     """One of several messages, opened; an error says which it is."""
     try:
         return open_whole(source, f"message {index}")

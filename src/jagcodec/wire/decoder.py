@@ -38,6 +38,7 @@ from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of, inside
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Message,
     check_frames,
@@ -497,6 +498,26 @@ def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[
             bounds = row_splits.host[start : stop + 1]
             items += _documents(message, buffer, offset, bounds, start)
     return items
+
+
+def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Documents | list[Any]:
+    """Rows of documents as they are; the objects in them, where a row is a message of its own.
+
+    Such a row lies at a multiple of 64, which it would not elsewhere.
+    """
+    buffer, offset, size, group = message.numbers[node.number : node.number + 4]
+    splits = message.row_splits(group)
+    if splits.total != size:
+        return objects(message, node, chosen)  # which says what is wrong
+    data = message.payload.read(buffer, offset, size).tobytes()
+    starts, ends = splits.host[:-1], splits.host[1:]
+    if chosen is not None:
+        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        starts, ends = starts[rows], ends[rows]
+    items = [data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    if any(item[:1] in (b"\0", b"j") and len(item) > 1 for item in items):
+        return objects(message, node, chosen)
+    return Documents(items) if items else []
 
 
 def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row: int) -> list[Any]:

@@ -365,7 +365,7 @@ class _Placing:
         if item.dtype is not None:
             numbers.append(PLAIN)
 
-    def _place_documents(self, rows: list[bytes | Lowered]) -> None:
+    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
         pieces: list[Any] = []
         lengths: list[int] = []
         end = 0

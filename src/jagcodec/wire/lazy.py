@@ -25,9 +25,10 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import inside
-from jagcodec.wire.decoder import build, objects, rows_differ
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
+from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.frames import (
     PREAMBLE,
     Fetch,
@@ -251,10 +252,33 @@ class WireBatch:
         if self._frames is not None:
             return [array.data.toreadonly() for array in self._frames]
         message = self._message
-        readable = Message(message.header, message.payload.to_read(), None, message.allow_pickle)
+        readable = message.to_read()
         batch = WireBatch(readable, self._nodes, self._rows, self._names, self._chosen)
+        flat = len(self._rows) == 1 and self._names is None
+        value: Any = batch._raw_columns() if flat else batch.to_tensordict()
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
-        return encode(batch.to_tensordict(), **options)
+        return encode(value, **options)
+
+    def _raw_columns(self) -> Columns:
+        """The columns as `encode` takes them, rows of documents unread."""
+        columns: dict[str, Any] = {}
+        for name, node in self._nodes.items():
+            if node.kind is Kind.NON_TENSOR_ROWS:
+                columns[name] = self._read(name, self._raw_documents)
+            elif node.kind is _JAGGED:
+                columns[name] = self._read(name, self._rows_in_place)
+            else:
+                leaf = self.leaf(name)
+                columns[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
+        return Columns(len(self), columns)
+
+    def _rows_in_place(self, node: Node) -> RaggedView:
+        self._row_splits(node)
+        return self._message.view(node, self._chosen)
+
+    def _raw_documents(self, node: Node) -> Any:
+        self._check_documents(node)
+        return raw_documents(self._message, node, self._chosen)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -339,11 +363,13 @@ class WireBatch:
         return whole if self._chosen is None else message.row_splits(group, self._chosen)
 
     def _objects(self, node: Node) -> list[Any]:
-        message = self._message
-        rows = message.row_splits(message.numbers[node.number + 3]).rows
+        self._check_documents(node)
+        return objects(self._message, node, self._chosen)
+
+    def _check_documents(self, node: Node) -> None:
+        rows = self._message.row_splits(self._message.numbers[node.number + 3]).rows
         if [rows] != self._rows:
             raise rows_differ(self._rows, [rows])
-        return objects(message, node, self._chosen)
 
     def _schema(self, name: str) -> FieldSchema:
         node = self._node(name, "schema")

@@ -24,8 +24,8 @@ class Columns(NamedTuple):
 
     Attributes:
         rows: N.
-        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; or to a list of
-            N objects.
+        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; to a list of N
+            objects, or the `Documents` of them; or to any other leaf of a TensorDict.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class Ragged(NamedTuple):
 class Documents(NamedTuple):
     """One document per row: its numbers are buffer, offset, size and group."""
 
-    rows: list[bytes | Lowered]
+    rows: Sequence[bytes | Lowered]
 
 
 class Lowered(NamedTuple):

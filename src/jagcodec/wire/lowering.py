@@ -507,7 +507,7 @@ class Lowering:
             kind = type(column)
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
-                if dtype is None or type(column.memory) is not np.ndarray:
+                if dtype is None or isinstance(column.memory, torch.Tensor):
                     self._path.append(name)
                     view, dtype = self._rows_of_tensor(column)
                     self._path.pop()
@@ -521,6 +521,9 @@ class Lowering:
                 items.append(Dense(column, dtype))
                 items += shape
                 nodes.append((Code.TENSOR, dtype, len(shape)))
+            elif kind is Documents:
+                items.append(column)
+                nodes.append((Code.NON_TENSOR_ROWS,))
             else:
                 self._path.append(name)
                 if kind is not list:

@@ -137,6 +137,12 @@ class Message:
         # Rows chosen of a group, by the group and the identity of the choice, which is kept.
         self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
 
+    def to_read(self) -> Message:
+        """The same message for someone who never writes to what comes out of it."""
+        same = Message(self.header, self.payload.to_read(), None, self.allow_pickle)
+        same._groups = self._groups
+        return same
+
     def check_depth(self) -> None:
         """Refuse to go deeper than the limits allow."""
         if self.depth > self.limits.depth:
