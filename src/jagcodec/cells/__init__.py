@@ -71,7 +71,7 @@ def fill(
 
 
 def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
-    """The numbers of a list as little-endian bytes, and the name of the dtype that they take.
+    r"""The numbers of a list as little-endian bytes, and the name of the dtype that they take.
 
     Ints take the smallest of int8 to int64 that holds all of them, floats float64, bools a byte.
 
@@ -81,25 +81,23 @@ def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
     Example:
         >>> from jagcodec.cells import pack
         >>> pack([1, -2, 300])
-        ('int16', b'\\x01\\x00\\xfe\\xff,\\x01')
+        ('int16', b'\x01\x00\xfe\xff,\x01')
         >>> pack([1, 2.0])
     """
     packed: tuple[str, bytes] | None = _active.pack(numbers)
     return packed
 
 
-PACKED = {
-    name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "int64", "float64")
-}
+PACKED = {name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "int64", "float64")}
 """The dtypes that `pack` names."""
 
 
 def unpack(dtype: str, data: bytes) -> list[Any] | None:
-    """The list that `pack` was given, or None if these are not such bytes.
+    r"""The list that `pack` was given, or None if these are not such bytes.
 
     Example:
         >>> from jagcodec.cells import unpack
-        >>> unpack("int16", b"\\x01\\x00\\xfe\\xff,\\x01")
+        >>> unpack("int16", b"\x01\x00\xfe\xff,\x01")
         [1, -2, 300]
     """
     known = PACKED.get(dtype)

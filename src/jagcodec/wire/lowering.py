@@ -19,6 +19,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+from jagcodec import cells
 from jagcodec.errors import (
     JagcodecError,
     Reason,
@@ -56,6 +57,7 @@ from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
     LEAVES,
+    LONG_LIST,
     MAX_DEPTH,
     MAX_NDIM,
     MAX_STACKS,
@@ -244,6 +246,8 @@ class Lowering:
     # Python
 
     def _list(self, values: list[Any]) -> Tree:
+        if len(values) >= LONG_LIST and (packed := cells.pack(values)) is not None:
+            return [TAGS[Kind.NUMBERS], *packed]
         if values and type(values[0]) is torch.Tensor:
             merged = merge(values)
             if merged is not None:
@@ -605,16 +609,14 @@ class Lowering:
         try:
             name = stack.names[stack.stack_dim] if members else None
         except ValueError as error:  # its members have different ones
-            raise self._refused(
-                "row_mismatch", f"expected one name per dim, found {error}"
-            ) from error
+            detail = f"expected one name per dim, found {error}"
+            raise self._refused("row_mismatch", detail) from error
         return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
-            raise self._refused(
-                "too_deep", f"expected at most {MAX_STACKS} stacks in each other, found more"
-            )
+            detail = f"expected at most {MAX_STACKS} stacks in each other, found more"
+            raise self._refused("too_deep", detail)
         self._stacks += 1
         members = [self._child(i, member) for i, member in enumerate(stack.tensordicts)]
         self._stacks -= 1
