@@ -14,7 +14,8 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "ragged", "wire", "pack"),
+    *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "cells", "ragged"),
+    *("wire", "pack"),
     "batch",
     *("testing", "integrations", "cli", "__main__"),
 )
@@ -25,7 +26,8 @@ FRONT_DOOR = {
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
-    *("encode_fields", "encode_into", "encoded_size", "load", "materialize", "maybe_pack_jagged"),
+    *("encode_fields", "encode_into", "encode_rows", "encoded_size", "load", "materialize"),
+    *("maybe_pack_jagged", "pack_rows"),
     *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
     *("pack_per_token_field", "padding_tax", "register_stdlib_types", "register_type"),
     *("repeat_rows", "restore_padding", "trim_padding"),
