@@ -89,7 +89,7 @@ _BASES: tuple[tuple[Any, str], ...] = (
     ((int, float), _NUMBER),
     ((list, tuple), _SEQUENCE),
 )
-_ARRAYS = {np.ndarray}
+_ARRAYS, _TENSORS = {np.ndarray}, {torch.Tensor}
 
 
 def _sort(kind: type) -> str:
@@ -142,10 +142,28 @@ class RowColumns:
             ArgumentError: They do not fit together, or not into their cells; the row is named.
             ArgumentTypeError: One is of another type than the others.
         """
-        kinds = {type(rows[0])} if len(rows) == 1 else set(map(type, rows))
+        if len(rows) == 1:
+            row = rows[0]
+            kind = type(row)
+            if kind is np.ndarray and wanted is ANYTHING and not self._own:
+                # A message of one row, which is to cost no more than one row.
+                dtype = _TORCH_DTYPES.get(row.dtype)
+                shape = row.shape
+                if dtype is not None and shape and row.flags.c_contiguous:
+                    self.lengths[name] = lengths = shape[:1]
+                    row_splits = self._row_splits.get(lengths) or self._splits(lengths)
+                    return RaggedView(row, dtype, shape, 1, None, row_splits)
+            kinds = {kind}
+        else:
+            kinds = set(map(type, rows))
         if wanted.dtype is object:
             return list(rows)
-        if kinds == _ARRAYS:
+        if kinds == _TENSORS:
+            # Each attribute of a tensor takes longer than to take most of them for arrays.
+            plain = plain_arrays(rows)
+            if not any(array is None for array in plain):
+                return self._arrays(name, plain, wanted)
+        elif kinds == _ARRAYS:
             return self._arrays(name, rows, wanted)
         sorts = {_SORTS.get(kind) or _sort(kind) for kind in kinds}
         if _ARRAY in sorts:
@@ -347,7 +365,7 @@ class RowColumns:
         """Rows that are arrays or tensors, all of them."""
         parts: list[Any] = list(rows)
         first = rows[0]
-        if type(first) is not np.ndarray or len(rows) > 1:
+        if set(map(type, rows)) != _ARRAYS:
             parts = self._parts(rows)
             first = parts[0]
         if first.dtype not in (_TORCH_DTYPES if type(first) is np.ndarray else TORCH_NAMES):
@@ -361,9 +379,7 @@ class RowColumns:
             ]
             first = parts[0]
         if wanted.dtype is not None or isinstance(rows[0], array):
-            parts = [
-                self._cast(name, i, part, rows[i], wanted.dtype) for i, part in enumerate(parts)
-            ]
+            parts = [self._cast(name, i, part, wanted.dtype) for i, part in enumerate(parts)]
             first = parts[0]
         if len(parts) > 1:
             self._check_alike(name, parts)
@@ -427,7 +443,7 @@ class RowColumns:
                     f"found {tuple(part.shape)}",
                 )
 
-    def _cast(self, name: str, row: int, part: Any, given: Any, dtype: torch.dtype | None) -> Any:
+    def _cast(self, name: str, row: int, part: Any, dtype: torch.dtype | None) -> Any:
         """An array or a tensor with other cells, which hold the same numbers."""
         if dtype is None:  # numbers in an `array` are as those in a list
             dtype = torch.float32 if part.dtype.kind == "f" else torch.int64
@@ -491,11 +507,15 @@ class RowColumns:
                 )
         return _as_array(values.reshape(len(lengths), lengths[0], *values.shape[1:]))
 
+    def _splits(self, lengths: tuple[int, ...]) -> RowSplits:
+        found = self._row_splits.get(lengths)
+        if found is None:
+            found = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
+            self._row_splits[lengths] = found
+        return found
+
     def _jagged(self, values: Any, lengths: tuple[int, ...]) -> RaggedView:
-        row_splits = self._row_splits.get(lengths)
-        if row_splits is None:
-            row_splits = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
-            self._row_splits[lengths] = row_splits
+        row_splits = self._splits(lengths)
         memory = _as_array(values)
         dtype = memory.dtype
         if type(memory) is np.ndarray:

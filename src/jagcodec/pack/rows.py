@@ -187,9 +187,11 @@ def _columns(
 
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
-    if type(rows) is not list and isinstance(rows, Mapping):
+    if type(rows) is list:
+        pass  # as most are
+    elif isinstance(rows, Mapping):
         return _of_mapping(rows, where)
-    if not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
+    elif not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
         raise ArgumentTypeError(
             "bad_type",
             f"{where}(rows)",
