@@ -205,11 +205,13 @@ cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
         PyObject *items = PyTuple_GetItem(rows, row);
         int64_t length;
         memcpy(&length, (char *)lengths.buf + 8 * row, sizeof length);
-        Py_ssize_t found = PyList_Check(items) ? PyList_Size(items) : PyTuple_Size(items);
+        Py_ssize_t found = PyList_Check(items)    ? PyList_Size(items)
+                           : PyTuple_Check(items) ? PyTuple_Size(items)
+                                                  : -1;
         if (found < 0 || found != length || found > left / cells.width) {
-            if (found >= 0) {
-                PyErr_Format(PyExc_ValueError, "row %zd: its length changed", row);
-            }
+            PyErr_Format(found < 0 ? PyExc_TypeError : PyExc_ValueError,
+                         found < 0 ? "row %zd: expected a list or a tuple"
+                                   : "row %zd: its length changed", row);
             done = -1;
             break;
         }

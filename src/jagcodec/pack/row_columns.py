@@ -380,6 +380,7 @@ class RowColumns:
             first = parts[0]
         if wanted.dtype is not None or isinstance(rows[0], array):
             parts = [self._cast(name, i, part, wanted.dtype) for i, part in enumerate(parts)]
+            parts = self._parts(parts)
             first = parts[0]
         if len(parts) > 1:
             self._check_alike(name, parts)
