@@ -2,6 +2,7 @@
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_no_more_is_written_than_there_is_room_for():
         with pytest.raises(ValueError, match="code"):
             _cells.fill([[1]], np.array([1]), out, code, 0, None)
     with pytest.raises(TypeError, match="row 0"):
-        _cells.fill([5], np.array([1]), out, "q", 0, None)
+        _cells.fill([5], np.array([1]), out, "q", 0, None)  # type: ignore[list-item]
     frozen = np.zeros(1, dtype=np.int64)
     frozen.flags.writeable = False
     with pytest.raises(TypeError, match="read-write"):
@@ -157,7 +158,7 @@ def test_what_items_raise_is_raised(half, error):
 def test_lists_of_one_type_come_back(numbers):
     packed = [half.pack(numbers) for half in HALVES]
     assert packed == [packed[0]] * len(HALVES)
-    back = cells.unpack(*packed[0])
+    back: Any = cells.unpack(*packed[0])
     assert list(map(type, back)) == list(map(type, numbers))
     assert struct.pack(f"{len(back)}d", *map(float, back)) == struct.pack(
         f"{len(back)}d", *map(float, numbers)

@@ -1,6 +1,7 @@
 """Rows to batches and messages, beside torch and numpy, row by row."""
 
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,13 +210,13 @@ def test_lists_and_arrays_in_one_column():
 
 
 def test_objects():
-    samples = [
+    samples: list[dict[str, Any]] = [
         {"text": "x", "chat": [{"role": "user"}], "tools": ["a"], "any": None, "size": range(2)},
         {"text": "", "chat": [], "tools": [], "any": {"x": [1, 2]}, "size": range(3)},
     ]
     batch = both(samples)
     for name in samples[0]:
-        assert batch[name].tolist() == [sample[name] for sample in samples]  # type: ignore[union-attr]
+        assert batch[name].tolist() == [sample[name] for sample in samples]
     ragged = [[[1], [2, 3]], [[4]]]
     assert both({"x": ragged}, dtypes={"x": object})["x"].tolist() == ragged
 
@@ -258,7 +259,7 @@ def test_a_message_may_go_to_memory():
     assert encode_rows(rows, out=bytearray) == len(blob)
     assert bytes(target) == blob
     assert encode_into(pack_rows(rows), target) == len(blob)
-    options = {"narrow": True, "checksum": True}
+    options: dict[str, Any] = {"narrow": True, "checksum": True}
     same = [bytes(f) for f in encode(pack_rows(rows), **options)]
     assert [bytes(f) for f in encode_rows(rows, **options)] == same
     assert decode(encode_rows([{"a": {1, 2}, "b": 1j}]))["b"] == [1j]

@@ -389,7 +389,7 @@ class RowColumns:
                 return first.reshape(1)
             return np.array(parts) if type(first) is np.ndarray else torch.stack(parts)
         if len(parts) == 1:
-            lengths = (int(first.shape[0]),)
+            lengths: tuple[int, ...] = (int(first.shape[0]),)
             if self._own:
                 values = first.copy() if type(first) is np.ndarray else first.clone()
             else:

@@ -261,9 +261,10 @@ class _Placing:
             elif kind is RaggedView or kind is Ragged:
                 view = item if kind is RaggedView else self._view(item)
                 row_splits, starts, shape = view.row_splits, view.starts, view.shape
-                in_order = starts is None and type(view.memory) is np.ndarray
+                memory: Any = view.memory
+                in_order = starts is None and type(memory) is np.ndarray
                 if in_order:
-                    size = view.memory.nbytes
+                    size = memory.nbytes
                 else:
                     if starts is not None:
                         dim = view.ragged_dim - 1
@@ -286,7 +287,7 @@ class _Placing:
                     offset = (self._small_size + 63) & -ALIGNMENT
                     self._small_size = offset + size
                     if in_order:
-                        self._small.append((offset, view.memory))
+                        self._small.append((offset, memory))
                     else:
                         self._rows.append((0, offset, size, view))
                     numbers += (0, offset, PLAIN)
