@@ -63,7 +63,7 @@ soak: $(VENV)/.dev
 guard: $(VENV)-bench/.bench
 	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
-# The row kernel under AddressSanitizer and UBSan, in a copy of the package (Linux).
+# Both extensions under AddressSanitizer and UBSan, in a copy of the package (Linux).
 SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -72,12 +72,14 @@ sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED)
 	mkdir -p $(SANITIZED)
 	cp -R src/jagcodec $(SANITIZED)
-	rm -f $(SANITIZED)/jagcodec/rowcopy/*.so
+	rm -f $(SANITIZED)/jagcodec/rowcopy/*.so $(SANITIZED)/jagcodec/cells/*.so
 	$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -pthread -I$(INCLUDE) \
 		src/jagcodec/rowcopy/_kernel.c -o $(SANITIZED)/jagcodec/rowcopy/_kernel.abi3.so
+	$(CC) -std=c11 -Wall -Wextra -Werror $(SANITIZE) -shared -fPIC -I$(INCLUDE) \
+		src/jagcodec/cells/_cells.c -o $(SANITIZED)/jagcodec/cells/_cells.abi3.so -lm
 	ASAN_OPTIONS=detect_leaks=0 JAGCODEC_ROWCOPY=compiled PYTHONPATH=$(SANITIZED) \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest tests/rowcopy tests/wire/test_hostile.py
+		$(BIN)/python -m pytest tests/rowcopy tests/cells tests/wire/test_hostile.py
 
 # The same kernel under ThreadSanitizer, with up to 64 threads (Linux). Addresses are not randomized,
 # because newer kernels spread them over more than older sanitizers take.

@@ -1,4 +1,4 @@
-"""The one part of the build that `pyproject.toml` cannot say: the optional C extension."""
+"""The one part of the build that `pyproject.toml` cannot say: the optional C extensions."""
 
 import sysconfig
 import tempfile
@@ -7,8 +7,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# One binary for every Python from 3.11 on; _kernel.c sets Py_LIMITED_API to the same version. A
-# free-threaded Python has no limited API yet, so there the extension is built for that version.
+# One binary for every Python from 3.11 on; the C files set Py_LIMITED_API to the same version. A
+# free-threaded Python has no limited API yet, so there they are built for that version.
 STABLE_ABI = None if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
 
 # What makes a fault in C harder to exploit, where the compiler and the linker take it. The level of
@@ -66,7 +66,15 @@ setup(
             extra_link_args=["-pthread"],
             optional=True,  # without a compiler numpy does what it does, more slowly
             py_limited_api=STABLE_ABI is not None,
-        )
+        ),
+        Extension(
+            "jagcodec.cells._cells",
+            ["src/jagcodec/cells/_cells.c"],
+            extra_compile_args=["-std=c11", "-O3", "-Wall", "-Wextra"],
+            libraries=["m"],
+            optional=True,  # likewise
+            py_limited_api=STABLE_ABI is not None,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": STABLE_ABI}} if STABLE_ABI else {},
 )

@@ -449,6 +449,8 @@ def _record(s: Script, kind: Kind, depth: int) -> list[Any]:
         fields = [_FIELDS[name](s, depth) for name in names]
         if kind is Kind.SCALAR and odd < 128:
             fields[1] = fields[1].ljust(min(_numpy_size(fields[0]), 256), b"\0")
+        if kind is Kind.NUMBERS and odd < 128:
+            fields[0] = s.pick(("bool", "int8", "int16", "int32", "int64", "float64"))
     if odd >= 248 or (odd >= 232 and not fields):
         fields.append(_document(s, depth))
     elif odd >= 232:

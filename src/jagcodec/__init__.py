@@ -22,6 +22,7 @@ from jagcodec.errors import (
 )
 from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
 from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
+from jagcodec.pack.rows import encode_rows, pack_rows
 from jagcodec.pack.tensors import (
     maybe_pack_jagged,
     pack_per_token_field,
@@ -78,6 +79,7 @@ __all__ = [
     "encode_batch_into",
     "encode_fields",
     "encode_into",
+    "encode_rows",
     "encoded_size",
     "join_columns",
     "load",
@@ -88,6 +90,7 @@ __all__ = [
     "pack_jagged_fields",
     "pack_masked_fields",
     "pack_per_token_field",
+    "pack_rows",
     "padding_tax",
     "register_stdlib_types",
     "register_type",

@@ -250,8 +250,8 @@ def test_rectangles_that_cannot_be_packed(padded, lengths, error, text):
 
 
 def test_arguments_of_another_type_are_refused():
-    with pytest.raises(TypeError, match="list"):
-        to_nested_by_length(PADDED, [1, 1, 1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="set"):
+        to_nested_by_length(PADDED, {1, 2, 3})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ndarray"):
         pack_per_token_field(PADDED.numpy(), torch.tensor([1, 1, 1]))  # type: ignore[arg-type]
 

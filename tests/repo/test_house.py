@@ -14,7 +14,8 @@ SOURCE = Path(jagcodec.__file__).parent
 
 # From the ground up: each may import those before it.
 LAYERS = (
-    *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "ragged", "wire", "pack"),
+    *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "cells", "ragged"),
+    *("wire", "pack"),
     "batch",
     *("testing", "integrations", "cli", "__main__"),
 )
@@ -25,10 +26,10 @@ FRONT_DOOR = {
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
-    *("encode_fields", "encode_into", "encoded_size", "join_columns", "load", "materialize"),
-    *("maybe_pack_jagged",),
+    *("encode_fields", "encode_into", "encode_rows", "encoded_size", "join_columns", "load"),
+    *("materialize", "maybe_pack_jagged"),
     *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
-    *("pack_per_token_field", "padding_tax", "register_stdlib_types", "register_type"),
+    *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     *("repeat_rows", "restore_padding", "trim_padding"),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
     *("to_blob", "to_nested_by_length", "unpack_masked_fields", "unwrap_wire_stripped_payload"),

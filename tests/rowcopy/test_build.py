@@ -1,4 +1,4 @@
-"""How the extension was built: what makes a fault in C harder to exploit."""
+"""How the extensions were built: what makes a fault in C harder to exploit."""
 
 import shutil
 import subprocess
@@ -11,9 +11,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def elf():
-    kernel = pytest.importorskip("jagcodec.rowcopy._kernel")
+@pytest.fixture(scope="module", params=["rowcopy._kernel", "cells._cells"])
+def elf(request):
+    kernel = pytest.importorskip(f"jagcodec.{request.param}")
     options = ["--wide", "--dynamic", "--segments", "--symbols"]
     found = subprocess.run(
         ["readelf", *options, kernel.__file__], capture_output=True, text=True, check=True

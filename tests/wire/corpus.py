@@ -906,6 +906,23 @@ BAD = {
         "99 members of one hash",
         message(record("SET", *colliding_keys())),
     ),
+    "numbers_dtype": (
+        "unknown_dtype",
+        "numbers of a dtype that Python's are not",
+        message(record("NUMBERS", "float32", bytes(4))),
+    ),
+    "numbers_size": (
+        "bad_value",
+        "5 bytes of int32",
+        message(record("NUMBERS", "int32", bytes(5))),
+    ),
+    "numbers_bool": ("bad_value", "a bool of 2", message(record("NUMBERS", "bool", b"\0\1\2"))),
+    "numbers_text": ("bad_record", "numbers as text", message(record("NUMBERS", "int8", "12"))),
+    "numbers_key": (
+        "bad_value",
+        "numbers as a key",
+        message(record("DICT", record("NUMBERS", "int8", b"12"), 1)),
+    ),
     "string_cells": (
         "bad_record",
         "2^40 cells and no strings",

@@ -296,6 +296,10 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
         record("SET", *[record("BIG_INT", bytes([i, 1]) + bytes(n) + b"\1") for i in range(32)])
     ),
     "size": lambda n: message(record("SIZE", *range(n))),
+    "numbers": lambda n: message(record("NUMBERS", "int8", bytes([200]) * n)),
+    "lists of numbers": lambda n: message(
+        [record("NUMBERS", "int32", i.to_bytes(4, "little")) for i in range(n)]
+    ),
     "strings": lambda n: message(
         record("STRING_ARRAY", [n], [f"{i}" for i in range(n)], True, False, None)
     ),

@@ -419,6 +419,8 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "DICT": lambda i: record("DICT", i, 0, record("TUPLE", i), 0),
     "RANGE": lambda i: record("RANGE", 0, 10**9, i + 1),
     "SLICE": lambda i: record("SLICE", i, None, None),
+    "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
+    "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
     "STRING_ARRAY": lambda i: record("STRING_ARRAY", [2], ["a", "b"], True, False, None),
     "STRING_ARRAY, empty": lambda i: record("STRING_ARRAY", [0, 2**40], [], True, False, None),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),

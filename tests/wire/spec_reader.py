@@ -55,7 +55,14 @@ NODES = {
     80: ("USER", "name", "", 1),
 }
 RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
-RECORDS |= {23: "RANGE", 24: "SLICE", 35: "STRING_ARRAY", 36: "SCALAR", 37: "STRING_SCALAR"}
+RECORDS |= {
+    23: "RANGE",
+    24: "SLICE",
+    28: "NUMBERS",
+    35: "STRING_ARRAY",
+    36: "SCALAR",
+    37: "STRING_SCALAR",
+}
 RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
 NO_KEYS = ("SET", "DICT", "STRING_ARRAY")
 STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
@@ -601,12 +608,20 @@ def document(value):
         result = DOCUMENTS[kind](*fields)  # type: ignore[operator]
     except TypeError as error:
         raise RefusedError(f"{kind}: {error}") from None
-    return result[0] if kind == "BIG_INT" else (kind, *result)
+    return result[0] if kind in ("BIG_INT", "NUMBERS") else (kind, *result)
 
 
 def big_int(data):
     need(type(data) is bytes and data, "data")
     return (int.from_bytes(data, "little", signed=True),)
+
+
+def numbers(dtype, data):
+    code = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float64": "d"}
+    need(type(dtype) is str and dtype in code, "dtype")
+    need(type(data) is bytes and len(data) % SIZES[dtype] == 0, "data")
+    need(dtype != "bool" or set(data) <= {0, 1}, "bools")
+    return ([*struct.unpack(f"<{len(data) // SIZES[dtype]}{code[dtype]}", data)],)
 
 
 def complex_(real, imag):
@@ -718,6 +733,12 @@ def pickle(_):
 
 
 DOCUMENTS = {"BIG_INT": big_int, "COMPLEX": complex_, "TUPLE": tuple_, "SET": set_}
-DOCUMENTS |= {"FROZENSET": set_, "DICT": dict_, "RANGE": range_, "SLICE": slice_}
+DOCUMENTS |= {
+    "FROZENSET": set_,
+    "DICT": dict_,
+    "RANGE": range_,
+    "SLICE": slice_,
+    "NUMBERS": numbers,
+}
 DOCUMENTS |= {"STRING_ARRAY": string_array, "SCALAR": scalar, "STRING_SCALAR": string_scalar}
 DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

@@ -59,6 +59,7 @@ RECORDS = {
     "RANGE": lambda value: record("RANGE", 0, value, 1),
     "SLICE": lambda value: record("SLICE", None, value, None),
     "SCALAR": lambda value: record("SCALAR", "<i4", value),
+    "NUMBERS": lambda value: record("NUMBERS", "int8", value),
     "STRING_ARRAY": lambda value: record("STRING_ARRAY", [1], [value], True, False, None),
     "COMPLEX": lambda value: record("COMPLEX", value, 1.0),
     "SIZE": lambda value: record("SIZE", value),

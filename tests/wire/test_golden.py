@@ -211,6 +211,22 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         {},
     ),
     "field_array": ("a structured array with an object field", field_array, {}),
+    "numbers": (
+        "lists of 64 numbers of one type, and of 63",
+        lambda: {
+            "bools": [True, False] * 32,
+            "bytes": [-128, 127] * 32,
+            "shorts": [*range(64), 32767],
+            "ints": [*range(63), -(2**31)],
+            "longs": [*range(63), 2**63 - 1],
+            "floats": [i / 4 for i in range(62)] + [NAN, -0.0],
+            "few": [*range(63)],
+            "mixed": [*range(63), True],
+            "large": [*range(63), 2**63],
+            "rows": ([[*range(64)], []], {1: [0.5] * 64}),
+        },
+        {},
+    ),
     "string_array": ("numpy's strings of variable width, one missing", string_array, {}),
     "scalar": (
         "numpy scalars",

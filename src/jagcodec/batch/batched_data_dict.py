@@ -11,7 +11,7 @@ from jagcodec._arguments import known_names, whole_number
 from jagcodec.batch.leaves import move_leaf, row_count, row_counts, same_values
 from jagcodec.batch.rows import concat_batches, repeat_rows, select_rows, split_rows
 from jagcodec.errors import ArgumentError
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
 from jagcodec.ragged.select import without_rest
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
@@ -149,7 +149,7 @@ class BatchedDataDict(dict[str, Any]):
         *,
         sizes: Sequence[int] | None = None,
         max_tokens: int | None = None,
-        lengths: torch.Tensor | None = None,
+        lengths: Lengths | None = None,
     ) -> list[Self]:
         """In parts; see `split_rows`. (verl's ``split`` takes the size of a part, its ``chunk``
         the number of parts.)

@@ -20,7 +20,7 @@ from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
@@ -48,7 +48,7 @@ def materialize(
     *,
     pad_to_multiple: int = ...,
     padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
-    prompt_lengths: torch.Tensor | str | None = ...,
+    prompt_lengths: Lengths | str | None = ...,
     prompt_width: int = ...,
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
@@ -68,7 +68,7 @@ def materialize(
     *,
     pad_to_multiple: int = ...,
     padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
-    prompt_lengths: torch.Tensor | str | None = ...,
+    prompt_lengths: Lengths | str | None = ...,
     prompt_width: int = ...,
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
@@ -88,7 +88,7 @@ def materialize(
     *,
     pad_to_multiple: int = 1,
     padding_side: PaddingSide | Mapping[str, PaddingSide] = "right",
-    prompt_lengths: torch.Tensor | str | None = None,
+    prompt_lengths: Lengths | str | None = None,
     prompt_width: int = 0,
     token_aligned_fields: Iterable[str] | None = None,
     keep_jagged: Iterable[str] = (),
@@ -135,8 +135,8 @@ def materialize(
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
             ``"left_right"`` is verl's rectangle of prompt and response: prompts end, and
             responses begin, at one column of cells (`prompt_width`).
-        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt, or the
-            name of the rectangular column that holds them.
+        prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt (a
+            tensor, an array, a list or a tuple), or the name of the rectangular column of them.
         prompt_width: For ``"left_right"``: cells for prompts; 0 means the longest prompt. What
             no prompt may be longer than.
         token_aligned_fields: Which *rectangles* (N, S, ...) are padded as a jagged column of N

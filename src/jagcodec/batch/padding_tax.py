@@ -15,7 +15,7 @@ from jagcodec.pack.columns import pack_jagged_fields
 from jagcodec.ragged.copy_rows import padded_shape
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor
-from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
 from jagcodec.wire.encoder import encode
 
 
@@ -103,7 +103,7 @@ class PaddingTax:
 def padding_tax(
     source: TensorDictBase | Mapping[str, Any] | torch.Tensor | Iterable[int],
     *,
-    lengths: torch.Tensor | None = None,
+    lengths: Lengths | None = None,
     token_aligned_fields: Iterable[str] | None = None,
     padded_width: int | None = None,
     bytes_per_token: int = 8,

@@ -21,7 +21,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 
 
@@ -153,7 +153,7 @@ def split_rows(
     *,
     sizes: Sequence[int] | None = None,
     max_tokens: int | None = None,
-    lengths: torch.Tensor | None = None,
+    lengths: Lengths | None = None,
 ) -> list[B]:
     """A batch in parts: equal ones, ones of these sizes, or ones within a token budget.
 
@@ -209,7 +209,7 @@ def split_rows(
 
 
 def balance_rows(
-    lengths: torch.Tensor | Sequence[int],
+    lengths: Lengths,
     parts: int | None = None,
     *,
     max_tokens: int | None = None,

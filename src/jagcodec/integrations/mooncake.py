@@ -26,6 +26,7 @@ from jagcodec.errors import (
 )
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.pack.columns import encode_fields
+from jagcodec.ragged.row_splits import Lengths
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.frames import blob_size, finished, write_blob
@@ -165,7 +166,7 @@ class Store:
         key: str,
         fields: Mapping[str, Any],
         *,
-        lengths: torch.Tensor | None,
+        lengths: Lengths | None,
         token_aligned_fields: Iterable[str] | None = None,
         replace: bool = False,
         config: ReplicateConfig | None = None,

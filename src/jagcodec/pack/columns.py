@@ -16,7 +16,7 @@ from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
@@ -25,7 +25,7 @@ from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, wr
 def pack_jagged_fields(
     fields: Mapping[str, Any],
     *,
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
 ) -> TensorDict:
     """Padded columns to a batch of jagged ones: the write site of a producer.
@@ -45,7 +45,8 @@ def pack_jagged_fields(
         fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
             lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
             `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
-        lengths: (N,) valid tokens per row. None packs nothing and takes N from the columns.
+        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. None packs
+            nothing and takes N from the columns.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback); every other one stays rectangular. Names that are not columns
             are ignored, so that one set of names serves every batch. None: each tensor is packed
@@ -81,7 +82,7 @@ def pack_jagged_fields(
 def encode_fields(
     fields: Mapping[str, Any],
     *,
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: None = ...,
     narrow: bool = ...,
@@ -96,7 +97,7 @@ def encode_fields(
 def encode_fields(
     fields: Mapping[str, Any],
     *,
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: Any,
     narrow: bool = ...,
@@ -110,7 +111,7 @@ def encode_fields(
 def encode_fields(
     fields: Mapping[str, Any],
     *,
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
     out: Any = None,
     narrow: bool = False,
@@ -170,7 +171,7 @@ def encode_fields(
 
 def _columns(
     fields: Mapping[str, Any],
-    lengths: torch.Tensor | None,
+    lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,
     where: str,
 ) -> Columns:

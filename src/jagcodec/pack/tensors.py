@@ -18,18 +18,18 @@ from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of, view_of_parts
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import is_per_token, rows_of_rectangle
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
 
-def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Strip the padding of one rectangle: row i becomes ``padded[i, :lengths[i]]``.
 
     Args:
         padded: (N, S, ...), any dtype, any strides, any device.
-        lengths: (N,) integers, 0 to S; on any device.
+        lengths: (N,) integers, 0 to S: a tensor on any device, an array, a list or a tuple.
 
     Returns:
         A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
@@ -62,7 +62,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: torch.Tensor) -> torch.Te
     return _pack(padded, row_splits, where)
 
 
-def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack `val` if its shape says that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
 
     This is a guess, for callers that do not name their per-token fields: a feature that happens
@@ -71,7 +71,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     Args:
         val: Any strided tensor; a jagged one is returned detached.
-        lengths: (N,) non-negative integers.
+        lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
@@ -94,13 +94,13 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=True)
 
 
-def pack_per_token_field(val: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack a field that is known to be per-token, however far it is padded.
 
     Args:
         val: (N, S, ...) with S at least the longest length: sequence parallelism pads S up to a
             multiple of its size. A jagged tensor is returned detached.
-        lengths: (N,) non-negative integers.
+        lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached. The documented fallback: `val`

@@ -169,6 +169,16 @@ def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
     return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 
 
+def tensordict_of_view(view: TensorDictBase) -> TensorDict:
+    """What a lazy view shows (`LAZY_VIEW`).
+
+    Raises:
+        RuntimeError: It is one of a stack of rows with different shapes.
+    """
+    names = view.names if any(name is not None for name in view.names) else None
+    return TensorDict(dict(view.items()), batch_size=view.batch_size, names=names)
+
+
 def dim_names(td: TensorDictBase) -> list[str | None]:
     """`td.names`, without asking every member of a flat stack for its own, of which it has none.
 

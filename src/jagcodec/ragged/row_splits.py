@@ -6,14 +6,20 @@ is one `RowSplits` for each set of rows in a batch, and it owns the offsets tens
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import IntArray, to_device
+
+Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
+"""What callers may hand in where lengths are asked for."""
 
 _CPU = torch.device("cpu")
 
@@ -129,7 +135,7 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
     Raises:
         ArgumentError: They are not (N,), one is negative (the row is named), or they add up to
             2**63 or more.
-        ArgumentTypeError: They are not a tensor of integers.
+        ArgumentTypeError: They are neither a tensor nor an array nor a list or tuple, of integers.
     """
     numbers = _length_numbers(lengths, path, rows)
     row_splits = RowSplits.from_lengths(numbers)
@@ -163,7 +169,7 @@ def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
 
     Raises:
         ArgumentError: They are not (N,), or not `rows`.
-        ArgumentTypeError: They are not a tensor of integers.
+        ArgumentTypeError: They are neither a tensor nor an array nor a list or tuple, of integers.
     """
     if type(lengths) is torch.Tensor and lengths.dtype is _INT64 and lengths.is_cpu:
         array = lengths.numpy()
@@ -179,17 +185,27 @@ def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
     if array.dtype.kind == "u" and array.itemsize == 8:
         # It alone may hold more than int64: what does reads as the largest length, and is too much.
         array = np.minimum(array, _LARGEST)
-    # Copied: what was checked must not change with the caller's tensor.
+    # Copied: what was checked must not change with the caller's lengths.
     numbers: IntArray = array.astype(np.int64)
     return numbers
 
 
 def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
+    if isinstance(lengths, (list, tuple)):
+        return _listed_lengths(lengths, path)
+    if isinstance(lengths, (np.ndarray, array)):
+        numbers = np.asarray(lengths)
+        if numbers.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                "bad_dtype", path, f"expected integer lengths, found {numbers.dtype}"
+            )
+        return numbers
     if not isinstance(lengths, torch.Tensor):
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected an (N,) tensor of lengths, found {describe(lengths)}; use torch.as_tensor",
+            "expected (N,) lengths: a tensor, an array, a list or a tuple, "
+            f"found {describe(lengths)}",
         )
     if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
         raise ArgumentTypeError(
@@ -199,8 +215,37 @@ def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
         raise ArgumentTypeError(
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )
-    array: npt.NDArray[Any] = lengths.detach().cpu().numpy()
-    return array
+    fetched: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+    return fetched
+
+
+def _listed_lengths(lengths: Sequence[Any], path: str) -> IntArray:
+    numbers: list[int] = []
+    for i, item in enumerate(lengths):
+        number = item if type(item) is int else _index(item)
+        if number is None:
+            found = brief(item) if isinstance(item, (bool, float, str)) else describe(item)
+            raise ArgumentTypeError(
+                "bad_dtype", f"{path}, row {i}", f"expected integer lengths, found {found}"
+            )
+        if not -_LARGEST <= number <= _LARGEST:
+            raise ArgumentError(
+                "bad_length",
+                f"{path}, row {i}",
+                f"expected a length from 0 to {_LARGEST}, found {brief(number)}",
+            )
+        numbers.append(number)
+    return np.array(numbers, dtype=np.int64)
+
+
+def _index(item: Any) -> int | None:
+    """An integer of another type than int, as an int."""
+    if isinstance(item, bool) or "bool" in str(getattr(item, "dtype", "")):
+        return None
+    try:
+        return operator.index(item)
+    except TypeError:
+        return None
 
 
 class RowSplitsPool:

@@ -218,6 +218,10 @@ class MsgpackEncoder:
 # --- place, copy, write ------------------------------------------------------------------------
 
 
+# Between two buffers of frame 1.
+_GAPS = tuple(map(bytes, range(ALIGNMENT)))
+
+
 class _Placing:
     """The state of one walk over lowered items: where everything lies in the message."""
 
@@ -229,9 +233,11 @@ class _Placing:
         self._pool = RowSplitsPool()
         self._groups: list[Group] = []
         self._group_of: dict[int, int] = {}
-        # Frame 1: how long it is so far, and what is to be written to it, by offset.
+        # Frame 1: how long it is so far, and what is to be written to it, by offset: contiguous.
         self._small_size = 0
-        self._small: list[tuple[int, ByteArray]] = []
+        self._small: list[tuple[int, np.ndarray[Any, Any]]] = []
+        # The same as bytes, where no rows are still to be copied to it.
+        self._first: ByteArray | None = None
         # The other frames; an int is the size of one that is still to be written.
         self._large: list[Any] = []
         # Rows to be copied: the frame, the offset in it, and their bytes.
@@ -242,7 +248,9 @@ class _Placing:
         self._place(lowered.items)
         buffers: list[Any] = []
         if self._small_size or self._large:
-            buffers = [self._small_size, *self._large]
+            if self._small and not (self._rows and self._rows_in_first()):
+                self._first = self._joined()
+            buffers = [self._small_size if self._first is None else self._first, *self._large]
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         payload = sum(sizes)
         for path, rows in lowered.unbacked:
@@ -277,12 +285,17 @@ class _Placing:
             elif kind is RaggedView or kind is Ragged:
                 view = item if kind is RaggedView else self._view(item)
                 row_splits, starts, shape = view.row_splits, view.starts, view.shape
-                if starts is not None:
-                    dim = view.ragged_dim - 1
-                    shape = (*shape[:dim], row_splits.total, *shape[dim + 1 :])
-                size = view.dtype.itemsize
-                for extent in shape:
-                    size *= extent
+                memory: Any = view.memory
+                in_order = starts is None and type(memory) is np.ndarray
+                if in_order:
+                    size = memory.nbytes
+                else:
+                    if starts is not None:
+                        dim = view.ragged_dim - 1
+                        shape = (*shape[:dim], row_splits.total, *shape[dim + 1 :])
+                    size = view.dtype.itemsize
+                    for extent in shape:
+                        size *= extent
                 if i in narrow:
                     stored, data = narrow[i]
                     numbers += (*self._place_bytes(data), stored)
@@ -297,7 +310,10 @@ class _Placing:
                 elif size:
                     offset = (self._small_size + 63) & -ALIGNMENT
                     self._small_size = offset + size
-                    self._rows.append((0, offset, size, view))
+                    if in_order:
+                        self._small.append((offset, memory))
+                    else:
+                        self._rows.append((0, offset, size, view))
                     numbers += (0, offset, PLAIN)
                 else:
                     numbers += (0, 0, PLAIN)
@@ -444,15 +460,16 @@ class _Placing:
 
     def _fill(self, memory: Sequence[ByteArray]) -> None:
         """Write what was placed into memory for each buffer that is still to be written."""
-        fresh = iter(memory)
-        parts = (self._small_size, *self._large) if self._small_size or self._large else ()
-        targets = [next(fresh) if type(part) is int else None for part in parts]
-        if not targets:
+        if not memory:
             return
+        fresh = iter(memory)
+        parts = (self._small_size if self._first is None else self._first, *self._large)
+        targets = [next(fresh) if type(part) is int else None for part in parts]
         first: Any = targets[0]
-        first.fill(0)  # between the buffers
-        for offset, data in self._small:
-            first[offset : offset + len(data)] = data
+        if first is not None:
+            first.fill(0)  # between the buffers
+            for offset, data in self._small:
+                first[offset : offset + data.nbytes] = array_bytes(data)
         copies = []
         for buffer, offset, size, view in self._rows:
             target: Any = targets[buffer]
@@ -464,6 +481,18 @@ class _Placing:
             else:
                 copies.append(copy_task(view, target))
         rowcopy.copy_all(copies)
+
+    def _rows_in_first(self) -> bool:
+        return any(buffer == 0 for buffer, *_ in self._rows)
+
+    def _joined(self) -> ByteArray:
+        """Frame 1 of what is there already: one pass, where an array takes a call for each."""
+        pieces: list[Any] = []
+        end = 0
+        for offset, data in self._small:
+            pieces += (_GAPS[offset - end], data)
+            end = offset + data.nbytes
+        return np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
 
     def _sources(self) -> list[np.ndarray[Any, Any]]:
         """The memory that `_fill` reads."""

@@ -217,7 +217,10 @@ def written(
     buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
 ) -> list[ByteArray]:
     """Buffers of which nothing is left to be written; see `PendingMessage`."""
-    memory = allocate_together([part for part in buffers if isinstance(part, int)])
+    sizes = [part for part in buffers if isinstance(part, int)]
+    if not sizes:
+        return buffers  # type: ignore[return-value]
+    memory = allocate_together(sizes)
     write(memory)
     fresh = iter(memory)
     return [next(fresh) if isinstance(part, int) else part for part in buffers]

@@ -13,12 +13,12 @@ from tensordict import (
     MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
-    TensorDict,
     TensorDictBase,
     UnbatchedTensor,
     is_tensorclass,
 )
 
+from jagcodec import cells
 from jagcodec.errors import (
     JagcodecError,
     Reason,
@@ -36,6 +36,7 @@ from jagcodec.ragged.non_tensor import (
     is_non_tensor,
     leaf_of_rows,
     payloads_of_stack,
+    tensordict_of_view,
 )
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
@@ -56,6 +57,7 @@ from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
     LEAVES,
+    LONG_LIST,
     MAX_DEPTH,
     MAX_NDIM,
     MAX_STACKS,
@@ -244,6 +246,8 @@ class Lowering:
     # Python
 
     def _list(self, values: list[Any]) -> Tree:
+        if len(values) >= LONG_LIST and (packed := cells.pack(values)) is not None:
+            return [TAGS[Kind.NUMBERS], *packed]
         if values and type(values[0]) is torch.Tensor:
             merged = merge(values)
             if merged is not None:
@@ -570,10 +574,8 @@ class Lowering:
         return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
     def _lazy_view(self, view: Any) -> Tree:
-        """A TensorDict of what a lazy view shows."""
-        names = view.names if any(name is not None for name in view.names) else None
         try:
-            whole = TensorDict(dict(view.items()), batch_size=view.batch_size, names=names)
+            whole = tensordict_of_view(view)
         except RuntimeError as error:  # of a stack of rows with different shapes
             why = f": {error!s:.200}; encode what it is a view of"
             raise self._refusal(view, why) from error
@@ -608,16 +610,14 @@ class Lowering:
         try:
             name = stack.names[stack.stack_dim] if members else None
         except ValueError as error:  # its members have different ones
-            raise self._refused(
-                "row_mismatch", f"expected one name per dim, found {error}"
-            ) from error
+            detail = f"expected one name per dim, found {error}"
+            raise self._refused("row_mismatch", detail) from error
         return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
-            raise self._refused(
-                "too_deep", f"expected at most {MAX_STACKS} stacks in each other, found more"
-            )
+            detail = f"expected at most {MAX_STACKS} stacks in each other, found more"
+            raise self._refused("too_deep", detail)
         self._stacks += 1
         members = [self._child(i, member) for i, member in enumerate(stack.tensordicts)]
         self._stacks -= 1

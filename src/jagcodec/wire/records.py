@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec import cells
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import cells_of, check_distinct, expect, inside
@@ -55,7 +56,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
                     value[step] = revived(item, depth, most, allow_pickle)
             return value
         tag = value[0].kind if value and type(value[0]) is Tag else None
-        if tag in (Kind.SCALAR, Kind.STRING_ARRAY):
+        if tag in (Kind.SCALAR, Kind.STRING_ARRAY, Kind.NUMBERS):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
         parts = value if tag is None else value[1:]
         for index, item in enumerate(parts):
@@ -146,6 +147,16 @@ def _range(_: bool, *parts: Any) -> range:
     expect(all(type(part) is int for part in parts), "bad_record", "integers", list(parts))
     expect(parts[2] != 0, "bad_record", "a step other than 0", parts[2])
     return range(*parts)
+
+
+def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
+    known = type(dtype) is str and dtype in cells.PACKED
+    expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
+    expect(type(data) is bytes, "bad_record", "bytes", data)
+    numbers = cells.unpack(dtype, data)
+    if numbers is None:
+        raise bad(f"cells of {dtype}, bools of 0 and 1", f"{len(data)} bytes")
+    return numbers
 
 
 def _string_array(_: bool, shape: Any, items: Any, coerce: Any, has_na: Any, na: Any) -> AnyArray:
@@ -239,6 +250,7 @@ _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.DICT: _dict_record,
     Kind.RANGE: _range,
     Kind.SLICE: lambda _, *parts: slice(*parts),
+    Kind.NUMBERS: _numbers,
     Kind.STRING_ARRAY: _string_array,
     Kind.SCALAR: _scalar_record,
     Kind.STRING_SCALAR: _string_scalar,

@@ -27,6 +27,9 @@ SMALL_BUFFER = 16 * 1024
 INLINE_BYTES = 4 * 1024
 """`bytes` objects of at least this size are buffers, so that a header stays small."""
 
+LONG_LIST = 64
+"""Lists of numbers of one type, from this many on, are bytes in a document, and not items."""
+
 MAX_DEPTH = 100
 """Containers inside containers. Writers refuse more; readers must accept this much."""
 
@@ -78,6 +81,7 @@ class Kind(IntEnum):
     BYTES = 25
     LIST = 26
     MAP = 27
+    NUMBERS = 28
     # numpy
     ARRAY = 32
     OBJECT_ARRAY = 33

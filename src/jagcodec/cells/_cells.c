@@ -1,0 +1,323 @@
+/* Python's numbers to cells: the compiled half of jagcodec.cells.
+ *
+ * One pass over the items of lists and tuples. Nothing is rounded but floats, nothing wraps around:
+ * an item that a cell cannot hold ends the pass, and its place is returned. Items are anyone's
+ * objects, and `convert` runs anyone's code, so a list may change while it is read: every item is
+ * asked for by its index, which Python checks, every reference is owned while it is used, and no
+ * more cells are written than the buffer had when the call began. There is no global state.
+ *
+ * Only the limited API of Python 3.11 is used, as in jagcodec.rowcopy.
+ */
+
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* a free-threaded Python has no limited API yet */
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+/* What the cells of a column are. */
+typedef struct {
+    char kind; /* 'i' for integers, 'f' for floats, '?' for bools */
+    int width;
+    int64_t low, high; /* of integers; those of 8 bytes without a sign go up to twice `high` */
+    int precision;     /* of floats: the bits that an int may take, from its first 1 to its last */
+    PyObject *convert; /* makes an int, float or bool of anything else that counts as one */
+} Cells;
+
+static bool
+cells_of_code(const char *code, Cells *cells)
+{
+    static const char codes[] = "bhiqBHIQ", widths[] = {1, 2, 4, 8};
+    const char *found = strchr(codes, code[0]);
+    if (!code[0] || code[1]) {
+        return false;
+    }
+    if (found) {
+        bool has_sign = found - codes < 4;
+        cells->kind = 'i';
+        cells->width = widths[(found - codes) % 4];
+        int bits = 8 * cells->width - (has_sign || cells->width == 8);
+        cells->high = (int64_t)((UINT64_C(1) << bits) - 1);
+        cells->low = has_sign ? -cells->high - 1 : 0;
+    } else {
+        cells->kind = code[0] == 'd' ? 'f' : code[0];
+        cells->width = code[0] == 'd' ? 8 : code[0] == 'f' ? 4 : 1;
+    }
+    return found || strchr("fd?", code[0]);
+}
+
+/* The functions below return 1 for a cell that is written, 0 for an item that it cannot hold, and
+ * -1 with an exception. */
+
+static int
+put_integer(unsigned char *at, int width, int64_t number)
+{
+    if (width == 8) {
+        memcpy(at, &number, 8);
+    } else {
+        memcpy(at, &number, (size_t)width); /* little-endian: the low bytes come first */
+    }
+    return 1;
+}
+
+static int
+put_float(unsigned char *at, int width, double number)
+{
+    if (width == 8) {
+        memcpy(at, &number, sizeof number);
+        return 1;
+    }
+    float rounded = (float)number;
+    memcpy(at, &rounded, sizeof rounded);
+    return !isinf(rounded) || isinf(number);
+}
+
+/* An int in a column of floats, which must be exact. */
+static int
+put_exactly(const Cells *cells, unsigned char *at, PyObject *item)
+{
+    double number = PyLong_AsDouble(item);
+    if (number == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear(); /* more than any float */
+        return 0;
+    }
+    int exponent;
+    double scaled = ldexp(frexp(number, &exponent), cells->precision);
+    PyObject *back = PyLong_FromDouble(number);
+    int exact = back ? PyObject_RichCompareBool(back, item, Py_EQ) : -1;
+    Py_XDECREF(back);
+    return exact == 1 ? scaled == floor(scaled) && put_float(at, cells->width, number) : exact;
+}
+
+static int
+put_int(const Cells *cells, unsigned char *at, PyObject *item)
+{
+    int overflow;
+    if (cells->kind != 'i') {
+        return cells->kind == 'f' ? put_exactly(cells, at, item) : 0;
+    }
+    long long number = PyLong_AsLongLongAndOverflow(item, &overflow);
+    if (number == -1 && !overflow && PyErr_Occurred()) {
+        return -1;
+    }
+    if (overflow > 0 && !cells->low && cells->width == 8) {
+        unsigned long long large = PyLong_AsUnsignedLongLong(item);
+        if (large == (unsigned long long)-1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return 0;
+        }
+        return put_integer(at, 8, (int64_t)large);
+    }
+    return !overflow && number >= cells->low && number <= cells->high
+           && put_integer(at, cells->width, number);
+}
+
+static int
+put(const Cells *cells, unsigned char *at, PyObject *item, PyObject *convert)
+{
+    if (PyBool_Check(item)) {
+        *at = item == Py_True;
+        return cells->kind == '?';
+    }
+    if (PyFloat_Check(item)) {
+        return cells->kind == 'f' && put_float(at, cells->width, PyFloat_AsDouble(item));
+    }
+    if (PyLong_Check(item)) {
+        return put_int(cells, at, item);
+    }
+    if (!convert) {
+        return 0;
+    }
+    PyObject *plain = PyObject_CallFunctionObjArgs(convert, item, NULL);
+    int done = plain ? put(cells, at, plain, NULL) : -1;
+    Py_XDECREF(plain);
+    return done;
+}
+
+/* An item of a list or tuple, owned. */
+static inline PyObject *
+item_of(PyObject *sequence, bool is_list, Py_ssize_t index)
+{
+#ifdef Py_GIL_DISABLED
+    return is_list ? PyList_GetItemRef(sequence, index)
+                   : Py_XNewRef(PyTuple_GetItem(sequence, index));
+#else
+    PyObject *item = is_list ? PyList_GetItem(sequence, index) : PyTuple_GetItem(sequence, index);
+    Py_XINCREF(item); /* Py_XNewRef is a call */
+    return item;
+#endif
+}
+
+/* The cells of one row; where it is not 1, `index` is that of the item. */
+static int
+put_row(const Cells *cells, PyObject *row, Py_ssize_t count, unsigned char *at, Py_ssize_t *index)
+{
+    int done = 1;
+    bool is_list = PyList_Check(row);
+    for (*index = 0; *index < count; ++*index) {
+        PyObject *item = item_of(row, is_list, *index);
+        if (!item) {
+            return -1; /* the list is shorter by now */
+        }
+        /* What most items are, first. */
+        if (cells->kind == 'f' && Py_TYPE(item) == &PyFloat_Type) {
+            done = put_float(at, cells->width, PyFloat_AsDouble(item));
+        } else if (cells->kind == 'i' && Py_TYPE(item) == &PyLong_Type) {
+            done = put_int(cells, at, item);
+        } else {
+            done = put(cells, at, item, cells->convert);
+        }
+        Py_DECREF(item);
+        if (done != 1) {
+            return done;
+        }
+        at += cells->width;
+    }
+    return 1;
+}
+
+static PyObject *
+cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *given, *result = NULL;
+    Py_buffer out, lengths;
+    const char *code;
+    Cells cells = {0};
+    if (!PyArg_ParseTuple(args, "Oy*w*siO:fill", &given, &lengths, &out, &code, &cells.precision,
+                          &cells.convert)) {
+        return NULL;
+    }
+    PyObject *rows = PySequence_Tuple(given); /* a copy, which nobody else can change */
+    Py_ssize_t count = rows ? PyTuple_Size(rows) : 0, left = out.len, index = 0;
+    unsigned char *at = out.buf;
+    int done = rows ? 1 : -1;
+    if (rows && (!cells_of_code(code, &cells) || lengths.len / 8 != count)) {
+        PyErr_SetString(PyExc_ValueError, "expected a code of cells and one length for each row");
+        done = -1;
+    }
+    for (Py_ssize_t row = 0; done == 1 && row < count; row++) {
+        PyObject *items = PyTuple_GetItem(rows, row);
+        int64_t length;
+        memcpy(&length, (char *)lengths.buf + 8 * row, sizeof length);
+        Py_ssize_t found = PyList_Check(items)    ? PyList_Size(items)
+                           : PyTuple_Check(items) ? PyTuple_Size(items)
+                                                  : -1;
+        if (found < 0 || found != length || found > left / cells.width) {
+            PyErr_Format(found < 0 ? PyExc_TypeError : PyExc_ValueError,
+                         found < 0 ? "row %zd: expected a list or a tuple"
+                                   : "row %zd: its length changed", row);
+            done = -1;
+            break;
+        }
+        done = put_row(&cells, items, found, at, &index);
+        at += found * cells.width;
+        left -= found * cells.width;
+        if (!done) {
+            result = Py_BuildValue("nn", row, index);
+        }
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&lengths);
+    Py_XDECREF(rows);
+    return done == 1 ? Py_NewRef(Py_None) : result;
+}
+
+/* The items of a list, all of which are of the type `type`; false if they are not, or do not fit. */
+static bool
+read_exactly(PyObject *list, Py_ssize_t count, PyTypeObject *type, int64_t *numbers, int64_t *low,
+             int64_t *high)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = item_of(list, true, i);
+        int overflow = !item || Py_TYPE(item) != type;
+        if (!overflow && type == &PyFloat_Type) {
+            double number = PyFloat_AsDouble(item);
+            memcpy(&numbers[i], &number, sizeof number);
+        } else if (!overflow) {
+            int64_t number = PyLong_AsLongLongAndOverflow(item, &overflow);
+            numbers[i] = number;
+            *low = number < *low ? number : *low;
+            *high = number > *high ? number : *high;
+        }
+        Py_XDECREF(item);
+        if (overflow) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *
+cells_pack(PyObject *Py_UNUSED(module), PyObject *list)
+{
+    Py_ssize_t count = PyList_Size(list);
+    PyObject *first = count > 0 ? item_of(list, true, 0) : NULL, *result = NULL;
+    if (!first) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    PyTypeObject *type = Py_TYPE(first); /* one of three that are never freed, or not looked at */
+    Py_DECREF(first);
+    bool known = type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type;
+    int64_t low = 0, high = 0, *numbers = NULL;
+    if (known) {
+        numbers = PyMem_Malloc((size_t)count * sizeof(int64_t));
+        if (!numbers) {
+            return PyErr_NoMemory();
+        }
+    }
+    if (known && read_exactly(list, count, type, numbers, &low, &high)) {
+        static const char *const names[] = {"int8", "int16", "int32", "int64"};
+        int size = 3;
+        for (int64_t most = INT32_MAX; size && type != &PyFloat_Type; size--, most >>= size * 8) {
+            if (high > most || low < -most - 1) {
+                break;
+            }
+        }
+        const char *name = type == &PyFloat_Type ? "float64" : names[size];
+        name = type == &PyBool_Type ? "bool" : name;
+        result = Py_BuildValue("sN", name, PyBytes_FromStringAndSize(NULL, count << size));
+        char *at = result ? PyBytes_AsString(PyTuple_GetItem(result, 1)) : NULL;
+        for (Py_ssize_t i = 0; at && i < count; i++) {
+            memcpy(at + (i << size), &numbers[i], (size_t)1 << size);
+        }
+    } else if (!PyErr_Occurred()) {
+        result = Py_NewRef(Py_None);
+    }
+    PyMem_Free(numbers);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"fill", cells_fill, METH_VARARGS,
+     "fill(rows, lengths, out, code, precision, convert, /)\n--\n\nSee jagcodec.cells."},
+    {"pack", cells_pack, METH_O, "pack(numbers, /)\n--\n\nSee jagcodec.cells."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "jagcodec.cells._cells",
+    .m_doc = "Python's numbers to cells.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__cells(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,13 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+def fill(
+    rows: Sequence[Sequence[Any]],
+    lengths: Any,
+    out: Any,
+    code: str,
+    precision: int,
+    convert: Callable[[Any], Any] | None,
+    /,
+) -> tuple[int, int] | None: ...
+def pack(numbers: list[Any], /) -> tuple[str, bytes] | None: ...

@@ -1,0 +1,114 @@
+"""What `_cells.c` does, by the standard library: more slowly, with the same results."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jagcodec.memory.tensor_bytes import IntArray
+
+
+def fill(
+    rows: Sequence[Sequence[Any]],
+    lengths: IntArray,
+    out: Any,
+    code: str,
+    precision: int,
+    convert: Callable[[Any], Any] | None,
+) -> tuple[int, int] | None:
+    """See `jagcodec.cells.fill`."""
+    target = memoryview(out).cast("B")
+    at = 0
+    for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        items = tuple(row)
+        if len(items) != length:
+            raise ValueError(f"row {i}: its length changed")
+        cells = _at_once(items, code)
+        if cells is None:
+            made = []
+            for j, item in enumerate(items):
+                cell = _cell(item, code, precision, convert)
+                if cell is None:
+                    return i, j
+                made.append(cell)
+            cells = array(_typecode(code), made)
+        data = memoryview(cells).cast("B")
+        target[at : at + len(data)] = data
+        at += len(data)
+    return None
+
+
+def _typecode(code: str) -> str:
+    return "b" if code == "?" else code
+
+
+_TYPES = {"f": float, "d": float, "?": bool}
+
+
+def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
+    """The cells of items that are all of the type that most are; None if it takes a closer look."""
+    if set(map(type, items)) - {_TYPES.get(code, int)}:
+        return None
+    try:
+        cells = array(_typecode(code), items)
+    except OverflowError:
+        return None
+    # What has become infinite may have been finite.
+    return None if code == "f" and np.isinf(np.frombuffer(cells, np.float32)).any() else cells
+
+
+def _cell(
+    item: Any, code: str, precision: int, convert: Callable[[Any], Any] | None
+) -> float | int | None:
+    """The cell of one item, or None if it cannot be one."""
+    if isinstance(item, bool):
+        return item if code == "?" else None
+    if isinstance(item, float):
+        return _float(float.__float__(item), code) if code in "fd" else None
+    if isinstance(item, int):
+        number = int.__int__(item)
+        if code in "fd":
+            return _exactly(number, code, precision)
+        try:
+            return None if code == "?" else array(code, (number,))[0]
+        except OverflowError:
+            return None
+    return None if convert is None else _cell(convert(item), code, precision, None)
+
+
+def _float(number: float, code: str) -> float | None:
+    rounded = array(code, (number,))[0]
+    return None if math.isinf(rounded) and not math.isinf(number) else number
+
+
+def _exactly(number: int, code: str, precision: int) -> float | None:
+    try:
+        cell = float(number)
+    except OverflowError:
+        return None
+    scaled = math.ldexp(math.frexp(cell)[0], precision)
+    return _float(cell, code) if int(cell) == number and scaled == math.floor(scaled) else None
+
+
+def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
+    """See `jagcodec.cells.pack`."""
+    items = tuple(numbers)
+    kinds = set(map(type, items))
+    if kinds == {float}:
+        return "float64", array("d", items).tobytes()
+    if kinds == {bool}:
+        return "bool", array("b", items).tobytes()
+    if kinds != {int}:
+        return None
+    low, high = min(items), max(items)
+    for name, code, bits in _WIDTHS:
+        if -(1 << bits - 1) <= low and high < 1 << bits - 1:
+            return name, array(code, items).tobytes()
+    return None
+
+
+_WIDTHS = (("int8", "b", 8), ("int16", "h", 16), ("int32", "i", 32), ("int64", "q", 64))
