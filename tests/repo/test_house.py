@@ -20,7 +20,7 @@ LAYERS = (
 )
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
-    *("BatchedDataDict", "FieldSchema", "JagcodecError", "Layout", "Limits"),
+    *("BatchedDataDict", "FieldSchema", "JagcodecError", "JagcodecWarning", "Layout", "Limits"),
     "MsgpackDecoder",
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
