@@ -8,6 +8,7 @@ from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.materialize import Layout, PaddingSide, materialize
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.to_rows import RowsAs, to_rows
 from jagcodec.errors import (
     ArgumentError,
     ArgumentIndexError,
@@ -64,6 +65,7 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "RowsAs",
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTypeError",
@@ -100,6 +102,7 @@ __all__ = [
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",
+    "to_rows",
     "trim_padding",
     "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
