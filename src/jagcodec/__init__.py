@@ -21,6 +21,7 @@ from jagcodec.errors import (
     UnsupportedTypeError,
     WireFormatError,
 )
+from jagcodec.pack.builder import RowBuilder
 from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
 from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
 from jagcodec.pack.tensors import (
@@ -65,6 +66,7 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "RowBuilder",
     "RowsAs",
     "TransportError",
     "TransportTimeoutError",

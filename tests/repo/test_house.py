@@ -22,14 +22,8 @@ FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
     *("BatchedDataDict", "FieldSchema", "JagcodecError", "JagcodecWarning", "Layout", "Limits"),
     "MsgpackDecoder",
-    *(
-        "MsgpackEncoder",
-        "PackedColumn",
-        "PaddingSide",
-        "RowsAs",
-        "TransportError",
-        "TransportTimeoutError",
-    ),
+    *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
+    *("RowBuilder", "RowsAs", "to_rows"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
     *("encode_fields", "encode_into", "encoded_size", "load", "materialize", "maybe_pack_jagged"),
@@ -37,13 +31,7 @@ FRONT_DOOR = {
     *("pack_per_token_field", "padding_tax", "register_stdlib_types", "register_type"),
     *("repeat_rows", "restore_padding", "trim_padding"),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
-    *(
-        "to_blob",
-        "to_nested_by_length",
-        "to_rows",
-        "unpack_masked_fields",
-        "unwrap_wire_stripped_payload",
-    ),
+    *("to_blob", "to_nested_by_length", "unpack_masked_fields", "unwrap_wire_stripped_payload"),
 }
 
 

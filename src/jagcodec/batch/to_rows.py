@@ -9,7 +9,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, UnbatchedTensor, is_tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
+)
 
 from jagcodec._arguments import check_option, known_names
 from jagcodec.batch.leaves import row_counts
@@ -18,7 +24,6 @@ from jagcodec.memory.tensor_bytes import plain_array, resolved
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import (
-    NonTensorStack,
     fields_of,
     is_non_tensor,
     payloads_of_stack,
@@ -190,7 +195,7 @@ class _Making:
         if known is None:
             known = self._lengths[id(row_splits)] = row_splits, row_splits.lengths.tolist()
         if self._form == "tensor":
-            return list(values.split(known[1], dim))
+            return list(torch.split_with_sizes(values, known[1], dim))
         array = self._numbers(values, path)
         ends = itertools.pairwise(row_splits.host.tolist())
         if self._form == "list":
