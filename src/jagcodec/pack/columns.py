@@ -14,10 +14,10 @@ from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, 
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.pack.strictness import (
+    CellsBehindRows,
     check_pads,
     is_rounded_up,
     look_behind_rows,
-    pads_differ,
     stays_rectangular,
     warn_of_pads,
     warn_of_width,
@@ -208,6 +208,7 @@ def _columns(
     columns: dict[str, Any] = {}
     rectangles: list[tuple[str, tuple[int, ...]]] = []  # that are not packed
     packed = False
+    behind = None
     shape: tuple[int, ...]
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
@@ -235,8 +236,10 @@ def _columns(
         packed = True
         if strict:
             check_pads(column, row_splits, f"{where}({name!r})")
-        elif array is not None and array.dtype.kind in "iu" and pads_differ(array, row_splits):
-            warn_of_pads(f"{where}({name!r})")
+        elif array is not None and array.dtype.kind in "iu":
+            behind = behind or CellsBehindRows(row_splits)
+            if behind.differ(array):
+                warn_of_pads(f"{where}({name!r})")
         if array is not None and array.flags.c_contiguous:
             cells = (shape[0] * shape[1], *shape[2:])
             columns[name] = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
