@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def silent(function, *arguments, **options):
 
 @pytest.mark.parametrize("pack", BY_NAME)
 def test_names_that_are_no_columns(pack):
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x", "labels", "logprob"]}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x", "labels", "logprob"]}
     silent(pack, {"x": IDS}, **options)
     with pytest.raises(
         ArgumentKeyError, match=r"token_aligned_fields.*expected one of 'x', found 'labels'"
@@ -108,7 +109,7 @@ def test_names_that_materialize_does_not_find(source, argument, good, bad, named
 
 
 def test_a_pad_for_the_mask_that_materialize_adds_is_known():
-    options = {"pad_value_dict": {"attention_mask": True}, "attention_mask_of": "ids"}
+    options: Any = {"pad_value_dict": {"attention_mask": True}, "attention_mask_of": "ids"}
     assert materialize(rollout(), **options, strict=True)["attention_mask"].all()
 
 
@@ -126,7 +127,7 @@ def test_a_refused_call_of_materialize_writes_nothing():
 @pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields, per_token])
 @pytest.mark.parametrize("column", [IDS[:, :3], torch.ones(3, 2, 4)])
 def test_a_named_column_that_cannot_be_packed(pack, column):
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     with pytest.warns(JagcodecWarning, match="stays rectangular") as caught:
         pack({"x": column}, **options)
     assert [warning.filename for warning in caught] == [__file__] * 1
@@ -142,7 +143,7 @@ def test_other_rows_than_lengths():
 
 
 def test_without_lengths_nothing_is_packed():
-    options = {"lengths": None, "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": None, "token_aligned_fields": ["x"]}
     silent(pack_jagged_fields, {"x": IDS}, **options)
     with pytest.raises(ArgumentError, match="without lengths"):
         pack_jagged_fields({"x": IDS}, strict=True, **options)
@@ -151,7 +152,7 @@ def test_without_lengths_nothing_is_packed():
 @pytest.mark.parametrize("pack", ALL)
 @pytest.mark.parametrize("strict", [False, True])
 def test_columns_of_one_dim_are_exempt(pack, strict):
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": strict}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": strict}
     silent(pack, {"x": torch.ones(3)}, **options)
     if pack is not per_token:
         silent(pack, {"x": np.array(["a", None, 1], dtype=object)}, **options)
@@ -171,7 +172,7 @@ def test_jagged_columns_are_as_they_are(pack, strict):
 @pytest.mark.parametrize("pack", [*ALL, guess])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_integers_that_are_left_out(pack, dtype):
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     column = LEFTOVERS.to(dtype)
     with pytest.warns(JagcodecWarning, match="cells behind rows are left out") as caught:
         loose = pack({"x": column}, **options)
@@ -185,7 +186,7 @@ def test_integers_that_are_left_out(pack, dtype):
 @pytest.mark.parametrize("pack", [*ALL, guess])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128, torch.bool])
 def test_leftovers_of_other_dtypes_are_refused_by_strict_alone(pack, dtype):
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     column = (LEFTOVERS % 2).to(dtype)
     silent(pack, {"x": column}, **options)
     with pytest.raises(ArgumentError, match="one constant"):
@@ -195,7 +196,7 @@ def test_leftovers_of_other_dtypes_are_refused_by_strict_alone(pack, dtype):
 def test_only_two_cells_of_a_row_are_looked_at():
     column = IDS.clone()
     column[2, 2] = 9  # between the first cell behind the row and the last
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     silent(pack_jagged_fields, {"x": column}, **options)
     with pytest.raises(ArgumentError, match="row 2"):
         pack_jagged_fields({"x": column}, strict=True, **options)
@@ -203,7 +204,7 @@ def test_only_two_cells_of_a_row_are_looked_at():
 
 def test_each_row_may_not_have_a_pad_of_its_own():
     column = torch.tensor([[1, 7, 7], [1, 2, 8], [1, 2, 3]])
-    options = {"lengths": torch.tensor([1, 2, 3]), "token_aligned_fields": ["x"]}
+    options: Any = {"lengths": torch.tensor([1, 2, 3]), "token_aligned_fields": ["x"]}
     silent(pack_jagged_fields, {"x": column}, **options)
     with pytest.raises(ArgumentError, match="row 1"):
         pack_jagged_fields({"x": column}, strict=True, **options)
@@ -211,7 +212,7 @@ def test_each_row_may_not_have_a_pad_of_its_own():
 
 def test_bits_are_compared():
     pads = torch.tensor([[1.0, float("nan"), float("nan")], [1.0, 2.0, float("nan")]])
-    options = {"lengths": torch.tensor([1, 2]), "token_aligned_fields": ["x"], "strict": True}
+    options: Any = {"lengths": torch.tensor([1, 2]), "token_aligned_fields": ["x"], "strict": True}
     silent(pack_jagged_fields, {"x": pads}, **options)
     pads[0, 1:] = torch.tensor([0.0, -0.0])
     with pytest.raises(ArgumentError, match="row 0"):
@@ -265,11 +266,11 @@ def test_what_is_looked_at_is_said_cell_by_cell(drawn):
 
 
 def test_tensors_with_gradients_and_none_at_all():
-    options = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": True}
+    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": True}
     column = LEFTOVERS.float().requires_grad_()
     with pytest.raises(ArgumentError, match="one constant"):
         pack_jagged_fields({"x": column}, **options)
-    none = {"lengths": torch.zeros(0, dtype=torch.int64), "token_aligned_fields": ["x"]}
+    none: Any = {"lengths": torch.zeros(0, dtype=torch.int64), "token_aligned_fields": ["x"]}
     silent(pack_jagged_fields, {"x": torch.ones(0, 5).long()}, strict=True, **none)
     silent(pack_jagged_fields, {"x": torch.ones(0, 5).long()}, **none)
 
