@@ -140,8 +140,9 @@ TestGrowing.settings = settings(max_examples=25, stateful_step_count=12, deadlin
         (range(2), "int64"),
         ([np.float64(0.5), 1], "float32"),
         ([np.int8(1), np.int8(2)], "int64"),
-        (array.array("i", [1, 2]), "int32"),
-        (array.array("d"), "float64"),
+        (array.array("i", [1, 2]), "int64"),
+        (array.array("Q", [1, 2]), "int64"),
+        (array.array("d", [0.5]), "float32"),
         (np.array([1, 2], dtype=">i2"), "int16"),
         (np.array([1, 2], dtype=np.uint64), "uint64"),
         (np.array([1j, 2]), "complex128"),
@@ -248,6 +249,8 @@ def test_nan_and_infinities_are_kept():
         (None, (i for i in (1, 2)), ArgumentTypeError, "generator"),
         (None, {1, 2}, ArgumentTypeError, "set"),
         (None, b"ab", ArgumentTypeError, "bytes"),
+        (None, array.array("u", "ab"), ArgumentTypeError, "typecode 'u'"),
+        (None, array.array("Q", [2**63]), ArgumentError, "found 922"),
         (None, [[1], [1, 2]], ArgumentError, r"\[1\].*expected 1 numbers.*found 2"),
         (None, [[1], 2], ArgumentTypeError, r"\[0\]"),
         (None, [torch.ones(1), torch.ones(2)], ArgumentError, r"\[1\].*shape \(1,\)"),
@@ -342,7 +345,9 @@ def test_empty_chunks_say_nothing():
     row.append(x=[], y=[])
     assert [listed(row), len(row), row.to_row()["y"].dtype] == [{"y": [], "x": []}, 0, np.int32]
     assert decode(row.to_frames())["x"].shape[0] == 1
+    row.append(x=array.array("d"), y=range(0))
     row.append(x=[[1, 2]], y=[[3, 4]])
+    row.append(x=[], y=[])
     assert listed(row) == {"y": [[3, 4]], "x": [[1, 2]]}
 
 

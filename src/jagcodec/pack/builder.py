@@ -121,30 +121,28 @@ class RowBuilder:
                 name: numbers_of(chunk, f"{where}({name!r})") for name, chunk in columns.items()
             }
             fill = self._tokens_to_fill(chunks, where)
-            ready: list[tuple[_Column, torch.dtype | None, npt.NDArray[Any]]] = []
+            ready: list[tuple[_Column, torch.dtype | None, npt.NDArray[Any], int]] = []
+            added: dict[str, int] = {}
             for name, chunk in chunks.items():
                 path = f"{where}({name!r})"
                 column = self._columns.get(name) or _Column(None)
                 dtype = column.dtype or dtype_of(chunk, path)
                 cells = cells_of(chunk, dtype or torch.float32, path)
+                tokens = fill if chunk.is_scalar else len(cells)
                 if chunk.is_empty:
-                    dtype, cells = None, np.empty((0, *column.cell_shape), cells.dtype)
-                elif chunk.is_scalar:
-                    cells = np.broadcast_to(cells, (fill, *column.cell_shape))
-                elif column.is_known and cells.shape[1:] != column.cell_shape:
-                    raise ArgumentError(
-                        "bad_shape",
-                        path,
-                        f"expected tokens of shape {column.cell_shape} like those before, found "
-                        f"{cells.shape[1:]}",
-                    )
-                ready.append((column, dtype, cells))
-            self._check_lengths(dict(zip(chunks, (len(x) for *_, x in ready), strict=True)), where)
+                    dtype = None
+                elif column.is_known and not chunk.is_scalar:
+                    column.check_cells(cells, path)
+                ready.append((column, dtype, cells, tokens))
+                added[name] = tokens
+            self._check_lengths(added, where)
             # All memory before all changes: there may be none.
-            for column, dtype, cells in ready:
-                column.reserve(dtype, cells)
-            for name, (column, _, cells) in zip(chunks, ready, strict=True):
-                column.extend(cells)
+            for column, dtype, cells, tokens in ready:
+                if dtype is not None:
+                    column.reserve(dtype, cells, tokens)
+            for name, (column, _, cells, tokens) in zip(chunks, ready, strict=True):
+                if tokens:
+                    column.extend(cells, tokens)
                 self._columns[name] = column
 
     def _tokens_to_fill(self, chunks: Mapping[str, Chunk], where: str) -> int:
@@ -326,8 +324,8 @@ class RowBuilder:
                     )
                 cells = cells_of(numbers_of(values_of(view), path), view.dtype, path)
                 column = row._columns[name] = _Column(view.dtype)
-                column.reserve(view.dtype, cells)
-                column.extend(cells)
+                column.reserve(view.dtype, cells, len(cells))
+                column.extend(cells, len(cells))
                 tokens[name] = len(cells)
             elif is_non_tensor(leaf):
                 row._values[name] = rows_of_leaf(leaf, 1)[0]
@@ -385,11 +383,19 @@ class _Column:
         """Of one token."""
         return () if self._cells is None else self._cells.shape[1:]
 
-    def reserve(self, dtype: torch.dtype | None, cells: npt.NDArray[Any]) -> None:
-        """Make room for these cells."""
-        if dtype is None:  # an empty list, which says nothing
-            return
-        needed = self.tokens + len(cells)
+    def check_cells(self, cells: npt.NDArray[Any], path: str) -> None:
+        """Refuse tokens of another shape."""
+        if cells.shape[1:] != self.cell_shape:
+            raise ArgumentError(
+                "bad_shape",
+                path,
+                f"expected tokens of shape {self.cell_shape} like those before, found "
+                f"{cells.shape[1:]}",
+            )
+
+    def reserve(self, dtype: torch.dtype, cells: npt.NDArray[Any], tokens: int) -> None:
+        """Make room for so many tokens that are, or are all filled with, these cells."""
+        needed = self.tokens + tokens
         if self._cells is None:
             self._cells = np.empty((max(needed, _FEWEST), *cells.shape[1:]), cells.dtype)
             self.dtype = dtype
@@ -398,10 +404,10 @@ class _Column:
             wider[: self.tokens] = self._cells[: self.tokens]
             self._cells = wider
 
-    def extend(self, cells: npt.NDArray[Any]) -> None:
-        """Add cells that there is room for."""
+    def extend(self, cells: npt.NDArray[Any], tokens: int) -> None:
+        """Add tokens that there is room for."""
         if self._cells is not None:
-            end = self.tokens + len(cells)
+            end = self.tokens + tokens
             self._cells[self.tokens : end] = cells
             self.tokens = end
 

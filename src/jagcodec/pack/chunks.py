@@ -72,7 +72,7 @@ def numbers_of(value: Any, path: str) -> Chunk:
     if isinstance(value, torch.Tensor):
         return _of_tensor(value, path)
     if isinstance(value, array.array):
-        value = np.asarray(value)
+        return _of_array(value, path)
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind not in "biufc" or value.dtype.newbyteorder("=") not in _TORCH_DTYPES:
             raise _no_numbers(path, f"an array of dtype {value.dtype}")
@@ -80,11 +80,23 @@ def numbers_of(value: Any, path: str) -> Chunk:
     if isinstance(value, (list, tuple, range)):
         return _of_list(list(value), path)
     if type(value) in _NUMBERS:
-        return Chunk(_python_numbers([value], path)[0:1].reshape(()), True, False)
+        return Chunk(_python_numbers([value], path).reshape(()), True, False)
     raise _no_numbers(path, f"a {type(value).__name__}")
 
 
 _NUMBERS = frozenset((bool, int, float))
+
+
+def _of_array(value: array.array[Any], path: str) -> Chunk:
+    """As a list of these numbers, which takes far longer."""
+    numbers = np.asarray(value)
+    wide = _AS_IN_LISTS.get(numbers.dtype.kind)
+    if wide is None:
+        raise _no_numbers(path, f"an array of typecode {value.typecode!r}")
+    return Chunk(numbers.astype(wide), False, False)
+
+
+_AS_IN_LISTS = {"i": np.int64, "u": np.uint64, "f": np.float64}
 
 
 def _of_tensor(tensor: torch.Tensor, path: str) -> Chunk:
@@ -180,10 +192,15 @@ def dtype_of(chunk: Chunk, path: str) -> torch.dtype | None:
         return _TORCH_DTYPES[numbers.dtype]
     if not numbers.size and not chunk.is_scalar:
         return None
-    if numbers.dtype == np.uint64:  # of Python's ints, some of which int64 does not hold
+    if (
+        numbers.dtype == np.uint64 and (numbers.reshape(-1) >> 63).any()
+    ):  # of Python's ints, some of which int64 does not hold
         i = int(np.argmax(numbers.reshape(-1) >> 63))
         raise _not_held(path, numbers.reshape(-1)[i].item(), torch.int64)
-    return {"b": torch.bool, "i": torch.int64, "f": torch.float32}[numbers.dtype.kind]
+    return _OF_NUMBERS[numbers.dtype.kind]
+
+
+_OF_NUMBERS = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float32}
 
 
 def cells_of(chunk: Chunk, dtype: torch.dtype, path: str) -> Cells:
