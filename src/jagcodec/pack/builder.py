@@ -14,14 +14,13 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.pack.chunks import Chunk, as_dtype, cells_of, dtype_of, numbers_of, tensor_over
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, view_of
+from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import end_to_end
+from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.lazy import FieldSchema, WireBatch, columns_of, open_wire
 
 
 class RowBuilder:
@@ -310,23 +309,22 @@ class RowBuilder:
                 "open_wire(message).rows([i])",
             )
         row = cls(same_length=same_length)
-        tokens: dict[str, int] = {}
-        for name in batch.fields:
+        for name, leaf in columns_of(batch):
             path = f"{where}({name!r})"
-            leaf = batch.leaf(name)
-            if is_jagged(leaf):
-                view = view_of(leaf, path)
-                if view.ragged_dim != 1:
+            if isinstance(leaf, RaggedView):
+                if leaf.ragged_dim != 1:
                     raise ArgumentError(
                         "bad_shape",
                         path,
-                        f"expected tokens along dim 1, found ragged dim {view.ragged_dim}",
+                        f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}",
                     )
-                cells = cells_of(numbers_of(values_of(view), path), view.dtype, path)
-                column = row._columns[name] = _Column(view.dtype)
-                column.reserve(view.dtype, cells, len(cells))
+                (values,) = gathered([leaf])
+                cells = cells_of(numbers_of(values, path), leaf.dtype, path)
+                column = row._columns[name] = _Column(leaf.dtype)
+                column.reserve(leaf.dtype, cells, len(cells))
                 column.extend(cells, len(cells))
-                tokens[name] = len(cells)
+            elif isinstance(leaf, np.ndarray):
+                row._values[name] = leaf[0]
             elif is_non_tensor(leaf):
                 row._values[name] = rows_of_leaf(leaf, 1)[0]
             elif type(leaf) is torch.Tensor and leaf.layout is torch.strided:

@@ -192,11 +192,11 @@ def dtype_of(chunk: Chunk, path: str) -> torch.dtype | None:
         return _TORCH_DTYPES[numbers.dtype]
     if not numbers.size and not chunk.is_scalar:
         return None
-    if (
-        numbers.dtype == np.uint64 and (numbers.reshape(-1) >> 63).any()
-    ):  # of Python's ints, some of which int64 does not hold
-        i = int(np.argmax(numbers.reshape(-1) >> 63))
-        raise _not_held(path, numbers.reshape(-1)[i].item(), torch.int64)
+    if numbers.dtype == np.uint64:
+        large = numbers.reshape(-1) >> 63
+        if large.any():
+            number = numbers.reshape(-1)[int(np.argmax(large))].item()
+            raise _not_held(path, number, torch.int64)
     return _OF_NUMBERS[numbers.dtype.kind]
 
 
