@@ -22,7 +22,9 @@ from jagcodec import (
     ArgumentKeyError,
     ArgumentTypeError,
     BatchedDataDict,
+    RowBuilder,
     RowsAs,
+    concat_rows,
     decode,
     encode,
     materialize,
@@ -307,3 +309,17 @@ def test_lazy_stacks_are_refused():
     for batch in (stack, {"inner": stack}):
         with pytest.raises(ArgumentTypeError, match=r"lazy stack.*unbind"):
             to_rows(batch)
+
+
+def test_joins_of_open_messages():
+    parts = [RowBuilder({"ids": torch.int64}) for _ in range(3)]
+    for i, part in enumerate(parts):
+        part.append(ids=range(i))
+        part.set(reward=float(i), tag=str(i))
+    joined = concat_rows([open_wire(part.to_frames()) for part in parts])
+    assert to_rows(joined, as_="list") == [
+        {"ids": list(range(i)), "reward": float(i), "tag": str(i)} for i in range(3)
+    ]
+    assert to_rows(joined.rows([2, 0]), ["tag", "ids"], "list")[0] == {"tag": "2", "ids": [0, 1]}
+    resumed = RowBuilder.from_message(joined.rows([2]))
+    assert resumed.to_row()["ids"].tolist() == [0, 1]

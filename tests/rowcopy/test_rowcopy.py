@@ -223,6 +223,37 @@ def test_every_backend_does_the_tasks_of_a_batch(name, data):
         assert found.tobytes() == wanted
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@given(st.data())
+def test_rows_may_lie_in_several_buffers(name, data):
+    """Starts count bytes from the first buffer on, whatever the size of a cell."""
+    buffers = data.draw(st.lists(st.binary(max_size=40), max_size=6))
+    given_ = tuple(np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers)
+    bases = np.cumsum([0, *map(len, buffers)]).tolist()
+    copies, pads, expected = [], [], []
+    for _ in range(data.draw(st.integers(0, 3))):
+        size = data.draw(st.integers(1, 9))
+        rows: list[tuple[int, int, bytes]] = []
+        for _ in range(data.draw(st.integers(0, 6))):
+            which = data.draw(st.integers(0, max(len(buffers) - 1, 0)))
+            held = buffers[which] if buffers else b""
+            at = data.draw(st.integers(0, len(held)))
+            length = data.draw(st.integers(0, (len(held) - at) // size))
+            rows.append((bases[which] + at, length, held[at : at + length * size]))
+        starts, lengths = (ints([row[k] for row in rows]) for k in range(2))
+        width = data.draw(st.integers(0, 3)) + int(lengths.max(initial=0))
+        packed = b"".join(row[2] for row in rows)
+        rectangle = b"".join(row[2] + b"p" * ((width - row[1]) * size) for row in rows)
+        out, padded = (np.full(len(b), 0x5A, np.uint8) for b in (packed, rectangle))
+        copies.append(rowcopy.Copy(out, given_, None, starts, lengths, size))
+        pads.append(rowcopy.Pad(padded, given_, starts, lengths, None, width, size, b"p"))
+        expected += [(out, packed), (padded, rectangle)]
+    using(name, "copy_all", copies)
+    using(name, "pad_all", pads)
+    for found, wanted in expected:
+        assert found.tobytes() == wanted
+
+
 def test_a_batch_of_empty_rows_is_nothing_but_pads(backend):
     columns = {"ids": torch.arange(6).view(2, 3)}
     lengths = torch.tensor([0, 0])
@@ -619,6 +650,18 @@ BAD_COPIES = {
     },
     "dst over its starts": {"dst": memoryview(SHARED)[4:16], "src_starts": NUMBERS[:2]},
     "no buffer": {"src": 5},
+    "no buffers": {"src": ()},
+    "one of several is no buffer": {"src": (bytes(20), 5)},
+    "one of several is strided": {"src": (np.zeros(40, np.uint8)[::2],)},
+    "from one buffer into the next": {"src": (bytes(15), bytes(30)), "src_starts": ints([0, 12])},
+    "behind all buffers": {"src": (bytes(15), bytes(5)), "src_starts": ints([0, 20])},
+    "before all buffers": {"src": (bytes(20), bytes(20)), "src_starts": ints([0, -4])},
+    "greatest start of several": {"src": (bytes(20),), "src_starts": ints([0, 2**63 - 1])},
+    "huge length of several": {"src": (bytes(20),), "lengths": ints([2**62, 1])},
+    "negative length of several": {"src": (bytes(20),), "lengths": ints([-1, 4])},
+    "a stride into several": {"src": (bytes(20),), "src_starts": 1},
+    "several end to end": {"src": (bytes(12),), "src_starts": None},
+    "one of several is written": {"dst": memoryview(SHARED)[18:30], "src": (bytes(20), SHARED)},
     "lists": {"lengths": [2, 1]},
 }
 

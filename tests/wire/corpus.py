@@ -825,7 +825,7 @@ BAD = {
     ),
     # documents
     "values_few": ("bad_header", "no value for the schema", message(1, values=[])),
-    "values_many": ("bad_header", "a value too many", message(1, values=[1, 2])),
+    "values_many": ("bad_header", "a value too many", message(1, values=[1, {}, 2])),
     "values_map": ("bad_header", "a map of values", message(1, values={"a": 1})),
     "values_two": ("bad_header", "two arrays of values", message(1, values=b"\x91\1\x91\1")),
     "values_reserved": ("bad_header", "msgpack's byte c1", message(1, values=b"\x91\xc1")),

@@ -148,7 +148,8 @@ class Header:
         self.schema, self.values = unpack(schema.data), unpack(values)
         self.numbers = [number for (number,) in struct.iter_unpack("<q", numbers)]
         need(min(self.numbers, default=0) >= 0, "below 0")
-        need(type(self.values) is list and len(self.values) == self.check(self.schema), "values")
+        more = len(self.values) - self.check(self.schema) if type(self.values) is list else -1
+        need(more in (0, 1), "values")
         rest = iter(self.numbers[self.count(self.schema) :])
         groups, frames = (next(rest, None) for _ in range(2))
         need(groups is not None and frames is not None, "counts")

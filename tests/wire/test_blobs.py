@@ -507,6 +507,8 @@ def test_what_is_no_message_at_all_is_the_caller_s_mistake(value, text):
         "decode_batch(blobs[1])": lambda value: decode_batch([to_blob(encode(1)), value]),
         "decode(frames) ": jagcodec.MsgpackDecoder().decode,
     }
+    if isinstance(value, (str, Path)):
+        del calls["open_wire(source)"]  # which reads a file
     for path, call in calls.items():
         with pytest.raises(ArgumentTypeError, match=text) as caught:
             call(value)

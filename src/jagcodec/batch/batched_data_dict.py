@@ -9,12 +9,12 @@ import torch
 
 from jagcodec._arguments import known_names, whole_number
 from jagcodec.batch.leaves import move_leaf, row_count, row_counts, same_values
-from jagcodec.batch.rows import concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.rows import concat_batches, repeat_rows, select_rows, split_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import without_rest
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.registry import register_type
+from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
 
@@ -159,7 +159,8 @@ class BatchedDataDict(dict[str, Any]):
     @staticmethod
     def concat(batches: Iterable[Self]) -> Self:
         """One batch after the other; see `concat_rows`."""
-        return concat_rows(batches)
+        joined: Self = concat_batches(batches, "concat_rows")
+        return joined
 
     def make_iterator(
         self: Self, mini_batch_size: int, epochs: int = 1, *, seed: int | None = None
@@ -261,5 +262,5 @@ def _of_state(state: Any) -> BatchedDataDict:
 
 
 # So that what `materialize` returns can itself be sent on.
-register_type(BatchedDataDict, "jagcodec.BatchedDataDict", to_state=_state, from_state=_of_state)
+register_type(BatchedDataDict, BATCHED_DATA_DICT, to_state=_state, from_state=_of_state)
 register_type(PackedColumn, "jagcodec.PackedColumn", to_state=tuple, from_state=PackedColumn._make)

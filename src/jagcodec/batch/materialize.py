@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import check_known, check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.batch.joined import readable
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
@@ -23,7 +24,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.lazy import WireBatch, columns_of
+from jagcodec.wire.lazy import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 @overload
 def materialize(
-    td: TensorDictBase | WireBatch,
+    td: Any,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -61,7 +62,7 @@ def materialize(
 
 @overload
 def materialize(
-    td: TensorDictBase | WireBatch,
+    td: Any,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -82,7 +83,7 @@ def materialize(
 
 
 def materialize(
-    td: TensorDictBase | WireBatch,
+    td: Any,
     layout: Layout = "padded",
     pad_value_dict: Mapping[str, Any] | None = None,
     pad_to_seqlen: int = 0,
@@ -116,8 +117,10 @@ def materialize(
         [0, 2, 5]
 
     Args:
-        td: TensorDict of batch size (N, ...), or a `WireBatch`, whose columns then go straight
-            from the message to where they are wanted.
+        td: TensorDict of batch size (N, ...); or a message, whose columns then go straight from
+            it to where they are wanted: its frames, a blob, or a `WireBatch`. Or several
+            messages, as a list of lists of frames or of `WireBatch`es: the rows of all of them,
+            one message after the other. (A flat list of buffers is always one message.)
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
         pad_value_dict: Column name to pad value; cells of columns not named have all bits 0,
@@ -194,10 +197,7 @@ def materialize(
     for side in sides.values() if by_name else [padding_side]:
         if side not in _SIDES:
             check_option(side, _SIDES, f"{where}(padding_side)")
-    if not isinstance(td, (WireBatch, TensorDictBase)):
-        raise ArgumentTypeError(
-            "bad_type", f"{where}(td)", f"expected a TensorDict, found {type(td).__name__}"
-        )
+    batch = readable(td, f"{where}(td)")
     # Checked where they are given; most calls give few.
     if pad_to_seqlen:
         pad_to_seqlen = whole_number(
@@ -230,7 +230,7 @@ def materialize(
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         _check_accelerator()
-    return _Materializing(options, prompt_lengths, out, strict).run(td)
+    return _Materializing(options, prompt_lengths, out, strict).run(batch)
 
 
 class _Options(NamedTuple):
@@ -315,7 +315,10 @@ class _Materializing:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
         fill(self._rectangles, reused=out is not None)
-        return self._contained(plan)
+        result = self._contained(plan)
+        if isinstance(td, WireBatch) and type(result) is BatchedDataDict:
+            result.meta_info = td.meta
+        return result
 
     def _contained(self, plan: dict[str, Any]) -> Any:
         columns = {}
@@ -341,7 +344,7 @@ class _Materializing:
         # Whether columns of the same rows go to the same place, so that they are placed once.
         simple = not (options.sides or options.keep_jagged or options.device)
         placed: tuple[Any, Any] = (None, None)
-        leaves: Any = columns_of(td) if isinstance(td, WireBatch) else td.items()
+        leaves: Any = td.columns() if isinstance(td, WireBatch) else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
             kind = type(leaf)
@@ -499,7 +502,7 @@ class _Materializing:
         bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
         padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
         memory: Any = view.memory
-        device = _CPU if type(memory) is np.ndarray else memory.device
+        device = memory.device if isinstance(memory, torch.Tensor) else _CPU
         rectangle = Rectangle(padded, dtype, device, key, view, left_pad, width, bits)
         self._rectangles.append(rectangle)
         return rectangle

@@ -173,5 +173,7 @@ def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
 
 
 def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
-    read = [part for task in tasks for part in task[1:] if isinstance(part, np.ndarray)]
+    parts = [part for task in tasks for part in task[1:]]
+    read = [part for part in parts if isinstance(part, np.ndarray)]
+    read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
     return are_apart([task.dst for task in tasks], read)

@@ -283,37 +283,8 @@ def _balanced(
         count = min(count + 1 + count // 64, len(tokens))
 
 
-def concat_rows(batches: Iterable[B]) -> B:
-    """The rows of several batches, one batch after the other.
-
-    Args:
-        batches: At least one; all of one kind and with the same columns, in any order. As for
-            `select_rows`; the rows of `WireBatch`es are read.
-
-    Returns:
-        A batch of the same kind (a TensorDict for `WireBatch`es); the batches are untouched, and
-        every column is copied once. Columns of equal row lengths share one offsets tensor. A
-        non-tensor payload of the whole batch stays one if all batches have the same, bit for
-        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
-
-    Raises:
-        ArgumentError: There is no batch; a column differs between batches in layout, dtype,
-            device or the shape of a row (nothing is promoted or guessed); or ``meta_info`` holds
-            unequal values under one key.
-        ArgumentKeyError: A batch lacks a column of another; both are named.
-        ArgumentTypeError: Batches or columns are not of one kind.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import concat_rows, pack_jagged_fields
-        >>> def batch(*rows):
-        ...     ids = torch.tensor(rows)
-        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
-        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
-        >>> [row.tolist() for row in both["ids"].unbind()]
-        [[5, 6], [7, 8, 9], [3, 4]]
-    """
-    where = "concat_rows"
+def concat_batches(batches: Iterable[Any], where: str) -> Any:
+    """`concat_rows` of batches that are not all open messages."""
     if isinstance(batches, (TensorDictBase, dict)) or _chooses_rows(batches):
         raise ArgumentTypeError(
             "bad_type", f"{where}(batches)", "expected a list of batches, found one batch"
@@ -327,7 +298,7 @@ def concat_rows(batches: Iterable[B]) -> B:
     joined: Any = concat_leaves(whole, RowSplitsPool(), where)
     if any(hasattr(batch, "meta_info") for batch in listed):
         joined.meta_info = _joined_info(listed, where)
-    return joined  # type: ignore[no-any-return]
+    return joined
 
 
 def _joined_info(batches: Sequence[Any], where: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lazy import WireBatch, columns_of
+from jagcodec.wire.lazy import WireBatch
 
 RowsAs = Literal["tensor", "numpy", "list"]
 """What `to_rows` makes of the rows of tensors and arrays."""
@@ -137,7 +137,7 @@ def _leaves(batch: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
         return [(name, batch.get(name)) for name in names]
     schema = batch.schema
     return [
-        columns_of(batch.select([name]))[0]
+        batch.select([name]).columns()[0]
         if schema[name].kind == "object"
         else (name, batch.leaf(name))
         for name in names

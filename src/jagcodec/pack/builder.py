@@ -20,7 +20,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.lazy import FieldSchema, WireBatch, columns_of, open_wire
+from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
 
 
 class RowBuilder:
@@ -50,7 +50,8 @@ class RowBuilder:
         dtypes: Dtypes of per-token columns by name, or the schema of an earlier batch, whose
             jagged columns are taken. The columns are there from the start. Those not named are
             made at their first `append`, and have the dtype of its array or tensor; of
-            Python's numbers int64, float32 and bool.
+            Python's numbers int64, float32 and bool; one that only got empty lists is float32, as
+            ``torch.tensor([])`` is, so name the dtypes of rows that may stay empty.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
@@ -309,7 +310,7 @@ class RowBuilder:
                 "open_wire(message).rows([i])",
             )
         row = cls(same_length=same_length)
-        for name, leaf in columns_of(batch):
+        for name, leaf in batch.columns():
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 if leaf.ragged_dim != 1:

@@ -107,6 +107,7 @@ def encode_fields(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
     strict: bool = ...,
 ) -> list[Frame]: ...
 
@@ -122,6 +123,7 @@ def encode_fields(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
     strict: bool = ...,
 ) -> int: ...
 
@@ -136,6 +138,7 @@ def encode_fields(
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
     strict: bool = False,
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
@@ -160,6 +163,7 @@ def encode_fields(
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
+        meta: As for `encode`.
         strict: As for `pack_jagged_fields`.
 
     Returns:
@@ -175,7 +179,12 @@ def encode_fields(
     """
     columns = _columns(fields, lengths, token_aligned_fields, "encode_fields", strict)
     message = pending(
-        columns, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+        columns,
+        narrow=narrow,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
     )
     if out is None:
         return frames_of(message)

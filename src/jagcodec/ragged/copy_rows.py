@@ -114,7 +114,7 @@ def pad_task(
         return None
     memory = view.memory
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-    if source.dtype != np.uint8 or source.ndim != 1:
+    if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):
         source = _flat(source)
     starts: Starts = view.row_starts() if view.starts is None else view.starts
     lengths = view.row_splits.lengths

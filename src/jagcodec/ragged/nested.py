@@ -8,7 +8,7 @@ are read by attribute; each function says the public way beside it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, plain_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.views import NestedParts, RaggedView
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
 """The type of `torch.jagged` nested tensors, for those who dispatch by type."""
@@ -39,22 +39,6 @@ def row_count(leaf: object) -> int | None:
 
 
 # --- apart -------------------------------------------------------------------------------------
-
-
-class NestedParts(NamedTuple):
-    """What a nested tensor is made of; nothing of it is read.
-
-    Attributes:
-        values: ``jagged.values()``.
-        offsets: ``jagged.offsets()``: (N + 1,), on the device of the values.
-        lengths: ``jagged.lengths()``: (N,) where there are holes between the rows, else None.
-        ragged_dim: The dim of the nested tensor that differs by row.
-    """
-
-    values: torch.Tensor
-    offsets: torch.Tensor
-    lengths: torch.Tensor | None
-    ragged_dim: int
 
 
 def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:

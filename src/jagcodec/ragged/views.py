@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import IntArray, contiguous_bits, plain_array, resolved
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, contiguous_bits, plain_array, resolved
 from jagcodec.ragged.row_splits import RowSplits
 
 _CPU = torch.device("cpu")
@@ -23,16 +23,18 @@ class RaggedView:
 
     Attributes:
         memory: A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells
-            in row-major order, an array of anything.
+            in row-major order, an array of anything; or several buffers in each of which some of
+            the rows lie.
         dtype: Of the cells.
         shape: (A..., M, B...): M cells lie along the ragged dim, in each of A runs.
         ragged_dim: Of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`.
         starts: Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i
-            begins at ``i * s``; None where the rows lie end to end and fill M.
+            begins at ``i * s``; None where the rows lie end to end and fill M. In several
+            buffers: (N,) bytes, as if the buffers lay end to end, and `ragged_dim` is 1.
         row_splits: How long the rows are.
     """
 
-    memory: torch.Tensor | npt.NDArray[Any]
+    memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
     ragged_dim: int
@@ -68,6 +70,22 @@ class RaggedView:
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
         return replace(self, starts=self.row_starts()[rows], row_splits=row_splits)
+
+
+class NestedParts(NamedTuple):
+    """What a nested tensor is made of; nothing of it is read.
+
+    Attributes:
+        values: ``jagged.values()``.
+        offsets: ``jagged.offsets()``: (N + 1,), on the device of the values.
+        lengths: ``jagged.lengths()``: (N,) where there are holes between the rows, else None.
+        ragged_dim: The dim of the nested tensor that differs by row.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    lengths: torch.Tensor | None
+    ragged_dim: int
 
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:

@@ -68,7 +68,8 @@ typedef struct Task {
     unsigned char *src; /* read only, as are all numbers but results */
     Starts dst_starts;
     Starts src_starts;
-    int64_t *lengths; /* in cells */
+    const unsigned char **from; /* where each row is, if they lie in several buffers; or NULL */
+    int64_t *lengths;           /* in cells */
     size_t cell;
     /* `pad` only */
     int64_t *left_pad; /* in cells; NULL: no row has any */
@@ -88,9 +89,18 @@ typedef struct {
     bool written;
 } View;
 
+/* Several buffers that the rows of a column lie in, as if they lay end to end. */
+typedef struct {
+    PyObject *given; /* the tuple of them; columns of a batch share it */
+    const View *views;
+    size_t count;
+    int64_t *ends; /* in bytes */
+} Sources;
+
 /* What one call has to do. */
 typedef struct {
     PyObject *given; /* a tuple of the tasks as the caller passed them */
+    Sources sources; /* of the last task that had several */
     Task *tasks;
     size_t count;
     View *views; /* of all tasks */
@@ -108,6 +118,16 @@ position(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
         return (size_t)starts.numbers[row] * cell + skip;
     }
     return starts.stride < 0 ? at : row * (size_t)starts.stride * cell + skip;
+}
+
+/* A byte of a row: `skip` from its beginning on, or `at` where rows lie end to end. */
+static inline const unsigned char *
+source(const Task *task, size_t row, size_t skip, size_t at)
+{
+    if (task->from) {
+        return task->from[row] + skip;
+    }
+    return task->src + position(task->src_starts, row, task->cell, skip, at);
 }
 
 /* --- the loops ------------------------------------------------------------------------------ */
@@ -129,8 +149,7 @@ run_copy(const Task *task, Cursor *cursor, size_t begin, size_t end)
         }
         if (size) {
             size_t to = position(task->dst_starts, row, task->cell, skip, at);
-            size_t from = position(task->src_starts, row, task->cell, skip, at);
-            memcpy(task->dst + to, task->src + from, size);
+            memcpy(task->dst + to, source(task, row, skip, at), size);
             at += size;
         }
     }
@@ -168,8 +187,7 @@ run_pad(const Task *task, Cursor *Py_UNUSED(cursor), size_t begin, size_t end)
         }
         if (at < tail && at < stop) {
             size_t to = tail < stop ? tail : stop;
-            size_t from = position(task->src_starts, row, task->cell, at - cells, 0);
-            memcpy(task->dst + at, task->src + from, to - at);
+            memcpy(task->dst + at, source(task, row, at - cells, 0), to - at);
             at = to;
         }
         if (at < stop) {
@@ -458,6 +476,91 @@ rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssiz
     return true;
 }
 
+/* The buffers of a tuple, borrowed; or those of the task before, if it had the same ones. */
+static bool
+get_sources(Batch *batch, PyObject *given)
+{
+    Sources *sources = &batch->sources;
+    if (sources->given == given) {
+        return true;
+    }
+    size_t count = (size_t)PyTuple_Size(given);
+    PyMem_Free(sources->ends);
+    *sources = (Sources){NULL, batch->views + batch->view_count, count, NULL};
+    sources->ends = PyMem_Malloc((count + 1) * sizeof(int64_t));
+    if (!sources->ends) {
+        PyErr_NoMemory();
+        return false;
+    }
+    int64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned char *bytes;
+        Py_ssize_t size;
+        if (!get_cells(batch, PyTuple_GetItem(given, (Py_ssize_t)i), "src", 0, 1, &bytes, &size)) {
+            return false;
+        }
+        if (size > INT64_MAX - end) {
+            PyErr_SetString(PyExc_ValueError, "src: expected fewer than 2**63 bytes in all");
+            return false;
+        }
+        sources->ends[i] = end += size;
+    }
+    sources->given = given;
+    return true;
+}
+
+/* The rows of several buffers, each of which lies in one of them. Starts count bytes. */
+static bool
+get_scattered(Batch *batch, PyObject *given, Py_ssize_t rows, Py_ssize_t cell, Task *task)
+{
+    const int64_t *starts = task->src_starts.numbers;
+    if (!starts) {
+        PyErr_SetString(PyExc_ValueError, "src: expected a number per row for several buffers");
+        return false;
+    }
+    if (!get_sources(batch, given)) {
+        return false;
+    }
+    task->from = PyMem_Malloc(((size_t)rows + 1) * sizeof(*task->from));
+    if (!task->from) {
+        PyErr_NoMemory();
+        return false;
+    }
+    const Sources *sources = &batch->sources;
+    size_t in = 0;
+    int64_t begin = 0, end = sources->count ? sources->ends[0] : 0; /* of that buffer */
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t start = starts[row], length = task->lengths[row];
+        if (length == 0) {
+            task->from[row] = NULL; /* lies nowhere, and is not read */
+            continue;
+        }
+        if (start < begin || start >= end) {
+            size_t low = 0, high = sources->count;
+            while (low < high) { /* for the first buffer that ends behind the start */
+                size_t middle = low + (high - low) / 2;
+                if (sources->ends[middle] <= start) {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            in = low;
+            begin = in ? sources->ends[in - 1] : 0;
+            end = in < sources->count ? sources->ends[in] : begin;
+        }
+        if (start < begin || start >= end || length < 0 || length > (end - start) / cell) {
+            PyErr_Format(PyExc_ValueError,
+                         "src, row %zd: expected %lld cells of %zd bytes within one buffer, found "
+                         "byte %lld of %zu buffers", row, (long long)length, cell,
+                         (long long)start, sources->count);
+            return false;
+        }
+        task->from[row] = (unsigned char *)sources->views[in].buffer.buf + (start - begin);
+    }
+    return true;
+}
+
 /* Memory of a buffer. */
 typedef struct {
     uintptr_t begin, end;
@@ -506,6 +609,18 @@ targets_are_apart(const Batch *batch)
     return apart;
 }
 
+/* What the rows are read from, one buffer or several; all of them lie within it. */
+static bool
+get_source(Batch *batch, PyObject *given, Py_ssize_t rows, Py_ssize_t cell, Task *task)
+{
+    Py_ssize_t cells;
+    if (PyTuple_Check(given)) {
+        return get_scattered(batch, given, rows, cell, task);
+    }
+    return get_cells(batch, given, "src", 0, cell, &task->src, &cells)
+           && rows_are_within("src", task->src_starts, task->lengths, rows, cells);
+}
+
 /* --- the three kinds of task ---------------------------------------------------------------- */
 
 /* Turns a task as the caller passed it into what is to be done. */
@@ -516,16 +631,15 @@ read_copy(Batch *batch, PyObject *given, Task *task)
 {
     enum { DST, SRC, DST_STARTS, SRC_STARTS, LENGTHS, CELL_BYTES, FIELDS };
     PyObject *fields[FIELDS];
-    Py_ssize_t cell, dst_cells, src_cells, rows = -1;
+    Py_ssize_t cell, dst_cells, rows = -1;
     if (!get_fields(given, "copy", FIELDS, fields)
         || !get_size(fields[CELL_BYTES], "cell_bytes", 1, &cell)
         || !get_cells(batch, fields[DST], "dst", PyBUF_WRITABLE, cell, &task->dst, &dst_cells)
-        || !get_cells(batch, fields[SRC], "src", 0, cell, &task->src, &src_cells)
         || !get_numbers(batch, fields[LENGTHS], "lengths", 0, &rows, &task->lengths)
         || !get_starts(batch, fields[DST_STARTS], "dst_starts", rows, &task->dst_starts)
         || !get_starts(batch, fields[SRC_STARTS], "src_starts", rows, &task->src_starts)
         || !rows_are_within("dst", task->dst_starts, task->lengths, rows, dst_cells)
-        || !rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
+        || !get_source(batch, fields[SRC], rows, cell, task)) {
         return false;
     }
     size_t bytes = 0;
@@ -578,12 +692,11 @@ read_pad(Batch *batch, PyObject *given, Task *task)
     enum { DST, SRC, STARTS, LENGTHS, LEFT_PAD, WIDTH, CELL_BYTES, PAD_BITS, FIELDS };
     PyObject *fields[FIELDS];
     unsigned char *pad_bits;
-    Py_ssize_t width, cell, dst_cells, src_cells, bits, rows = -1;
+    Py_ssize_t width, cell, dst_cells, bits, rows = -1;
     if (!get_fields(given, "pad", FIELDS, fields)
         || !get_size(fields[WIDTH], "width", 0, &width)
         || !get_size(fields[CELL_BYTES], "cell_bytes", 1, &cell)
         || !get_cells(batch, fields[DST], "dst", PyBUF_WRITABLE, cell, &task->dst, &dst_cells)
-        || !get_cells(batch, fields[SRC], "src", 0, cell, &task->src, &src_cells)
         || !get_cells(batch, fields[PAD_BITS], "pad_bits", 0, 1, &pad_bits, &bits)
         || !get_numbers(batch, fields[LENGTHS], "lengths", 0, &rows, &task->lengths)
         || !get_starts(batch, fields[STARTS], "starts", rows, &task->src_starts)
@@ -607,7 +720,7 @@ read_pad(Batch *batch, PyObject *given, Task *task)
                      MAX_PAD_BYTES, cell, bits);
         return false;
     }
-    if (!rows_are_within("src", task->src_starts, task->lengths, rows, src_cells)) {
+    if (!get_source(batch, fields[SRC], rows, cell, task)) {
         return false;
     }
     for (Py_ssize_t row = 0; row < rows; row++) {
@@ -693,6 +806,20 @@ read_tasks(Batch *batch, Reader read)
     return targets_are_apart(batch);
 }
 
+/* How many buffers tasks have at most. Tuples do not change while they are read. */
+static size_t
+count_views(PyObject *given)
+{
+    size_t count = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(given); i++) {
+        PyObject *task = PyTuple_GetItem(given, i);
+        bool has_source = PyTuple_Check(task) && PyTuple_Size(task) > 1;
+        PyObject *source = has_source ? PyTuple_GetItem(task, 1) : Py_None;
+        count += MAX_VIEWS + (PyTuple_Check(source) ? (size_t)PyTuple_Size(source) : 0);
+    }
+    return count;
+}
+
 static PyObject *
 do_batch(PyObject *const *args, Py_ssize_t nargs, const char *name, Reader read)
 {
@@ -713,7 +840,7 @@ do_batch(PyObject *const *args, Py_ssize_t nargs, const char *name, Reader read)
     }
     batch.count = (size_t)PyTuple_Size(batch.given);
     batch.tasks = PyMem_Calloc(batch.count + 1, sizeof(Task));
-    batch.views = PyMem_Malloc((batch.count * MAX_VIEWS + 1) * sizeof(View));
+    batch.views = PyMem_Malloc((count_views(batch.given) + 1) * sizeof(View));
     if (!batch.tasks || !batch.views) {
         PyErr_NoMemory();
     } else if (read_tasks(&batch, read)) {
@@ -722,10 +849,12 @@ do_batch(PyObject *const *args, Py_ssize_t nargs, const char *name, Reader read)
     }
     for (size_t i = 0; batch.tasks && i < batch.count; i++) {
         PyMem_Free(batch.tasks[i].block);
+        PyMem_Free(batch.tasks[i].from);
     }
     for (size_t i = 0; i < batch.view_count; i++) {
         PyBuffer_Release(&batch.views[i].buffer);
     }
+    PyMem_Free(batch.sources.ends);
     PyMem_Free(batch.tasks);
     PyMem_Free(batch.views);
     Py_DECREF(batch.given);

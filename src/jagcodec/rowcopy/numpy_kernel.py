@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes
-from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Starts, numbers
+from jagcodec.rowcopy.tasks import Copy, Ends, Pad, Source, Starts, numbers
+
+_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 def copy(tasks: Sequence[Copy], threads: int) -> None:
     """See `Kernel`; `threads` has no effect here."""
     for dst, src, dst_starts, src_starts, lengths, cell_bytes in tasks:
-        _copy(dst, array_bytes(src), dst_starts, src_starts, lengths, cell_bytes)
+        _copy(dst, src, dst_starts, src_starts, lengths, cell_bytes)
 
 
 def pad(tasks: Sequence[Pad], threads: int) -> None:
@@ -59,16 +61,21 @@ def ends(tasks: Sequence[Ends], threads: int) -> None:
 
 def _copy(
     dst: ByteArray,
-    src: ByteArray,
+    src: Source,
     dst_starts: Starts | None,
     src_starts: Starts | None,
     lengths: IntArray,
     cell_bytes: int,
 ) -> None:
     to = _numbers(dst_starts, lengths) * cell_bytes
-    begins = _numbers(src_starts, lengths) * cell_bytes
+    begins = _numbers(src_starts, lengths)
     sizes = lengths * cell_bytes
-    source, target = src.data, dst.data
+    if isinstance(src, tuple):  # where starts count bytes
+        source = (np.concatenate(src) if src else _NOTHING).data
+    else:
+        source = array_bytes(src).data
+        begins = begins * cell_bytes
+    target = dst.data
     for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
         target[at : at + size] = source[begin : begin + size]
 

@@ -24,6 +24,14 @@ def numbers(starts: Starts, rows: int) -> IntArray:
     return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
+Source: TypeAlias = AnyArray | tuple[ByteArray, ...]
+"""What rows are read from: an array, of which only the memory counts, or several buffers of bytes.
+
+Starts in several buffers are (N,) numbers that count *bytes*, as if the buffers lay end to end: the
+size of a cell need not divide theirs. Each row lies in one of them.
+"""
+
+
 class Copy(NamedTuple):
     """Copy each row from its source start to its target start.
 
@@ -33,7 +41,7 @@ class Copy(NamedTuple):
     """
 
     dst: ByteArray
-    src: AnyArray
+    src: Source
     dst_starts: Starts | None
     src_starts: Starts | None
     lengths: IntArray
@@ -48,7 +56,7 @@ class Pad(NamedTuple):
     """
 
     dst: ByteArray
-    src: ByteArray
+    src: Source
     starts: Starts
     lengths: IntArray
     left_pad: IntArray | None

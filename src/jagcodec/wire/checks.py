@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jagcodec.errors import Reason, WireFormatError, brief
+from jagcodec.errors import Reason, WireFormatError, brief, child_path
 from jagcodec.wire.spec import FEW_KEYS, MAX_EQUAL_HASHES, MAX_NDIM, MOST_PROBES
 
 INT64_MAX = (1 << 63) - 1
@@ -15,6 +15,20 @@ INT64_MAX = (1 << 63) - 1
 def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
     """The error to raise."""
     return WireFormatError(reason, path, detail)
+
+
+def inside(error: WireFormatError, step: Any) -> WireFormatError:
+    """An error with a step put in front of its path: a key, an index, or None for nothing."""
+    if step is None:
+        # A new one all the same: the caller raises it from `error`, and an error that is its own
+        # cause sends whoever follows the causes in circles.
+        return WireFormatError(error.reason, error.path, error.detail)
+    path = f"$[{step}]" if type(step) is int else child_path("$", step)
+    if error.path.startswith("$"):
+        path += error.path[1:]
+    else:  # a part of a message that lies in a row
+        path += f" ({error.path})"
+    return WireFormatError(error.reason, path, error.detail)
 
 
 def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$") -> None:

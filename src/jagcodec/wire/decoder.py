@@ -35,7 +35,7 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import INT64_MAX, cells_of
+from jagcodec.wire.checks import INT64_MAX, cells_of, inside
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import (
@@ -48,7 +48,7 @@ from jagcodec.wire.message import (
 )
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import Node, child_step, inside
+from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, MAX_STACKS, PLAIN, Kind
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.wire.checks import fail
-from jagcodec.wire.schema import TRUSTED_SIZE, inside, not_msgpack, walk
+from jagcodec.wire.checks import fail, inside
+from jagcodec.wire.packed import TRUSTED_SIZE, not_msgpack, walk
 from jagcodec.wire.spec import Kind
 
 RECORDS: dict[Kind, tuple[str, ...]] = {

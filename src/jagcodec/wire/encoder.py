@@ -11,7 +11,7 @@ Encoding has four phases, and data is handed from one to the next:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from jagcodec import rowcopy
-from jagcodec.errors import ArgumentError, UnsupportedTypeError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
-from jagcodec.ragged.nested import NestedParts, view_of_parts
+from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
@@ -52,6 +52,7 @@ def encode(
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
 ) -> list[Frame]:
     """A value as a message: the header frame, then raw buffers.
 
@@ -80,6 +81,9 @@ def encode(
             What it returns is looked at like any other value. If it returns the value itself,
             that is pickled or refused as without it. It is not asked about dict keys and set
             members.
+        meta: What belongs to the whole message, such as the step and the version of the model: a
+            mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
+            and no part of what `decode` returns.
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
@@ -107,7 +111,7 @@ def encode(
     Safe to call from several threads at once.
     """
     message = pending(
-        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default, meta=meta
     )
     return frames_of(message)
 
@@ -119,6 +123,7 @@ def pending(
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
     keep_on: torch.device | None = None,
 ) -> PendingMessage:
     """The message of a value, up to the copying: its rows are still to be written somewhere.
@@ -131,6 +136,8 @@ def pending(
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None
+    if meta is not None:
+        lowering.values.append(_meta_document(meta, allow_pickle, default))
     lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
@@ -138,6 +145,23 @@ def pending(
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     return _Placing(copies, narrow, keep_on).message(lowered, checksum)
+
+
+def _meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
+    """The document of what belongs to the whole message."""
+    if not isinstance(meta, Mapping):
+        raise ArgumentTypeError(
+            "bad_type", "meta", f"expected a mapping of names to values, found {describe(meta)}"
+        )
+    document = Lowering(allow_pickle, default).lower(dict(meta))
+    if type(document) is tuple:
+        raise UnsupportedTypeError(
+            "unsupported_type",
+            "meta",
+            "expected values without tensors, arrays and long bytes, found one; make it a column, "
+            "or a value of its own beside the batch: encode({'batch': batch, 'more': value})",
+        )
+    return document
 
 
 def _compacted(items: list[Any], copies: HostCopies, keep_on: torch.device | None) -> list[Any]:
@@ -446,11 +470,14 @@ class _Placing:
         sources: list[Any] = [data for _, data in self._small]
         for *_, view in self._rows:
             memory: Any = view.memory
-            sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
+            if isinstance(memory, tuple):
+                sources += memory
+            else:
+                sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
         return sources
 
 
 def _bytes_of(view: RaggedView) -> ByteArray:
     """The bytes of rows that lie end to end."""
-    memory = view.memory
+    memory: Any = view.memory
     return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)

@@ -96,7 +96,7 @@ def _one_buffer(buffer: Any, path: str) -> ByteArray:
     except WireFormatError as error:
         found = describe(buffer)
         if isinstance(buffer, (str, os.PathLike)):
-            remedy = "load(path) reads a file, and open_wire takes one that mmap.mmap has mapped"
+            remedy = "load(path) reads a file, and open_wire takes a path"
         elif isinstance(buffer, (torch.Tensor, np.ndarray, memoryview)):
             remedy = "a blob is contiguous, and on the CPU: copy it there first"
         elif buffer is None:
@@ -452,9 +452,15 @@ class Payload(Protocol):
 
     Attributes:
         in_memory: Whether whole buffers can be looked at without a cost.
+        frames: The buffers as arrays; None where they are not all in the memory of the host.
     """
 
     in_memory: bool
+
+    @property
+    def frames(self) -> Sequence[ByteArray] | None:
+        """See above."""
+        ...
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """`size` bytes, flat, aligned, and writable without harm to anyone.
@@ -488,6 +494,12 @@ class FramePayload:
         self._by_range = by_range
         # Memory that may be kept, and where it begins.
         self._owned: dict[int, tuple[ByteArray, int]] = {}
+
+    @property
+    def frames(self) -> Sequence[ByteArray] | None:
+        """See `Payload`."""
+        on_host = all(type(frame) is np.ndarray for frame in self._frames)
+        return self._frames if on_host else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """See `Payload`."""
@@ -533,6 +545,7 @@ class RangePayload:
     """Ranges that are fetched as they are asked for. A read-only range is copied by itself."""
 
     in_memory = False
+    frames = None
 
     def __init__(self, fetch: Fetch, copy: bool | None) -> None:
         self._fetch = fetch

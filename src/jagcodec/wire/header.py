@@ -21,6 +21,7 @@ from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.packed import not_msgpack
 from jagcodec.wire.schema import (
     LARGEST_KEPT,
     MOST_BYTES,
@@ -30,7 +31,6 @@ from jagcodec.wire.schema import (
     Schema,
     check_groups,
     check_numbers,
-    not_msgpack,
     read_schema,
 )
 from jagcodec.wire.spec import MAGIC, VERSION, Kind
@@ -148,7 +148,7 @@ def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
 
 _START = b"\x84" + msgpack.packb(MAGIC)
 _VERSION = msgpack.packb(VERSION)
-_NO_VALUES = b"\x90"
+NO_VALUES = b"\x90"
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
@@ -162,39 +162,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
     """
-    # Before the rest is copied: a frame of something else may be large.
-    view = memoryview(data)
-    start = bytes(view[: len(_START) + 1])
-    if start != _START + _VERSION:
-        _check_start(data, start)
-    if len(view) > limits.header:
-        raise exceeded("header", limits.header, len(view), "bytes", "header")
-    # A copy: what was checked must not change with the message's memory.
-    whole = bytes(data)
-    try:
-        fields = msgpack.unpackb(whole, max_array_len=0, max_map_len=4, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise not_msgpack(error, "header") from error
-    if tuple(fields) != _KEYS:
-        raise fail(
-            "bad_header",
-            f"expected the keys {', '.join(_KEYS)}, found {brief(list(fields))}",
-            path="header",
-        )
-    _, packed_schema, packed_numbers, packed_values = fields.values()
-    if type(packed_schema) is not msgpack.ExtType or packed_schema.code != Kind.SCHEMA:
-        expected = f"a schema (extension {Kind.SCHEMA:d})"
-        raise fail(
-            "bad_header", f"expected {expected}, found {brief(packed_schema)}", path="header"
-        )
-    if type(packed_numbers) is not bytes or len(packed_numbers) % 8:
-        raise fail(
-            "bad_header", f"expected int64 numbers, found {brief(packed_numbers)}", path="header"
-        )
-    if type(packed_values) is not bytes:
-        raise fail("bad_header", f"expected values, found {brief(packed_values)}", path="header")
-
-    schema = read_schema(packed_schema.data)
+    size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
+    schema = read_schema(packed_schema)
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers
     if len(numbers) < first + 2:
@@ -224,13 +193,13 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     groups = [Group(*numbers[i : i + 5]) for i in range(first, ends, 5)]
     if checksums:
         covered = packed_numbers[: -8 * len(checksums)]
-        found = _header_checksum(packed_schema.data, covered, packed_values)
+        found = _header_checksum(packed_schema, covered, packed_values)
         check_crc(found, checksums[0], "header")
 
-    places = Places(sizes, len(whole), in_row=in_row)
+    places = Places(sizes, size, in_row=in_row)
     if places.payload > INT64_MAX:
         raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
-    total = len(whole) + places.payload
+    total = size + places.payload
     if total > limits.bytes or schema.columns > limits.columns or schema.depth > limits.depth:
         raise _larger(total, schema, limits)
     check_groups(groups, places)
@@ -240,10 +209,11 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         raise exceeded("objects", limits.objects, objects, "objects", "header")
     values: list[Any] = []
     records = False
-    if packed_values != _NO_VALUES or schema.values:
+    if packed_values != NO_VALUES or schema.values:
         values = documents.unpack(packed_values, "values")
         records = documents.may_hold_records(packed_values)
-        if type(values) is not list or len(values) != schema.values:
+        # One more than the schema has is what belongs to the whole message.
+        if type(values) is not list or len(values) - schema.values not in (0, 1):
             raise fail(
                 "bad_header",
                 f"expected {schema.values} values, found {brief(values)}",
@@ -253,6 +223,42 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     return Header(
         schema, numbers, values, packed_values, records, groups, sizes, frames, objects, limits
     )
+
+
+def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
+    """The size of frame 0, and the bytes of its schema, numbers and values, none of them looked at.
+
+    Raises:
+        WireFormatError: `data` is not a header of this version.
+    """
+    # Before the rest is copied: a frame of something else may be large.
+    view = memoryview(data)
+    start = bytes(view[: len(_START) + 1])
+    if start != _START + _VERSION:
+        _check_start(data, start)
+    if len(view) > limits.header:
+        raise exceeded("header", limits.header, len(view), "bytes", "header")
+    # A copy: what was checked must not change with the message's memory.
+    whole = bytes(data)
+    try:
+        fields = msgpack.unpackb(whole, max_array_len=0, max_map_len=4, strict_map_key=True)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise not_msgpack(error, "header") from error
+    if tuple(fields) != _KEYS:
+        raise fail(
+            "bad_header",
+            f"expected the keys {', '.join(_KEYS)}, found {brief(list(fields))}",
+            path="header",
+        )
+    _, schema, numbers, values = fields.values()
+    if type(schema) is not msgpack.ExtType or schema.code != Kind.SCHEMA:
+        expected = f"a schema (extension {Kind.SCHEMA:d})"
+        raise fail("bad_header", f"expected {expected}, found {brief(schema)}", path="header")
+    if type(numbers) is not bytes or len(numbers) % 8:
+        raise fail("bad_header", f"expected int64 numbers, found {brief(numbers)}", path="header")
+    if type(values) is not bytes:
+        raise fail("bad_header", f"expected values, found {brief(values)}", path="header")
+    return len(whole), schema.data, numbers, values
 
 
 def _larger(total: int, schema: Schema, limits: Limits) -> WireFormatError:

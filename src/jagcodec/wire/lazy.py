@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import torch
 from tensordict import TensorDict, UnbatchedTensor
 
 from jagcodec._arguments import known_names, unknown_name, usable_device
-from jagcodec.errors import JagcodecError, WireFormatError
+from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -23,6 +25,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
+from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build, objects, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import (
@@ -32,14 +35,17 @@ from jagcodec.wire.frames import (
     FramePayload,
     RangePayload,
     buffer_bytes,
+    file_path,
+    read_file,
     read_preamble,
     starts_of,
 )
 from jagcodec.wire.header import Header, read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
-from jagcodec.wire.message import Message, open_frames, torch_dtype
-from jagcodec.wire.records import bad
-from jagcodec.wire.schema import Node, inside
+from jagcodec.wire.message import Message, check_frames, open_frames, torch_dtype
+from jagcodec.wire.records import bad, revived
+from jagcodec.wire.registry import BATCHED_DATA_DICT
+from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import Kind
 
 
@@ -61,9 +67,11 @@ class FieldSchema(NamedTuple):
 class WireBatch:
     """A batch of columns over a message; made by `open_wire`.
 
-    It is a view: `select` and `rows` choose without reading, and what is chosen is read, field by
-    field, when a tensor is asked for. It keeps its message alive. A contiguous range of rows
-    aliases a writable message; anything else is copied out of it.
+    It is a view: `select` and `rows` choose without reading, and what is chosen is read, column by
+    column, when a tensor is asked for: ``batch["ids"]`` reads one, as `leaf` does, and names are
+    asked for as of a dict (``"ids" in batch``, `keys`, iteration), while ``len(batch)`` is N. It
+    keeps its message alive. A contiguous range of rows aliases a writable message; anything else
+    is copied out of it.
 
     Example:
         >>> import torch
@@ -73,7 +81,7 @@ class WireBatch:
         >>> batch = open_wire(frames).select(["ids"]).rows(slice(1, 3))
         >>> batch.fields, batch.batch_size
         (('ids',), torch.Size([2]))
-        >>> [row.tolist() for row in batch.to_tensordict()["ids"].unbind()]
+        >>> [row.tolist() for row in batch["ids"].unbind()]
         [[4, 5, 6, 7], [8, 9, 10]]
     """
 
@@ -85,6 +93,7 @@ class WireBatch:
         names: list[str | None] | None,
         chosen: range | IntArray | None,
         frames: list[ByteArray] | None = None,
+        beside: Sequence[tuple[str | None, Node]] = (),
     ) -> None:
         """Use `open_wire`."""
         self._message: Message = message
@@ -93,6 +102,8 @@ class WireBatch:
         self._names = names
         self._chosen = chosen
         self._frames = frames
+        # What stands in the message beside the batch: by name, or a mapping without one.
+        self._beside = beside
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -110,8 +121,50 @@ class WireBatch:
         """Name to `FieldSchema`, from the header alone, for the rows as chosen."""
         return MappingProxyType({name: self._schema(name) for name in self._nodes})
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What belongs to the whole batch: `meta` of `encode`, or what stands beside the batch in
+        a dict or a `BatchedDataDict`. A new dict each time; no column is read.
+
+        Raises:
+            WireFormatError: It is malformed.
+        """
+        message = self._message
+        meta: dict[str, Any] = {}
+        for name, node in self._beside:
+            value = build(message, node)
+            if name is None and type(value) is not dict:
+                raise bad("a mapping beside the columns", type(value).__name__)
+            meta.update(value if name is None else {name: value})
+        meta.update(meta_of(message))
+        return meta
+
+    @property
+    def metas(self) -> list[dict[str, Any]]:
+        """`meta` of each message that the batch was put together from; here of one."""
+        return [self.meta]
+
     def __len__(self) -> int:
         return int(self.batch_size[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.fields
+
+    def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                "bad_type",
+                "WireBatch[name]",
+                f"expected the name of a column, found {describe(name)}; rows(index) chooses rows",
+            )
+        return self.leaf(name)
+
+    def keys(self) -> tuple[str, ...]:
+        """Names of the columns, in their order; `fields` under the name that dicts have for it."""
+        return self.fields
 
     def __repr__(self) -> str:
         return f"WireBatch(fields={list(self.fields)}, batch_size={list(self.batch_size)})"
@@ -124,7 +177,7 @@ class WireBatch:
         """
         listed = known_names(names, self._nodes, "WireBatch.select")
         nodes = {name: self._nodes[name] for name in listed}
-        return WireBatch(self._message, nodes, self._rows, self._names, self._chosen)
+        return self._chosen_of(nodes, self._chosen)
 
     def rows(self, index: Any) -> WireBatch:
         """These rows, in this order; they may repeat. Reads nothing.
@@ -144,7 +197,11 @@ class WireBatch:
                 if isinstance(chosen, range)
                 else (np.asarray(self._chosen, dtype=np.int64)[chosen])
             )
-        return WireBatch(self._message, self._nodes, self._rows, self._names, chosen)
+        return self._chosen_of(self._nodes, chosen)
+
+    def _chosen_of(self, nodes: Mapping[str, Node], chosen: Chosen | None) -> WireBatch:
+        beside = self._beside
+        return WireBatch(self._message, nodes, self._rows, self._names, chosen, beside=beside)
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -196,7 +253,8 @@ class WireBatch:
         message = self._message
         readable = Message(message.header, message.payload.to_read(), None, message.allow_pickle)
         batch = WireBatch(readable, self._nodes, self._rows, self._names, self._chosen)
-        return encode(batch.to_tensordict(), allow_pickle=message.allow_pickle)
+        options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
+        return encode(batch.to_tensordict(), **options)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -259,6 +317,8 @@ class WireBatch:
         leaf = build(message, node)
         if isinstance(leaf, UnbatchedTensor):
             return leaf
+        if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
+            leaf = leaf_of_rows(list(leaf))  # a column of a dict
         if not is_leaf(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
         # A strided nested tensor has no shape to ask for.
@@ -299,6 +359,86 @@ class WireBatch:
             return FieldSchema("object", None, None)
         return FieldSchema(node.kind.name.lower(), None, None)
 
+    # Pickled, as by a queue of multiprocessing: what was chosen, as a message
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        frames = self.to_frames()
+        if protocol >= 5:
+            return _reopened, ([pickle.PickleBuffer(frame) for frame in frames],)
+        return _reopened, ([bytes(frame) for frame in frames],)
+
+    # For joins
+
+    @property
+    def dim_names(self) -> list[str | None] | None:
+        """Names of the batch dims; None where there are none."""
+        return self._names
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where tensors go; None leaves them where their cells are."""
+        return self._message.device
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything stands beside the batch in its message."""
+        return bool(self._beside)
+
+    def whole(self) -> WireBatch:
+        """The same columns with all the rows of the message."""
+        return self if self._chosen is None else self._chosen_of(self._nodes, None)
+
+    def chosen_rows(self) -> Chosen | None:
+        """Which rows of the message were chosen; None for all of them."""
+        return self._chosen
+
+    def in_place(self) -> tuple[Header, Mapping[str, Node], Sequence[ByteArray]] | None:
+        """The header, the nodes of the columns and the frames, where columns may be read from them.
+
+        None of a message that is not in memory, whose tensors go elsewhere, or whose batch has
+        more dims than one or names for them.
+        """
+        message = self._message
+        frames = message.payload.frames
+        if frames is None or message.device or len(self._rows) != 1 or self._names is not None:
+            return None
+        return message.header, self._nodes, frames
+
+    def columns(self) -> list[tuple[str, Any]]:
+        """Each column with its name, in the form from which it takes least to make a rectangle.
+
+        A jagged one is a `RaggedView` over the message, objects are an object array, and any
+        other is what `leaf` gives. Views are only to be read.
+        """
+        message, chosen = self._message, self._chosen
+        rows = self._rows[0] if chosen is None else len(chosen)
+        flat = len(self._rows) == 1
+        columns: list[tuple[str, Any]] = []
+        for name, node in self._nodes.items():
+            try:
+                if node.kind is _JAGGED:
+                    if chosen is not None or not flat:
+                        self._row_splits(node)
+                    column: Any = message.view(node, chosen)
+                    if column.row_splits.rows != rows:
+                        raise rows_differ(self._rows, [column.row_splits.rows])
+                elif node.kind is Kind.NON_TENSOR_ROWS:
+                    column = object_array(self._objects(node))
+                else:
+                    column = self._leaf(node)
+            except WireFormatError as error:
+                raise _of_column(name, node, error) from error
+            except _NOT_THE_MESSAGES:
+                raise
+            except Exception as error:
+                raise _of_column(name, node, error) from error
+            columns.append((name, column))
+        return columns
+
+
+def _reopened(frames: list[Any]) -> WireBatch:
+    return open_wire(frames)
+
 
 _JAGGED = Kind.JAGGED
 
@@ -313,36 +453,17 @@ def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
     return inside(error, name)
 
 
-def columns_of(batch: WireBatch) -> list[tuple[str, Any]]:
-    """Each column of a batch in the form from which it takes least to make a rectangle.
-
-    A jagged one is a `RaggedView` over the message, objects are an object array, and any other is
-    what `WireBatch.leaf` gives. Views are only to be read.
-    """
-    message, chosen = batch._message, batch._chosen
-    rows = batch._rows[0] if chosen is None else len(chosen)
-    flat = len(batch._rows) == 1
-    columns: list[tuple[str, Any]] = []
-    for name, node in batch._nodes.items():
-        try:
-            if node.kind is _JAGGED:
-                if chosen is not None or not flat:
-                    batch._row_splits(node)
-                column: Any = message.view(node, chosen)
-                if column.row_splits.rows != rows:
-                    raise rows_differ(batch._rows, [column.row_splits.rows])
-            elif node.kind is Kind.NON_TENSOR_ROWS:
-                column = object_array(batch._objects(node))
-            else:
-                column = batch._leaf(node)
-        except WireFormatError as error:
-            raise _of_column(name, node, error) from error
-        except _NOT_THE_MESSAGES:
-            raise
-        except Exception as error:
-            raise _of_column(name, node, error) from error
-        columns.append((name, column))
-    return columns
+def meta_of(message: Message) -> dict[str, Any]:
+    """What `encode` was given as `meta`; empty where it was not."""
+    header = message.header
+    if len(header.values) == header.schema.values:
+        return {}
+    value = message.document(header.schema.values)
+    if header.records:
+        value = revived(value, 0, message.limits.depth, message.allow_pickle)
+    if type(value) is not dict:
+        raise inside(bad("a mapping", type(value).__name__), "meta")
+    return value
 
 
 def open_wire(
@@ -356,9 +477,10 @@ def open_wire(
     """Open the message of a batch without reading its payload.
 
     Args:
-        source: Frames or a blob, as `decode` takes them (a mapped file among them); or a callable
-            ``(offset, size) -> buffer`` over a blob, as RDMA and object stores give: it is asked
-            for the preamble, for the header, and then for just the ranges that are wanted.
+        source: Frames or a blob, as `decode` takes them; the path of a file, which is mapped as
+            by `load`; or a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object
+            stores give: it is asked for the preamble, for the header, and then for just the
+            ranges that are wanted.
         copy: As for `decode`, but of each range that is read.
         device: As for `decode`.
         allow_pickle: As for `decode`.
@@ -366,12 +488,15 @@ def open_wire(
 
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
-        dim. Checksums of buffers are not verified: that would read them all.
+        dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
+        `meta`. Checksums of buffers are not verified: that would read them all.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
-        ArgumentTypeError: `source` is none of these; for a path, map the file or `load` it.
-        ArgumentError: There is no such device.
+        ArgumentTypeError: `source` is none of these.
+        ArgumentError: There is no such device; or the path is that of a directory, a pipe, a
+            socket or a device.
+        OSError: The file cannot be read.
 
     Example:
         >>> import torch
@@ -385,6 +510,9 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     frames: list[ByteArray] | None = None
+    if isinstance(source, (str, os.PathLike)):
+        name = file_path(source, "open_wire(source)", "decode takes a message in memory")
+        source = read_file(name, "open_wire(source)", taken, mmap=True)
     if callable(source):
         header, fetch = _fetched(source, taken)
         payload: Any = RangePayload(fetch, copy)
@@ -392,12 +520,16 @@ def open_wire(
         header, frames = open_frames(source, "open_wire(source)", taken)
         payload = FramePayload(frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
-    root = header.schema.root
-    if root.kind is not Kind.TENSORDICT:
-        raise WireFormatError(
-            "bad_value", "$", "expected the message of a TensorDict, found another; use decode"
-        )
-    return _view(message, root, [], None, frames)
+    return batch_of_message(message, frames)
+
+
+def open_whole(source: Any, path: str) -> WireBatch:
+    """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
+    header, frames = open_frames(source, path, DEFAULT_LIMITS)
+    if header.checksums is not None:
+        check_frames(frames[1:], header.checksums)
+    payload = FramePayload(frames[1:], None, by_range=True)
+    return batch_of_message(Message(header, payload, None, False), frames)
 
 
 def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
@@ -417,6 +549,47 @@ def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header,
     header = read_header(get(PREAMBLE.size, size).data, limits)
     starts = starts_of(size, header.sizes)
     return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
+
+
+def batch_of_message(message: Message, frames: list[ByteArray] | None) -> WireBatch:
+    """The batch of an open message: its value, or the one batch in a dict; and what is beside it.
+
+    Raises:
+        WireFormatError: There is none, or there are several.
+    """
+    root = message.header.schema.root
+    if root.kind is Kind.TENSORDICT:
+        return _view(message, root, [], None, frames)
+    if root.kind is Kind.MAP:
+        pairs = list(zip(root.fields[0], root.children, strict=True))
+        found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
+        if len(found) == 1:
+            batch = _view(message, found[0][1], [], None, frames)
+            batch._beside = [pair for pair in pairs if pair is not found[0]]
+            return batch
+    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = root.children[0]
+        if len(state.children) == 2 and state.children[0].kind is Kind.MAP:
+            columns, meta = state.children
+            nodes = dict(zip(columns.fields[0], columns.children, strict=True))
+            rows = _rows_of(message, columns.children)
+            return WireBatch(message, nodes, [rows], None, None, frames, [(None, meta)])
+    raise WireFormatError(
+        "bad_value",
+        "$",
+        "expected the message of a TensorDict, of a BatchedDataDict, or of a dict that holds one "
+        "TensorDict, found another; use decode",
+    )
+
+
+def _rows_of(message: Message, columns: Sequence[Node]) -> int:
+    """The rows that columns of a dict say they have; each is looked at again when it is read."""
+    for node in columns:
+        if node.kind is _JAGGED:
+            return message.header.groups[message.numbers[node.number + 3]].rows
+        if node.end > node.dims:
+            return message.numbers[node.dims]
+    raise bad("a column that has rows", f"{len(columns)} without")
 
 
 def _view(

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
-from jagcodec.ragged.nested import NestedParts
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.views import NestedParts, RaggedView
 from jagcodec.wire.spec import TORCH_DTYPES
 
 TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}

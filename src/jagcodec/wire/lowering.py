@@ -27,7 +27,7 @@ from jagcodec.errors import (
     child_path,
 )
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import NESTED_TENSOR, NestedParts, is_jagged, parts_of
+from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
     LAZY_VIEW,
     LIST_TYPES,
@@ -37,7 +37,7 @@ from jagcodec.ragged.non_tensor import (
     leaf_of_rows,
     payloads_of_stack,
 )
-from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS

@@ -12,11 +12,11 @@ import torch
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import numpy_dtypes
-from jagcodec.wire.checks import cells_of, check_distinct, expect
+from jagcodec.wire.checks import cells_of, check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS, Tag
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import check_text_size, has_object, inside, numpy_itemsize
+from jagcodec.wire.schema import check_text_size, has_object, numpy_itemsize
 from jagcodec.wire.spec import Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]

@@ -281,6 +281,7 @@ def _unbatched_from(state: Any) -> Any:
 
 
 EMPTY_STACK = "tensordict.NonTensorStack"
+BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 """What a stack of no members is called, if it has more dims than the one that it stacks along."""
 
 

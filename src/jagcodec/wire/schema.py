@@ -16,10 +16,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgpack
-
-from jagcodec.errors import WireFormatError, brief, child_path
-from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, list_of
+from jagcodec.errors import WireFormatError, brief
+from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
+from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
@@ -326,58 +325,6 @@ def child_step(node: Node, child: int) -> Any:
     if node.kind == Kind.FIELD_ARRAY:
         return node.fields[0][3][child][0]
     return None
-
-
-def inside(error: WireFormatError, step: Any) -> WireFormatError:
-    """An error with a step put in front of its path: a key, an index, or None for nothing."""
-    if step is None:
-        # A new one all the same: the caller raises it from `error`, and an error that is its own
-        # cause sends whoever follows the causes in circles.
-        return WireFormatError(error.reason, error.path, error.detail)
-    path = f"$[{step}]" if type(step) is int else child_path("$", step)
-    if error.path.startswith("$"):
-        path += error.path[1:]
-    else:  # a part of a message that lies in a row
-        path += f" ({error.path})"
-    return WireFormatError(error.reason, path, error.detail)
-
-
-def unpack_plain(data: bytes, path: str) -> Any:
-    """Msgpack's own types out of bytes that a stranger chose.
-
-    Raises:
-        WireFormatError: It is not one whole msgpack object of such types.
-    """
-    try:
-        walk(data)
-        return msgpack.unpackb(data, strict_map_key=True, unicode_errors="surrogatepass")
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise not_msgpack(error, path) from error
-
-
-def not_msgpack(error: Exception, path: str) -> WireFormatError:
-    """What to say of bytes that msgpack does not take."""
-    text = str(error) or type(error).__name__
-    return fail(
-        "bad_header",
-        f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
-        path=path,
-    )
-
-
-# Below this size unpacking allocates half a megabyte at most on the word of forged counts.
-TRUSTED_SIZE = 512
-
-
-def walk(data: bytes) -> None:
-    """See that the counts in msgpack bytes have bytes behind them, without building anything.
-
-    msgpack allocates a list as soon as it reads its count.
-    """
-    if len(data) > TRUSTED_SIZE:
-        scanner = msgpack.Unpacker(max_buffer_size=len(data))
-        scanner.feed(data)
-        scanner.skip()
 
 
 # --- numbers -----------------------------------------------------------------------------------

@@ -1,0 +1,648 @@
+"""Several open messages as one batch: their rows one after the other, or their columns beside.
+
+A join is made without a look at any payload. Jagged columns and rectangles of messages in memory
+are then read in place: one kernel call writes the rows of all messages to one rectangle. Whatever
+else messages hold is read from each, and put together as `concat_rows` does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from jagcodec._arguments import known_names, unknown_name
+from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    WireFormatError,
+    describe,
+)
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import batch_of, leaf_of_rows, rows_of_leaf
+from jagcodec.ragged.row_index import Chosen, choose_rows
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import documents
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.lazy import FieldSchema, WireBatch, open_whole
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.message import torch_dtype
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import PLAIN, Kind
+from jagcodec.wire.stacked import Stack, of_message, open_messages, stacked
+
+
+class _Composite(WireBatch):
+    """What batches over several messages share: all of it follows from their columns."""
+
+    def __init__(self, fields: Iterable[str], rows: int, like: WireBatch | None = None) -> None:
+        self._fields = tuple(fields)
+        # Of messages that say so: batch dims behind the first, dim names, and where tensors go.
+        self._sizes = [rows] if like is None else [rows, *like.batch_size[1:]]
+        self._dim_names = None if like is None else like.dim_names
+        self._device = None if like is None else like.device
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self._fields
+
+    @property
+    def batch_size(self) -> torch.Size:
+        return torch.Size(self._sizes)
+
+    @property
+    def dim_names(self) -> list[str | None] | None:
+        return self._dim_names
+
+    @property
+    def device(self) -> torch.device | None:
+        return self._device
+
+    @property
+    def schema(self) -> Mapping[str, FieldSchema]:
+        return MappingProxyType({name: self._schema(name) for name in self._fields})
+
+    def leaf(self, name: str) -> Any:
+        self._check_name(name, "leaf")
+        return self._leaves([name])[name]
+
+    def to_tensordict(self) -> TensorDict:
+        leaves = self._leaves(self._fields)
+        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+            return batch_of(leaves, len(self))
+        names: Any = self._dim_names
+        return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
+
+    def to_frames(self) -> list[Frame]:
+        return encode(self.to_tensordict(), meta=self.meta or None)
+
+    def whole(self) -> WireBatch:
+        return self
+
+    def chosen_rows(self) -> Chosen | None:
+        return None
+
+    def in_place(self) -> None:
+        return None
+
+    def _check_name(self, name: str, where: str) -> None:
+        if name not in self._fields:
+            raise unknown_name(name, self._fields, f"WireBatch.{where}")
+
+    def _leaves(self, names: Iterable[str]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+# --- rows one after the other ------------------------------------------------------------------
+
+
+class Messages:
+    """The messages of a join: what their headers say, and where their frames are.
+
+    Attributes:
+        counts: (messages,) rows of each.
+        part: (all rows,) which message each row is of.
+        row: (all rows,) which row of it.
+        stacks: Those of one schema together, and the nodes of their columns; empty where columns
+            have to be read from each message by itself.
+        beside: Whether anything stands beside the batch in some of the messages.
+        buffers: The frames of all messages.
+    """
+
+    def __init__(
+        self,
+        counts: IntArray,
+        open_part: Callable[[int], WireBatch],
+        stacks: Sequence[tuple[Stack, Mapping[str, Node]]] = (),
+        frames: Sequence[Sequence[ByteArray]] = (),
+        *,
+        beside: bool = False,
+    ) -> None:
+        self.counts = counts
+        self.part = np.repeat(np.arange(len(counts)), counts)
+        self.row = np.arange(len(self.part)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.stacks = stacks
+        self._beside = beside
+        self.buffers = tuple(frame for some in frames for frame in some)
+        self._open_part = open_part
+        self._parts: dict[int, WireBatch] = {}
+        sizes = np.array([len(frame) for frame in self.buffers], dtype=np.int64)
+        # Where each frame begins if all lie end to end; one more for messages without frames.
+        self._bases = np.concatenate([[0], np.cumsum(sizes)])
+        held = np.array([len(some) for some in frames], dtype=np.int64)
+        self._first = np.cumsum(held) - held
+        self._rows_of_groups: dict[bytes, tuple[IntArray, IntArray, IntArray] | None] = {}
+
+    def open_part(self, index: int) -> WireBatch:
+        """One message as a batch of its own."""
+        found = self._parts.get(index)
+        if found is None:
+            try:
+                found = self._parts[index] = self._open_part(index)
+            except WireFormatError as error:
+                raise of_message(index, error) from error
+        return found
+
+    def metas(self) -> list[dict[str, Any]]:
+        """What belongs to each message as a whole."""
+        metas: list[Any] = [None] * len(self.counts)
+        for stack, _ in self.stacks:
+            for i, packed in zip(stack.members.tolist(), stack.values, strict=True):
+                # Most messages have nothing of the kind, and need not be opened to say so.
+                if packed == NO_VALUES and not self._beside:
+                    metas[i] = {}
+        return [self.open_part(i).meta if meta is None else meta for i, meta in enumerate(metas)]
+
+    def places(self, members: IntArray, buffer: IntArray, offset: IntArray) -> IntArray:
+        """Bytes from the first frame of the first message on, as if all lay end to end."""
+        places: IntArray = self._bases[self._first[members] + buffer] + offset
+        return places
+
+    def rows_of_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
+        """The rows of a ragged group of each message: lengths, first cells, and the cells of each.
+
+        None where they are not the rows of their message, or not sound: then it is for the reader
+        of one message to say so.
+        """
+        key = groups.tobytes()
+        if key not in self._rows_of_groups:
+            self._rows_of_groups[key] = self._read_groups(groups)
+        return self._rows_of_groups[key]
+
+    def _read_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
+        count = len(self.counts)
+        rows, low, high, place = (np.zeros(count, dtype=np.int64) for _ in range(4))
+        for stack, _ in self.stacks:
+            members = stack.members
+            index = groups[members]
+            rows[members], low[members], high[members] = (stack.group(index, k) for k in (2, 3, 4))
+            buffer = np.where(rows[members] > 1, stack.group(index, 0), 0)
+            place[members] = self.places(members, buffer, stack.group(index, 1))
+        if (rows != self.counts).any():
+            return None
+        lengths = np.repeat(high, rows)
+        many = np.flatnonzero(rows > 1)
+        if len(many):
+            held = RowSplits.from_lengths(rows[many] + 1)
+            view = RaggedView(self.buffers, torch.int64, (held.total,), 1, place[many], held)
+            offsets = gathered([view])[0].numpy()
+            steps = np.diff(offsets, append=0)
+            ends = held.host[1:] - 1
+            if offsets[held.starts].any() or (offsets < 0).any():
+                return None
+            of_rows = np.ones(held.total, dtype=bool)
+            of_rows[ends] = False
+            steps = steps[of_rows]
+            firsts = np.cumsum(rows[many]) - rows[many]
+            if (
+                (steps < 0).any()
+                or (np.minimum.reduceat(steps, firsts) != low[many]).any()
+                or (np.maximum.reduceat(steps, firsts) != high[many]).any()
+            ):
+                return None
+            lengths[np.repeat(rows > 1, rows)] = steps
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        bounds = np.concatenate([[0], np.cumsum(rows)])
+        edges = np.concatenate([[0], ends])[bounds]
+        return lengths, starts - np.repeat(edges[:-1], rows), np.diff(edges)
+
+
+class JoinedRows(_Composite):
+    """The rows of several messages, one message after the other; or some of them."""
+
+    def __init__(
+        self,
+        messages: Messages,
+        fields: Iterable[str],
+        chosen: Chosen | None,
+        like: WireBatch | None,
+    ) -> None:
+        super().__init__(fields, len(messages.part) if chosen is None else len(chosen), like)
+        self._like = like
+        self._messages = messages
+        self._chosen = chosen
+        self._pool = RowSplitsPool()
+        self._splits: dict[int, tuple[Any, RowSplits]] = {}
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What all messages agree on."""
+        first, *others = self.metas or [{}]
+        return {
+            name: value
+            for name, value in first.items()
+            if all(name in other and same_values(other[name], value) for other in others)
+        }
+
+    @property
+    def metas(self) -> list[dict[str, Any]]:
+        """`meta` of each message, in their order."""
+        return self._messages.metas()
+
+    def select(self, names: Iterable[str]) -> WireBatch:
+        listed = known_names(names, self._fields, "WireBatch.select")
+        return JoinedRows(self._messages, listed, self._chosen, self._like)
+
+    def rows(self, index: Any) -> WireBatch:
+        chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
+        if self._chosen is not None:
+            chosen = (
+                self._chosen[chosen.start : chosen.stop]
+                if isinstance(chosen, range)
+                else np.asarray(self._chosen, dtype=np.int64)[chosen]
+            )
+        return JoinedRows(self._messages, self._fields, chosen, self._like)
+
+    def row_lengths(self, name: str) -> IntArray | None:
+        self._check_name(name, "row_lengths")
+        if self._schema(name).kind != "jagged":
+            return None
+        view = self._view(name) or view_of(self._read_apart(name), name, self._pool)
+        return view.row_splits.lengths
+
+    def _schema(self, name: str) -> FieldSchema:
+        self._check_name(name, "schema")
+        kind, dtype, shape = self._messages.open_part(0).schema[name]
+        return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
+
+    def _kind(self, name: str) -> Kind:
+        """Of a column that is read in place."""
+        return self._messages.stacks[0][1][name].kind
+
+    def _leaves(self, names: Iterable[str]) -> dict[str, Any]:
+        """Columns as leaves, those that lie in place all copied together."""
+        views = {name: self._view(name) for name in names}
+        values = iter(gathered([view for view in views.values() if view is not None]))
+        leaves: dict[str, Any] = {}
+        for name, view in views.items():
+            if view is None:
+                leaves[name] = self._read_apart(name)
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                leaves[name] = self._documents(name, view, next(values))
+            elif self._kind(name) is Kind.JAGGED:
+                leaves[name] = nested_tensor(next(values), view.row_splits)
+            else:
+                leaves[name] = next(values)
+        return leaves
+
+    def columns(self) -> list[tuple[str, Any]]:
+        views = {name: self._view(name) for name in self._fields}
+        apart = {
+            name: view
+            for name, view in views.items()
+            if view is not None and self._kind(name) is not Kind.JAGGED
+        }
+        values = dict(zip(apart, gathered(apart.values()), strict=True))
+        columns: list[tuple[str, Any]] = []
+        for name, view in views.items():
+            column: Any = view
+            if view is None:
+                column = self._read_apart(name)
+                if is_jagged(column):
+                    column = view_of(column, name, self._pool)
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                leaf = self._documents(name, view, values[name])
+                column = rows_of_leaf(leaf, len(self))
+            elif name in values:
+                column = values[name]
+            columns.append((name, column))
+        return columns
+
+    # In place
+
+    def _view(self, name: str) -> RaggedView | None:
+        """The rows of a column where they lie; of a rectangle and of documents, too.
+
+        None where they have to be read from each message: because messages differ in the column,
+        its cells are stored narrow, or it is of another kind.
+        """
+        messages = self._messages
+        if not messages.stacks:
+            return None
+        count = len(messages.counts)
+        place, cells, groups = (np.zeros(count, dtype=np.int64) for _ in range(3))
+        first: Any = None
+        for stack, nodes in messages.stacks:
+            node, numbers, members = nodes[name], stack.numbers, stack.members
+            kind, i = node.kind, node.number
+            if kind is Kind.NON_TENSOR_ROWS:
+                form: Any = (kind, torch.uint8, ())
+                cells[members] = numbers[:, i + 2]
+                groups[members] = numbers[:, i + 3]
+            elif kind is Kind.JAGGED or kind is Kind.TENSOR:
+                dims = numbers[:, node.dims : node.end]
+                wrong = not dims.shape[1] or (numbers[:, i + 2] != PLAIN).any()
+                if wrong or (dims[:, 1:] != dims[0, 1:]).any():
+                    return None
+                form = (kind, torch_dtype(node.fields[0]), tuple(dims[0, 1:].tolist()))
+                cells[members] = dims[:, 0]
+                if kind is Kind.JAGGED:
+                    if node.fields[2] != 1:
+                        return None
+                    groups[members] = numbers[:, i + 3]
+            else:
+                return None
+            first = first or form
+            if form != first:
+                return None
+            held = cells[members] > 0 if math.prod(form[2]) else np.zeros(len(members), dtype=bool)
+            buffer = np.where(held, numbers[:, i], 0)
+            place[members] = messages.places(members, buffer, np.where(held, numbers[:, i + 1], 0))
+        kind, dtype, inner = first
+        cell = math.prod(inner) * dtype.itemsize
+        if kind is Kind.TENSOR:
+            return self._rows_of_rectangles(dtype, inner, place, cells, cell)
+        rows = messages.rows_of_groups(groups)
+        if rows is None or (rows[2] != cells).any():
+            return None
+        lengths, begins, _ = rows
+        known = self._splits.get(id(lengths))
+        picked: Any = self._chosen
+        if isinstance(picked, range):
+            picked = slice(picked.start, picked.stop)
+        if known is None:
+            own = lengths if picked is None else np.ascontiguousarray(lengths[picked])
+            if len(own) and int(own.max()) * len(own) >= 1 << 62:
+                return None  # rows may repeat, and cells of no bytes may be many
+            known = lengths, self._pool.unique(RowSplits.from_lengths(own))
+            self._splits[id(lengths)] = known
+        starts = place[messages.part] + begins * cell
+        if picked is not None:
+            starts = starts[picked]
+        row_splits = known[1]
+        shape = (row_splits.total, *inner)
+        return RaggedView(
+            messages.buffers, dtype, shape, 1, np.ascontiguousarray(starts), row_splits
+        )
+
+    def _rows_of_rectangles(
+        self, dtype: torch.dtype, inner: tuple[int, ...], place: IntArray, rows: IntArray, cell: int
+    ) -> RaggedView | None:
+        messages = self._messages
+        if (rows != messages.counts).any():
+            return None
+        if self._chosen is None:
+            lengths, starts = rows, place
+        else:
+            index = np.asarray(self._chosen, dtype=np.int64)
+            starts = place[messages.part[index]] + messages.row[index] * cell
+            lengths = np.ones(len(index), dtype=np.int64)
+        splits = RowSplits.from_lengths(lengths)
+        return RaggedView(messages.buffers, dtype, (splits.total, *inner), 1, starts, splits)
+
+    def _documents(self, name: str, view: RaggedView, data: torch.Tensor) -> Any:
+        """Rows of objects, from their documents end to end."""
+        array = data.numpy()
+        starts, lengths = view.row_splits.starts, view.row_splits.lengths
+        heads = array[np.minimum(starts, len(array) - 1)] if len(array) else starts
+        raw = array.tobytes()
+        # What may be a message of its own, or hold records, is for the reader of its message.
+        messages = ((heads == 0) | (heads == ord("j"))) & (lengths > 1)
+        if not messages.any() and not documents.may_hold_records(raw):
+            try:
+                ends = view.row_splits.host[1:].tolist()
+                return leaf_of_rows(documents.unpack_rows(raw, ends, 0))
+            except WireFormatError:
+                pass  # to be found again, in the message that it is of
+        return self._read_apart(name)
+
+    # Message by message
+
+    def _read_apart(self, name: str) -> Any:
+        """A column as a leaf, read from each message that rows were chosen of."""
+        messages = self._messages
+        if self._chosen is None:
+            wanted: list[tuple[int, IntArray | None]] = [
+                (i, None) for i in range(len(messages.counts))
+            ]
+            order = None
+        else:
+            index = np.asarray(self._chosen, dtype=np.int64)
+            order = np.argsort(messages.part[index], kind="stable")
+            index = index[order]
+            parts, begins = np.unique(messages.part[index], return_index=True)
+            rows = np.split(messages.row[index], begins[1:]) if len(parts) else []
+            wanted = list(zip(parts.tolist(), rows, strict=True))
+            if (order[:-1] < order[1:]).all():
+                order = None
+        if not wanted:  # no rows, of any message
+            wanted = [(0, np.empty(0, dtype=np.int64))]
+        leaves = []
+        for i, picked in wanted:
+            part = messages.open_part(i)
+            try:
+                leaf = (part if picked is None else part.rows(picked)).leaf(name)
+            except WireFormatError as error:
+                raise of_message(i, error) from error
+            leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
+        joined = concat_leaves(leaves, self._pool, f"concat_rows[{name!r}]")
+        if order is None:
+            return joined
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return select_leaf(joined, back, self._pool, f"concat_rows[{name!r}]")
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+class JoinedColumns(_Composite):
+    """The columns of several batches of the same rows."""
+
+    def __init__(
+        self, sources: Mapping[str, WireBatch], batches: Sequence[WireBatch], like: WireBatch
+    ) -> None:
+        super().__init__(sources, len(like), like)
+        self._sources = sources
+        self._batches = batches
+        self._pool = RowSplitsPool()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What no two messages disagree on."""
+        return _agreed(self.metas)
+
+    @property
+    def metas(self) -> list[dict[str, Any]]:
+        """`meta` of each batch, in their order."""
+        return [batch.meta for batch in self._batches]
+
+    def select(self, names: Iterable[str]) -> WireBatch:
+        listed = known_names(names, self._fields, "WireBatch.select")
+        sources = {name: self._sources[name] for name in listed}
+        return JoinedColumns(sources, self._batches, self._batches[0])
+
+    def rows(self, index: Any) -> WireBatch:
+        chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
+        picked = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        batches = [batch.rows(picked) for batch in self._batches]
+        new = {id(old): batch for old, batch in zip(self._batches, batches, strict=True)}
+        sources = {name: new[id(batch)] for name, batch in self._sources.items()}
+        return JoinedColumns(sources, batches, batches[0])
+
+    def row_lengths(self, name: str) -> IntArray | None:
+        self._check_name(name, "row_lengths")
+        return self._sources[name].row_lengths(name)
+
+    def columns(self) -> list[tuple[str, Any]]:
+        found: dict[str, Any] = {}
+        for batch in self._batches:
+            names = [name for name, source in self._sources.items() if source is batch]
+            for name, column in batch.select(names).columns():
+                if isinstance(column, RaggedView):
+                    column.row_splits = self._pool.unique(column.row_splits)
+                found[name] = column
+        return [(name, found[name]) for name in self._fields]
+
+    def _schema(self, name: str) -> FieldSchema:
+        self._check_name(name, "schema")
+        return self._sources[name].schema[name]
+
+    def _leaves(self, names: Iterable[str]) -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        for name in names:
+            leaf = self._sources[name].leaf(name)
+            if is_jagged(leaf):
+                view = view_of(leaf, name, self._pool)
+                row_splits = self._pool.unique(view.row_splits)
+                leaf = nested_tensor(values_of(view), row_splits, view.ragged_dim)
+            leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
+        return leaves
+
+
+def _agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    agreed: dict[str, Any] = {}
+    for meta in metas:
+        for name, value in meta.items():
+            others = [other[name] for other in metas if name in other]
+            if all(same_values(value, other) for other in others):
+                agreed.setdefault(name, value)
+    return agreed
+
+
+# --- several messages --------------------------------------------------------------------------
+
+
+def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
+    """The rows of several messages, given as lists of frames or as blobs, opened together.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        WireFormatError: One is damaged, or not the message of a batch; it is said which.
+    """
+    stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
+    counts = np.zeros(len(sources), dtype=np.int64)
+    with_nodes = []
+    for stack in stacks:
+        root = stack.schema.root
+        if root.kind is not Kind.TENSORDICT or root.fields[:2] != [1, None]:
+            # Batches in dicts, and such with dim names or more dims, each as it is.
+            return join_rows([opened(i, source) for i, source in enumerate(sources)], where)
+        with_nodes.append((stack, dict(zip(root.fields[2], root.children, strict=True))))
+        counts[stack.members] = stack.numbers[:, root.dims]
+    fields = _same_fields([(int(s.members[0]), nodes) for s, nodes in with_nodes], where)
+    messages = Messages(counts, lambda i: opened(i, sources[i]), with_nodes, frames)
+    return JoinedRows(messages, fields, None, None)
+
+
+def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
+    """The rows of several open batches, as chosen in each.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        ArgumentError: They differ in their batch dims behind the first.
+    """
+    fields = _same_fields(list(enumerate(batch.fields for batch in batches)), where)
+    first = batches[0]
+    for i, batch in enumerate(batches):
+        if batch.batch_size[1:] != first.batch_size[1:]:
+            raise ArgumentError(
+                "bad_shape",
+                f"{where} of batch {i}",
+                f"expected batch dims {list(first.batch_size[1:])} behind the first, like batch 0, "
+                f"found {list(batch.batch_size[1:])}",
+            )
+    whole = [batch.whole() for batch in batches]
+    counts = np.array([len(batch) for batch in whole], dtype=np.int64)
+    in_place = [batch.in_place() for batch in whole]
+    if all(found is not None for found in in_place):
+        known: Any = in_place
+        stacks = stacked((i, header) for i, (header, _, _) in enumerate(known))
+        nodes = [(stack, known[int(stack.members[0])][1]) for stack in stacks]
+        beside = any(batch.has_more for batch in whole)
+        held = [frames for _, _, frames in known]
+        messages = Messages(counts, whole.__getitem__, nodes, held, beside=beside)
+    else:
+        messages = Messages(counts, whole.__getitem__)
+    chosen = [batch.chosen_rows() for batch in batches]
+    if all(rows is None for rows in chosen):
+        return JoinedRows(messages, fields, None, first)
+    index = [
+        np.arange(count) if rows is None else np.asarray(rows, dtype=np.int64)
+        for rows, count in zip(chosen, counts.tolist(), strict=True)
+    ]
+    bases = np.repeat(np.cumsum(counts) - counts, [len(rows) for rows in index])
+    return JoinedRows(messages, fields, np.concatenate(index) + bases, first)
+
+
+def readable(source: Any, where: str) -> Any:
+    """A batch of what `materialize` takes: a message in any form, several of them, or a batch."""
+    if isinstance(source, (WireBatch, TensorDictBase)):
+        return source
+    if isinstance(source, (list, tuple)) and source:
+        items = [type(item) for item in source]
+        if any(issubclass(kind, (list, tuple)) for kind in items):
+            if all(issubclass(kind, (list, tuple)) for kind in items):
+                return join_messages(source, where)
+            source = [
+                item if isinstance(item, WireBatch) else opened(i, item)
+                for i, item in enumerate(source)
+            ]
+            items = [WireBatch]
+        if all(issubclass(kind, WireBatch) for kind in items):
+            return join_rows(source, where)
+        return open_whole(source, where)
+    if isinstance(source, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor)):
+        return open_whole(source, where)
+    raise ArgumentTypeError(
+        "bad_type",
+        where,
+        "expected a TensorDict, a message (its frames, a blob, or a WireBatch), or a list of "
+        f"messages, found {describe(source)}",
+    )
+
+
+def opened(index: int, source: Any) -> WireBatch:
+    """One of several messages, opened; an error says which it is."""
+    try:
+        return open_whole(source, f"message {index}")
+    except WireFormatError as error:
+        raise of_message(index, error) from error
+
+
+def _same_fields(batches: Sequence[tuple[int, Iterable[str]]], where: str) -> tuple[str, ...]:
+    """The columns of the first, which all must have."""
+    ordered = sorted(batches, key=lambda pair: pair[0])
+    first = dict.fromkeys(ordered[0][1])
+    for i, names in ordered[1:]:
+        for name in first.keys() ^ dict.fromkeys(names).keys():
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where} of batch {i}",
+                f"expected the columns of the first batch, found {name!r} "
+                f"{'missing' if name in first else 'besides'}; select the ones that all have",
+            )
+    return tuple(first)

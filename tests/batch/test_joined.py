@@ -1,0 +1,531 @@
+"""Several messages as one batch: rows one after the other, and columns side by side."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    BatchedDataDict,
+    JagcodecError,
+    WireBatch,
+    WireFormatError,
+    concat_rows,
+    decode,
+    encode,
+    encode_fields,
+    join_columns,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    rowcopy,
+    select_rows,
+    split_rows,
+    to_blob,
+)
+from jagcodec.batch.joined import JoinedRows, join_messages
+from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
+
+KINDS = ["frames", "blobs", "opened", "fetched"]
+
+
+def messages_of(batches, kind, **options):
+    """Messages as `materialize` takes several of them."""
+    listed = [encode(batch, **options) for batch in batches]
+    if kind == "frames":
+        return listed
+    if kind == "blobs":
+        return [[to_blob(frames)] for frames in listed]
+    if kind == "opened":
+        return list(map(open_wire, listed))
+    blobs = list(map(to_blob, listed))
+    return [open_wire(lambda a, n, blob=blob: blob[a : a + n]) for blob in blobs]
+
+
+def joined(batches, kind="frames", **options):
+    messages = messages_of(batches, kind, **options)
+    if isinstance(messages[0], WireBatch):
+        return concat_rows(messages)
+    return join_messages(messages, "test")
+
+
+def row_of(i, length, *, offset=0):
+    """A batch of one row whose cells say where they are from."""
+    ids = torch.arange(length) + 1000 * i + offset
+    return TensorDict(
+        {
+            "ids": torch.nested.nested_tensor([ids], layout=torch.jagged),
+            "pairs": torch.nested.nested_tensor(
+                [torch.stack([ids, -ids], 1).float()], layout=torch.jagged
+            ),
+            "reward": torch.tensor([float(i)]),
+            "grid": torch.full((1, 2, 3), i, dtype=torch.int16),
+            "text": NonTensorStack(NonTensorData(f"row {i}")),
+        },
+        [1],
+    )
+
+
+LENGTHS = [3, 0, 5, 5, 1, 7, 2]
+ROWS = [row_of(i, length) for i, length in enumerate(LENGTHS)]
+
+
+def expected(batches):
+    """What `concat_rows` makes of the same batches in memory, one column at a time."""
+    return concat_rows([decode(encode(batch)) for batch in batches])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_messages_of_one_row_become_one_batch(kind, narrow):
+    batch = joined(ROWS, kind, narrow=narrow)
+    assert isinstance(batch, WireBatch)
+    assert (len(batch), batch.fields) == (7, ("ids", "pairs", "reward", "grid", "text"))
+    assert batch.batch_size == torch.Size([7])
+    found = batch.to_tensordict()
+    assert_same(found, expected(ROWS))
+    assert [row.tolist() for row in found["ids"].unbind()] == [
+        [1000 * i + j for j in range(length)] for i, length in enumerate(LENGTHS)
+    ]
+    assert found["ids"].offsets() is found["pairs"].offsets()
+    assert batch.row_lengths("ids").tolist() == LENGTHS
+    assert batch.row_lengths("reward") is None
+    assert batch.schema["pairs"].shape == (7, None, 2)
+    assert batch.schema["grid"].shape == (7, 2, 3)
+    assert batch["text"].tolist() == [f"row {i}" for i in range(7)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rectangle_is_made_of_all_messages(kind):
+    messages = messages_of(ROWS, kind)
+    options: Any = {"pad_value_dict": {"ids": -1}, "pad_to_multiple": 4, "padding_side": "left"}
+    whole = materialize(expected(ROWS), **options, attention_mask_of="ids")
+    found = materialize(messages, **options, attention_mask_of="ids")
+    assert list(found) == list(whole)
+    for name in whole:
+        assert_same(found[name], whole[name])
+    assert found["ids"].shape == (7, 8)
+    for layout in ("jagged", "packed"):
+        assert_same(
+            materialize(messages, layout)["pairs"], materialize(expected(ROWS), layout)["pairs"]
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_columns_are_chosen_across_messages(kind):
+    whole = expected(ROWS)
+    batch = joined(ROWS, kind)
+    for index in ([6, 0, 6, 2], slice(2, 5), slice(6, 0, -2), [], [True] * 3 + [False] * 4, 3):
+        part = batch.rows(index)
+        assert isinstance(part, WireBatch)
+        assert_same(part.to_tensordict(), select_rows(whole, index))
+        again = part.select(["text", "ids"]).rows(slice(0, 1))
+        assert again.fields == ("text", "ids")
+        assert_same(
+            again.to_tensordict(),
+            select_rows(select_rows(whole, index).select("text", "ids"), slice(0, 1)),
+        )
+        assert_same(decode(part.to_frames()), select_rows(whole, index))
+    for part in split_rows(batch, 3):
+        assert isinstance(part, WireBatch)
+    assert_same(concat_rows(split_rows(batch, 3)).to_tensordict(), whole)
+
+
+def test_rows_that_were_chosen_before_the_join():
+    parts = [open_wire(encode(expected(ROWS[:4]))), open_wire(encode(expected(ROWS[4:])))]
+    batch = concat_rows([parts[0].rows([3, 1]), parts[1].rows(slice(1, 3)), parts[0].rows([])])
+    assert_same(batch.to_tensordict(), select_rows(expected(ROWS), [3, 1, 5, 6]))
+    assert_same(
+        concat_rows([batch, batch.rows([0])])["ids"],
+        select_rows(expected(ROWS), [3, 1, 5, 6, 3])["ids"],
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(jagged_batches(), min_size=1, max_size=4), st.data())
+def test_joins_are_those_of_the_batches(batches, data):
+    names = set.intersection(*[set(batch.fields) for batch in batches])
+    packed = [
+        pack_jagged_fields(
+            {name: batch.fields[name] for name in batch.fields if name in names},
+            lengths=batch.lengths,
+            token_aligned_fields=batch.per_token if hasattr(batch, "per_token") else None,
+        )
+        for batch in batches
+    ]
+    kind = data.draw(st.sampled_from(KINDS))
+    try:
+        whole = expected(packed)
+    except ArgumentError as error:
+        with pytest.raises(type(error)):
+            joined(packed, kind).to_tensordict()
+        return
+    batch = joined(packed, kind)
+    assert_same(batch.to_tensordict(), whole)
+    rows = data.draw(st.lists(st.integers(0, max(len(batch) - 1, 0)), max_size=5))
+    rows = rows if len(batch) else []
+    assert_same(batch.rows(rows).to_tensordict(), select_rows(whole, rows))
+
+
+@settings(max_examples=40)
+@given(tensordicts(), st.integers(1, 3))
+def test_every_kind_of_column_is_joined(td, times):
+    if not td.batch_dims:
+        return
+    try:
+        whole = expected([td] * times)
+    except (ArgumentError, ArgumentTypeError) as error:
+        with pytest.raises(type(error)):
+            joined([td] * times, "opened").to_tensordict()
+        return
+    assert_same(joined([td] * times, "opened").to_tensordict(), whole)
+    assert_same(joined([td] * times, "frames").to_tensordict(), whole)
+
+
+def test_columns_that_are_stored_differently():
+    """Schemas differ, or say the same in another order; some cells are narrow."""
+    one = encode(ROWS[0])
+    narrow = encode(ROWS[2], narrow=True)
+    turned = encode(ROWS[3].select("text", "grid", "reward", "pairs", "ids"))
+    with_meta = encode(ROWS[4], meta={"step": 4}, checksum=True)
+    found = materialize([one, narrow, turned, with_meta])
+    for name, column in materialize(expected([ROWS[i] for i in (0, 2, 3, 4)])).items():
+        assert_same(found[name], column)
+
+
+def test_a_ragged_dim_behind_others_and_rows_that_hold_messages():
+    def batch(i):
+        wide = torch.nested.nested_tensor(
+            [torch.arange(2 * n).view(2, n) + i for n in (1, 3)], layout=torch.jagged
+        ).contiguous()
+        images = NonTensorStack(
+            *[NonTensorData({"image": torch.full((40,), i + k)}) for k in (0, 5)]
+        )
+        return TensorDict({"wide": wide, "image": images}, [2])
+
+    batches = [batch(i) for i in range(3)]
+    for kind in KINDS:
+        assert_same(joined(batches, kind).to_tensordict(), expected(batches))
+        picked = joined(batches, kind).rows([5, 0, 3])
+        assert_same(picked.to_tensordict(), select_rows(expected(batches), [5, 0, 3]))
+
+
+def test_without_a_compiler():
+    before = rowcopy.use_backend("numpy")
+    try:
+        assert_same(joined(ROWS).to_tensordict(), expected(ROWS))
+        assert_same(
+            materialize(messages_of(ROWS, "frames"))["pairs"], materialize(expected(ROWS))["pairs"]
+        )
+    finally:
+        rowcopy.use_backend(before)
+
+
+def test_memory_for_the_rectangles_is_used_again():
+    messages = messages_of(ROWS, "frames")
+    first = materialize(messages)
+    second = materialize([encode(row_of(i, n, offset=7)) for i, n in enumerate(LENGTHS)], out=first)
+    assert second["ids"].data_ptr() == first["ids"].data_ptr()
+    assert second["ids"][0].tolist() == [7, 8, 9, 0, 0, 0, 0]
+    buffers = [bytearray(frame) for frame in messages[0]]
+    with pytest.raises(ArgumentError, match="overlap"):
+        materialize([buffers, messages[1]], out=buffers[1])
+
+
+def test_a_flat_list_of_buffers_is_one_message():
+    frames = encode(expected(ROWS))
+    assert_same(materialize(frames)["ids"], materialize(expected(ROWS))["ids"])
+    assert_same(materialize(to_blob(frames))["ids"], materialize(expected(ROWS))["ids"])
+    assert_same(materialize(tuple(frames))["ids"], materialize(expected(ROWS))["ids"])
+    assert_same(materialize(open_wire(frames))["ids"], materialize(expected(ROWS))["ids"])
+    mixed = [frames, open_wire(encode(ROWS[0]))]
+    assert materialize(mixed)["ids"].shape == (8, 7)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_open_messages_are_pickled_as_what_was_chosen(protocol):
+    batch = open_wire(encode(expected(ROWS), meta={"step": 1}))
+    scores = open_wire(encode(TensorDict({"score": torch.arange(7)}, [7])))
+    for opened in (batch, concat_rows([batch, batch.rows([0])]), join_columns([batch, scores])):
+        part = opened.select(["ids", "text"]).rows([2, 0])
+        data = pickle.dumps(part, protocol)
+        assert len(data) < 2000
+        back = pickle.loads(data)
+        assert type(back) is WireBatch
+        assert_same(back.to_tensordict(), part.to_tensordict())
+        assert back.meta == part.meta
+
+
+def test_a_message_by_its_path(tmp_path):
+    path = tmp_path / "batch.jag"
+    path.write_bytes(to_blob(encode(ROWS[0])))
+    for name in (path, str(path)):
+        assert_same(open_wire(name)["ids"], decode(encode(ROWS[0]))["ids"])
+    with pytest.raises(FileNotFoundError):
+        open_wire(tmp_path / "none")
+    with pytest.raises(ArgumentError, match="a directory"):
+        open_wire(tmp_path)
+
+
+# What cannot be joined
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_differ_are_named(kind):
+    def batch(**columns):
+        return TensorDict({"a": torch.zeros(1), **columns}, [1])
+
+    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' missing"):
+        joined([batch(b=torch.zeros(1)), batch()], kind)
+    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' besides"):
+        joined([batch(), batch(b=torch.zeros(1))], kind)
+    for other in (torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)):
+        with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1"):
+            joined([batch(b=torch.zeros(1)), batch(b=other)], kind).to_tensordict()
+    ragged = torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)
+    with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1.*layout"):
+        materialize(joined([batch(b=torch.zeros(1, 2)), batch(b=ragged)], kind))
+    with pytest.raises(ArgumentError, match="batch dims"):
+        joined([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], "opened")
+
+
+def test_what_is_not_several_messages():
+    with pytest.raises(ArgumentError, match="found none"):
+        concat_rows([])
+    with pytest.raises(ArgumentTypeError, match="or a list of messages"):
+        materialize([])
+    for value in (None, "batch.jag", 3, {"ids": torch.ones(2)}):
+        with pytest.raises(ArgumentTypeError, match="materialize"):
+            materialize(value)
+    with pytest.raises(WireFormatError):
+        materialize([b"abc", b"def"])
+
+
+@pytest.mark.parametrize("kind", ["frames", "blobs"])
+def test_a_damaged_message_is_named(kind):
+    good = messages_of(ROWS, kind)
+    for at in (0, 3, 6):
+        for frame, damage in (
+            (-1, lambda data: data[:-1]),
+            (-1, lambda data: b""),
+            (0, lambda data: b"x" + data[1:]),
+            (0, lambda data: data[:40]),
+        ):
+            messages = list(good)
+            messages[at] = list(good[at])
+            messages[at][frame] = damage(bytes(good[at][frame]))
+            with pytest.raises(WireFormatError, match=f"message {at}: "):
+                materialize(messages)
+
+
+def test_checksums_of_every_message_are_verified():
+    messages = [[bytearray(f) for f in encode(row, checksum=True)] for row in ROWS]
+    materialize(messages)
+    messages[4][1][-1] ^= 1
+    with pytest.raises(WireFormatError, match=r"message 4: frame 1: expected a CRC-32") as caught:
+        materialize(messages)
+    assert caught.value.reason == "bad_checksum"
+    with pytest.raises(WireFormatError, match="CRC-32"):
+        materialize(messages[4])
+
+
+def test_every_bit_of_a_header_is_checked_as_in_one_message():
+    """The check of many messages at once takes nothing that the check of one refuses."""
+    frames = [bytes(frame) for frame in encode(row_of(1, 3))]
+    other = [bytes(frame) for frame in encode(row_of(2, 4))]
+    refused = 0
+    for at in range(len(frames[0])):
+        for bit in range(8):
+            header = bytearray(frames[0])
+            header[at] ^= 1 << bit
+            damaged = [bytes(header), *frames[1:]]
+
+            def read(make):
+                try:
+                    return make()
+                except JagcodecError as error:
+                    return error
+
+            alone = read(lambda: open_wire(damaged).to_tensordict())  # noqa: B023
+            together = read(lambda: join_messages([damaged, damaged], "test").to_tensordict())  # noqa: B023
+            if isinstance(alone, WireFormatError):
+                refused += 1
+                assert isinstance(together, WireFormatError), (at, bit, together)
+            else:
+                assert_same(together, concat_rows([alone, alone]))
+            read(lambda: join_messages([other, damaged], "test").to_tensordict())  # noqa: B023
+    assert refused > 1000
+
+
+def test_rows_of_offsets_are_checked():
+    batches = [expected(ROWS[:3]), expected(ROWS[3:])]
+    for at in range(2):
+        listed = [[bytearray(f) for f in encode(batch)] for batch in batches]
+        offsets = np.array([0, 3, 3, 8] if at == 0 else [0, 5, 6, 13, 15])
+        place = bytes(listed[at][1]).index(offsets.tobytes())
+        for k in range(len(offsets)):
+            for wrong in (-1, 1, 1 << 40, -(1 << 62)):
+                damaged = [[bytearray(f) for f in message] for message in listed]
+                forged = offsets.copy()
+                forged[k] += wrong
+                damaged[at][1][place : place + forged.nbytes] = forged.tobytes()
+                with pytest.raises(WireFormatError, match=f"message {at}"):
+                    materialize(damaged)
+
+
+def test_a_hundred_thousand_messages():
+    frames = [
+        bytes(frame)
+        for frame in encode_fields({"ids": torch.arange(2).view(1, 2)}, lengths=torch.tensor([2]))
+    ]
+    batch = join_messages([frames] * 100_000, "test")
+    assert len(batch) == 100_000
+    found = materialize(batch)["ids"]
+    assert found.shape == (100_000, 2)
+    assert found[-1].tolist() == [0, 1]
+
+
+# What belongs to the whole message
+
+
+def test_meta_travels_beside_the_columns():
+    meta = {"step": 3, "version": ("a", 1), 5: {1, 2}, "big": 1 << 80}
+    frames = encode(ROWS[0], meta=meta)
+    batch = open_wire(frames)
+    assert batch.meta == meta
+    assert batch.metas == [meta]
+    assert batch.select(["ids"]).rows([0]).meta == meta
+    assert open_wire(batch.select(["ids"]).to_frames()).meta == meta
+    assert_same(decode(frames), decode(encode(ROWS[0])))
+    found = materialize(frames)
+    assert type(found) is BatchedDataDict
+    assert found.meta_info == meta
+    assert "step" not in materialize(frames, container=dict)
+    assert open_wire(encode(ROWS[0])).meta == {}
+    assert open_wire(encode(ROWS[0], meta={})).meta == {}
+    assert open_wire(encode_fields({"x": torch.ones(2)}, lengths=None, meta={"a": None})).meta == {
+        "a": None
+    }
+
+
+def test_meta_is_a_mapping_without_tensors():
+    with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
+        encode(ROWS[0], meta=[1])  # type: ignore[arg-type]
+    for value in (torch.ones(2), np.ones(2), b"x" * 100_000):
+        with pytest.raises(ArgumentError.__mro__[1], match="meta: expected values without tensors"):
+            encode(ROWS[0], meta={"a": value})
+
+
+def test_meta_of_a_join_is_what_all_agree_on():
+    messages = [
+        encode(row, meta={"step": 3, "worker": i, **({"only": 1} if i else {})})
+        for i, row in enumerate(ROWS[:3])
+    ]
+    batch = join_messages(messages, "test")
+    assert batch.meta == {"step": 3}
+    assert [meta["worker"] for meta in batch.metas] == [0, 1, 2]
+    assert materialize(messages).meta_info == {"step": 3}
+    assert open_wire(batch.to_frames()).meta == {"step": 3}
+    assert concat_rows([open_wire(m) for m in messages]).meta == {"step": 3}
+    assert join_messages([*messages, encode(ROWS[3])], "test").meta == {}
+
+
+def test_batches_in_dicts_and_batched_data_dicts_are_opened():
+    td = expected(ROWS)
+    batch = open_wire(encode({"step": 3, "batch": td, "note": {"a": [1]}}))
+    assert batch.meta == {"step": 3, "note": {"a": [1]}}
+    assert_same(batch.to_tensordict(), decode(encode(td)))
+    info = {"temperature": 0.5}
+    columns = {"x": torch.arange(3), "o": ["a", {"b": 1}, None]}
+    batch = open_wire(encode(BatchedDataDict(columns, meta_info=info)))
+    assert (batch.meta, batch.fields, len(batch)) == (info, ("x", "o"), 3)
+    found = materialize(encode(BatchedDataDict(columns, meta_info=info)))
+    assert found["x"].tolist() == [0, 1, 2]
+    assert found["o"].tolist() == columns["o"]
+    assert found.meta_info == info
+    two = [encode({"batch": td, "step": i}) for i in range(2)]
+    assert concat_rows(map(open_wire, two)).metas == [{"step": 0}, {"step": 1}]
+    assert materialize(two)["ids"].shape == (14, 7)
+    for other in ({"a": td, "b": td}, [td], {"step": 3}, BatchedDataDict()):
+        with pytest.raises(WireFormatError, match="use decode"):
+            open_wire(encode(other))
+
+
+def test_an_open_message_is_used_like_a_dict_of_columns():
+    batch = open_wire(encode(ROWS[2]))
+    for opened in (batch, concat_rows([batch, batch]), join_columns([batch])):
+        assert list(opened) == list(opened.keys()) == list(opened.fields)
+        assert "ids" in opened
+        assert "other" not in opened
+        assert rows_of(opened["ids"])[0] == [2000, 2001, 2002, 2003, 2004]
+        with pytest.raises(ArgumentKeyError, match="other"):
+            opened["other"]
+        with pytest.raises(ArgumentTypeError, match=r"rows\(index\) chooses rows"):
+            opened[0]  # type: ignore[index]
+    assert len(batch) == 1
+
+
+# Columns side by side
+
+
+def test_columns_written_back_stand_beside_the_others():
+    whole = expected(ROWS)
+    logprobs = TensorDict({"logprobs": whole["ids"] * 0.5, "score": torch.arange(7.0)}, [7])
+    both = join_columns([encode(whole, meta={"step": 1}), encode(logprobs, meta={"worker": 2})])
+    assert isinstance(both, WireBatch)
+    assert both.fields == (*whole.keys(), "logprobs", "score")
+    found = both.to_tensordict()
+    assert_same(found.select(*whole.keys()), decode(encode(whole)))
+    assert_same(found["logprobs"], decode(encode(logprobs))["logprobs"])
+    (found["ids"] * found["logprobs"]).values()  # one offsets tensor
+    assert both.meta == {"step": 1, "worker": 2}
+    assert both.schema["logprobs"].dtype is torch.float32
+    part = both.select(["score", "ids", "logprobs"]).rows([5, 1])
+    assert part["score"].tolist() == [5.0, 1.0]
+    assert_same(part["logprobs"], select_rows(logprobs, [5, 1])["logprobs"])
+    rectangles = materialize(both)
+    assert_same(rectangles["logprobs"], materialize(logprobs)["logprobs"])
+    assert_same(decode(both.to_frames()), found)
+    halves = split_rows(both, 2)
+    assert_same(concat_rows(halves).to_tensordict(), found)
+
+
+def test_rows_joined_and_columns_joined():
+    rows = [open_wire(encode(row)) for row in ROWS]
+    scores = [open_wire(encode(TensorDict({"score": torch.tensor([i])}, [1]))) for i in range(7)]
+    both = join_columns([concat_rows(rows), concat_rows(scores)])
+    assert both["score"].tolist() == list(range(7))
+    found = materialize(both)
+    assert found["ids"].shape == (7, 7)
+    assert isinstance(concat_rows(rows), JoinedRows)
+
+
+def test_columns_that_do_not_fit_are_refused():
+    def batch(lengths, **columns):
+        ragged = torch.nested.nested_tensor([torch.zeros(n) for n in lengths], layout=torch.jagged)
+        return encode(TensorDict({"x": ragged, **columns}, [len(lengths)]))
+
+    first = batch([1, 2])
+    with pytest.raises(ArgumentError, match=r"batches\[1\]\)\['x'\]: expected a new name"):
+        join_columns([first, batch([1, 2])])
+    assert join_columns([first, batch([1, 2])], replace=True).fields == ("x",)
+    other = encode(TensorDict({"y": decode(batch([1, 3]))["x"]}, [2]))
+    with pytest.raises(ArgumentError, match=r"\['y'\], row 1: expected 2 tokens like 'x'.*found 3"):
+        join_columns([first, other])
+    with pytest.raises(ArgumentError, match="expected 2 rows, like the first message, found 3"):
+        join_columns([first, encode(TensorDict({"y": torch.zeros(3)}, [3]))])
+    with pytest.raises(ArgumentError, match="found none"):
+        join_columns([])
+    for one in (first, open_wire(first), to_blob(first)):
+        with pytest.raises(ArgumentTypeError, match="found one message"):
+            join_columns(one)
+    with pytest.raises(WireFormatError, match="message 1: "):
+        join_columns([first, [b"no message"]])
