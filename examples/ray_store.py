@@ -37,12 +37,13 @@ def main() -> None:
     )
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
+    lengths = torch.tensor([250, 900, 13, 600])
+    valid = torch.arange(900) < lengths[:, None]
     columns: dict[str, Any] = {
-        "input_ids": torch.randint(0, 152_000, (4, 900)),
+        "input_ids": torch.randint(0, 152_000, (4, 900)) * valid,
         "logprobs": torch.randn(4, 900),
         "message": messages,
     }
-    lengths = torch.tensor([250, 900, 13, 600])
     per_token = ["input_ids", "logprobs"]
 
     wire = open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=per_token))

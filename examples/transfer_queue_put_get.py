@@ -24,12 +24,13 @@ transfer_queue.init()
 
 messages = np.empty(3, dtype=object)
 messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(3)]
+lengths = torch.tensor([250, 900, 13])
+valid = torch.arange(900) < lengths[:, None]
 columns: dict[str, Any] = {
-    "input_ids": torch.randint(0, 152_000, (3, 900)),
+    "input_ids": torch.randint(0, 152_000, (3, 900)) * valid,
     "logprobs": torch.randn(3, 900),
     "message": messages,
 }
-lengths = torch.tensor([250, 900, 13])
 td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=["input_ids", "logprobs"])
 transfer_queue.kv_batch_put(keys=["a", "b", "c"], partition_id="step_1", fields=td)
 

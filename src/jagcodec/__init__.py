@@ -9,17 +9,20 @@ from jagcodec.batch.concat import concat_rows, join_columns
 from jagcodec.batch.materialize import Layout, PaddingSide, materialize
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.to_rows import RowsAs, to_rows
 from jagcodec.errors import (
     ArgumentError,
     ArgumentIndexError,
     ArgumentKeyError,
     ArgumentTypeError,
     JagcodecError,
+    JagcodecWarning,
     TransportError,
     TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
 )
+from jagcodec.pack.builder import RowBuilder
 from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
 from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
 from jagcodec.pack.rows import encode_rows, pack_rows
@@ -58,12 +61,15 @@ __all__ = [
     "BatchedDataDict",
     "FieldSchema",
     "JagcodecError",
+    "JagcodecWarning",
     "Layout",
     "Limits",
     "MsgpackDecoder",
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "RowBuilder",
+    "RowsAs",
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTypeError",
@@ -103,6 +109,7 @@ __all__ = [
     "stack_or_nest",
     "to_blob",
     "to_nested_by_length",
+    "to_rows",
     "trim_padding",
     "unpack_masked_fields",
     "unwrap_wire_stripped_payload",

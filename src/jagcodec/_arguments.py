@@ -71,6 +71,17 @@ def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -
     return listed
 
 
+def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None:
+    """Refuse names that are not those of columns.
+
+    Raises:
+        ArgumentKeyError: One of them is not a column.
+    """
+    unknown = set(names).difference(columns)
+    if unknown:
+        raise unknown_name(min(unknown, key=str), columns, path)
+
+
 def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyError:
     """The error of a name that is not that of a column; a stranger may have named these."""
     listed = list(columns)

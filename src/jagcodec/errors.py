@@ -155,6 +155,24 @@ def describe(value: Any) -> str:
     return type(value).__name__
 
 
+class JagcodecWarning(UserWarning):
+    """A batch was packed in a way that its producer may not have meant.
+
+    Python shows it once per line that called, and ``strict=True`` raises most of what it says.
+
+    Example:
+        >>> import warnings, torch, jagcodec
+        >>> columns = {"ids": torch.ones(2, 3)}
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     td = jagcodec.pack_jagged_fields(
+        ...         columns, lengths=torch.tensor([2, 4]), token_aligned_fields=["ids"]
+        ...     )
+        >>> caught[0].category is jagcodec.JagcodecWarning, td["ids"].shape
+        (True, torch.Size([2, 3]))
+    """
+
+
 class ArgumentError(JagcodecError, ValueError):
     """An argument has an invalid value; also a `ValueError`."""
 

@@ -21,6 +21,7 @@ def page(name):
     return (ROOT / name).read_text()
 
 
+@pytest.mark.filterwarnings("error::jagcodec.JagcodecWarning")
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run(path):
     """The blocks of a page run in order and share their names, as a reader would run them."""

@@ -21,9 +21,10 @@ LAYERS = (
 )
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
-    *("BatchedDataDict", "FieldSchema", "JagcodecError", "Layout", "Limits"),
+    *("BatchedDataDict", "FieldSchema", "JagcodecError", "JagcodecWarning", "Layout", "Limits"),
     "MsgpackDecoder",
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
+    *("RowBuilder", "RowsAs", "to_rows"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
     *("encode_fields", "encode_into", "encode_rows", "encoded_size", "join_columns", "load"),

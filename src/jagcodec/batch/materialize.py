@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from jagcodec._arguments import check_option, name_set, usable_device, whole_number
+from jagcodec._arguments import check_known, check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.joined import readable
 from jagcodec.batch.leaves import move_leaf
@@ -56,6 +56,7 @@ def materialize(
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Any = ...,
+    strict: bool = ...,
 ) -> BatchedDataDict: ...
 
 
@@ -76,6 +77,7 @@ def materialize(
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Any = ...,
+    strict: bool = ...,
     container: Callable[[dict[str, Any]], T],
 ) -> T: ...
 
@@ -96,6 +98,7 @@ def materialize(
     device: torch.device | str | None = None,
     pin_memory: bool = False,
     out: Any = None,
+    strict: bool = False,
     container: Callable[[dict[str, Any]], Any] = BatchedDataDict,
 ) -> Any:
     """A wire batch to columns for a trainer: the fetch site.
@@ -159,6 +162,8 @@ def materialize(
             and must be of just the right shape, dtype and device; columns that it lacks are
             allocated), or one writable CPU buffer for all of them of any size that suffices,
             pinned or not. Whatever was in it is overwritten.
+        strict: Refuse names in `pad_value_dict`, a `padding_side` by name, `token_aligned_fields`
+            and `keep_jagged` that are not those of columns.
         container: Called with the dict of columns; what it returns is returned. Nested
             TensorDicts become containers too.
 
@@ -176,7 +181,8 @@ def materialize(
             pad does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
             given for what needs a gradient, there is no accelerator to pin memory for, or `td`
             has no batch dim.
-        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column.
+        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column; with
+            `strict`, nor does any name.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's
@@ -224,7 +230,7 @@ def materialize(
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         _check_accelerator()
-    return _Materializing(options, prompt_lengths, out).run(batch)
+    return _Materializing(options, prompt_lengths, out, strict).run(batch)
 
 
 class _Options(NamedTuple):
@@ -243,6 +249,13 @@ class _Options(NamedTuple):
     device: torch.device | None
     pin_memory: bool
     container: Callable[[dict[str, Any]], Any]
+
+    def check_names(self, keys: list[Key]) -> None:
+        """Refuse names that are not those of columns."""
+        check_known(self.pads, keys, "materialize(pad_value_dict)")
+        check_known(self.sides, keys, "materialize(padding_side)")
+        check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
+        check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
 
     def check_unpadded(self, prompt_lengths: Any, out: Any) -> None:
         """Refuse what only rectangles have, rather than pass over it."""
@@ -268,7 +281,8 @@ class _Options(NamedTuple):
 class _Materializing:
     """The state of one `materialize` call."""
 
-    def __init__(self, options: _Options, prompt_lengths: Any, out: Any) -> None:
+    def __init__(self, options: _Options, prompt_lengths: Any, out: Any, strict: bool) -> None:
+        self._strict = strict
         self._options = options
         self._prompt_lengths = prompt_lengths
         self._prompts: IntArray | None = None
@@ -297,6 +311,8 @@ class _Materializing:
         plan = self._plan(td, ())
         if self._options.masked is not None:
             self._plan_mask(plan, self._options.masked)
+        if self._strict:
+            self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
         fill(self._rectangles, reused=out is not None)
         result = self._contained(plan)
@@ -598,6 +614,14 @@ class _Materializing:
                 )
             given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
         return read_lengths(given, where, rows=td.batch_size[0]).lengths
+
+
+def _leaf_keys(plan: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
+    for name, column in plan.items():
+        if type(column) is dict:
+            yield from _leaf_keys(column, (*above, name))
+        else:
+            yield (*above, name) if above else name
 
 
 def _kept_values(view: RaggedView) -> torch.Tensor:

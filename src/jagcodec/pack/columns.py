@@ -9,10 +9,19 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec._arguments import check_fields, check_rectangle, name_set
+from jagcodec._arguments import check_fields, check_known, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
+from jagcodec.pack.strictness import (
+    CellsBehindRows,
+    check_pads,
+    is_rounded_up,
+    look_behind_rows,
+    stays_rectangular,
+    warn_of_pads,
+    warn_of_width,
+)
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
@@ -27,6 +36,7 @@ def pack_jagged_fields(
     *,
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
+    strict: bool = False,
 ) -> TensorDict:
     """Padded columns to a batch of jagged ones: the write site of a producer.
 
@@ -51,6 +61,14 @@ def pack_jagged_fields(
             (with its fallback); every other one stays rectangular. Names that are not columns
             are ignored, so that one set of names serves every batch. None: each tensor is packed
             or not as `maybe_pack_jagged` guesses from its shape.
+        strict: Refuse what is likely to be a mistake: a name in `token_aligned_fields` that is no
+            column, a column of two dims or more named there that cannot be packed, and cells
+            behind rows that are not all one constant, bit for bit, as they are not where the
+            lengths of prompts or of responses are passed for both. False warns, as
+            `JagcodecWarning`, once per line that calls: of such a column; of integers whose first
+            and last cell behind a row differ, in packed columns on the CPU; and where nothing was
+            packed by guess although a width is the longest row rounded up to a multiple of 8 to
+            128.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
@@ -61,12 +79,13 @@ def pack_jagged_fields(
 
     Raises:
         ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
-            them is negative.
+            them is negative; or `strict` refuses a column.
+        ArgumentKeyError: `strict` is set, and a name is not that of a column.
         ArgumentTypeError: A column is none of the above (it is named), or lengths are not
             integers.
     """
     where = "pack_jagged_fields"
-    rows, columns = _columns(fields, lengths, token_aligned_fields, where)
+    rows, columns = _columns(fields, lengths, token_aligned_fields, where, strict)
     pool = RowSplitsPool()
     leaves: list[tuple[str, Any]] = []
     for name, column in columns.items():
@@ -90,6 +109,7 @@ def encode_fields(
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
+    strict: bool = ...,
 ) -> list[Frame]: ...
 
 
@@ -105,6 +125,7 @@ def encode_fields(
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
+    strict: bool = ...,
 ) -> int: ...
 
 
@@ -119,6 +140,7 @@ def encode_fields(
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
+    strict: bool = False,
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
 
@@ -143,6 +165,7 @@ def encode_fields(
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
         meta: As for `encode`.
+        strict: As for `pack_jagged_fields`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
@@ -151,10 +174,11 @@ def encode_fields(
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
+        ArgumentKeyError: As from `pack_jagged_fields`.
         ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
         UnsupportedTypeError: As from `encode`.
     """
-    columns = _columns(fields, lengths, token_aligned_fields, "encode_fields")
+    columns = _columns(fields, lengths, token_aligned_fields, "encode_fields", strict)
     message = pending(
         columns,
         narrow=narrow,
@@ -174,10 +198,12 @@ def _columns(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None,
     where: str,
+    strict: bool,
 ) -> Columns:
     """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
 
-    Nothing of them is read but the lengths.
+    Nothing of them is read but the lengths, and the cells behind rows: of integers two per row,
+    with `strict` all.
     """
     check_fields(fields, f"{where}(fields)")
     row_splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
@@ -187,7 +213,12 @@ def _columns(
     rows = longest = None
     if row_splits is not None:
         rows, longest = row_splits.rows, row_splits.max
+    if strict and named is not None:
+        check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
     columns: dict[str, Any] = {}
+    rectangles: list[tuple[str, tuple[int, ...]]] = []  # that are not packed
+    packed = False
+    behind = None
     shape: tuple[int, ...]
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
@@ -209,11 +240,28 @@ def _columns(
             or (shape[1] < longest if named is not None else shape[1] != longest)
         ):
             columns[name] = column if array is None else array
-        elif array is not None and array.flags.c_contiguous:
+            if len(shape) > 1:
+                rectangles.append((name, shape))
+            continue
+        packed = True
+        if strict:
+            check_pads(column, row_splits, f"{where}({name!r})")
+        elif array is not None and array.dtype.kind in "iu":
+            behind = behind or CellsBehindRows(row_splits)
+            if behind.differ(array):
+                warn_of_pads(f"{where}({name!r})")
+        if array is not None and array.flags.c_contiguous:
             cells = (shape[0] * shape[1], *shape[2:])
             columns[name] = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
         else:
             columns[name] = rows_of_rectangle(column.detach(), row_splits, name, array)
+    for name, shape in rectangles:
+        if named is not None:
+            if name in named:
+                stays_rectangular(shape, row_splits, f"{where}({name!r})", strict)
+        elif longest and not packed and is_rounded_up(shape[1], longest):
+            warn_of_width(f"{where}({name!r})")
+            break
     return Columns(rows or 0, columns)
 
 
@@ -224,6 +272,7 @@ def merge_columns(
     like: str | tuple[str, ...] | None = None,
     token_aligned_fields: Iterable[str] = (),
     replace: bool = False,
+    strict: bool = False,
 ) -> TensorDict:
     """A batch with columns that a worker wrote back, each checked against the batch.
 
@@ -254,6 +303,10 @@ def merge_columns(
             one (N, S, ...) of them is packed by the row lengths of the batch, which its rows
             begin with. Names that are not among `columns` are ignored.
         replace: Let columns take the place of those of the same name.
+        strict: Refuse a name in `token_aligned_fields` that is not among `columns`, and a padded
+            column of them whose cells behind rows are not all one constant, bit for bit. False
+            warns, as `JagcodecWarning`, where the first and the last cell behind a row of integers
+            differ.
 
     Returns:
         A new TensorDict with the batch's leaves (the same objects), names and device, then the
@@ -267,7 +320,8 @@ def merge_columns(
             is named), its name is taken, or `batch` does not have one batch dim. A padded column
             of `token_aligned_fields` is narrower than a row, or the batch's jagged columns differ
             in their row lengths and `like` does not say which to take.
-        ArgumentKeyError: `like` is not a column of the batch.
+        ArgumentKeyError: `like` is not a column of the batch; or `strict` is set, and a name is
+            not among `columns`.
         ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
             is of another type.
     """
@@ -291,6 +345,8 @@ def merge_columns(
     pool = RowSplitsPool()
     known = _row_splits_of(batch, like, pool, where)
     per_token = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
+    if strict:
+        check_known(per_token, columns.keys(), f"{where}(token_aligned_fields)")
     leaves: dict[str, Any] = dict(batch.items())
     for name, column in columns.items():
         path = f"{where}({name!r})"
@@ -315,7 +371,9 @@ def merge_columns(
         elif name in per_token and isinstance(column, torch.Tensor) and column.dim() > 1:
             check_rectangle(column, path)
             row_splits = _the_one(known, path)
-            values = values_of(rows_of_rectangle(column, row_splits, path))
+            view = rows_of_rectangle(column, row_splits, path)
+            look_behind_rows(column, row_splits, path, strict)
+            values = values_of(view)
             if batch.device is not None:
                 values = values.to(batch.device)
             leaves[name] = nested_tensor(values, row_splits)

@@ -78,7 +78,7 @@ class WireBatch:
         >>> import torch
         >>> from jagcodec import encode_fields, open_wire
         >>> columns = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
-        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 4, 3]))
+        >>> frames = encode_fields(columns, lengths=torch.tensor([3, 4, 3]))
         >>> batch = open_wire(frames).select(["ids"]).rows(slice(1, 3))
         >>> batch.fields, batch.batch_size
         (('ids',), torch.Size([2]))
@@ -236,7 +236,7 @@ class WireBatch:
             >>> import torch
             >>> from jagcodec import decode, encode_fields, open_wire
             >>> columns = {"ids": torch.arange(12).view(3, 4), "reward": torch.ones(3)}
-            >>> batch = open_wire(encode_fields(columns, lengths=torch.tensor([2, 4, 3])))
+            >>> batch = open_wire(encode_fields(columns, lengths=torch.tensor([3, 4, 3])))
             >>> decode(batch.rows([2]).select(["ids"]).to_frames())["ids"].values()
             tensor([ 8,  9, 10])
 
@@ -528,7 +528,7 @@ def open_wire(
         >>> import torch
         >>> from jagcodec import encode_fields, open_wire, to_blob
         >>> columns = {"ids": torch.arange(12).view(3, 4)}
-        >>> store = to_blob(encode_fields(columns, lengths=torch.tensor([2, 4, 3])))
+        >>> store = to_blob(encode_fields(columns, lengths=torch.tensor([3, 4, 3])))
         >>> batch = open_wire(lambda offset, size: store[offset : offset + size])
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))

@@ -655,8 +655,7 @@ _REMEDY = (
 )
 
 _REMEDY_OF_BATCHES = (
-    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type with "
-    "register_type on both sides"
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
