@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow clean
+.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.grpo_demo
@@ -104,6 +104,10 @@ GROW ?= --seconds 60
 
 grow: $(VENV)/.dev
 	$(BIN)/python fuzz/grow.py $(GROW)
+
+# Memory that each byte of a message can cost, into the table of SECURITY.md (Linux).
+weigh: $(VENV)/.dev
+	$(BIN)/python fuzz/weigh.py
 
 # A stamp per set of extras: reinstalled when the project's requirements or its C code change.
 BUILD = pyproject.toml constraints.txt setup.py $(wildcard src/jagcodec/*/*.c)

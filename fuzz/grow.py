@@ -16,8 +16,6 @@ same ``--size``.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import faulthandler
 import gc
 import json
 import logging
@@ -36,60 +34,23 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from resident import MOST_PER_BYTE, Read, cost
 
-from jagcodec.memory import blocks
 from tests.wire.grown import Recipe, grown, singles
-from tests.wire.growth import forget, outcome, readers_of
+from tests.wire.growth import outcome, readers_of
 
 # Four times the message may take so many times as much: caches and allocators are not linear.
 MOST_GROWTH = 4 * 1.6
 # Below these nothing is compared: a tenth of a second, and what an allocator keeps.
 FLOOR_SECONDS = 0.1
 FLOOR_BYTES = 24 << 20
-# Resident memory for each byte of a message: the largest in the table of SECURITY.md, and some.
-MOST_PER_BYTE = 700
-# A single reading that takes longer ends the run, and says where it was.
-HANGS = 300
 # Address space on top of what the libraries take.
 MEMORY = 8 << 30
-
-_libc = ctypes.CDLL(None)
-Read = Callable[[], Any]
-
-
-def _status(name: str) -> int:
-    """A figure of this process in bytes: VmRSS, or VmHWM, its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
-
-
-def _cost(read: Read) -> tuple[float, int]:
-    """Seconds of this thread, and bytes by which memory grew at its peak."""
-    forget()
-    gc.collect()
-    blocks.release()
-    _libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    gc.disable()
-    faulthandler.dump_traceback_later(HANGS, exit=True)
-    try:
-        begin = time.thread_time()
-        value = read()
-        seconds = time.thread_time() - begin
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        gc.enable()
-    peak = _status("VmHWM")
-    del value
-    return seconds, max(0, peak - before)
 
 
 def _seconds(read: Read) -> float:
     """The best of three."""
-    return min(_cost(read)[0] for _ in range(3))
+    return min(cost(read)[0] for _ in range(3))
 
 
 def _reading(reader: Callable[[list[bytes]], Any], frames: list[bytes]) -> Read:
@@ -104,14 +65,14 @@ def faults(recipe: Recipe, units: int, counts: Counter[str]) -> list[str]:
     found = []
     for name, reader in readers_of(recipe.batch).items():
         try:
-            seconds, memory = _cost(_reading(reader, large))
-            less_seconds, less_memory = _cost(_reading(reader, small))
+            seconds, memory = cost(_reading(reader, large))
+            less_seconds, less_memory = cost(_reading(reader, small))
             counts["readings"] += 2
             counts["values"] += not isinstance(outcome(reader, small), Exception)
             if memory > MOST_PER_BYTE * size + FLOOR_BYTES:
                 found.append(f"{name}: {memory >> 20} MiB, {memory // size} bytes per byte")
             if memory > MOST_GROWTH * less_memory + FLOOR_BYTES:
-                again = [_cost(_reading(reader, frames))[1] for frames in (small, large)]
+                again = [cost(_reading(reader, frames))[1] for frames in (small, large)]
                 if again[1] > MOST_GROWTH * again[0] + FLOOR_BYTES:
                     found.append(f"{name}: {again[0] >> 20} MiB, then {again[1] >> 20}")
             if seconds > MOST_GROWTH * less_seconds + FLOOR_SECONDS:
