@@ -114,6 +114,7 @@ _FRAMES = [large("many frames"), Recipe("writable frames", _writable_frames, Fal
 # What a row is about, how it puts its figures, and the recipes of each figure.
 ROWS: list[tuple[str, str, list[list[Recipe]]]] = [
     ("text, numbers in documents", "{}", [_TEXT_AND_NUMBERS]),
+    ("numbers in lists of one type", "{}", [[large("numbers"), large("bools")]]),
     ("arrays, maps and records of documents", "{}", [_CONTAINERS]),
     ("values that are nodes of their own: lists, tuples, maps, dicts", "{}", [_NODES]),
     ("numpy arrays", "{}", [[*map(beside, _ARRAYS)]]),

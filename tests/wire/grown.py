@@ -297,6 +297,7 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     ),
     "size": lambda n: message(record("SIZE", *range(n))),
     "numbers": lambda n: message(record("NUMBERS", "int8", bytes([200]) * n)),
+    "bools": lambda n: message(record("NUMBERS", "bool", b"\1" * n)),
     "lists of numbers": lambda n: message(
         [record("NUMBERS", "int32", i.to_bytes(4, "little")) for i in range(n)]
     ),

@@ -332,3 +332,22 @@ def test_a_scalar_node_is_a_structured_array_of_rank_0(child, numbers, values):
     groups = [(0, 0, 1, 1, 1)] if len(numbers) == 4 else []
     frames = message([Kind.SCALAR, child], numbers, values, groups, [bytes(8)])
     refused(frames, "bad_value")
+
+
+def test_fields_that_overlap_text_make_no_text_that_is_none():
+    """Each field is sound by itself; the second one is written over the first."""
+    fields = [["a", None, 0, "<U1"], ["b", None, 2, "<u4"]]
+    children = [[int(Kind.ARRAY), "<U1", 1], [int(Kind.ARRAY), "<u4", 1]]
+    schema = [int(Kind.FIELD_ARRAY), ["struct", 8, False, fields], 1, *children]
+    numbers = [1, 0, 0, 1, 0, 64, 1]
+    payload = [bytes(64) + b"\xff" * 4]
+    refused(message(schema, numbers, payload=payload), "bad_value")
+    assert decode(message(schema, numbers, payload=[bytes(68)]))["a"].tolist() == [""]
+
+
+def test_strided_nested_columns_have_the_dims_that_their_rows_agree_in():
+    grid = torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])
+    frames = encode(TensorDict({"a": grid}, [2, 2]))
+    assert decode(frames)["a"].size(1) == 2
+    assert open_wire(frames).to_tensordict().batch_size == (2, 2)
+    assert open_wire(frames)["a"].size(0) == 2

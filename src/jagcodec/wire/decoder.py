@@ -235,6 +235,7 @@ def _field_array(message: Message, node: Node) -> AnyArray:
         if column.dtype != array[name].dtype or column.shape != array[name].shape:
             raise bad(f"{array[name].dtype} for field {name!r}", column.dtype)
         array[name] = column
+    numpy_dtypes.check_text(array)  # fields may overlap
     return array
 
 

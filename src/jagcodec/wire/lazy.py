@@ -345,9 +345,7 @@ class WireBatch:
             leaf = leaf_of_rows(list(leaf))  # a column of a dict
         if not is_leaf(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
-        # A strided nested tensor has no shape to ask for.
-        nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
-        shape = [leaf.size(0)] if nested else list(leaf.shape[: len(self._rows)])
+        shape = _sizes(leaf, len(self._rows))
         if shape != self._rows:
             raise rows_differ(self._rows, shape)
         if chosen is None:
@@ -477,6 +475,19 @@ def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
     if not isinstance(error, WireFormatError):
         error = bad(f"rows of {node.kind.name}", error)
     return inside(error, name)
+
+
+def _sizes(leaf: Any, dims: int) -> list[int]:
+    """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
+        return list(leaf.shape[:dims])
+    sizes: list[int] = []
+    for dim in range(min(dims, leaf.dim())):
+        try:
+            sizes.append(leaf.size(dim))
+        except RuntimeError:  # rows differ in it
+            break
+    return sizes
 
 
 def meta_of(message: Message) -> dict[str, Any]:
