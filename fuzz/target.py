@@ -23,6 +23,7 @@ from scripts import SEEDS, START, Script, blob_of, frames_of
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
+from jagcodec.batch.joined import join_messages
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
 from jagcodec.wire.blobs import load
 from jagcodec.wire.decoder import decode
@@ -151,8 +152,14 @@ def _whole(message: Any) -> Any:
 
 
 def _chosen(message: Any) -> Any:
-    """Some rows of a batch; what cannot be chosen from may say so."""
+    """Some rows of a batch, alone and joined; what cannot be chosen from may say so."""
     batch = open_wire(message)
+    if not callable(message):
+        frames = [message] if isinstance(message, (bytes, bytearray)) else message
+        with suppress(ArgumentError):
+            twice = join_messages([frames, frames], "fuzz")
+            touch(twice.rows([0] * min(len(twice), 1)).to_tensordict())
+            touch(twice.to_tensordict())
     for name in batch.fields:
         _ = batch.schema[name]
         touch(batch.row_lengths(name))
