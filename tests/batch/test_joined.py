@@ -529,3 +529,36 @@ def test_columns_that_do_not_fit_are_refused():
             join_columns(one)
     with pytest.raises(WireFormatError, match="message 1: "):
         join_columns([first, [b"no message"]])
+
+
+# Parts
+
+
+@settings(max_examples=100)
+@given(jagged_batches(), st.data())
+def test_parts_are_the_messages_of_their_rows(batch, data):
+    """Bytes that are cut out of a message are what `encode` makes of the same rows."""
+    td = pack_jagged_fields(batch.fields, lengths=batch.lengths)
+    opened = open_wire(encode(td))
+    names = (
+        data.draw(st.lists(st.sampled_from(opened.fields), unique=True)) if opened.fields else []
+    )
+    if names:
+        opened, td = opened.select(names), td.select(*names)
+    whole = decode(encode(td))
+    start = data.draw(st.integers(0, len(opened)))
+    stop = data.draw(st.integers(start, len(opened)))
+    part = opened.rows(slice(start, stop))
+    found = [bytes(frame) for frame in part.to_frames()]
+    assert found == [bytes(frame) for frame in encode(select_rows(whole, slice(start, stop)))]
+
+
+def test_parts_of_all_sizes_are_cut_out():
+    many = [3, 0, 5, 5, 1, 5000, 2, 0, 4000, 5, 5]
+    td = expected([row_of(i, length) for i, length in enumerate(many)])
+    opened = open_wire(encode(td, meta={"step": 1}))
+    for parts in (1, 2, 3, 11):
+        for part, rows in zip(split_rows(opened, parts), split_rows(td, parts), strict=True):
+            frames = part.to_frames()
+            assert [bytes(f) for f in frames] == [bytes(f) for f in encode(rows, meta={"step": 1})]
+            assert_same(decode(frames), decode(encode(rows)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ from jagcodec.wire.message import Message, check_frames, open_frames, torch_dtyp
 from jagcodec.wire.records import bad, revived
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
+from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import Kind
 
 
@@ -251,13 +253,29 @@ class WireBatch:
         """
         if self._frames is not None:
             return [array.data.toreadonly() for array in self._frames]
-        message = self._message
+        message, chosen = self._message, self._chosen
+        if isinstance(chosen, range) and chosen:
+            slicer = self._slicer()
+            if slicer is not None:
+                return slicer.cut(chosen.start, chosen.stop)
         readable = message.to_read()
         batch = WireBatch(readable, self._nodes, self._rows, self._names, self._chosen)
         flat = len(self._rows) == 1 and self._names is None
         value: Any = batch._raw_columns() if flat else batch.to_tensordict()
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
         return encode(value, **options)
+
+    def _slicer(self) -> Slicer | None:
+        # Kept for the other parts of the message, of which there are often many.
+        message = self._message
+        if message.slicer is None or message.slicer[0] is not self._nodes:
+            slicer = None
+            if self.in_place() is not None and not self._beside:
+                with suppress(WireFormatError):  # to be raised by whoever reads the column
+                    slicer = slicer_of(message, self._nodes, self._rows[0])
+            message.slicer = self._nodes, slicer
+        found: Slicer | None = message.slicer[1]
+        return found
 
     def _raw_columns(self) -> Columns:
         """The columns as `encode` takes them, rows of documents unread."""

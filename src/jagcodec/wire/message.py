@@ -134,6 +134,8 @@ class Message:
         # The documents of the header, and which of them somebody has already.
         self._values = header.values
         self._given: set[int] = set()
+        # What cuts rows out of it, with the columns that it is for (see `slicing`).
+        self.slicer: tuple[Any, Any] | None = None
         # Rows chosen of a group, by the group and the identity of the choice, which is kept.
         self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
 

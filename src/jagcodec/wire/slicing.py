@@ -1,0 +1,157 @@
+"""A range of the rows of a message as a message of its own, made from its bytes.
+
+No value is built: what lies together in a message lies together in a part of it, so that a part is
+bytes cut out, and numbers that say where they are now. The frames are those that `encode` makes of
+the same rows. What is not that simple is left to `encode`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.header import write_header
+from jagcodec.wire.message import Message
+from jagcodec.wire.schema import Group, Node
+from jagcodec.wire.spec import ALIGNMENT, MAX_UNBACKED_ROWS, PLAIN, SMALL_BUFFER, Kind
+
+_GAPS = tuple(map(bytes, range(ALIGNMENT)))
+
+
+class _Column(NamedTuple):
+    """A column whose rows lie end to end.
+
+    Attributes:
+        data: Its bytes.
+        cell: Bytes of one cell, of a row of a rectangle, or 1 of documents.
+        offsets: Where rows begin, in cells; None of a rectangle.
+        numbers: Those of its cells' dims; None of documents.
+    """
+
+    data: memoryview
+    cell: int
+    offsets: list[int] | None
+    numbers: tuple[int, ...] | None
+
+
+class Slicer:
+    """The columns of one message, from which parts are cut out."""
+
+    def __init__(self, columns: list[_Column], tree: tuple[Any, ...], values: bytes) -> None:
+        """Use `slicer_of`."""
+        self._columns = columns
+        self._tree = tree
+        self._values = values
+
+    def cut(self, start: int, stop: int) -> list[Frame]:
+        """The frames of rows `start` to `stop`, of which there are some."""
+        rows = stop - start
+        numbers = [rows]
+        groups: list[Group] = []
+        group_of: dict[object, int] = {}
+        pieces: list[bytes | memoryview] = []
+        large: list[memoryview] = []
+        small = 0
+
+        def place(data: bytes | memoryview) -> tuple[int, int]:
+            nonlocal small
+            size = len(data)
+            if not size:
+                return 0, 0
+            if size >= SMALL_BUFFER:
+                large.append(memoryview(data))
+                return len(large), 0
+            offset = (small + 63) & -ALIGNMENT
+            pieces.append(_GAPS[offset - small])
+            pieces.append(data)
+            small = offset + size
+            return 0, offset
+
+        for data, cell, offsets, dims in self._columns:
+            if offsets is None:
+                numbers += place(data[start * cell : stop * cell])
+                numbers += (PLAIN, rows, *(dims or ()))
+                continue
+            first, last = offsets[start], offsets[stop]
+            numbers += place(data[first * cell : last * cell])
+            numbers.append(last - first if dims is None else PLAIN)
+            group = group_of.get(id(offsets))
+            if group is None:
+                own = tuple([offset - first for offset in offsets[start : stop + 1]])
+                group = group_of.get(own)
+                if group is None:
+                    group = group_of[own] = len(groups)
+                    lengths = [b - a for a, b in pairwise(own)]
+                    where = (0, 0)
+                    if rows > 1:
+                        where = place(struct.pack(f"<{rows + 1}q", *own))
+                    groups.append(Group(*where, rows, min(lengths), max(lengths)))
+                group_of[id(offsets)] = group
+            numbers.append(group)
+            if dims is not None:
+                numbers += (last - first, *dims)
+        buffers = [memoryview(bytearray().join(pieces)), *large] if small or large else []
+        sizes = [len(buffer) for buffer in buffers]
+        return [write_header(self._tree, numbers, self._values, groups, sizes, None), *buffers]
+
+
+def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
+    """What cuts rows out of these columns of a message in memory; None where that is not simple.
+
+    Raises:
+        WireFormatError: Offsets of rows are not offsets.
+    """
+    header = message.header
+    if rows > MAX_UNBACKED_ROWS or header.schema.values:
+        return None
+    offsets: dict[int, list[int]] = {}
+    columns: list[_Column] = []
+    for node in nodes.values():
+        column = _column(message, node, rows, offsets)
+        if column is None:
+            return None
+        columns.append(column)
+    nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
+    tree = (int(Kind.TENSORDICT), 1, None, tuple(nodes), *nodes_of)
+    return Slicer(columns, tree, header.packed_values)
+
+
+def _column(
+    message: Message, node: Node, rows: int, offsets: dict[int, list[int]]
+) -> _Column | None:
+    """A column from which rows can be cut out; None of any other."""
+    numbers, i = message.numbers, node.number
+    kind = node.kind
+    dims = message.shape(node)
+    if kind is Kind.TENSOR:
+        if not dims or dims[0] != rows or numbers[i + 2] != PLAIN:
+            return None
+        cell = math.prod(dims[1:]) * node.itemsize
+        data = message.payload.read(numbers[i], numbers[i + 1], rows * cell)
+        return _Column(data.data, cell, None, dims[1:])
+    if kind is not Kind.JAGGED and kind is not Kind.NON_TENSOR_ROWS:
+        return None
+    group = numbers[i + 3]
+    splits = message.row_splits(group)
+    known = offsets.setdefault(group, splits.host.tolist())
+    if kind is Kind.JAGGED:
+        wrong = node.fields[2] != 1 or numbers[i + 2] != PLAIN
+        if wrong or splits.rows != rows or dims[0] != splits.total:
+            return None
+        cell = math.prod(dims[1:]) * node.itemsize
+        data = message.payload.read(numbers[i], numbers[i + 1], splits.total * cell)
+        return _Column(data.data, cell, known, dims[1:])
+    if splits.rows != rows or numbers[i + 2] != splits.total:
+        return None
+    data = message.payload.read(numbers[i], numbers[i + 1], splits.total)
+    heads = data[np.minimum(splits.starts, len(data) - 1)] if len(data) else splits.lengths
+    # A row that is a message of its own lies at a multiple of 64, which it would not elsewhere.
+    if (((heads == 0) | (heads == ord("j"))) & (splits.lengths > 1)).any():
+        return None
+    return _Column(data.data, 1, known, None)
