@@ -32,6 +32,7 @@ from jagcodec.ragged.nested import (
     view_of,
 )
 from jagcodec.ragged.non_tensor import (
+    batch_of,
     fields_of,
     holds_rows,
     is_non_tensor,
@@ -107,6 +108,11 @@ def tensordict_like(leaves: Mapping[str, Any], rows: int, like: TensorDictBase) 
     """A TensorDict of other rows, with the dim names and the device of `like`."""
     # tensordict 0.10 cannot be given names, not even None, where there is a NonTensorStack.
     names = like.names if any(name is not None for name in like.names) else None
+    flat = not any(
+        isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in leaves.values()
+    )
+    if flat and names is None and like.device is None and like.batch_dims == 1:
+        return batch_of(dict(leaves), rows)
     return TensorDict(
         dict(leaves), batch_size=[rows, *like.batch_size[1:]], names=names, device=like.device
     )
