@@ -1,6 +1,7 @@
 """Several messages as one batch: rows one after the other, and columns side by side."""
 
 import pickle
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -562,3 +563,43 @@ def test_parts_of_all_sizes_are_cut_out():
             frames = part.to_frames()
             assert [bytes(f) for f in frames] == [bytes(f) for f in encode(rows, meta={"step": 1})]
             assert_same(decode(frames), decode(encode(rows)))
+
+
+@pytest.mark.parametrize("name", ["uint8", "float16", "float64", "uint16", "int2", "bits8"])
+def test_sparse_and_strided_nested_columns_of_every_dtype_are_joined(name):
+    """Which torch joins for few dtypes: here the bits are those of uint8, for which it does."""
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip("not in this torch")
+    size = dtype.itemsize
+    words = torch.arange(1, 13, dtype=torch.uint8).view(2, 2, 3)
+    for cells, indices, shape in (
+        (words, torch.tensor([[0, 2]]), (3, 2, 3)),
+        (words, torch.zeros(0, 2, dtype=torch.int64), (2, 3)),
+    ):
+        plain = torch.sparse_coo_tensor(indices, cells, shape, check_invariants=True)
+        wide = cells.repeat_interleave(size, -1).view(dtype)
+        leaf = torch.sparse_coo_tensor(indices, wide, shape, check_invariants=True)
+        td = TensorDict({"a": leaf}, [shape[0]])
+        found: Any = joined([td, td, td], "opened").to_tensordict()["a"]
+        whole = torch.cat([plain, plain, plain])
+        assert found.shape == whole.shape
+        assert torch.equal(found._indices(), whole._indices())
+        values = whole._values().repeat_interleave(size, -1)
+        assert torch.equal(found._values().view(torch.uint8), values)
+    if name not in ("int2", "bits8"):  # of which torch makes no nested tensors
+        nested = torch.nested.as_nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]).to(dtype)
+        td = TensorDict({"a": nested}, [2])
+        assert_same(joined([td, td], "opened")["a"].unbind(), nested.unbind() * 2)
+
+
+def test_a_batch_of_many_rows_without_bytes_is_joined_without_memory():
+    """As it is opened: 2**24 rows are one object."""
+    td = TensorDict({"a": NonTensorData("x", batch_size=[1 << 24])}, [1 << 24])
+    tracemalloc.start()
+    batch = joined([td, td])
+    picked = batch.rows([5, (1 << 24) + 7])
+    assert picked["a"].data == "x"
+    assert len(batch) == 1 << 25
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()

@@ -83,7 +83,12 @@ class _Composite(WireBatch):
         if self._device is None and self._dim_names is None and len(self._sizes) == 1:
             return batch_of(leaves, len(self))
         names: Any = self._dim_names
-        return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
+        try:
+            return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
+        except Exception as error:  # tensordict raises all kinds
+            raise WireFormatError(
+                "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
+            ) from error
 
     def to_frames(self) -> list[Frame]:
         value: Any = None
@@ -120,8 +125,7 @@ class Messages:
 
     Attributes:
         counts: (messages,) rows of each.
-        part: (all rows,) which message each row is of.
-        row: (all rows,) which row of it.
+        ends: (messages,) rows of it and of those before it.
         stacks: Those of one schema together, and the nodes of their columns; empty where columns
             have to be read from each message by itself.
         beside: Whether anything stands beside the batch in some of the messages.
@@ -138,8 +142,7 @@ class Messages:
         beside: bool = False,
     ) -> None:
         self.counts = counts
-        self.part = np.repeat(np.arange(len(counts)), counts)
-        self.row = np.arange(len(self.part)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.ends = np.cumsum(counts)
         self.stacks = stacks
         self._beside = beside
         self.buffers = tuple(frame for some in frames for frame in some)
@@ -171,6 +174,12 @@ class Messages:
                 if packed == NO_VALUES and not self._beside:
                     metas[i] = {}
         return [self.open_part(i).meta if meta is None else meta for i, meta in enumerate(metas)]
+
+    def find(self, rows: Chosen) -> tuple[IntArray, IntArray]:
+        """Which message each of these rows is of, and which row of it."""
+        index = np.asarray(rows, dtype=np.int64)
+        part = np.searchsorted(self.ends, index, side="right")
+        return part, index - (self.ends - self.counts)[part]
 
     def places(self, members: IntArray, buffer: IntArray, offset: IntArray) -> IntArray:
         """Bytes from the first frame of the first message on, as if all lay end to end."""
@@ -237,7 +246,8 @@ class JoinedRows(_Composite):
         chosen: Chosen | None,
         like: WireBatch | None,
     ) -> None:
-        super().__init__(fields, len(messages.part) if chosen is None else len(chosen), like)
+        rows = int(messages.counts.sum()) if chosen is None else len(chosen)
+        super().__init__(fields, rows, like)
         self._like = like
         self._messages = messages
         self._chosen = chosen
@@ -377,7 +387,8 @@ class JoinedRows(_Composite):
             return None
         lengths, begins, _ = rows
         known = self._splits.get(id(lengths))
-        picked: Any = self._chosen
+        index: Any = self._chosen
+        picked = index
         if isinstance(picked, range):
             picked = slice(picked.start, picked.stop)
         if known is None:
@@ -386,14 +397,14 @@ class JoinedRows(_Composite):
                 return None  # rows may repeat, and cells of no bytes may be many
             known = lengths, self._pool.unique(RowSplits.from_lengths(own))
             self._splits[id(lengths)] = known
-        starts = place[messages.part] + begins * cell
-        if picked is not None:
-            starts = starts[picked]
+        if picked is None:
+            starts = np.repeat(place, messages.counts) + begins * cell
+        else:
+            part, _ = messages.find(index)
+            starts = place[part] + begins[picked] * cell
         row_splits = known[1]
         shape = (row_splits.total, *inner)
-        return RaggedView(
-            messages.buffers, dtype, shape, 1, np.ascontiguousarray(starts), row_splits
-        )
+        return RaggedView(messages.buffers, dtype, shape, 1, starts, row_splits)
 
     def _rows_of_rectangles(
         self, dtype: torch.dtype, inner: tuple[int, ...], place: IntArray, rows: IntArray, cell: int
@@ -404,9 +415,9 @@ class JoinedRows(_Composite):
         if self._chosen is None:
             lengths, starts = rows, place
         else:
-            index = np.asarray(self._chosen, dtype=np.int64)
-            starts = place[messages.part[index]] + messages.row[index] * cell
-            lengths = np.ones(len(index), dtype=np.int64)
+            part, row = messages.find(self._chosen)
+            starts = place[part] + row * cell
+            lengths = np.ones(len(part), dtype=np.int64)
         splits = RowSplits.from_lengths(lengths)
         return RaggedView(messages.buffers, dtype, (splits.total, *inner), 1, starts, splits)
 
@@ -437,11 +448,10 @@ class JoinedRows(_Composite):
             ]
             order = None
         else:
-            index = np.asarray(self._chosen, dtype=np.int64)
-            order = np.argsort(messages.part[index], kind="stable")
-            index = index[order]
-            parts, begins = np.unique(messages.part[index], return_index=True)
-            rows = np.split(messages.row[index], begins[1:]) if len(parts) else []
+            part_of, row = messages.find(self._chosen)
+            order = np.argsort(part_of, kind="stable")
+            parts, begins = np.unique(part_of[order], return_index=True)
+            rows = np.split(row[order], begins[1:]) if len(parts) else []
             wanted = list(zip(parts.tolist(), rows, strict=True))
             if (order[:-1] < order[1:]).all():
                 order = None

@@ -24,7 +24,13 @@ from tensordict import (
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import as_words, cat_bits
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import (
+    is_jagged,
+    nested_tensor,
+    strided_nested,
+    strided_parts,
+    view_of,
+)
 from jagcodec.ragged.non_tensor import (
     LIST_TYPES,
     dim_names,
@@ -35,7 +41,13 @@ from jagcodec.ragged.non_tensor import (
     rows_of_leaf,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import Chosen, lazy_stack_like, select_view, tensordict_like
+from jagcodec.ragged.select import (
+    Chosen,
+    concat_sparse,
+    lazy_stack_like,
+    select_view,
+    tensordict_like,
+)
 from jagcodec.ragged.select import select_leaf as select_tensordict_leaf
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
@@ -204,6 +216,11 @@ def _concat_tensors(leaves: Sequence[torch.Tensor], pool: RowSplitsPool, path: s
         joined = _concat_views(views, pool, path)
         return nested_tensor(values_of(joined), joined.row_splits, joined.ragged_dim)
     if first.is_nested:
+        parts = [strided_parts(leaf) for leaf in leaves]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts) and len({shapes.shape[1] for _, shapes in known}) == 1:
+            cells = cat_bits([cells for cells, _ in known], 0)
+            return strided_nested(cells, np.concatenate([shapes for _, shapes in known]))
         members = [member for leaf in leaves for member in leaf.unbind()]
         _check_equal([member.dim() for member in members], "number of dims", path)
         return torch.nested.as_nested_tensor(
@@ -213,7 +230,8 @@ def _concat_tensors(leaves: Sequence[torch.Tensor], pool: RowSplitsPool, path: s
     if first.layout is torch.strided:
         return cat_bits(leaves, 0)
     if first.layout is torch.sparse_coo:
-        return torch.cat(list(leaves))
+        _check_equal([leaf.sparse_dim() for leaf in leaves], "number of sparse dims", path)
+        return concat_sparse(leaves)
     raise ArgumentError(
         "bad_option", path, f"expected columns whose rows can be joined, found a {first.layout}"
     )

@@ -6,7 +6,7 @@ nothing here asks it to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -194,6 +194,34 @@ def _select_sparse(leaf: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     size = (len(index), *leaf.shape[1:])
     options["is_coalesced"] = picked.is_coalesced()
     return torch.sparse_coo_tensor(picked._indices(), values, size, **options)
+
+
+def concat_sparse(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``torch.cat(leaves)`` of COO tensors, which torch has for few dtypes, for every dtype."""
+    first = leaves[0]
+    if any(leaf.requires_grad for leaf in leaves):
+        return torch.cat(list(leaves))
+    bases = np.cumsum([0, *(leaf.shape[0] for leaf in leaves)]).tolist()
+    indices = torch.cat([leaf._indices() for leaf in leaves], 1)
+    parts = [as_words(leaf._values()) for leaf in leaves]
+    if first.sparse_dim():
+        words = torch.cat(parts)
+    else:  # rows are a dim of the values, in each of which the others are 0
+        words = parts[0].new_zeros(indices.shape[1], bases[-1], *parts[0].shape[2:])
+    end = 0
+    for base, part in zip(bases, parts, strict=False):
+        begin, end = end, end + len(part)
+        if first.sparse_dim():
+            indices[0, begin:end] += base
+        else:
+            words[begin:end, base : base + part.shape[1]] = part
+    return torch.sparse_coo_tensor(
+        indices,
+        from_words(words, first.dtype),
+        (bases[-1], *first.shape[1:]),
+        is_coalesced=all(leaf.is_coalesced() for leaf in leaves),
+        check_invariants=False,
+    )
 
 
 def _select_objects(leaf: Any, chosen: Chosen) -> Any:
