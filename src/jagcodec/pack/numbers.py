@@ -105,13 +105,14 @@ def misfits(tensor: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[np.bool_]:
     if tensor.dtype.is_floating_point:
         if not dtype.is_floating_point:
             return np.ones(tuple(tensor.shape), dtype=np.bool_)
-        return (tensor.to(dtype).isinf() & tensor.isfinite()).cpu().numpy()
+        return np.asarray((tensor.to(dtype).isinf() & tensor.isfinite()).cpu())
     numbers: npt.NDArray[Any] = tensor.cpu().numpy()
     if dtype.is_floating_point or dtype.is_complex:
         wide = tensor.to(dtype.to_real()).double().cpu().numpy()
         low, high = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
         inside = (wide >= low) & (wide < float(high) + 1)
-        return ~inside | (np.where(inside, wide, 0).astype(numbers.dtype) != numbers)
+        back = np.where(inside, wide, 0).astype(numbers.dtype)
+        return np.asarray(~inside | (back != numbers))
     least, most = (0, 1) if dtype == torch.bool else _ends(dtype)
     large = numbers > min(most, np.iinfo(numbers.dtype).max)
     small = numbers < max(least, np.iinfo(numbers.dtype).min)
