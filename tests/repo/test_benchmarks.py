@@ -8,9 +8,10 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks import before, before_values, costs, house, limits, small, trips
+from benchmarks import before, before_values, costs, house, limits, rows, small, trips
 from benchmarks.bars import bars
 from benchmarks.shapes import PADS, SMALL, Batch, Case, make_batch, make_small_batch
+from jagcodec import pack_rows
 
 EXTRAS = {"rows", "safetensors", "arrow"}  # need packages that only `make bench` installs
 BATCH = make_batch(Case("lognormal", 16, 64).lengths())
@@ -124,6 +125,40 @@ def test_functions_of_the_package_are_counted_and_no_others(tmp_path):
     exec(compile(file.read_text(), str(file), "exec"), names)
     assert costs.functions_entered(names["outer"], tmp_path) == 5
     assert costs.functions_entered(names["outer"], tmp_path / "elsewhere") == 0
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error::jagcodec.JagcodecWarning")
+def test_rows_are_measured_beside_what_producers_use(tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    assert rows.main(["--seconds=0", "--rows=16", f"--json={file}"]) == 0
+    found = json.loads(file.read_text())["parts"]
+    assert list(found) == list(rows.PARTS)
+    assert all(each["rounds"] >= 3 for each in found.values())
+    lines = [line for each in found.values() for line in each["lines"].values()]
+    assert all(0 < line["lowest"] <= line["median"] <= line["highest"] for line in lines)
+    assert sum(line["asked"] is not None for line in lines) == 10
+    printed = capsys.readouterr().out
+    assert "materialize / pad_sequence" in printed
+    assert printed.count("asked") == 10
+
+
+def test_rows_that_lose_a_cell_end_the_run():
+    samples = rows.make_samples(2)
+    batch = rows.padded(samples)
+    with pytest.raises(SystemExit, match="VERIFICATION FAILED: trip: reward"):
+        rows.same_columns({**batch, "reward": batch["reward"] + 1}, batch, "trip")
+    with pytest.raises(SystemExit, match="VERIFICATION FAILED: trip: input_ids"):
+        rows.same_row(pack_rows(samples[:1]), {**samples[0], "input_ids": np.ones(3)}, "trip")
+
+
+@pytest.mark.parametrize("given", ["", "lists,rows"])
+def test_a_part_of_no_name_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        rows.main([f"--only={given}"])
+    assert "expected some of lists, one_row" in capsys.readouterr().err
 
 
 # --- house -------------------------------------------------------------------------------------

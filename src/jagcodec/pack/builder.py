@@ -126,8 +126,8 @@ class RowBuilder:
             for name, chunk in chunks.items():
                 path = f"{where}({name!r})"
                 column = self._columns.get(name) or _Column(None)
-                dtype = column.dtype or dtype_of(chunk, path)
-                cells = cells_of(chunk, dtype or torch.float32, path)
+                dtype = column.dtype or dtype_of(chunk)
+                cells = cells_of(chunk, dtype or torch.float32, path, name)
                 tokens = fill if chunk.is_scalar else len(cells)
                 if chunk.is_empty:
                     dtype = None
@@ -149,7 +149,7 @@ class RowBuilder:
         """How many tokens a number stands for."""
         if not any(chunk.is_scalar for chunk in chunks.values()):
             return 0
-        tokens = {name: len(x.numbers) for name, x in chunks.items() if not x.is_scalar}
+        tokens = {name: x.shape[0] for name, x in chunks.items() if not x.is_scalar}
         counted = {name: n for name, n in tokens.items() if self._is_counted(name)} or tokens
         if not counted:
             return 1
@@ -250,6 +250,7 @@ class RowBuilder:
         checksum: bool = False,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
+        meta: Mapping[Any, Any] | None = None,
     ) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
@@ -258,6 +259,7 @@ class RowBuilder:
             checksum: As for `encode`.
             allow_pickle: As for `encode`.
             default: As for `encode`, of values.
+            meta: As for `encode`; the row itself keeps nothing of it.
 
         Returns:
             Frames, as `encode` returns them. Per-token columns are jagged ones. A number or a
@@ -277,6 +279,7 @@ class RowBuilder:
                 checksum=checksum,
                 allow_pickle=allow_pickle,
                 default=default,
+                meta=meta,
             )
         )
 
@@ -293,6 +296,7 @@ class RowBuilder:
 
         Returns:
             A row with the jagged columns, copied, as per-token ones, and the others as values.
+            Nothing is kept of the message's `meta`: pass it to `to_frames` again.
 
         Raises:
             ArgumentError: It has not one row, jagged columns of `same_length` differ in their
@@ -320,7 +324,7 @@ class RowBuilder:
                         f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}",
                     )
                 (values,) = gathered([leaf])
-                cells = cells_of(numbers_of(values, path), leaf.dtype, path)
+                cells = cells_of(numbers_of(values, path), leaf.dtype, path, name)
                 column = row._columns[name] = _Column(leaf.dtype)
                 column.reserve(leaf.dtype, cells, len(cells))
                 column.extend(cells, len(cells))
