@@ -383,6 +383,14 @@ def test_frames_take_the_options_of_encode():
     assert sizes[1] * 4 < sizes[0]
 
 
+def test_meta_is_that_of_one_message():
+    row = grown()
+    frames = row.to_frames(meta={"step": 3})
+    assert open_wire(frames).meta == {"step": 3}
+    assert open_wire(row.to_frames()).meta == {}
+    assert open_wire(RowBuilder.from_message(frames).to_frames()).meta == {}
+
+
 def test_a_large_snapshot_is_not_changed_by_what_follows():
     row = RowBuilder()
     row.append(x=np.arange(10_000))

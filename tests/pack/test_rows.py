@@ -266,6 +266,19 @@ def test_a_message_may_go_to_memory():
     assert decode(encode_rows([{"a": ValueError("x")}], default=repr))["a"] == ["ValueError('x')"]
 
 
+def test_meta_travels_beside_the_rows():
+    rows = {"ids": [[1], [2, 3]]}
+    meta = {"step": 3, "version": ("a", 1)}
+    frames = encode_rows(rows, meta=meta)
+    assert [bytes(f) for f in frames] == [bytes(f) for f in encode(pack_rows(rows), meta=meta)]
+    assert open_wire(frames).meta == meta
+    target = bytearray(4096)
+    assert open_wire(target[: encode_rows(rows, meta=meta, out=target)]).meta == meta
+    assert open_wire(encode_rows(rows)).meta == {}
+    with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
+        encode_rows(rows, meta=[1])  # type: ignore[call-overload]
+
+
 def test_a_mapping_of_many_kinds_of_columns():
     td = TensorDict({"x": torch.arange(4).view(2, 2), "tag": ["a", "b"]}, batch_size=[2])
     batch = both(td)

@@ -250,6 +250,7 @@ class RowBuilder:
         checksum: bool = False,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
+        meta: Mapping[Any, Any] | None = None,
     ) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
@@ -258,6 +259,7 @@ class RowBuilder:
             checksum: As for `encode`.
             allow_pickle: As for `encode`.
             default: As for `encode`, of values.
+            meta: As for `encode`; the row itself keeps nothing of it.
 
         Returns:
             Frames, as `encode` returns them. Per-token columns are jagged ones. A number or a
@@ -277,6 +279,7 @@ class RowBuilder:
                 checksum=checksum,
                 allow_pickle=allow_pickle,
                 default=default,
+                meta=meta,
             )
         )
 
@@ -293,6 +296,7 @@ class RowBuilder:
 
         Returns:
             A row with the jagged columns, copied, as per-token ones, and the others as values.
+            Nothing is kept of the message's `meta`: pass it to `to_frames` again.
 
         Raises:
             ArgumentError: It has not one row, jagged columns of `same_length` differ in their

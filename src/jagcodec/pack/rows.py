@@ -91,6 +91,7 @@ def encode_rows(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
 ) -> list[Frame]: ...
 
 
@@ -106,6 +107,7 @@ def encode_rows(
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
+    meta: Mapping[Any, Any] | None = ...,
 ) -> int: ...
 
 
@@ -120,16 +122,18 @@ def encode_rows(
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
+    meta: Mapping[Any, Any] | None = None,
 ) -> list[Frame] | int:
     """Rows straight to a message: no tensor and no TensorDict in between.
 
     Example:
-        >>> from jagcodec import decode, encode_rows
-        >>> frames = encode_rows({"ids": [[5, 6], [7, 8, 9]], "reward": [0.0, 1.0]})
-        >>> decode(frames)["ids"].values().tolist()
-        [5, 6, 7, 8, 9]
+        >>> from jagcodec import decode, encode_rows, open_wire
+        >>> rows = {"ids": [[5, 6], [7, 8, 9]], "reward": [0.0, 1.0]}
+        >>> frames = encode_rows(rows, meta={"step": 3})
+        >>> decode(frames)["ids"].values().tolist(), open_wire(frames).meta
+        ([5, 6, 7, 8, 9], {'step': 3})
 
-    The message is, byte for byte, that of ``encode(pack_rows(...))``.
+    The message is, byte for byte, that of ``encode(pack_rows(...), ...)`` with the same options.
 
     Args:
         rows: As for `pack_rows`.
@@ -142,6 +146,7 @@ def encode_rows(
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
+        meta: As for `encode`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Of one row that is
@@ -159,6 +164,7 @@ def encode_rows(
         checksum=checksum,
         allow_pickle=allow_pickle,
         default=default,
+        meta=meta,
     )
     if out is None:
         return frames_of(message)
