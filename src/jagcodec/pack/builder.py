@@ -126,8 +126,8 @@ class RowBuilder:
             for name, chunk in chunks.items():
                 path = f"{where}({name!r})"
                 column = self._columns.get(name) or _Column(None)
-                dtype = column.dtype or dtype_of(chunk, path)
-                cells = cells_of(chunk, dtype or torch.float32, path)
+                dtype = column.dtype or dtype_of(chunk)
+                cells = cells_of(chunk, dtype or torch.float32, path, name)
                 tokens = fill if chunk.is_scalar else len(cells)
                 if chunk.is_empty:
                     dtype = None
@@ -149,7 +149,7 @@ class RowBuilder:
         """How many tokens a number stands for."""
         if not any(chunk.is_scalar for chunk in chunks.values()):
             return 0
-        tokens = {name: len(x.numbers) for name, x in chunks.items() if not x.is_scalar}
+        tokens = {name: x.shape[0] for name, x in chunks.items() if not x.is_scalar}
         counted = {name: n for name, n in tokens.items() if self._is_counted(name)} or tokens
         if not counted:
             return 1
@@ -324,7 +324,7 @@ class RowBuilder:
                         f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}",
                     )
                 (values,) = gathered([leaf])
-                cells = cells_of(numbers_of(values, path), leaf.dtype, path)
+                cells = cells_of(numbers_of(values, path), leaf.dtype, path, name)
                 column = row._columns[name] = _Column(leaf.dtype)
                 column.reserve(leaf.dtype, cells, len(cells))
                 column.extend(cells, len(cells))

@@ -13,6 +13,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, resolved
+from jagcodec.pack.numbers import CODES, DEFAULTS, filled, misfits, refusal
 
 Cells = npt.NDArray[Any]
 
@@ -21,21 +22,24 @@ class Chunk(NamedTuple):
     """Numbers that are to become cells.
 
     Attributes:
-        numbers: (n, ...), or () for one number; a tensor if numpy has not its dtype.
-        is_scalar: Whether it is one number.
+        numbers: An array, a tensor if numpy has not its dtype, or a flat list of Python's numbers.
+        shape: (n, ...), or () for one number.
         is_typed: Whether its dtype was somebody's choice, and not that of Python's numbers.
-        ints: Which of the numbers were ints, where others were floats.
     """
 
-    numbers: Cells | torch.Tensor
-    is_scalar: bool
+    numbers: Cells | torch.Tensor | list[Any]
+    shape: tuple[int, ...]
     is_typed: bool
-    ints: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one number."""
+        return not self.shape
 
     @property
     def is_empty(self) -> bool:
         """Whether it says neither a dtype nor the shape of a token."""
-        return not self.is_typed and not self.is_scalar and self.numbers.shape[0] == 0
+        return not self.is_typed and self.shape[:1] == (0,)
 
 
 _ARRAY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
@@ -76,11 +80,11 @@ def numbers_of(value: Any, path: str) -> Chunk:
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind not in "biufc" or value.dtype.newbyteorder("=") not in _TORCH_DTYPES:
             raise _no_numbers(path, f"an array of dtype {value.dtype}")
-        return Chunk(np.asarray(value, value.dtype.newbyteorder("=")), value.ndim == 0, True)
+        return Chunk(np.asarray(value, value.dtype.newbyteorder("=")), value.shape, True)
     if isinstance(value, (list, tuple, range)):
         return _of_list(list(value), path)
     if type(value) in _NUMBERS:
-        return Chunk(_python_numbers([value], path).reshape(()), True, False)
+        return Chunk([value], (), False)
     raise _no_numbers(path, f"a {type(value).__name__}")
 
 
@@ -93,7 +97,7 @@ def _of_array(value: array.array[Any], path: str) -> Chunk:
     wide = _AS_IN_LISTS.get(numbers.dtype.kind)
     if wide is None:
         raise _no_numbers(path, f"an array of typecode {value.typecode!r}")
-    return Chunk(numbers.astype(wide), False, False)
+    return Chunk(numbers.astype(wide), numbers.shape, False)
 
 
 _AS_IN_LISTS = {"i": np.int64, "u": np.uint64, "f": np.float64}
@@ -106,7 +110,7 @@ def _of_tensor(tensor: torch.Tensor, path: str) -> Chunk:
         raise _no_numbers(path, f"a tensor of {tensor.dtype}")
     host = resolved(tensor.detach().cpu())
     numbers = host.numpy() if host.dtype in _ARRAY_DTYPES else host
-    return Chunk(numbers, tensor.dim() == 0, True)
+    return Chunk(numbers, tuple(tensor.shape), True)
 
 
 def _of_list(items: list[Any], path: str) -> Chunk:
@@ -115,28 +119,23 @@ def _of_list(items: list[Any], path: str) -> Chunk:
         items = [item.item() if isinstance(item, np.generic) else item for item in items]
         types = set(map(type, items))
     if types <= _NUMBERS:
-        ints = None
-        if float in types and int in types:
-            ints = np.array([type(item) is int for item in items])
-        return Chunk(_python_numbers(items, path), False, False, ints)
+        return Chunk(items, (len(items),), False)
     if all(issubclass(kind, (torch.Tensor, np.ndarray)) for kind in types):
         parts = [numbers_of(item, f"{path}[{i}]") for i, item in enumerate(items)]
         return _stacked(parts, path)
     if types <= {list, tuple}:
         _check_equal([len(item) for item in items], path)
         inner = _of_list(list(itertools.chain.from_iterable(items)), path)
-        shape = len(items), len(items[0]), *inner.numbers.shape[1:]
-        ints = None if inner.ints is None else inner.ints.reshape(shape)
-        return Chunk(inner.numbers.reshape(shape), False, inner.is_typed, ints)
+        return inner._replace(shape=(len(items), len(items[0]), *inner.shape[1:]))
     i = next(i for i, item in enumerate(items) if type(item) not in _NUMBERS)
     raise _no_numbers(f"{path}[{i}]", brief(items[i]))
 
 
 def _stacked(parts: Sequence[Chunk], path: str) -> Chunk:
     """One array or tensor per token."""
-    first = parts[0].numbers
-    for i, part in enumerate(parts):
-        found = part.numbers
+    first: Any = parts[0].numbers
+    numbers: list[Any] = [part.numbers for part in parts]
+    for i, found in enumerate(numbers):
         if found.shape != first.shape or found.dtype != first.dtype:
             raise ArgumentError(
                 "bad_shape",
@@ -144,10 +143,8 @@ def _stacked(parts: Sequence[Chunk], path: str) -> Chunk:
                 f"expected {first.dtype} of shape {tuple(first.shape)} like the one before, found "
                 f"{found.dtype} of shape {tuple(found.shape)}",
             )
-    numbers: Any = [part.numbers for part in parts]
-    if isinstance(first, np.ndarray):
-        return Chunk(np.stack(numbers), False, True)
-    return Chunk(torch.stack(numbers), False, True)
+    stacked = np.stack(numbers) if isinstance(first, np.ndarray) else torch.stack(numbers)
+    return Chunk(stacked, tuple(stacked.shape), True)
 
 
 def _check_equal(lengths: list[int], path: str) -> None:
@@ -160,50 +157,23 @@ def _check_equal(lengths: list[int], path: str) -> None:
             )
 
 
-def _python_numbers(items: list[Any], path: str) -> Cells:
-    """Python's numbers as booleans, int64, uint64 or float64; none of them rounded."""
-    types = set(map(type, items))
-    if types == {bool}:
-        return np.array(items, dtype=np.bool_)
-    if float in types:
-        if types != {float}:
-            for i, item in enumerate(items):
-                if type(item) is int and not (-(1 << 63) <= item < 1 << 63 and float(item) == item):
-                    raise _not_held(f"{path}[{i}]", item, torch.float64)
-        return np.array(items, dtype=np.float64)
-    for dtype in (np.int64, np.uint64):
-        try:
-            return np.array(items, dtype=dtype)
-        except OverflowError:
-            continue
-    i = next(i for i, item in enumerate(items) if not -(1 << 63) <= item < 1 << 63)
-    raise _not_held(f"{path}[{i}]", items[i], torch.int64)
-
-
 # --- numbers as cells --------------------------------------------------------------------------
 
 
-def dtype_of(chunk: Chunk, path: str) -> torch.dtype | None:
+def dtype_of(chunk: Chunk) -> torch.dtype | None:
     """The dtype of a column that begins with a chunk; None if an empty list does not say it."""
     numbers = chunk.numbers
+    if isinstance(numbers, list):
+        kinds = set(map(type, numbers))
+        return next((DEFAULTS[kind] for kind in (float, int, bool) if kind in kinds), None)
     if isinstance(numbers, torch.Tensor):
         return numbers.dtype
     if chunk.is_typed:
         return _TORCH_DTYPES[numbers.dtype]
-    if not numbers.size and not chunk.is_scalar:
-        return None
-    if numbers.dtype == np.uint64:
-        large = numbers.reshape(-1) >> 63
-        if large.any():
-            number = numbers.reshape(-1)[int(np.argmax(large))].item()
-            raise _not_held(path, number, torch.int64)
-    return _OF_NUMBERS[numbers.dtype.kind]
+    return None if chunk.is_empty else DEFAULTS[float if numbers.dtype.kind == "f" else int]
 
 
-_OF_NUMBERS = {"b": torch.bool, "i": torch.int64, "u": torch.int64, "f": torch.float32}
-
-
-def cells_of(chunk: Chunk, dtype: torch.dtype, path: str) -> Cells:
+def cells_of(chunk: Chunk, dtype: torch.dtype, path: str, name: str) -> Cells:
     """The numbers of a chunk as cells of a dtype: an array of it, or of its bits.
 
     Raises:
@@ -211,6 +181,8 @@ def cells_of(chunk: Chunk, dtype: torch.dtype, path: str) -> Cells:
         ArgumentTypeError: They are of a kind that the dtype has not, such as floats of integers.
     """
     numbers = chunk.numbers
+    if isinstance(numbers, list):
+        return _of_python(numbers, dtype, path, name).reshape(chunk.shape)
     if isinstance(numbers, torch.Tensor):
         if dtype == numbers.dtype:
             return _bits(numbers, dtype)
@@ -218,23 +190,50 @@ def cells_of(chunk: Chunk, dtype: torch.dtype, path: str) -> Cells:
     target = _ARRAY_DTYPES.get(dtype)
     if target is not None and target == numbers.dtype:  # numpy takes None for float64
         return numbers
-    if not numbers.size:
-        nothing: Cells = as_dtype(numbers, dtype, path, bits=True)
-        return nothing
     source, kind = numbers.dtype.kind, _kind(dtype)
-    if source in "fc" and _ORDER.index(source) > _ORDER.index(kind):
+    if numbers.size and source in "fc" and _ORDER.index(source) > _ORDER.index(kind):
         raise ArgumentTypeError(
             "bad_dtype",
             path,
             f"expected {dtype} like the column, found {_TORCH_DTYPES[numbers.dtype]}; give the "
             "column another dtype with RowBuilder(dtypes=...)",
         )
-    cells: Cells = as_dtype(numbers, dtype, path, bits=True)
     if source in "iu":
-        _check_exact(numbers, cells, dtype, path)
-    elif chunk.ints is not None:
-        _check_exact(numbers[chunk.ints].astype(np.int64), cells[chunk.ints], dtype, path)
+        wrong = misfits(torch.from_numpy(np.array(numbers)), dtype)
+        if wrong.any():
+            number = numbers.reshape(-1)[int(np.argmax(wrong.reshape(-1)))].item()
+            raise refusal(path, number, dtype, name)
+    cells: Cells = as_dtype(numbers, dtype, path, bits=True)
     return cells
+
+
+def _of_python(items: list[Any], dtype: torch.dtype, path: str, name: str) -> Cells:
+    """Python's numbers as cells: False and True are 0 and 1, too large fractions infinite."""
+    if dtype in CODES:
+        cells, bad = filled([items], (len(items),), dtype)
+        if bad is None:
+            return _bits(cells, dtype) if isinstance(cells, torch.Tensor) else cells
+        item = items[bad[1]]
+        if dtype == torch.bool:
+            for item in items:
+                if type(item) is float or item not in (0, 1):
+                    raise refusal(path, item, dtype, name)
+            return np.array(items, dtype=np.bool_)
+        if type(item) is bool:
+            return _of_python([+item for item in items], dtype, path, name)
+        if type(item) is int or not dtype.is_floating_point:
+            raise refusal(path, item, dtype, name)
+    items = [+item for item in items]  # False and True as ints
+    wide, bad = filled([items], (len(items),), torch.float64)
+    if bad is not None:
+        raise refusal(path, items[bad[1]], dtype, name)
+    narrow: Cells = as_dtype(wide, dtype, path, bits=True)
+    made = tensor_over(narrow, dtype)
+    back: Cells = narrow if made is None else made.to(torch.float64).numpy()
+    for item, same in zip(items, (back == wide).tolist(), strict=True):
+        if type(item) is int and not same:
+            raise refusal(path, item, dtype, name)
+    return narrow
 
 
 # What may become what: each kind those behind it. Signed and unsigned integers are one, and
@@ -245,27 +244,6 @@ _ORDER = "biufc"
 def _kind(dtype: torch.dtype) -> str:
     target = _ARRAY_DTYPES.get(dtype)
     return "f" if target is None else target.kind
-
-
-def _check_exact(numbers: Cells, cells: Cells, dtype: torch.dtype, path: str) -> None:
-    """Refuse integers that became others."""
-    made = tensor_over(np.ascontiguousarray(cells), dtype)
-    back = cells if made is None else made.to(torch.float64).numpy()
-    kind = back.dtype.kind
-    if kind in "biu":
-        # Both as wide as can be, and a number below 0 is none beyond 2**63.
-        same = (back.astype(np.uint64) == numbers.astype(np.uint64)) & ((back < 0) == (numbers < 0))
-    else:
-        real = back.real.astype(np.float64)
-        # A float that is not finite, or beyond all integers, is none.
-        wide, bound = (np.uint64, 2.0**64) if numbers.dtype.kind == "u" else (np.int64, 2.0**63)
-        inside = (real < bound) & (real >= -bound)
-        whole = np.where(inside, real, 0).astype(wide)
-        same = inside & (whole == numbers)
-    if same.all():
-        return
-    number = numbers.reshape(-1)[int(np.argmin(same.reshape(-1)))].item()
-    raise _not_held(path, number, dtype)
 
 
 def as_dtype(
@@ -296,7 +274,7 @@ def tensor_over(cells: Cells, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _bits(tensor: torch.Tensor, dtype: torch.dtype) -> Cells:
-    cells: Cells = tensor.view(_WORDS[dtype][1]).numpy()
+    cells: Cells = (tensor.view(_WORDS[dtype][1]) if dtype in _WORDS else tensor).numpy()
     return cells
 
 
@@ -309,10 +287,4 @@ def _no_numbers(path: str, found: str) -> ArgumentTypeError:
         path,
         f"expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
         f"found {found}",
-    )
-
-
-def _not_held(path: str, number: Any, dtype: torch.dtype) -> ArgumentError:
-    return ArgumentError(
-        "bad_dtype", path, f"expected numbers that {dtype} holds exactly, found {brief(number)}"
     )

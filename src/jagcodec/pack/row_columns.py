@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from jagcodec import cells
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, plain_arrays
+from jagcodec.pack.numbers import (
+    CODES,
+    default_dtype,
+    filled,
+    misfits,
+    plain_number,
+    refusal,
+)
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import TORCH_NAMES
@@ -42,38 +47,10 @@ class Wanted:
 ANYTHING = Wanted()
 
 
-class _Code(NamedTuple):
-    """How the numbers of lists become cells: as `cells.fill` takes them."""
-
-    code: str
-    dtype: np.dtype[Any]
-    precision: int
-
-
-# float16 and bfloat16 by way of float32, as torch rounds Python's floats.
-_CODES: dict[torch.dtype, _Code] = {
-    getattr(torch, name): _Code(code, np.dtype(stored), precision)
-    for name, code, stored, precision in (
-        ("bool", "?", "bool", 0),
-        ("int8", "b", "int8", 0),
-        ("int16", "h", "int16", 0),
-        ("int32", "i", "int32", 0),
-        ("int64", "q", "int64", 0),
-        ("uint8", "B", "uint8", 0),
-        ("uint16", "H", "uint16", 0),
-        ("uint32", "I", "uint32", 0),
-        ("uint64", "Q", "uint64", 0),
-        ("bfloat16", "f", "float32", 8),
-        ("float16", "f", "float32", 11),
-        ("float32", "f", "float32", 24),
-        ("float64", "d", "float64", 53),
-    )
-}
-_DEFAULTS = {bool: torch.bool, int: torch.int64, float: torch.float32}
 _TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
 _IN_TORCH = {
     **_TORCH_DTYPES,
-    **{code.dtype: dtype for dtype, code in _CODES.items() if code[0] in "HIQ"},
+    **{code.dtype: dtype for dtype, code in CODES.items() if code[0] in "HIQ"},
 }
 
 # What a row is, by its type.
@@ -107,18 +84,6 @@ def _is_tensor_of_numbers(row: Any) -> bool:
     if isinstance(row, array):
         return row.typecode not in "uw"
     return row.dtype.newbyteorder("=") in _IN_TORCH or row.dtype.name in ("complex64", "complex128")
-
-
-def plain_number(item: Any) -> Any:
-    """An int, float or bool that is exactly an item which counts as one; None if none is."""
-    if isinstance(item, np.generic) or (
-        isinstance(item, (np.ndarray, torch.Tensor)) and item.ndim == 0
-    ):
-        return item.item()
-    try:
-        return operator.index(item)
-    except TypeError:
-        return None
 
 
 class RowColumns:
@@ -208,7 +173,7 @@ class RowColumns:
 
     def _numbers(self, name: str, rows: Sequence[Any], wanted: Wanted) -> Any:
         """One number per row: a column (N,)."""
-        dtype = wanted.dtype or _default(rows[0])
+        dtype = wanted.dtype or default_dtype(rows[0])
         values = self._filled(name, [rows], (len(rows),), dtype, None)
         return _as_array(values)
 
@@ -221,28 +186,17 @@ class RowColumns:
         cell: int | None,
     ) -> Any:
         """The cells of rows of numbers. `cell`: numbers of one cell; None: rows are numbers."""
-        how = _CODES.get(dtype)
-        if how is None:
+        if dtype not in CODES:
             raise ArgumentTypeError(
                 "bad_dtype",
                 f"{self._where}({name!r})",
                 f"expected a dtype that Python's numbers can have, found {dtype}; make the rows "
                 "tensors",
             )
-        values = np.empty(sum(lengths), dtype=how.dtype)
-        sizes = np.array(lengths, dtype=np.int64)
         try:
-            bad = cells.fill(rows, sizes, values, how.code, how.precision, plain_number)
+            values, bad = filled(rows, lengths, dtype)
         except (ValueError, IndexError) as error:
             raise ArgumentError("row_mismatch", f"{self._where}({name!r})", str(error)) from error
-        if bad is None and how.dtype.itemsize != dtype.itemsize:
-            rounded = torch.from_numpy(values).to(dtype)
-            infinite = rounded.isinf().numpy() & np.isfinite(values)
-            if not infinite.any():
-                return rounded
-            at = int(np.argmax(infinite))
-            row = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
-            bad = row, at - int(sizes[:row].sum())
         if bad is not None:
             row, index = bad
             # One number per row, or the rows themselves.
@@ -252,27 +206,11 @@ class RowColumns:
     def _refuse(self, name: str, row: int, item: Any, dtype: torch.dtype) -> NoReturn:
         """Say why a number is none of a column's."""
         path = f"{self._where}({name!r}), row {row}"
-        wanted = str(dtype).removeprefix("torch.")
         number = item if isinstance(item, (int, float)) else plain_number(item)
-        if (
-            isinstance(number, (int, float))
-            and not isinstance(number, bool)
-            and dtype != torch.bool
-        ):
-            if isinstance(number, float) and not dtype.is_floating_point:
-                raise ArgumentTypeError(
-                    "bad_type",
-                    path,
-                    f"expected integers (the column is {wanted}), found {number!r}; for floats "
-                    f"pass dtypes={{{name!r}: torch.float32}}",
-                )
-            exactly = " exactly" if isinstance(number, int) and dtype.is_floating_point else ""
-            raise ArgumentError(
-                "bad_dtype",
-                path,
-                f"expected a number that {wanted} holds{exactly}, found {brief(number)}; for other "
-                f"cells pass dtypes={{{name!r}: ...}}",
-            )
+        plain = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if plain and dtype != torch.bool:
+            raise refusal(path, number, dtype, name)
+        wanted = str(dtype).removeprefix("torch.")
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
         self._unlike(path, name, expected, item)
 
@@ -308,7 +246,7 @@ class RowColumns:
         flat, shape = rows, ()
         if isinstance(first, (list, tuple)):
             flat, shape = self._flattened(name, rows, leaf)
-        dtype = wanted.dtype or _default(leaf)
+        dtype = wanted.dtype or default_dtype(leaf)
         cell = math.prod(shape)
         sizes = tuple(length * cell for length in lengths) if shape else lengths
         values = self._filled(name, flat, sizes, dtype, cell)
@@ -454,15 +392,15 @@ class RowColumns:
             return part
         if tensor is None:
             tensor = torch.from_numpy(np.array(part))
-        if dtype not in _CODES or found.is_complex or torch.bool in (found, dtype):
+        if dtype not in CODES or found.is_complex or torch.bool in (found, dtype):
             raise ArgumentTypeError(
                 "bad_dtype",
                 f"{self._where}({name!r}), row {row}",
                 f"expected {dtype}, found {found}",
             )
-        bad = _misfits(tensor, dtype)
+        bad = misfits(tensor, dtype)
         if bad.any():
-            at = int(bad.reshape(-1).nonzero()[0])
+            at = int(np.argmax(bad.reshape(-1)))
             self._refuse(name, row, tensor.reshape(-1)[at].item(), dtype)
         cast = tensor.to(dtype)
         return cast.numpy() if dtype in NUMPY_DTYPES and cast.is_cpu else cast
@@ -479,7 +417,7 @@ class RowColumns:
             leaf = first
             while isinstance(leaf, (list, tuple)) and len(leaf):
                 leaf = leaf[0]
-            dtype = wanted.dtype or (_default(leaf) if _is_number(leaf) else torch.int64)
+            dtype = wanted.dtype or (default_dtype(leaf) if _is_number(leaf) else torch.int64)
         parts = []
         for i, row in enumerate(rows):
             if self._sort_of_row(row) is _ARRAY:
@@ -526,15 +464,6 @@ class RowColumns:
         return RaggedView(memory, dtype, tuple(memory.shape), 1, None, row_splits)
 
 
-def _default(item: Any) -> torch.dtype:
-    """The dtype of Python's numbers, going by the first of them."""
-    kind = type(item)
-    if kind not in _DEFAULTS:
-        plain = plain_number(item) if not isinstance(item, (int, float)) else item
-        kind = next((base for base in (bool, int, float) if isinstance(plain, base)), int)
-    return _DEFAULTS[kind]
-
-
 def _is_number(item: Any) -> bool:
     if isinstance(item, (int, float, np.bool_, np.integer, np.floating)):
         return True
@@ -550,23 +479,3 @@ def _as_array(values: Any) -> Any:
     if type(values) is np.ndarray and values.dtype not in _TORCH_DTYPES:
         return torch.from_numpy(values)
     return values
-
-
-def _misfits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Which numbers a dtype does not hold; ints must be exact."""
-    if tensor.dtype.is_floating_point:
-        if not dtype.is_floating_point:
-            return torch.ones_like(tensor, dtype=torch.bool)
-        return tensor.to(dtype).isinf() & tensor.isfinite()
-    numbers: npt.NDArray[Any] = tensor.cpu().numpy()
-    if dtype.is_floating_point:
-        wide = tensor.to(dtype).double().cpu().numpy()
-        low, high = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
-        inside = (wide >= low) & (wide < float(high) + 1)
-        return torch.from_numpy(
-            ~inside | (np.where(inside, wide, 0).astype(numbers.dtype) != numbers)
-        )
-    info = torch.iinfo(dtype)
-    large = numbers > min(info.max, np.iinfo(numbers.dtype).max)
-    small = numbers < max(info.min, np.iinfo(numbers.dtype).min)
-    return torch.from_numpy(np.asarray(large | small))
