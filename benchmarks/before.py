@@ -9,11 +9,12 @@ have the public functions that the trips of `benchmarks.sides` and `benchmarks.b
 
 For every shape, each version is a process of its own, new for that shape. Both map the same batch
 and take turns, in an order drawn anew for each round: the trips are ``fused`` (encode_fields, one
-copy of every frame, open_wire, materialize), ``reused`` (the same with a message buffer and an
-output that are reused) and ``composed`` (pack_jagged_fields, encode, copy, decode, materialize). A
-turn is several trips, more of them the shorter they are; the first one is dropped, because the
-other process has had the caches, and the median of the rest counts. The last one is compared bit
-for bit with the input. Garbage is collected before a turn and not in it.
+copy of every frame, materialize, before it open_wire where a version needs that), ``reused`` (the
+same with open_wire, a message buffer and an output that are reused) and ``composed``
+(pack_jagged_fields, encode, copy, decode, materialize). A turn is several trips, more of them the
+shorter they are; the first one is dropped, because the other process has had the caches, and the
+median of the rest counts. The last one is compared bit for bit with the input. Garbage is
+collected before a turn and not in it.
 
 The ratio is the time of this version over that of the earlier one: the median of the ratios
 within each round, with quartiles. A trip counts as slower where its ratio is above 1 + margin in

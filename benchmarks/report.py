@@ -76,7 +76,7 @@ def _machine(report: Mapping[str, Any]) -> str:
 def _short(trips: Sequence[Mapping[str, Any]]) -> str:
     head = [
         *("rows x width", "full", "jagcodec", "buffers reused", "step by step", "per-row loop"),
-        *("jagcodec against it", "padded pickle 5", "padded safetensors", "frames"),
+        *("jagcodec against it", "padded pickle 5", "out of band", "padded safetensors", "frames"),
     ]
     rows = [
         [
@@ -84,7 +84,7 @@ def _short(trips: Sequence[Mapping[str, Any]]) -> str:
             f"{trip['fill']:.1%}",
             *(_side(trip, name) for name in ("fused", "reused", "composed", "rows")),
             _times(trip, "rows/fused"),
-            *(_side(trip, name) for name in ("pickle", "safetensors")),
+            *(_side(trip, name) for name in ("pickle", "pickle_oob", "safetensors")),
             _frames(trip),
         ]
         for trip in trips

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import zmq
 
-from jagcodec import concat_rows, materialize, pack_jagged_fields
-from jagcodec.integrations.zmq import recv, send
+from jagcodec import encode_fields, materialize
+from jagcodec.integrations.zmq import recv_frames, send_frames
 
 WORKERS, BATCHES, ROWS, WIDTH = 2, 3, 64, 256
 TIMEOUT = 60  # seconds: if a peer dies, the others raise instead of waiting forever
@@ -39,10 +39,10 @@ def work(port: int, worker: int) -> None:
         socket.connect(f"tcp://127.0.0.1:{port}")
         for number in range(BATCHES):
             fields = rollouts(worker * BATCHES + number)
-            td = pack_jagged_fields(
+            frames = encode_fields(
                 fields, lengths=fields["lengths"], token_aligned_fields=["input_ids", "logprobs"]
             )
-            send(socket, td, timeout=TIMEOUT)
+            send_frames(socket, frames, timeout=TIMEOUT)
 
 
 def main() -> None:
@@ -52,11 +52,12 @@ def main() -> None:
         workers = [spawn.Process(target=work, args=(port, i), daemon=True) for i in range(WORKERS)]
         for process in workers:
             process.start()
-        batches = [recv(socket, timeout=TIMEOUT) for _ in range(WORKERS * BATCHES)]
+        count = WORKERS * BATCHES
+        messages = [recv_frames(socket, timeout=TIMEOUT).frames for _ in range(count)]
         for process in workers:
             process.join()
 
-    batch = materialize(concat_rows(batches), pad_to_seqlen=WIDTH)
+    batch = materialize(messages, pad_to_seqlen=WIDTH)  # one batch of all messages
     for begin in range(0, len(batch), ROWS):
         part = slice(begin, begin + ROWS)
         sent = rollouts(batch["message"][begin]["seed"])

@@ -3,11 +3,14 @@
 import re
 import runpy
 
+import numpy as np
 import pytest
 import tensordict
 import torch
 
 import jagcodec
+from benchmarks import sides
+from benchmarks.shapes import make_batch as make_case
 from examples.grpo_demo.batch import PER_TOKEN, make_batch
 from jagcodec import padding_tax, stack_or_nest
 from jagcodec.data import rollout_table
@@ -117,6 +120,16 @@ def test_wire_format_names_the_limits():
         assert f" {limit} " in text
     start = bytes(memoryview(jagcodec.encode(None)[0])[:10])
     assert start.hex(" ") in text
+
+
+def test_readme_measures_what_it_shows():
+    """The steps of the first column of figures are the calls of the example."""
+    side = sides.fused(make_case(np.array([2, 4, 3])))
+    steps = [name for name, _ in (*side.send, *side.receive)]
+    assert steps == ["encode_fields", "materialize"]
+    example = re.search(r"## Use\n(.*?)\n## ", page("README.md"), re.S).group(1)
+    for step in steps:
+        assert f" = {step}(" in example
 
 
 def test_readme_shows_what_the_demo_prints():
