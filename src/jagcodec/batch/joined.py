@@ -375,9 +375,11 @@ class JoinedRows(_Composite):
             first = first or form
             if form != first:
                 return None
+            buffer, offset = numbers[:, i], numbers[:, i + 1]
             held = cells[members] > 0 if math.prod(form[2]) else np.zeros(len(members), dtype=bool)
-            buffer = np.where(held, numbers[:, i], 0)
-            place[members] = messages.places(members, buffer, np.where(held, numbers[:, i + 1], 0))
+            if not held.all():  # what is empty lies anywhere
+                buffer, offset = np.where(held, buffer, 0), np.where(held, offset, 0)
+            place[members] = messages.places(members, buffer, offset)
         kind, dtype, inner = first
         cell = math.prod(inner) * dtype.itemsize
         if kind is Kind.TENSOR:

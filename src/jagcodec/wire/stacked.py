@@ -44,6 +44,20 @@ class Stack(NamedTuple):
         return self.numbers[np.arange(len(index)), first + 5 * index + field]
 
 
+class _Form(NamedTuple):
+    """What headers have in common that differ in nothing but their numbers.
+
+    Attributes:
+        before: The bytes before the numbers, the schema among them.
+        behind: Those behind, the values among them.
+    """
+
+    before: bytes
+    behind: bytes
+    schema: Schema
+    values: bytes
+
+
 def open_messages(
     sources: Sequence[Any], where: str, limits: Limits
 ) -> tuple[list[Stack], list[list[ByteArray]]]:
@@ -54,29 +68,42 @@ def open_messages(
         WireFormatError: One is not a message; it is said which.
     """
     frames: list[list[ByteArray]] = []
-    headers: list[ByteArray] = []
+    headers: list[bytes] = []
     opened: list[tuple[int, Header]] = []
     by_schema: dict[tuple[int, int], tuple[Schema, list[tuple[int, int, bytes]], list[bytes]]] = {}
+    forms: dict[int, _Form] = {}
     for i, source in enumerate(sources):
         header, *rest = frame_arrays(source, f"{where}[{i}]")
-        headers.append(header)
         try:
             if not rest and is_blob(header):
-                whole, (_, *rest) = open_blob(header, limits)
-                if whole.checksums is not None:
-                    check_frames(rest, whole.checksums)
-                opened.append((i, whole))
+                read, (_, *rest) = open_blob(header, limits)
+                if read.checksums is not None:
+                    check_frames(rest, read.checksums)
+                opened.append((i, read))
+                headers.append(b"")
+                frames.append(rest)
+                continue
+            # A copy: what was checked must not change with the message's memory.
+            whole = header.tobytes()
+            size = len(whole)
+            form = forms.get(size)
+            if form and whole.startswith(form.before) and whole.endswith(form.behind):
+                numbers = whole[len(form.before) : size - len(form.behind)]
+                schema, values = form.schema, form.values
             else:
-                size, packed, numbers, values = header_parts(header.data, limits)
+                _, packed, numbers, values = header_parts(whole, limits)
                 schema = read_schema(packed)
-                key = (id(schema), len(numbers))
-                found = by_schema.get(key)
-                if found is None:
-                    found = by_schema[key] = (schema, [], [])
-                found[1].append((i, size, values))
-                found[2].append(numbers)
+                if len(numbers) > 8 and whole.count(numbers) == 1:
+                    before, behind = whole.split(numbers)
+                    forms[size] = _Form(before, behind, schema, values)
         except WireFormatError as error:
             raise of_message(i, error) from error
+        found = by_schema.get((id(schema), len(numbers)))
+        if found is None:
+            found = by_schema[id(schema), len(numbers)] = (schema, [], [])
+        found[1].append((i, size, values))
+        found[2].append(numbers)
+        headers.append(whole)
         frames.append(rest)
     stacks = stacked(opened)
     for schema, parts, packed_numbers in by_schema.values():
@@ -86,7 +113,7 @@ def open_messages(
         for part in np.flatnonzero(~sound).tolist():
             i = parts[part][0]
             try:
-                read = read_header(headers[i].data, limits)
+                read = read_header(headers[i], limits)
                 check_sizes(read, [len(frame) for frame in frames[i]])
                 if read.checksums is not None:
                     check_frames(frames[i], read.checksums)
@@ -151,15 +178,15 @@ def _sound(
         return none  # with checksums, or not numbers of a header
     sound = (numbers[:, first - 2 : first] == (groups, sizes)).all(axis=1)
     sound &= (numbers >= 0).all(axis=1)
-    sound &= np.array([len(frames[i]) == sizes for i, _, _ in parts])
-    if not sound.all():
+    given = [[len(frame) for frame in frames[i]] for i, _, _ in parts]
+    if not sound.all() or any(len(found) != sizes for found in given):
         return none
-    given = [len(frame) for i, _, _ in parts for frame in frames[i]]
     size_of = np.array(given, dtype=np.int64).reshape(count, sizes)
     sound &= (numbers[:, first + 5 * groups :] == size_of).all(axis=1)
     payload = size_of.sum(axis=1)
     sound &= payload + np.array([size for _, size, _ in parts]) <= limits.bytes
-    sound &= np.array([_values_fit(values, schema.values) for _, _, values in parts])
+    fits = {values: _values_fit(values, schema.values) for _, _, values in parts}
+    sound &= np.array([fits[values] for _, _, values in parts])
 
     rows = np.arange(count)
     left = payload.copy()
