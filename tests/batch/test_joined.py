@@ -34,6 +34,7 @@ from jagcodec import (
 )
 from jagcodec.batch.joined import JoinedRows, join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
+from tests.wire.forge import message, tensordict
 
 KINDS = ["frames", "blobs", "opened", "fetched"]
 
@@ -603,3 +604,22 @@ def test_a_batch_of_many_rows_without_bytes_is_joined_without_memory():
     assert len(batch) == 1 << 25
     assert tracemalloc.get_traced_memory()[1] < 1 << 24
     tracemalloc.stop()
+
+
+def test_joins_of_pickled_objects_are_sent_on_if_they_are_allowed():
+    td = TensorDict({"a": NonTensorStack(NonTensorData(slice))}, [1])
+    frames = encode(td, allow_pickle=True)
+    opened = open_wire(frames, allow_pickle=True)
+    for batch in (concat_rows([opened, opened]), join_columns([opened])):
+        back = decode(batch.to_frames(), allow_pickle=True)
+        assert back["a"].tolist() == [slice] * len(batch)
+    with pytest.raises(WireFormatError, match="without pickle"):
+        concat_rows([open_wire(frames)] * 2).to_frames()
+
+
+def test_nested_batches_with_other_dim_names_are_a_bad_message():
+    inner = tensordict([1], {}, ["b"])
+    frames = message(tensordict([1], {"x": inner}, ["a"]))
+    for read in (lambda: open_wire(frames), lambda: join_messages([frames, frames], "test")):
+        with pytest.raises(WireFormatError, match="columns of one batch"):
+            read().to_tensordict()

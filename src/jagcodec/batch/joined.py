@@ -53,6 +53,7 @@ class _Composite(WireBatch):
         self._sizes = [rows] if like is None else [rows, *like.batch_size[1:]]
         self._dim_names = None if like is None else like.dim_names
         self._device = None if like is None else like.device
+        self._allow_pickle = like is not None and like.allow_pickle
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -69,6 +70,10 @@ class _Composite(WireBatch):
     @property
     def device(self) -> torch.device | None:
         return self._device
+
+    @property
+    def allow_pickle(self) -> bool:
+        return self._allow_pickle
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
@@ -98,7 +103,8 @@ class _Composite(WireBatch):
                 if isinstance(column, np.ndarray):
                     columns[name] = list(column)
             value = Columns(len(self), columns)
-        return encode(self.to_tensordict() if value is None else value, meta=self.meta or None)
+        options: Any = {"allow_pickle": self._allow_pickle, "meta": self.meta or None}
+        return encode(self.to_tensordict() if value is None else value, **options)
 
     def whole(self) -> WireBatch:
         return self

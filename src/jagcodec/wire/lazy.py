@@ -422,6 +422,11 @@ class WireBatch:
         return self._message.device
 
     @property
+    def allow_pickle(self) -> bool:
+        """Whether pickled objects are unpickled, and pickled again where they are sent on."""
+        return self._message.allow_pickle
+
+    @property
     def has_more(self) -> bool:
         """Whether anything stands beside the batch in its message."""
         return bool(self._beside)
