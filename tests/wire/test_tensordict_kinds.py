@@ -27,10 +27,13 @@ from tensordict import (
 )
 
 from jagcodec import (
+    ArgumentError,
     UnsupportedTypeError,
     WireFormatError,
+    concat_rows,
     decode,
     encode,
+    materialize,
     open_wire,
     register_type,
     select_rows,
@@ -472,3 +475,49 @@ def test_persistent_tensordicts_arrive_as_tensordicts(tmp_path):
     pytest.importorskip("h5py")
     td = PersistentTensorDict.from_dict(nested(), filename=str(tmp_path / "td.h5"))
     assert_same(decode(encode(td)), nested())
+
+
+def columns_of_every_kind(i=0):
+    """Columns that rows are joined of: `i` is in their cells."""
+    return TensorDict(
+        {
+            "ids": torch.arange(2) + i,
+            "turn": Turn(tokens=torch.full((2, 3), i), role="user", batch_size=[2]),
+            "shared": UnbatchedTensor(torch.ones(5)),
+            "note": MetaData("k", batch_size=[2]),
+        },
+        batch_size=[2],
+    )
+
+
+def test_columns_of_every_kind_are_joined_padded_and_sent_on():
+    parts = [columns_of_every_kind(i) for i in range(3)]
+    opened = [open_wire(encode(part)) for part in parts]
+    for whole in (concat_rows(parts), concat_rows(opened).to_tensordict()):
+        assert whole["ids"].tolist() == [0, 1, 1, 2, 2, 3]
+        assert type(whole.get("turn")) is Turn
+        assert whole.get("turn").tokens[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        assert whole.get("turn").role == "user"
+        assert isinstance(whole.get("shared"), UnbatchedTensor)
+        assert whole.get("shared").shape[-1] == 5
+    for message in (parts[0], encode(parts[0]), opened[0].rows([0, 1]).to_frames()):
+        found = materialize(message)
+        assert found["turn"].tokens.shape == (2, 3)
+        assert found["shared"].shape[-1] == 5
+    part = decode(concat_rows(opened).rows([5, 0]).to_frames())
+    assert part.get("turn").tokens[:, 0].tolist() == [2, 0]
+
+
+def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
+    one, other = columns_of_every_kind(), columns_of_every_kind()
+    other.set("shared", UnbatchedTensor(torch.zeros(5)))
+    with pytest.raises(
+        ArgumentError, match=r"\['shared'\] of batch 1: expected the same Unbatched"
+    ):
+        concat_rows([one, other])
+    other = columns_of_every_kind()
+    other.set(
+        "turn", Turn(tokens=torch.ones(2, 3, dtype=torch.int64), role="system", batch_size=[2])
+    )
+    with pytest.raises(ArgumentError, match=r"\['turn'\]"):
+        concat_rows([one, other])

@@ -19,9 +19,11 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
+    UnbatchedTensor,
+    is_tensorclass,
 )
 
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
 from jagcodec.memory.tensor_bytes import as_words, cat_bits
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
@@ -34,11 +36,15 @@ from jagcodec.ragged.nested import (
 from jagcodec.ragged.non_tensor import (
     LIST_TYPES,
     dim_names,
+    fields_of,
     holds_rows,
     is_non_tensor,
     leaf_of_rows,
     object_array,
     rows_of_leaf,
+    tensorclass_of,
+    unbatched_of,
+    unbatched_parts,
 )
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import (
@@ -124,7 +130,8 @@ def select_leaf(column: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> 
     """
     if isinstance(column, PackedColumn):
         return varlen_column(select_view(view_of_varlen(column, path), chosen, pool), path)
-    if isinstance(column, (torch.Tensor, TensorDictBase)) or is_non_tensor(column):
+    tensors = isinstance(column, (torch.Tensor, TensorDictBase))
+    if tensors or is_non_tensor(column) or is_tensorclass(column):
         return select_tensordict_leaf(column, chosen, pool, path)
     if isinstance(column, np.ndarray):
         return column[chosen.start : chosen.stop] if isinstance(chosen, range) else column[chosen]
@@ -155,8 +162,12 @@ def concat_leaves(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
     if all(isinstance(leaf, PackedColumn) for leaf in leaves):
         views = [view_of_varlen(leaf, path) for leaf in leaves]
         return varlen_column(_concat_views(views, pool, path), path)
+    if all(isinstance(leaf, UnbatchedTensor) for leaf in leaves):
+        return _the_same(leaves, path)
     if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return _concat_tensors(leaves, pool, path)
+    if all(is_tensorclass(leaf) and not is_non_tensor(leaf) for leaf in leaves):
+        return _concat_tensorclasses(leaves, pool, path)
     if all(is_non_tensor(leaf) for leaf in leaves):
         return _concat_objects(leaves, path)
     if all(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
@@ -181,6 +192,36 @@ def concat_leaves(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
         f"{path} of batch {odd}",
         f"expected one kind of column in all batches, found {kinds[0]} and {kinds[odd]}",
     )
+
+
+def _the_same(leaves: Sequence[Any], path: str) -> Any:
+    """A tensor that belongs to the whole batch, of batches that have the same."""
+    first, *others = (unbatched_parts(leaf)[1] for leaf in leaves)
+    for i, other in enumerate(others):
+        if not same_values(first, other):
+            raise ArgumentError(
+                "conflict",
+                f"{path} of batch {i + 1}",
+                "expected the same UnbatchedTensor, which belongs to all rows, as in batch 0, "
+                "found another; make it a column with a row for each",
+            )
+    return unbatched_of(None, first)
+
+
+def _concat_tensorclasses(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
+    _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
+    parts = [fields_of(leaf) for leaf in leaves]
+    fields = concat_leaves([fields for fields, _ in parts], pool, path)
+    others = parts[0][1]
+    for i, (_, found) in enumerate(parts):
+        if not same_values(others, found):
+            raise ArgumentError(
+                "conflict",
+                f"{path} of batch {i}",
+                f"expected {brief(others)} beside its tensors, as in batch 0, found "
+                f"{brief(found)}; make such fields NonTensorStacks, with a value for each row",
+            )
+    return tensorclass_of(type(leaves[0]), fields, others)
 
 
 def concat_columns(

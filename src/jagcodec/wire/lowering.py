@@ -531,7 +531,7 @@ class Lowering:
             else:
                 self._path.append(name)
                 if kind is not list:
-                    tensor = isinstance(column, torch.Tensor)
+                    tensor = isinstance(column, torch.Tensor) and kind is not UnbatchedTensor
                     nodes.append(self._tensor(column) if tensor else self.lower(column))
                 elif column:
                     self._rows(column)
