@@ -612,7 +612,7 @@ def test_joins_of_pickled_objects_are_sent_on_if_they_are_allowed():
     opened = open_wire(frames, allow_pickle=True)
     for batch in (concat_rows([opened, opened]), join_columns([opened])):
         back = decode(batch.to_frames(), allow_pickle=True)
-        assert back["a"].tolist() == [slice] * len(batch)
+        assert list(back["a"]) == [slice] * len(batch)
     with pytest.raises(WireFormatError, match="without pickle"):
         concat_rows([open_wire(frames)] * 2).to_frames()
 
