@@ -36,7 +36,7 @@ def pack_rows(
         ...     {"ids": [7, 8, 9], "reward": 1.0, "tag": "y"},
         ... ]
         >>> td = pack_rows(samples)
-        >>> td["ids"].values().tolist(), td["reward"].tolist(), td["tag"].tolist()
+        >>> td["ids"].values().tolist(), td["reward"].tolist(), list(td["tag"])
         ([5, 6, 7, 8, 9], [0.0, 1.0], ['x', 'y'])
 
     Args:
