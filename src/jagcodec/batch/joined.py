@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from jagcodec.errors import (
     WireFormatError,
     describe,
 )
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, leaf_of_rows, rows_of_leaf
@@ -41,7 +42,14 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import torch_dtype
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
-from jagcodec.wire.stacked import Stack, of_message, open_messages, stacked
+from jagcodec.wire.stacked import (
+    NO_FRAMES,
+    Frames,
+    Stack,
+    of_message,
+    open_messages,
+    stacked,
+)
 
 
 class _Composite(WireBatch):
@@ -126,15 +134,32 @@ class _Composite(WireBatch):
 # --- rows one after the other ------------------------------------------------------------------
 
 
+class _Column(NamedTuple):
+    """A column whose rows can be read where they lie, in every message.
+
+    Attributes:
+        kind: Of its nodes.
+        dtype: Of its cells; bytes of documents.
+        inner: Dims of a cell.
+        place: (messages,) bytes before its first cell, if all frames lie end to end.
+        cells: (messages,) cells of it; bytes of documents.
+        group: (messages,) its ragged group.
+    """
+
+    kind: Kind
+    dtype: torch.dtype
+    inner: tuple[int, ...]
+    place: IntArray
+    cells: IntArray
+    group: IntArray
+
+
 class Messages:
     """The messages of a join: what their headers say, and where their frames are.
 
     Attributes:
         counts: (messages,) rows of each.
         ends: (messages,) rows of it and of those before it.
-        stacks: Those of one schema together, and the nodes of their columns; empty where columns
-            have to be read from each message by itself.
-        beside: Whether anything stands beside the batch in some of the messages.
         buffers: The frames of all messages.
     """
 
@@ -143,22 +168,29 @@ class Messages:
         counts: IntArray,
         open_part: Callable[[int], WireBatch],
         stacks: Sequence[tuple[Stack, Mapping[str, Node]]] = (),
-        frames: Sequence[Sequence[ByteArray]] = (),
+        frames: Frames = NO_FRAMES,
         *,
         beside: bool = False,
     ) -> None:
+        """Messages of some `counts` of rows, which `open_part` opens one by one.
+
+        Args:
+            counts: As above.
+            open_part: Opens one message as a batch of its own.
+            stacks: Those of one schema together, and the nodes of their columns; none where columns
+                have to be read from each message by itself.
+            frames: Their frames.
+            beside: Whether anything stands beside the batch in some of the messages.
+        """
         self.counts = counts
-        self.ends = np.cumsum(counts)
-        self.stacks = stacks
+        self.ends = counts.cumsum()
+        self.buffers = frames.buffers
+        self._stacks = stacks
         self._beside = beside
-        self.buffers = tuple(frame for some in frames for frame in some)
         self._open_part = open_part
         self._parts: dict[int, WireBatch] = {}
-        sizes = np.array([len(frame) for frame in self.buffers], dtype=np.int64)
-        # Where each frame begins if all lie end to end; one more for messages without frames.
-        self._bases = np.concatenate([[0], np.cumsum(sizes)])
-        held = np.array([len(some) for some in frames], dtype=np.int64)
-        self._first = np.cumsum(held) - held
+        self._first = frames.first
+        self._columns = _columns_in_place(stacks, frames)
         self._rows_of_groups: dict[bytes, tuple[IntArray, IntArray, IntArray] | None] = {}
 
     def open_part(self, index: int) -> WireBatch:
@@ -171,15 +203,23 @@ class Messages:
                 raise of_message(index, error) from error
         return found
 
-    def metas(self) -> list[dict[str, Any]]:
-        """What belongs to each message as a whole."""
-        metas: list[Any] = [None] * len(self.counts)
-        for stack, _ in self.stacks:
+    def with_metas(self) -> list[int | None]:
+        """For each message the first that says the same of the batch as a whole; None: nothing.
+
+        That is seen without opening them.
+        """
+        if self._beside or not self._stacks:
+            return list(range(len(self.counts)))
+        found: list[int | None] = [None] * len(self.counts)
+        for stack, _ in self._stacks:
+            first: dict[bytes, int | None] = {NO_VALUES: None}
             for i, packed in zip(stack.members.tolist(), stack.values, strict=True):
-                # Most messages have nothing of the kind, and need not be opened to say so.
-                if packed == NO_VALUES and not self._beside:
-                    metas[i] = {}
-        return [self.open_part(i).meta if meta is None else meta for i, meta in enumerate(metas)]
+                found[i] = first.setdefault(packed, i)
+        return found
+
+    def meta(self, index: int | None) -> dict[str, Any]:
+        """What belongs to a message as a whole, of those that `with_metas` names."""
+        return {} if index is None else self.open_part(index).meta
 
     def find(self, rows: Chosen) -> tuple[IntArray, IntArray]:
         """Which message each of these rows is of, and which row of it."""
@@ -187,10 +227,18 @@ class Messages:
         part = np.searchsorted(self.ends, index, side="right")
         return part, index - (self.ends - self.counts)[part]
 
-    def places(self, members: IntArray, buffer: IntArray, offset: IntArray) -> IntArray:
-        """Bytes from the first frame of the first message on, as if all lay end to end."""
-        places: IntArray = self._bases[self._first[members] + buffer] + offset
-        return places
+    def column(self, name: str) -> _Column | None:
+        """A column as it can be read in place.
+
+        None where it has to be read from each message: because messages differ in the column, its
+        cells are stored narrow, or it is of another kind.
+        """
+        return self._columns.get(name)
+
+    @cached_property
+    def of_rows(self) -> IntArray:
+        """(rows,) which message each row is of."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def rows_of_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
         """The rows of a ragged group of each message: lengths, first cells, and the cells of each.
@@ -204,42 +252,98 @@ class Messages:
         return self._rows_of_groups[key]
 
     def _read_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
-        count = len(self.counts)
-        rows, low, high, place = (np.zeros(count, dtype=np.int64) for _ in range(4))
-        for stack, _ in self.stacks:
-            members = stack.members
-            index = groups[members]
-            rows[members], low[members], high[members] = (stack.group(index, k) for k in (2, 3, 4))
-            buffer = np.where(rows[members] > 1, stack.group(index, 0), 0)
-            place[members] = self.places(members, buffer, stack.group(index, 1))
+        buffer, offset, rows, low, high = np.empty((5, len(self.counts)), dtype=np.int64)
+        numbers = (buffer, offset, rows, low, high)
+        for stack, _ in self._stacks:
+            index = np.arange(len(stack.members)), groups[stack.members]
+            for number, found in zip(numbers, stack.groups[index].T, strict=True):
+                number[stack.members] = found
         if (rows != self.counts).any():
             return None
         lengths = np.repeat(high, rows)
         many = np.flatnonzero(rows > 1)
         if len(many):
-            held = RowSplits.from_lengths(rows[many] + 1)
-            view = RaggedView(self.buffers, torch.int64, (held.total,), 1, place[many], held)
-            offsets = gathered([view])[0].numpy()
-            steps = np.diff(offsets, append=0)
-            ends = held.host[1:] - 1
-            if offsets[held.starts].any() or (offsets < 0).any():
-                return None
-            of_rows = np.ones(held.total, dtype=bool)
-            of_rows[ends] = False
+            counts = rows[many] + 1
+            frames = (self._first[many] + buffer[many]).tolist()
+            at = zip(frames, counts.tolist(), offset[many].tolist(), strict=True)
+            # A copy: offsets that were checked must not change with the messages' memory.
+            offsets = np.concatenate(
+                [np.frombuffer(self.buffers[i], np.int64, held, start) for i, held, start in at]
+            )
+            firsts = counts.cumsum() - counts
+            steps = offsets[1:] - offsets[:-1]
+            of_rows = np.ones(len(steps), dtype=bool)
+            of_rows[firsts[1:] - 1] = False
             steps = steps[of_rows]
-            firsts = np.cumsum(rows[many]) - rows[many]
+            begins = firsts - np.arange(len(many))
             if (
-                (steps < 0).any()
-                or (np.minimum.reduceat(steps, firsts) != low[many]).any()
-                or (np.maximum.reduceat(steps, firsts) != high[many]).any()
+                offsets[firsts].any()
+                or (offsets < 0).any()
+                or (np.minimum.reduceat(steps, begins) != low[many]).any()
+                or (np.maximum.reduceat(steps, begins) != high[many]).any()
             ):
                 return None
-            lengths[np.repeat(rows > 1, rows)] = steps
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        bounds = np.concatenate([[0], np.cumsum(rows)])
-        edges = np.concatenate([[0], ends])[bounds]
-        return lengths, starts - np.repeat(edges[:-1], rows), np.diff(edges)
+            if len(many) == len(rows):
+                lengths = steps
+            else:
+                lengths[np.repeat(rows > 1, rows)] = steps
+        edges = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.add.accumulate(lengths, out=edges[1:])
+        bounds = edges[np.concatenate([[0], self.ends])]
+        return lengths, edges[:-1] - np.repeat(bounds[:-1], rows), np.diff(bounds)
+
+
+def _columns_in_place(
+    stacks: Sequence[tuple[Stack, Mapping[str, Node]]], frames: Frames
+) -> dict[str, _Column]:
+    """The columns that can be read where they lie, those of all stacks put together."""
+    if not stacks:
+        return {}
+    forms = [_forms(stack, nodes) for stack, nodes in stacks]
+    names = [name for name, form in forms[0].items() if all(form == of[name] for of in forms)]
+    names = [name for name in names if forms[0][name] is not None]
+    # Where each frame begins if all lie end to end; one more for messages without frames.
+    bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
+    np.add.accumulate(frames.sizes, out=bases[1:])
+    place, cells, group = (np.empty((len(names), len(frames.first)), np.int64) for _ in range(3))
+    for stack, nodes in stacks:
+        found, members = stack.cells, stack.members
+        order = [found.nodes.index(nodes[name]) for name in names]
+        buffer, offset = found.buffer, found.offset
+        held = found.size > 0
+        if not held.all():  # what is empty lies anywhere
+            buffer, offset = np.where(held, buffer, 0), np.where(held, offset, 0)
+        places = bases[frames.first[members][:, None] + buffer] + offset
+        place[:, members] = places[:, order].T
+        cells[:, members] = found.dims[:, order, 0].T
+        group[:, members] = found.group[:, order].T
+    columns = zip(names, place, cells, group, strict=True)
+    known: Any = forms[0]
+    return {name: _Column(*known[name], *numbers) for name, *numbers in columns}
+
+
+_Form = tuple[Kind, torch.dtype, tuple[int, ...]]
+
+
+def _forms(stack: Stack, nodes: Mapping[str, Node]) -> dict[str, _Form | None]:
+    """The kind, dtype and cell dims of each column; None where rows cannot be read in place."""
+    found = stack.cells
+    alike = (found.stored == PLAIN).all(axis=0)
+    if found.dims.shape[2] > 1:
+        alike &= (found.dims[:, :, 1:] == found.dims[:1, :, 1:]).all(axis=(0, 2))
+    regular = dict(zip(found.nodes, alike.tolist(), strict=True))
+    forms: dict[str, _Form | None] = {}
+    for name, node in nodes.items():
+        kind, rank = node.kind, node.end - node.dims
+        form: _Form | None = None
+        if kind is Kind.NON_TENSOR_ROWS:
+            form = (kind, torch.uint8, ())
+        elif regular.get(node) and rank and (kind is Kind.TENSOR or node.fields[2] == 1):
+            k = found.nodes.index(node)
+            inner = tuple(found.dims[0, k, 1:rank].tolist()) if rank > 1 else ()
+            form = (kind, torch_dtype(node.fields[0]), inner)
+        forms[name] = form
+    return forms
 
 
 class JoinedRows(_Composite):
@@ -263,7 +367,8 @@ class JoinedRows(_Composite):
     @property
     def meta(self) -> dict[str, Any]:
         """What all messages agree on."""
-        first, *others = self.metas or [{}]
+        messages = self._messages
+        first, *others = [messages.meta(i) for i in dict.fromkeys(messages.with_metas())] or [{}]
         return {
             name: value
             for name, value in first.items()
@@ -273,7 +378,7 @@ class JoinedRows(_Composite):
     @property
     def metas(self) -> list[dict[str, Any]]:
         """`meta` of each message, in their order."""
-        return self._messages.metas()
+        return [self._messages.meta(i) for i in self._messages.with_metas()]
 
     def select(self, names: Iterable[str]) -> WireBatch:
         listed = known_names(names, self._fields, "WireBatch.select")
@@ -301,9 +406,10 @@ class JoinedRows(_Composite):
         kind, dtype, shape = self._messages.open_part(0).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
 
-    def _kind(self, name: str) -> Kind:
+    def _kind(self, name: str) -> Kind | None:
         """Of a column that is read in place."""
-        return self._messages.stacks[0][1][name].kind
+        column = self._messages.column(name)
+        return None if column is None else column.kind
 
     def _leaves(self, names: Iterable[str]) -> dict[str, Any]:
         """Columns as leaves, those that lie in place all copied together."""
@@ -349,44 +455,13 @@ class JoinedRows(_Composite):
     def _view(self, name: str) -> RaggedView | None:
         """The rows of a column where they lie; of a rectangle and of documents, too.
 
-        None where they have to be read from each message: because messages differ in the column,
-        its cells are stored narrow, or it is of another kind.
+        None where they have to be read from each message.
         """
         messages = self._messages
-        if not messages.stacks:
+        column = messages.column(name)
+        if column is None:
             return None
-        count = len(messages.counts)
-        place, cells, groups = (np.zeros(count, dtype=np.int64) for _ in range(3))
-        first: Any = None
-        for stack, nodes in messages.stacks:
-            node, numbers, members = nodes[name], stack.numbers, stack.members
-            kind, i = node.kind, node.number
-            if kind is Kind.NON_TENSOR_ROWS:
-                form: Any = (kind, torch.uint8, ())
-                cells[members] = numbers[:, i + 2]
-                groups[members] = numbers[:, i + 3]
-            elif kind is Kind.JAGGED or kind is Kind.TENSOR:
-                dims = numbers[:, node.dims : node.end]
-                wrong = not dims.shape[1] or (numbers[:, i + 2] != PLAIN).any()
-                if wrong or (dims[:, 1:] != dims[0, 1:]).any():
-                    return None
-                form = (kind, torch_dtype(node.fields[0]), tuple(dims[0, 1:].tolist()))
-                cells[members] = dims[:, 0]
-                if kind is Kind.JAGGED:
-                    if node.fields[2] != 1:
-                        return None
-                    groups[members] = numbers[:, i + 3]
-            else:
-                return None
-            first = first or form
-            if form != first:
-                return None
-            buffer, offset = numbers[:, i], numbers[:, i + 1]
-            held = cells[members] > 0 if math.prod(form[2]) else np.zeros(len(members), dtype=bool)
-            if not held.all():  # what is empty lies anywhere
-                buffer, offset = np.where(held, buffer, 0), np.where(held, offset, 0)
-            place[members] = messages.places(members, buffer, offset)
-        kind, dtype, inner = first
+        kind, dtype, inner, place, cells, groups = column
         cell = math.prod(inner) * dtype.itemsize
         if kind is Kind.TENSOR:
             return self._rows_of_rectangles(dtype, inner, place, cells, cell)
@@ -406,7 +481,8 @@ class JoinedRows(_Composite):
             known = lengths, self._pool.unique(RowSplits.from_lengths(own))
             self._splits[id(lengths)] = known
         if picked is None:
-            starts = np.repeat(place, messages.counts) + begins * cell
+            starts = place[messages.of_rows]
+            starts += begins if cell == 1 else begins * cell
         else:
             part, _ = messages.find(index)
             starts = place[part] + begins[picked] * cell
@@ -608,7 +684,7 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
         stacks = stacked((i, header) for i, (header, _, _) in enumerate(known))
         nodes = [(stack, known[int(stack.members[0])][1]) for stack in stacks]
         beside = any(batch.has_more for batch in whole)
-        held = [frames for _, _, frames in known]
+        held = Frames.of([frames for _, _, frames in known])
         messages = Messages(counts, whole.__getitem__, nodes, held, beside=beside)
     else:
         messages = Messages(counts, whole.__getitem__)

@@ -114,11 +114,14 @@ def write_header(
         _BEFORE_NUMBERS,
         _size(_BIN_SIZES, len(packed)),
         packed,
-        _BEFORE_VALUES,
-        _size(_BIN_SIZES, len(values)),
-        values,
+        behind_numbers(values),
     )
     return b"".join(parts)
+
+
+def behind_numbers(values: bytes) -> bytes:
+    """What ends a header: everything behind its numbers."""
+    return b"".join((_BEFORE_VALUES, _size(_BIN_SIZES, len(values)), values))
 
 
 _BEFORE_SCHEMA = b"\x84" + b"".join(map(msgpack.packb, (MAGIC, VERSION, "schema")))

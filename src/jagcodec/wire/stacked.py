@@ -7,6 +7,7 @@ other it is for `read_header` to say what is wrong with it, or that nothing is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,116 +17,250 @@ from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire import documents
 from jagcodec.wire.frames import frame_arrays, is_blob
-from jagcodec.wire.header import NO_VALUES, Header, header_parts, read_header
+from jagcodec.wire.header import (
+    NO_VALUES,
+    Header,
+    behind_numbers,
+    header_parts,
+    read_header,
+)
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.message import check_frames, check_sizes, open_blob
-from jagcodec.wire.schema import Schema, read_schema
+from jagcodec.wire.schema import Node, Schema, read_schema
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
+class Cells(NamedTuple):
+    """The columns of messages with one schema: those of tensors, and of one document per row.
+
+    Attributes:
+        nodes: Of the columns, in the order of the schema.
+        buffer: (messages, columns), as are all that follow: the frame behind the header.
+        offset: Bytes in it.
+        stored: How the cells are stored.
+        group: The ragged group; -1 of a tensor.
+        dims: (messages, columns, most dims): of the values, with ones behind the last; the bytes of
+            all documents.
+        size: Bytes of the values as wide as their dtype, in float64, where no product wraps around.
+    """
+
+    nodes: list[Node]
+    buffer: IntArray
+    offset: IntArray
+    stored: IntArray
+    group: IntArray
+    dims: IntArray
+    size: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, schema: Schema, numbers: IntArray) -> Cells:
+        """Those of the (messages, K) numbers of headers with one schema."""
+        nodes = [node for node in schema.nodes if node.kind in WITH_CELLS]
+        most = max([1, *(node.end - node.dims for node in nodes)])
+        count, width = numbers.shape
+        # What a column has not is looked up behind the numbers.
+        known = np.empty((count, width + 3), dtype=np.int64)
+        known[:, :width] = numbers
+        known[:, width:] = (PLAIN, -1, 1)
+        plain, nothing, one = range(width, width + 3)
+        index = []
+        for node in nodes:
+            i = node.number
+            if node.kind is Kind.NON_TENSOR_ROWS:
+                own = [i, i + 1, plain, i + 3, i + 2]
+            else:
+                group = i + 3 if node.kind is Kind.JAGGED else nothing
+                own = [i, i + 1, i + 2, group, *range(node.dims, node.end)]
+            index.append(own + [one] * (4 + most - len(own)))
+        found = known[:, np.array(index, dtype=np.int64).reshape(len(nodes), 4 + most)]
+        dims = found[:, :, 4:]
+        with np.errstate(over="ignore", invalid="ignore"):
+            size = dims.prod(axis=2, dtype=np.float64)
+            size *= [node.itemsize or 1 for node in nodes]  # of documents, bytes
+        buffer, offset, stored, group_of = (found[:, :, i] for i in range(4))
+        return cls(nodes, buffer, offset, stored, group_of, dims, size)
+
+
+WITH_CELLS = frozenset((Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS))
+"""The kinds of node that `Cells` tells of."""
+
+
 class Stack(NamedTuple):
-    """Messages of one schema, with as many ragged groups and frames each. All were checked.
+    """Messages of one schema, with as many ragged groups and frames each.
 
     Attributes:
         schema: What they are made of.
-        members: Which messages they are.
-        numbers: (messages, K) int64, those of their headers.
+        members: Which messages they are, in ascending order.
+        numbers: (messages, K) those of their headers.
+        groups: (messages, groups, 5) those of their ragged groups, as in `Group`.
+        cells: Those of their columns.
         values: The documents in the header of each, packed.
     """
 
     schema: Schema
     members: IntArray
     numbers: IntArray
+    groups: IntArray
+    cells: Cells
     values: Sequence[bytes]
 
-    def group(self, index: IntArray, field: int) -> IntArray:
-        """A field of one ragged group of each message: buffer, offset, rows, min or max."""
-        first = self.schema.numbers + 2
-        return self.numbers[np.arange(len(index)), first + 5 * index + field]
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        members: IntArray,
+        numbers: IntArray,
+        groups: int,
+        values: Sequence[bytes],
+    ) -> Stack:
+        """Of (messages, K) numbers."""
+        first = schema.numbers + 2
+        of_groups = numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
+        return cls(schema, members, numbers, of_groups, Cells.of(schema, numbers), values)
 
 
-class _Form(NamedTuple):
-    """What headers have in common that differ in nothing but their numbers.
+class Frames(NamedTuple):
+    """The frames behind the headers of several messages, one message after the other.
 
     Attributes:
-        before: The bytes before the numbers, the schema among them.
-        behind: Those behind, the values among them.
+        buffers: All of them.
+        sizes: (buffers,) bytes of each.
+        first: (messages,) the first of each message.
     """
 
-    before: bytes
-    behind: bytes
-    schema: Schema
-    values: bytes
+    buffers: tuple[ByteArray, ...]
+    sizes: IntArray
+    first: IntArray
+
+    @classmethod
+    def of(cls, frames: Sequence[Sequence[ByteArray]]) -> Frames:
+        """Of the frames of each message."""
+        buffers = tuple(chain.from_iterable(frames))
+        held = np.fromiter(map(len, frames), dtype=np.int64, count=len(frames))
+        sizes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
+        return cls(buffers, sizes, held.cumsum() - held)
 
 
-def open_messages(
-    sources: Sequence[Any], where: str, limits: Limits
-) -> tuple[list[Stack], list[list[ByteArray]]]:
+NO_FRAMES = Frames.of([])
+"""Of messages that are read one by one."""
+
+
+def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[list[Stack], Frames]:
     """Checked messages in stacks, and the frames behind the header of each.
 
     Raises:
         ArgumentTypeError: One of `sources` is neither a list of frames nor a blob.
         WireFormatError: One is not a message; it is said which.
     """
-    frames: list[list[ByteArray]] = []
-    headers: list[bytes] = []
+    behind: list[list[ByteArray]] = []
     opened: list[tuple[int, Header]] = []
-    by_schema: dict[tuple[int, int], tuple[Schema, list[tuple[int, int, bytes]], list[bytes]]] = {}
-    forms: dict[int, _Form] = {}
+    # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
+    alike: dict[tuple[int, int], tuple[list[int], list[Any]]] = {}
     for i, source in enumerate(sources):
-        header, *rest = frame_arrays(source, f"{where}[{i}]")
-        try:
-            if not rest and is_blob(header):
+        header, *rest = frame_arrays(source, where)
+        if not rest and is_blob(header):
+            try:
                 read, (_, *rest) = open_blob(header, limits)
                 if read.checksums is not None:
                     check_frames(rest, read.checksums)
-                opened.append((i, read))
-                headers.append(b"")
-                frames.append(rest)
-                continue
-            # A copy: what was checked must not change with the message's memory.
-            whole = header.tobytes()
-            size = len(whole)
-            form = forms.get(size)
-            if form and whole.startswith(form.before) and whole.endswith(form.behind):
-                numbers = whole[len(form.before) : size - len(form.behind)]
-                schema, values = form.schema, form.values
-            else:
-                _, packed, numbers, values = header_parts(whole, limits)
-                schema = read_schema(packed)
-                if len(numbers) > 8 and whole.count(numbers) == 1:
-                    before, behind = whole.split(numbers)
-                    forms[size] = _Form(before, behind, schema, values)
-        except WireFormatError as error:
-            raise of_message(i, error) from error
-        found = by_schema.get((id(schema), len(numbers)))
-        if found is None:
-            found = by_schema[id(schema), len(numbers)] = (schema, [], [])
-        found[1].append((i, size, values))
-        found[2].append(numbers)
-        headers.append(whole)
-        frames.append(rest)
-    stacks = stacked(opened)
-    for schema, parts, packed_numbers in by_schema.values():
-        numbers_of = np.frombuffer(b"".join(packed_numbers), dtype=np.int64)
-        matrix = numbers_of.reshape(len(parts), -1)
-        sound = _sound(schema, parts, matrix, frames, limits)
-        for part in np.flatnonzero(~sound).tolist():
-            i = parts[part][0]
-            try:
-                read = read_header(headers[i], limits)
-                check_sizes(read, [len(frame) for frame in frames[i]])
-                if read.checksums is not None:
-                    check_frames(frames[i], read.checksums)
             except WireFormatError as error:
                 raise of_message(i, error) from error
-        members = np.array([i for i, _, _ in parts], dtype=np.int64)
-        counts = matrix[:, schema.numbers : schema.numbers + 2]
-        for pair in np.unique(counts, axis=0):
-            same = np.flatnonzero((counts == pair).all(axis=1))
-            packed_values = [parts[k][2] for k in same.tolist()]
-            stacks.append(Stack(schema, members[same], matrix[same], packed_values))
-    return stacks, frames
+            opened.append((i, read))
+        else:
+            key = len(header), len(rest)
+            known = alike.get(key)
+            if known is None:
+                known = alike[key] = ([], [])
+            known[0].append(i)
+            known[1].append(header)
+        behind.append(rest)
+    frames = Frames.of(behind)
+    stacks: list[Stack] = []
+    for (size, count), (members, headers) in alike.items():
+        # A copy: what was checked must not change with the message's memory.
+        whole = b"".join(headers)
+        several = _Headers(whole, size, np.array(members, dtype=np.int64), count)
+        left = _open_alike(several, frames, limits, stacks)
+        for at in left.tolist():
+            i = members[at]
+            try:
+                read = read_header(several.header(at), limits)
+                check_sizes(read, [len(frame) for frame in behind[i]])
+                if read.checksums is not None:
+                    check_frames(behind[i], read.checksums)
+            except WireFormatError as error:
+                raise of_message(i, error) from error
+            opened.append((i, read))
+    return [*stacks, *stacked(opened)], frames
+
+
+class _Headers(NamedTuple):
+    """Headers of `size` bytes each, end to end, of messages with `frames` more frames."""
+
+    whole: bytes
+    size: int
+    members: IntArray
+    frames: int
+
+    def header(self, at: int) -> bytes:
+        """One of them."""
+        return self.whole[at * self.size : (at + 1) * self.size]
+
+
+_MOST_FORMS = 4
+"""Of headers with as many bytes; those of any other form are read one by one."""
+
+
+def _open_alike(headers: _Headers, frames: Frames, limits: Limits, stacks: list[Stack]) -> IntArray:
+    """Stack the headers that are sound at first sight; the others are to be read one by one."""
+    whole, size, members, count = headers
+    matrix = np.frombuffer(whole, dtype=np.uint8).reshape(len(members), size)
+    left, rest = np.arange(len(members)), []
+    for _ in range(_MOST_FORMS):
+        if not len(left):
+            break
+        one = headers.header(int(left[0]))
+        try:
+            _, packed_schema, packed_numbers, values = header_parts(one, limits)
+            schema = read_schema(packed_schema)
+        except WireFormatError as error:
+            raise of_message(int(members[left[0]]), error) from error
+        # As this library writes it: the numbers stand right before their end.
+        last = size - len(values)
+        end = size - len(behind_numbers(values))
+        begin = end - len(packed_numbers)
+        # The same schema in the same bytes, and as many bytes of numbers and of values.
+        like = matrix[left]
+        same = (like[:, :begin] == like[0, :begin]).all(axis=1)
+        same &= (like[:, end:last] == like[0, end:last]).all(axis=1)
+        groups, odd = divmod(len(packed_numbers) // 8 - schema.numbers - 2 - count, 5)
+        if not one.endswith(behind_numbers(values)) or groups < 0 or odd:
+            # Of another writer, with checksums, or not the numbers of a header.
+            rest.append(left[:1])
+            left = left[1:]
+            continue
+        numbers = like[same, begin:end].view(np.int64)
+        alike = left[same]
+        different = (like[same, last:] != like[0, last:]).any()
+        packed = (
+            [whole[(at + 1) * size - len(values) : (at + 1) * size] for at in alike.tolist()]
+            if different
+            else [values] * len(alike)
+        )
+        stack = Stack.of(schema, members[alike], numbers, groups, packed)
+        sound = _sound(stack, frames, size, limits)
+        if sound.all():
+            stacks.append(stack)
+        else:
+            good = alike[sound]
+            if len(good):
+                chosen = [
+                    values for values, fits in zip(packed, sound.tolist(), strict=True) if fits
+                ]
+                stacks.append(Stack.of(schema, members[good], numbers[sound], groups, chosen))
+            rest.append(alike[~sound])
+        left = left[~same]
+    return np.concatenate([*rest, left])
 
 
 def stacked(headers: Iterable[tuple[int, Header]]) -> list[Stack]:
@@ -140,8 +275,14 @@ def stacked(headers: Iterable[tuple[int, Header]]) -> list[Stack]:
         numbers.append(header.numbers[: first + 5 * key[1] + key[2]])
         values.append(header.packed_values)
     return [
-        Stack(schema, np.array(members, dtype=np.int64), np.array(numbers, dtype=np.int64), values)
-        for schema, members, numbers, values in alike.values()
+        Stack.of(
+            schema,
+            np.array(members, dtype=np.int64),
+            np.array(numbers, dtype=np.int64),
+            groups,
+            values,
+        )
+        for (_, groups, _), (schema, members, numbers, values) in alike.items()
     ]
 
 
@@ -150,94 +291,61 @@ def of_message(index: int, error: WireFormatError) -> WireFormatError:
     return WireFormatError(error.reason, f"message {index}: {error.path}", error.detail)
 
 
-_SIMPLE = frozenset(
-    (Kind.TENSORDICT, Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_DATA)
-)
+_SIMPLE = WITH_CELLS | {Kind.TENSORDICT, Kind.NON_TENSOR_DATA}
 
 
 def _sound(
-    schema: Schema,
-    parts: Sequence[tuple[int, int, bytes]],
-    numbers: IntArray,
-    frames: Sequence[Sequence[ByteArray]],
-    limits: Limits,
+    stack: Stack, frames: Frames, header_bytes: int, limits: Limits
 ) -> npt.NDArray[np.bool_]:
-    """Which messages of one schema are sound at first sight; the others may be, too.
+    """Which messages of a stack are sound at first sight; the others may be, too.
 
-    As `read_header` checks them one by one, but no product is made of numbers that are larger
-    than the payload, so that none can wrap around.
+    As `read_header` checks them one by one.
     """
-    count, first = len(parts), schema.numbers + 2
+    schema, numbers, cells = stack.schema, stack.numbers, stack.cells
+    count, groups = stack.groups.shape[:2]
     none = np.zeros(count, dtype=bool)
     simple = all(node.kind in _SIMPLE for node in schema.nodes)
-    too_much = schema.columns > limits.columns or schema.depth > limits.depth
-    if numbers.shape[1] < first or not simple or too_much:
+    if not simple or schema.columns > limits.columns or schema.depth > limits.depth:
         return none
-    groups, sizes = numbers[0, first - 2 : first].tolist()
-    if groups < 0 or sizes < 0 or first + 5 * groups + sizes != numbers.shape[1]:
-        return none  # with checksums, or not numbers of a header
-    sound = (numbers[:, first - 2 : first] == (groups, sizes)).all(axis=1)
-    sound &= (numbers >= 0).all(axis=1)
-    given = [[len(frame) for frame in frames[i]] for i, _, _ in parts]
-    if not sound.all() or any(len(found) != sizes for found in given):
+    first = schema.numbers + 2
+    held = numbers.shape[1] - first - 5 * groups
+    sizes = frames.sizes[frames.first[stack.members][:, None] + np.arange(held)]
+    sound = (numbers[:, first - 2 : first] == (groups, held)).all(axis=1)
+    sound &= (numbers[:, first + 5 * groups :] == sizes).all(axis=1)
+    if not sound.all() or (numbers < 0).any():
         return none
-    size_of = np.array(given, dtype=np.int64).reshape(count, sizes)
-    sound &= (numbers[:, first + 5 * groups :] == size_of).all(axis=1)
-    payload = size_of.sum(axis=1)
-    sound &= payload + np.array([size for _, size, _ in parts]) <= limits.bytes
-    fits = {values: _values_fit(values, schema.values) for _, _, values in parts}
-    sound &= np.array([fits[values] for _, _, values in parts])
+    payload = sizes.sum(axis=1)
+    sound &= payload + header_bytes <= limits.bytes
+    fits = {values: _values_fit(values, schema.values) for values in set(stack.values)}
+    if not all(fits.values()):
+        sound &= np.array([fits[values] for values in stack.values])
+    # Rows that no cell vouches for.
+    batches = [node for node in schema.nodes if node.kind not in WITH_CELLS]
+    if any(node.end - node.dims != 1 for node in batches):
+        return none
+    sound &= (numbers[:, [node.dims for node in batches]] <= MAX_UNBACKED_ROWS).all(axis=1)
 
-    rows = np.arange(count)
-    left = payload.copy()
+    group_buffer, group_offset, rows, low, high = stack.groups.transpose(2, 0, 1)
+    few = rows < 2
+    right = np.where(few, (low == high) & ((rows == 1) | (high == 0)), low <= high)
+    sound &= (right & (rows <= payload[:, None])).all(axis=1)
+    sound &= ((cells.stored == PLAIN) & (cells.group < groups)).all(axis=1)
 
-    def claim(buffer: IntArray, offset: IntArray, size: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether bytes lie at a place; sizes are at most one more than those of the payload."""
-        np.subtract(left, size, out=left)
-        if not sizes:
-            nothing: npt.NDArray[np.bool_] = size == 0
-            return nothing
-        held = size_of[rows, np.minimum(buffer, sizes - 1)]
-        fits: npt.NDArray[np.bool_] = (buffer < sizes) & (offset <= held - size)
-        fits |= size == 0
-        return fits
+    buffer = np.concatenate([group_buffer, cells.buffer], axis=1)
+    offset = np.concatenate([group_offset, cells.offset], axis=1)
+    size = np.concatenate([np.where(few, 0, 8 * (rows + 1)), cells.size], axis=1)
+    inside = size == 0
+    if held:
+        room = sizes[np.arange(count)[:, None], np.minimum(buffer, held - 1)]
+        inside |= (buffer < held) & (offset + size <= room)
+    sound &= inside.all(axis=1) & (size.sum(axis=1) <= payload)
 
-    group_rows = np.zeros((count, groups), dtype=np.int64)
-    for k in range(groups):
-        buffer, offset, held, low, high = numbers[:, first + 5 * k : first + 5 * k + 5].T
-        group_rows[:, k] = held
-        sound &= (low <= high) & (held <= payload)
-        few = held < 2
-        sound &= ~few | ((low == high) & ((held == 1) | (high == 0)))
-        fits = np.minimum(held, payload)
-        sound &= claim(buffer, offset, np.where(few, 0, np.minimum(8 * (fits + 1), payload + 1)))
-    objects = np.full(count, schema.size + groups + sizes, dtype=np.int64)
-    for node in schema.nodes:
-        i = node.number
-        dims = numbers[:, node.dims : node.end]
-        if node.kind is Kind.TENSORDICT or node.kind is Kind.NON_TENSOR_DATA:
-            sound &= len(dims.T) == 1 and (dims[:, 0] <= MAX_UNBACKED_ROWS)
-            continue
-        if node.kind is Kind.NON_TENSOR_ROWS:
-            group = numbers[:, i + 3]
-            size = np.minimum(numbers[:, i + 2], payload + 1)
-            known = np.minimum(group, max(groups - 1, 0))
-            sound &= group < groups
-            objects += group_rows[rows, known] if groups else 0
-        else:
-            sound &= numbers[:, i + 2] == PLAIN
-            if node.kind is Kind.JAGGED:
-                sound &= numbers[:, i + 3] < groups
-            size = np.full(count, node.itemsize, dtype=np.int64)
-            for dim in dims.T:
-                # Both are at most 2**31 or so in any honest message; larger ones are looked at
-                # one by one.
-                sound &= (dim <= _MOST) & (size <= _MOST)
-                size = np.minimum(size, _MOST) * np.minimum(dim, _MOST)
-            sound &= size <= payload
-            size = np.minimum(size, payload + 1)
-        sound &= claim(numbers[:, i], numbers[:, i + 1], size)
-    whole: npt.NDArray[np.bool_] = sound & (left >= 0) & (objects <= limits.objects)
+    objects = np.full(count, schema.size + groups + held)
+    documents_of = [k for k, node in enumerate(cells.nodes) if node.kind is Kind.NON_TENSOR_ROWS]
+    if documents_of and groups:
+        known = np.minimum(cells.group[:, documents_of], groups - 1)
+        objects += rows[np.arange(count)[:, None], known].sum(axis=1)
+    whole: npt.NDArray[np.bool_] = sound & (objects <= limits.objects)
     return whole
 
 
@@ -249,7 +357,3 @@ def _values_fit(packed: bytes, count: int) -> bool:
     except WireFormatError:
         return False
     return type(values) is list and len(values) - count in (0, 1)
-
-
-_MOST = 1 << 31
-"""Of factors whose product cannot wrap around."""
