@@ -280,4 +280,4 @@ def test_ctrl_c_while_a_block_is_returned_does_not_leak_it(monkeypatch):
     del block
     assert len(swallowed) == 2
     assert not blocks._loans
-    assert not blocks._kept
+    assert not any(blocks._kept.values())

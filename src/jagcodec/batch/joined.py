@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -604,7 +605,7 @@ class JoinedColumns(_Composite):
             names = [name for name, source in self._sources.items() if source is batch]
             for name, column in batch.select(names).columns():
                 if isinstance(column, RaggedView):
-                    column.row_splits = self._pool.unique(column.row_splits)
+                    column = replace(column, row_splits=self._pool.unique(column.row_splits))
                 found[name] = column
         return [(name, found[name]) for name in self._fields]
 

@@ -129,12 +129,13 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
         task: Pad | None = None
         if data is None:
             pass
-        elif view.ragged_dim == 1 and view.starts is None and type(view.memory) is np.ndarray:
+        elif view.ragged_dim == 1 and type(view.memory) is np.ndarray:
             # Most of them: rows of a message, where they lie.
             row_splits = view.row_splits
             if len(data):
                 cell = len(data) // (row_splits.rows * width)
-                starts, lengths = row_splits.starts, row_splits.lengths
+                starts = row_splits.starts if view.starts is None else view.starts
+                lengths = row_splits.lengths
                 task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
         else:
             task = pad_task(view, data, width, left_pad, bits)

@@ -407,14 +407,16 @@ def _row_lengths(table: HasRows, where: str) -> IntArray:
 def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
     """Rows by part, and the tokens of the heaviest part."""
     parts: list[list[int]] = [[] for _ in range(count)]
-    # Lightest first; among equally light ones that of fewest rows, so that none stays empty.
-    heap = [(0, 0, part) for part in range(count)]
+    # Lightest first; among equally light ones that of fewest rows, so that none stays empty: as one
+    # number each, tokens above rows above the part.
+    heap = list(range(count))
+    one_row, one_token = 1 << 32, 1 << 64
     sizes = tokens.tolist()
     for row in np.argsort(-tokens, kind="stable").tolist():
-        light, rows, part = heap[0]
-        parts[part].append(row)
-        heapq.heapreplace(heap, (light + sizes[row], rows + 1, part))
-    return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap)[0]
+        light = heap[0]
+        parts[light % one_row].append(row)
+        heapq.heapreplace(heap, light + sizes[row] * one_token + one_row)
+    return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap) // one_token
 
 
 def _sizes(sizes: Any, rows: int, where: str) -> IntArray:

@@ -8,9 +8,10 @@ anything, and as long as it does not, the next batch of about that size writes t
 
 At most one block is kept for each power of two of bytes from 4 MiB to 4 GiB, 8 GiB in all. Tools
 that read RSS count it until the system takes it; what Kubernetes calls the working set does not,
-and goes on to leave it out while it is in use again (docs/performance.md). `release` gives all of
-them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none. Smaller memory is the C library's,
-which keeps it by itself; where the system has no ``MADV_FREE`` so are large blocks.
+and goes on to leave it out while it is in use again (docs/performance.md). Of smaller blocks, from
+256 KiB on, 16 MiB of each size are kept as the C library keeps memory, for the micro-batches of the
+next step. `release` gives all of them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none.
+Smaller memory is the C library's; where the system has no ``MADV_FREE`` all of it is.
 """
 
 from __future__ import annotations
@@ -30,16 +31,25 @@ from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
 
 # What is smaller the C library keeps well enough; from here on it may give memory back to the
-# system and take it anew for every batch. (Huge pages, too, pay off from about here on.)
-_SMALLEST_KEPT = 4 << 20
+# system and take it anew, page by page, for every batch.
+_SMALLEST_KEPT = (128 << 10) + 1
 _LARGEST_KEPT = 4 << 30
+
+# From here on blocks are worth huge pages, and lending to the system while nobody holds them.
+_LARGE = 4 << 20
+
+# Of smaller blocks, so much is kept of each size.
+_KEPT_SMALL = 16 << 20
+
+# A block may take a mapping of its own, of which a process has 65,530 for everything.
+_MOST_LOANS = 1024
 
 # From here on the C library's memory always is the system's, which gives it zeroed; what is smaller
 # may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
 _FRESH_FROM_THE_SYSTEM = 32 << 20
 
 # By their sizes. Only single operations that no thread and no finalizer can come between.
-_kept: dict[int, mmap.mmap] = {}
+_kept: dict[int, list[mmap.mmap]] = {1 << bits: [] for bits in range(18, 33)}
 
 
 class Block(NamedTuple):
@@ -65,18 +75,21 @@ def new_block(size: int) -> Block:
     # Of a size that the next batch can use too. What lies behind `size` is not touched: it takes
     # no memory, or stays lent to the system.
     room = 1 << (size - 1).bit_length()
-    _collect()
-    kept = _kept.pop(room, None)
-    try:
-        mapped = _mapped(room) if kept is None else kept
-    except OSError:  # a limit on addresses, which numpy stays below or tells of
-        return _unkept(size)
+    mapped = _let_go(room)
+    zeroed = mapped is None
+    if mapped is None:
+        if len(_loans) >= _MOST_LOANS:
+            return _unkept(size)
+        try:
+            mapped = _mapped(room)
+        except OSError:  # a limit on addresses, which numpy stays below or tells of
+            return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
     # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
     loan = _Loan(whole, _returned)
     loan.mapped, loan.room = mapped, room
     _loans[id(loan)] = loan
-    return Block(whole[:size], kept is None)
+    return Block(whole[:size], zeroed)
 
 
 def release() -> None:
@@ -87,7 +100,8 @@ def release() -> None:
         >>> blocks.release()
     """
     _collect()
-    _kept.clear()
+    for kept in _kept.values():
+        kept.clear()
 
 
 def _unkept(size: int) -> Block:
@@ -102,9 +116,20 @@ def _unkept(size: int) -> Block:
         return Block(make(size, dtype=np.uint8), zeroed)
 
 
+def _let_go(room: int) -> mmap.mmap | None:
+    """A block of a size that nobody holds any more."""
+    kept = _kept[room]
+    if not kept:
+        _collect()
+    try:
+        return kept.pop()
+    except IndexError:  # there is none, or another thread has it
+        return None
+
+
 def _mapped(room: int) -> mmap.mmap:
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if room >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # from a kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
@@ -130,11 +155,16 @@ def _returned(loan: _Loan) -> None:
     """
     if _loans.pop(id(loan), None) is None:
         return
+    kept = _kept[loan.room]
+    most = 1 if loan.room >= _LARGE else _KEPT_SMALL // loan.room
+    if len(kept) >= most:
+        return
     try:
-        loan.mapped.madvise(mmap.MADV_FREE)
+        if loan.room >= _LARGE:
+            loan.mapped.madvise(mmap.MADV_FREE)
     except OSError:
         return  # locked memory, which cannot be taken back: unmapped
-    _kept[loan.room] = loan.mapped
+    kept.append(loan.mapped)
 
 
 def _collect() -> None:

@@ -47,9 +47,10 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
             f"{array.shape}",
         )
     array = np.atleast_1d(array).astype(np.int64)
-    wrong = np.flatnonzero((array < -rows) | (array >= rows))
-    if len(wrong):
+    low, high = int(array.min(initial=0)), int(array.max(initial=0))
+    if low < -rows or high >= rows > 0 or (not rows and len(array)):
+        wrong = array[(array < -rows) | (array >= rows)]
         raise ArgumentIndexError(
-            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {array[wrong[0]]}"
+            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
         )
-    return np.where(array < 0, array + rows, array)
+    return np.where(array < 0, array + rows, array) if low < 0 else array

@@ -458,17 +458,16 @@ class WireBatch:
         other is what `leaf` gives. Views are only to be read.
         """
         message, chosen = self._message, self._chosen
-        rows = self._rows[0] if chosen is None else len(chosen)
-        flat = len(self._rows) == 1
+        checked: set[int] = set()  # ragged groups that have as many rows as the batch
         columns: list[tuple[str, Any]] = []
         for name, node in self._nodes.items():
             try:
                 if node.kind is _JAGGED:
-                    if chosen is not None or not flat:
+                    group = message.numbers[node.number + 3]
+                    if group not in checked:
                         self._row_splits(node)
+                        checked.add(group)
                     column: Any = message.view(node, chosen)
-                    if column.row_splits.rows != rows:
-                        raise rows_differ(self._rows, [column.row_splits.rows])
                 elif node.kind is Kind.NON_TENSOR_ROWS:
                     column = object_array(self._objects(node))
                 else:

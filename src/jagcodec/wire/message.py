@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.memory.tensor_bytes import ByteArray, from_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
@@ -93,6 +93,20 @@ def check_frames(buffers: Sequence[ByteArray], checksums: Sequence[int]) -> None
 # --- an open message ---------------------------------------------------------------------------
 
 
+class _Choice(NamedTuple):
+    """Rows chosen of a ragged group.
+
+    Attributes:
+        chosen: Which; kept, so that its id stays its own.
+        row_splits: They alone, end to end.
+        starts: (rows,) where they begin among all.
+    """
+
+    chosen: Chosen
+    row_splits: RowSplits
+    starts: IntArray
+
+
 class Message:
     """An open message: its checked header, and a way to its buffers.
 
@@ -136,8 +150,10 @@ class Message:
         self._given: set[int] = set()
         # What cuts rows out of it, with the columns that it is for (see `slicing`).
         self.slicer: tuple[Any, Any] | None = None
-        # Rows chosen of a group, by the group and the identity of the choice, which is kept.
-        self._chosen: dict[tuple[int, int], tuple[Chosen, RowSplits]] = {}
+        # Jagged columns where they lie, by the first of their numbers.
+        self._views: dict[int, RaggedView] = {}
+        # Rows chosen of a group, by the group and the identity of the choice.
+        self._chosen: dict[tuple[int, int], _Choice] = {}
 
     def to_read(self) -> Message:
         """The same message for someone who never writes to what comes out of it."""
@@ -242,11 +258,14 @@ class Message:
         found = self._groups[group]
         if found is None:
             found = self._groups[group] = self._read_group(group)
-        if chosen is None:
-            return found
+        return found if chosen is None else self._choose(group, chosen).row_splits
+
+    def _choose(self, group: int, chosen: Chosen) -> _Choice:
+        """Rows chosen of a ragged group; found once for all its columns."""
         key = (group, id(chosen))
         known = self._chosen.get(key)
         if known is None:
+            found = self.row_splits(group)
             rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
             lengths = np.ascontiguousarray(found.lengths[rows])
             # Rows may repeat, and cells of no bytes may be many.
@@ -254,9 +273,9 @@ class Message:
                 raise WireFormatError(
                     "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(chosen)} rows"
                 )
-            picked = RowSplits.from_lengths(lengths)
-            known = self._chosen[key] = (chosen, picked)
-        return known[1]
+            known = _Choice(chosen, RowSplits.from_lengths(lengths), found.starts[rows])
+            self._chosen[key] = known
+        return known
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
@@ -306,28 +325,39 @@ class Message:
         Its memory is only to be read, unless `keep` asks for memory that a tensor may alias.
         """
         numbers, i = self.numbers, node.number
-        group = numbers[i + 3]
-        row_splits = self._groups[group] or self.row_splits(group)
-        shape = tuple(numbers[node.dims : node.end])
-        if row_splits.total != shape[node.fields[2] - 1]:
-            raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
+        in_place = numbers[i + 2] == PLAIN and not keep and self.payload.in_memory
+        if in_place and (chosen is None or type(chosen) is not range):
+            whole = self._views.get(i)
+            if whole is None:
+                whole = self._views[i] = self._whole(node, keep=False)
+            if chosen is None:
+                return whole
+            if len(whole.memory):
+                rows = self._choose(numbers[i + 3], chosen)
+                dtype, shape, dim = whole.dtype, whole.shape, whole.ragged_dim
+                return RaggedView(whole.memory, dtype, shape, dim, rows.starts, rows.row_splits)
+        return self._whole(node, keep) if chosen is None else self._part(node, chosen, keep)
+
+    def _whole(self, node: Node, keep: bool) -> RaggedView:
+        """All rows of a JAGGED column."""
+        numbers, i = self.numbers, node.number
+        row_splits, shape = self.row_splits(numbers[i + 3]), self.shape(node)
         name, _, dim = node.fields
-        dtype = _DTYPES[name]
-        if dtype is None:
-            raise unknown_dtype(name)
-        if chosen is None and numbers[i + 2] == PLAIN and not keep:
-            size = node.itemsize
-            for extent in shape:
-                size *= extent
-            data = self.payload.read(numbers[i], numbers[i + 1], size)
-            return RaggedView(data, dtype, shape, dim, None, row_splits)
-        if chosen is None:
-            data = self._cell_range(node, 0, math.prod(shape), keep=keep)
-            return RaggedView(data, dtype, shape, dim, None, row_splits)
-        inner = math.prod(shape[dim:])
-        outer = math.prod(shape[: dim - 1])
-        extent = shape[dim - 1]
-        picked = self.row_splits(self.numbers[node.number + 3], chosen)
+        if row_splits.total != shape[dim - 1]:
+            raise _other_total(numbers[i + 3], shape[dim - 1], row_splits.total)
+        dtype = torch_dtype(name)
+        data = self._cell_range(node, 0, math.prod(shape), keep=keep)
+        return RaggedView(data, dtype, shape, dim, None, row_splits)
+
+    def _part(self, node: Node, chosen: Chosen, keep: bool) -> RaggedView:
+        """Some rows of a JAGGED column, no more than they being read where that is possible."""
+        group, shape = self.numbers[node.number + 3], self.shape(node)
+        name, _, dim = node.fields
+        row_splits, dtype = self.row_splits(group), torch_dtype(name)
+        if row_splits.total != shape[dim - 1]:
+            raise _other_total(group, shape[dim - 1], row_splits.total)
+        outer, extent, inner = math.prod(shape[: dim - 1]), shape[dim - 1], math.prod(shape[dim:])
+        picked, starts = self._choose(group, chosen)[1:]
         wanted = (*shape[: dim - 1], picked.total, *shape[dim:])
         host = row_splits.host
         if not math.prod(wanted):
@@ -336,11 +366,10 @@ class Message:
             bounds = int(host[chosen.start]) * inner, int(host[chosen.stop]) * inner
             data = self._cell_range(node, *bounds, keep=keep)
             return RaggedView(data, dtype, wanted, dim, None, picked)
-        rows = np.asarray(chosen, dtype=np.int64)
-        ranges = [] if self.payload.in_memory else joined_rows(rows)
+        ranges = [] if self.payload.in_memory else joined_rows(np.asarray(chosen, dtype=np.int64))
         if self.payload.in_memory or outer * len(ranges) > _MOST_RANGES:
             data = self._cell_range(node, 0, outer * extent * inner, keep=False)
-            return RaggedView(data, dtype, shape, dim, host[rows], picked)
+            return RaggedView(data, dtype, shape, dim, starts, picked)
         runs = [
             ((k + int(host[a])) * inner, (k + int(host[b])) * inner)
             for k in range(0, outer * extent, extent)
