@@ -12,10 +12,11 @@ from tensordict import TensorDict
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.pack.fields import leaves_of
+from jagcodec.pack.one_row import frames_of_row
 from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
-from jagcodec.wire.encoder import Columns, pending
+from jagcodec.wire.encoder import Columns, meta_document, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.lazy import FieldSchema
 
@@ -158,8 +159,18 @@ def encode_rows(
         ArgumentTypeError: As from `pack_rows`; or `out` is not a writable buffer.
         UnsupportedTypeError: As from `encode`.
     """
+    where = "encode_rows"
+    plain = out is dtypes is None and same_length == rectangular == ()
+    if plain and type(rows) is list and len(rows) == 1 and not (narrow or checksum):
+        row = rows[0]
+        if type(row) is dict:
+            check_fields(row, f"{where}(rows), row 0")
+            document = None if meta is None else meta_document(meta, allow_pickle, default)
+            frames = frames_of_row(row, document, where)
+            if frames is not None:
+                return frames
     message = pending(
-        _columns(rows, dtypes, same_length, rectangular, "encode_rows", own=False),
+        _columns(rows, dtypes, same_length, rectangular, where, own=False),
         narrow=narrow,
         checksum=checksum,
         allow_pickle=allow_pickle,

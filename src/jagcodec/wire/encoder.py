@@ -137,7 +137,7 @@ def pending(
         lowering.values.append(tree)
         tree = None
     if meta is not None:
-        lowering.values.append(_meta_document(meta, allow_pickle, default))
+        lowering.values.append(meta_document(meta, allow_pickle, default))
     lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
@@ -147,7 +147,7 @@ def pending(
     return _Placing(copies, narrow, keep_on).message(lowered, checksum)
 
 
-def _meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
+def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
     """The document of what belongs to the whole message."""
     if not isinstance(meta, Mapping):
         raise ArgumentTypeError(

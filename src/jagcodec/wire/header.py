@@ -68,18 +68,22 @@ class Header(NamedTuple):
 # --- writing -----------------------------------------------------------------------------------
 
 _KEYS = (MAGIC, "schema", "numbers", "values")
-_schemas: Table[bytes] = Table(MOST_SCHEMAS, MOST_BYTES)
+_schemas: Table[tuple[bytes, bytes]] = Table(MOST_SCHEMAS, MOST_BYTES)
 
 
-def schema_bytes(tree: Any) -> bytes:
-    """The bytes of a schema, given as nested tuples of names, numbers, True, False and None."""
+def _packed_schema(tree: Any) -> tuple[bytes, bytes]:
+    """The bytes of a schema, given as nested tuples of names, numbers, True, False and None.
+
+    And a header up to its numbers, which holds them.
+    """
     known = _schemas.find(tree)
     if known is None:
-        packed: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
-        known = packed
-        if len(known) <= LARGEST_KEPT:
+        schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
+        size = _size(_EXT_SIZES, len(schema))
+        known = schema, b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
+        if len(schema) <= LARGEST_KEPT:
             # The tuples of names and numbers take more memory than their bytes.
-            _schemas.keep(tree, known, 64 * len(known))
+            _schemas.keep(tree, known, 64 * len(schema))
     return known
 
 
@@ -96,7 +100,7 @@ def write_header(
     Raises:
         ValueError: It is too large for msgpack.
     """
-    schema = schema_bytes(tree)
+    schema, before = _packed_schema(tree)
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
@@ -106,17 +110,7 @@ def write_header(
         whole = _header_checksum(schema, packed, values)
         packed += struct.pack(f"<{1 + len(checksums)}q", whole, *checksums)
     # Put together from what msgpack makes of the keys: it takes longer to begin than this does.
-    parts = (
-        _BEFORE_SCHEMA,
-        _size(_EXT_SIZES, len(schema)),
-        _SCHEMA_CODE,
-        schema,
-        _BEFORE_NUMBERS,
-        _size(_BIN_SIZES, len(packed)),
-        packed,
-        behind_numbers(values),
-    )
-    return b"".join(parts)
+    return b"".join((before, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
 
 
 def behind_numbers(values: bytes) -> bytes:

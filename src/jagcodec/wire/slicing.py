@@ -8,20 +8,16 @@ the same rows. What is not that simple is left to `encode`.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.header import write_header
 from jagcodec.wire.message import Message
-from jagcodec.wire.schema import Group, Node
-from jagcodec.wire.spec import ALIGNMENT, MAX_UNBACKED_ROWS, PLAIN, SMALL_BUFFER, Kind
-
-_GAPS = tuple(map(bytes, range(ALIGNMENT)))
+from jagcodec.wire.rows_in_order import OrderedColumn, frames_of_rows
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
 class _Column(NamedTuple):
@@ -51,54 +47,19 @@ class Slicer:
 
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
-        rows = stop - start
-        numbers = [rows]
-        groups: list[Group] = []
-        group_of: dict[object, int] = {}
-        pieces: list[bytes | memoryview] = []
-        large: list[memoryview] = []
-        small = 0
-
-        def place(data: bytes | memoryview) -> tuple[int, int]:
-            nonlocal small
-            size = len(data)
-            if not size:
-                return 0, 0
-            if size >= SMALL_BUFFER:
-                large.append(memoryview(data))
-                return len(large), 0
-            offset = (small + 63) & -ALIGNMENT
-            pieces.append(_GAPS[offset - small])
-            pieces.append(data)
-            small = offset + size
-            return 0, offset
-
+        columns: list[OrderedColumn] = []
+        known: dict[int, tuple[int, ...]] = {}  # columns share their offsets
         for data, cell, offsets, dims in self._columns:
             if offsets is None:
-                numbers += place(data[start * cell : stop * cell])
-                numbers += (PLAIN, rows, *(dims or ()))
+                columns.append((data[start * cell : stop * cell], None, dims))
                 continue
-            first, last = offsets[start], offsets[stop]
-            numbers += place(data[first * cell : last * cell])
-            numbers.append(last - first if dims is None else PLAIN)
-            group = group_of.get(id(offsets))
-            if group is None:
+            first = offsets[start]
+            own = known.get(id(offsets))
+            if own is None:
                 own = tuple([offset - first for offset in offsets[start : stop + 1]])
-                group = group_of.get(own)
-                if group is None:
-                    group = group_of[own] = len(groups)
-                    lengths = [b - a for a, b in pairwise(own)]
-                    where = (0, 0)
-                    if rows > 1:
-                        where = place(struct.pack(f"<{rows + 1}q", *own))
-                    groups.append(Group(*where, rows, min(lengths), max(lengths)))
-                group_of[id(offsets)] = group
-            numbers.append(group)
-            if dims is not None:
-                numbers += (last - first, *dims)
-        buffers = [memoryview(bytearray().join(pieces)), *large] if small or large else []
-        sizes = [len(buffer) for buffer in buffers]
-        return [write_header(self._tree, numbers, self._values, groups, sizes, None), *buffers]
+                known[id(offsets)] = own
+            columns.append((data[first * cell : offsets[stop] * cell], own, dims))
+        return frames_of_rows(self._tree, stop - start, columns, self._values)
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
