@@ -4,6 +4,7 @@ import pickle
 import tracemalloc
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -339,13 +340,28 @@ def test_checksums_of_every_message_are_verified():
         materialize(messages[4])
 
 
-def test_every_bit_of_a_header_is_checked_as_in_one_message():
+MANY_ROWS = expected(ROWS[2:6])
+WITH_MORE = TensorDict(
+    {"ids": row_of(1, 3)["ids"], "all": NonTensorData("whole", batch_size=[1])}, [1]
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "bits"),
+    [
+        (row_of(1, 3), {}, range(8)),
+        (MANY_ROWS, {}, (0, 5)),
+        (WITH_MORE, {"meta": {"step": 3}}, range(8)),
+        (row_of(1, 3), {"checksum": True}, (0, 7)),
+        (row_of(1, 3), {"narrow": True}, (0, 7)),
+    ],
+)
+def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits):
     """The check of many messages at once takes nothing that the check of one refuses."""
-    frames = [bytes(frame) for frame in encode(row_of(1, 3))]
-    other = [bytes(frame) for frame in encode(row_of(2, 4))]
+    frames = [bytes(frame) for frame in encode(batch, **options)]
     refused = 0
     for at in range(len(frames[0])):
-        for bit in range(8):
+        for bit in bits:
             header = bytearray(frames[0])
             header[at] ^= 1 << bit
             damaged = [bytes(header), *frames[1:]]
@@ -356,15 +372,73 @@ def test_every_bit_of_a_header_is_checked_as_in_one_message():
                 except JagcodecError as error:
                     return error
 
-            alone = read(lambda: open_wire(damaged).to_tensordict())  # noqa: B023
-            together = read(lambda: join_messages([damaged, damaged], "test").to_tensordict())  # noqa: B023
-            if isinstance(alone, WireFormatError):
-                refused += 1
-                assert isinstance(together, WireFormatError), (at, bit, together)
-            else:
-                assert_same(together, concat_rows([alone, alone]))
-            read(lambda: join_messages([other, damaged], "test").to_tensordict())  # noqa: B023
-    assert refused > 1000
+            def alone_read():
+                # `open_wire` leaves checksums of frames to whoever reads them.
+                if "checksum" in options:
+                    return decode(damaged)  # noqa: B023
+                return open_wire(damaged).to_tensordict()  # noqa: B023
+
+            alone = read(alone_read)
+            for first in (damaged, frames):
+                together = read(
+                    lambda: join_messages([first, damaged], "test").to_tensordict()  # noqa: B023
+                )
+                if isinstance(alone, WireFormatError):
+                    assert isinstance(together, JagcodecError), (at, bit, together)
+                    assert first is frames or isinstance(together, WireFormatError)
+                elif first is damaged:
+                    assert_same(together, concat_rows([alone, alone]))
+            refused += isinstance(alone, WireFormatError)
+    assert refused > 20 * len(bits)
+
+
+def test_headers_of_many_forms_are_told_apart():
+    """Of as many bytes each: names, dtypes, values, rows and writers that differ."""
+    batches = []
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool):
+        for rows in (1, 3):
+            ids = torch.nested.nested_tensor(
+                [torch.ones(4 + i) for i in range(rows)], layout=torch.jagged
+            )
+            other = torch.ones(rows, dtype=dtype)
+            batches.append(TensorDict({"ids": ids, "other": other.long()}, [rows]))
+            batches.append(TensorDict({"ids": ids, "other": other.to(dtype)}, [rows]))
+    messages = [encode(batch) for batch in batches]
+    wide = [batch for batch in batches if batch["other"].dtype == torch.int64]
+    assert_same(
+        join_messages([encode(batch) for batch in wide], "test").to_tensordict(), expected(wide)
+    )
+    lengths = join_messages(messages, "test").select(["ids"]).to_tensordict()["ids"]
+    assert [len(row) for row in lengths.unbind()] == [
+        4 + i for batch in batches for i in range(len(batch))
+    ]
+    with pytest.raises(ArgumentError, match="dtype"):
+        join_messages(messages, "test").to_tensordict()
+
+
+def test_headers_of_another_writer_are_read_as_well():
+    """One that writes sizes in more bytes than they need."""
+    messages = [[bytes(frame) for frame in encode(batch)] for batch in ROWS]
+    for frames in messages[1::2]:
+        fields = msgpack.unpackb(frames[0])
+        key = msgpack.packb("numbers")
+        at = frames[0].index(key) + len(key)
+        numbers = fields["numbers"]
+        short = len(msgpack.packb(numbers)) - len(numbers)
+        sized = b"\xc6" + len(numbers).to_bytes(4, "big")
+        frames[0] = frames[0][:at] + sized + frames[0][at + short :]
+        values = b"\xc6" + len(fields["values"]).to_bytes(4, "big") + fields["values"]
+        frames[0] = frames[0][: -2 - len(fields["values"])] + values
+        assert msgpack.unpackb(frames[0]) == fields
+    assert_same(join_messages(messages, "test").to_tensordict(), expected(ROWS))
+
+
+def test_numbers_that_repeat_the_bytes_around_them():
+    """Numbers that begin with the bytes that stand before them are found where they are."""
+    for rows in (0, 1, 256, 1 << 16):
+        batch = TensorDict({f"c{i}": torch.zeros(rows, 0) for i in range(5)}, [rows])
+        frames = encode(batch)
+        assert_same(join_messages([frames] * 3, "test").to_tensordict(), concat_rows([batch] * 3))
 
 
 def test_rows_of_offsets_are_checked():
@@ -438,6 +512,18 @@ def test_meta_of_a_join_is_what_all_agree_on():
     assert open_wire(batch.to_frames()).meta == {"step": 3}
     assert concat_rows([open_wire(m) for m in messages]).meta == {"step": 3}
     assert join_messages([*messages, encode(ROWS[3])], "test").meta == {}
+
+
+def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
+    metas = [{"uid": text} for text in ("aa", "bb", "c", "", "bb", "aa", "dddd")]
+    messages = [encode(row, meta=meta) for row, meta in zip(ROWS, metas, strict=True)]
+    batch = join_messages([*messages, encode(ROWS[0])], "test")
+    assert batch.metas == [*metas, {}]
+    assert batch.meta == {}
+    first, *_, last = join_messages([messages[0], messages[1], messages[5]], "test").metas
+    assert first == last
+    assert first is not last
+    assert join_messages([messages[0], messages[5]], "test").meta == {"uid": "aa"}
 
 
 def test_batches_in_dicts_and_batched_data_dicts_are_opened():

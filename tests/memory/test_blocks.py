@@ -80,6 +80,26 @@ def test_one_of_a_size_is_kept():
     assert [new.zeroed for new in [new_block(40 * MB), new_block(40 * MB)]] == [False, True]
 
 
+def test_of_small_ones_as_many_are_kept_as_the_micro_batches_of_a_step():
+    size = 300_000  # in rooms of 512 KiB
+    held = [new_block(size) for _ in range(40)]
+    assert all(block.zeroed for block in held)
+    for block in held:
+        block.data[:] = 1
+    del held, block
+    again = [new_block(size - i) for i in range(40)]
+    assert sum(not block.zeroed for block in again) == 32
+    assert len({address(block.data) for block in again}) == 40
+
+
+def test_whoever_holds_very_many_takes_no_mapping_for_each():
+    held = [new_block(200_000) for _ in range(1500)]
+    assert len(blocks._loans) == 1024
+    assert len({address(block.data) for block in held}) == 1500
+    held.clear()
+    assert not blocks._loans
+
+
 @pytest.mark.parametrize("hold", ["view", "tensor", "memoryview", "view of a view"])
 def test_never_while_anything_refers_to_it(hold):
     block = new_block(40 * MB)

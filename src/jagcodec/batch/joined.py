@@ -72,6 +72,9 @@ class _Composite(WireBatch):
     def batch_size(self) -> torch.Size:
         return torch.Size(self._sizes)
 
+    def __len__(self) -> int:
+        return self._sizes[0]
+
     @property
     def dim_names(self) -> list[str | None] | None:
         return self._dim_names

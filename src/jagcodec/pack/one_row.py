@@ -13,10 +13,8 @@ from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.row_columns import ANYTHING, RowColumns
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.frames import Frame
-from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import NUMPY_NAMES
-from jagcodec.wire.rows_in_order import OrderedColumn, frames_of_rows
+from jagcodec.wire.rows_in_order import OrderedColumn
 from jagcodec.wire.spec import Code
 
 # Python's numbers as cells: the dtypes that they have where nobody says another.
@@ -27,12 +25,13 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 }
 
 
-def frames_of_row(row: Mapping[str, Any], meta: Any, where: str) -> list[Frame] | None:
-    """The frames of a message of one row; None where its columns are not that simple.
+def ordered_columns(
+    row: Mapping[str, Any], where: str
+) -> tuple[tuple[Any, ...], list[OrderedColumn]] | None:
+    """The schema and the columns of a message of one row; None where they are not that simple.
 
     Args:
         row: Name to a number, a text, an array, a tensor or a list of numbers.
-        meta: The document of what belongs to the message; None if nothing does.
         where: What to name in an error.
 
     Raises:
@@ -69,5 +68,4 @@ def frames_of_row(row: Mapping[str, Any], meta: Any, where: str) -> list[Frame] 
             return None
         columns.append((value, (0, shape[0]), shape[1:]))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
-    values = NO_VALUES if meta is None else documents.packer().pack([meta])
-    return frames_of_rows((Code.TENSORDICT, 1, None, tuple(row), *nodes), 1, columns, values)
+    return (Code.TENSORDICT, 1, None, tuple(row), *nodes), columns

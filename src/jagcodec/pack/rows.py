@@ -12,13 +12,16 @@ from tensordict import TensorDict
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.pack.fields import leaves_of
-from jagcodec.pack.one_row import frames_of_row
+from jagcodec.pack.one_row import ordered_columns
 from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
+from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, meta_document, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
+from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lazy import FieldSchema
+from jagcodec.wire.rows_in_order import frames_of_rows
 
 
 def pack_rows(
@@ -165,10 +168,13 @@ def encode_rows(
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
-            document = None if meta is None else meta_document(meta, allow_pickle, default)
-            frames = frames_of_row(row, document, where)
-            if frames is not None:
-                return frames
+            simple = ordered_columns(row, where)
+            if simple is not None:
+                values = NO_VALUES
+                if meta is not None:
+                    document = meta_document(meta, allow_pickle, default)
+                    values = documents.packer().pack([document])
+                return frames_of_rows(simple[0], 1, simple[1], values)
     message = pending(
         _columns(rows, dtypes, same_length, rectangular, where, own=False),
         narrow=narrow,

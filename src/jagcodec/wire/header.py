@@ -91,7 +91,7 @@ def write_header(
     tree: Any,
     numbers: list[int],
     values: bytes,
-    groups: Sequence[Group],
+    groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
     checksums: Sequence[int] | None,
 ) -> bytes:

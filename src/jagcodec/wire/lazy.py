@@ -116,8 +116,7 @@ class WireBatch:
     @property
     def batch_size(self) -> torch.Size:
         """(N, ...): N rows as chosen."""
-        rows = self._rows[0] if self._chosen is None else len(self._chosen)
-        return torch.Size([rows, *self._rows[1:]])
+        return torch.Size([len(self), *self._rows[1:]])
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
@@ -148,7 +147,7 @@ class WireBatch:
         return [self.meta]
 
     def __len__(self) -> int:
-        return int(self.batch_size[0])
+        return self._rows[0] if self._chosen is None else len(self._chosen)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import write_header
-from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import ALIGNMENT, PLAIN, SMALL_BUFFER
 
 Bytes: TypeAlias = memoryview | npt.NDArray[Any]
@@ -40,7 +39,7 @@ def frames_of_rows(
         values: The packed documents of the header.
     """
     numbers = [rows]
-    groups: list[Group] = []
+    groups: list[tuple[int, ...]] = []
     group_of: dict[tuple[int, ...], int] = {}
     pieces: list[Any] = []
     large: list[memoryview] = []
@@ -61,9 +60,10 @@ def frames_of_rows(
         group = group_of.get(offsets)
         if group is None:
             group = group_of[offsets] = len(groups)
-            lengths = [offsets[1]] if rows == 1 else [b - a for a, b in pairwise(offsets)]
-            place = (0, 0)
-            if rows > 1:  # of one row its length says everything
+            if rows == 1:  # its length says everything
+                groups.append((0, 0, 1, offsets[1], offsets[1]))
+            else:
+                lengths = [b - a for a, b in pairwise(offsets)]
                 packed = struct.pack(f"<{rows + 1}q", *offsets)
                 if len(packed) >= SMALL_BUFFER:
                     large.append(memoryview(packed))
@@ -72,14 +72,12 @@ def frames_of_rows(
                     place = (0, (end + 63) & -ALIGNMENT)
                     pieces += (_GAPS[place[1] - end], packed)
                     end = place[1] + len(packed)
-            groups.append(Group(*place, rows, min(lengths), max(lengths)))
+                groups.append((*place, rows, min(lengths), max(lengths)))
         if dims is None:
             numbers += (buffer, at, offsets[-1], group)
         else:
             numbers += (buffer, at, PLAIN, group, offsets[-1], *dims)
-    if end:
+    if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))
-    elif large:
-        large.insert(0, memoryview(bytearray()))
     sizes = [buffer.nbytes for buffer in large]
     return [write_header(tree, numbers, values, groups, sizes, None), *large]
