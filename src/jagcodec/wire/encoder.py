@@ -29,7 +29,7 @@ from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
-from jagcodec.wire.header import write_header
+from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.narrow import narrowed
@@ -139,6 +139,8 @@ def pending(
     if meta is not None:
         lowering.values.append(meta_document(meta, allow_pickle, default))
     lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
+    if not lowering.items:  # nothing needs a place, as in the messages that control a data plane
+        return _with_header(lowered, [], [], [], checksum, _nothing, list)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
@@ -218,6 +220,42 @@ class MsgpackEncoder:
 # --- place, copy, write ------------------------------------------------------------------------
 
 
+def _with_header(
+    lowered: Lowered,
+    numbers: list[int],
+    groups: list[Group],
+    buffers: list[Any],
+    checksum: bool,
+    write: Callable[[list[ByteArray]], None],
+    sources: Callable[[], list[np.ndarray[Any, Any]]],
+) -> PendingMessage:
+    """The message of what was placed; see `PendingMessage`."""
+    sizes = [part if type(part) is int else part.nbytes for part in buffers]
+    payload = sum(sizes)
+    for path, rows in lowered.unbacked:
+        if rows > payload:
+            raise UnsupportedTypeError(
+                "too_large",
+                path,
+                f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
+            )
+    checksums = None
+    if checksum:
+        buffers = written(buffers, write)
+        checksums = [zlib.crc32(part.data) for part in buffers]
+        write, sources = _nothing, list
+    try:
+        values = documents.packer().pack(lowered.values) if lowered.values else NO_VALUES
+        header = write_header(lowered.schema, numbers, values, groups, sizes, checksums)
+    except ValueError as error:
+        raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
+    return PendingMessage(header, buffers, write, sources)
+
+
+def _nothing(memory: list[ByteArray]) -> None:
+    """Writes what is left to be written of a message that is finished."""
+
+
 # Between two buffers of frame 1.
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))
 
@@ -251,29 +289,8 @@ class _Placing:
             if self._small and not (self._rows and self._rows_in_first()):
                 self._first = self._joined()
             buffers = [self._small_size if self._first is None else self._first, *self._large]
-        sizes = [part if type(part) is int else part.nbytes for part in buffers]
-        payload = sum(sizes)
-        for path, rows in lowered.unbacked:
-            if rows > payload:
-                raise UnsupportedTypeError(
-                    "too_large",
-                    path,
-                    f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
-                )
-        checksums = None
-        if checksum:
-            buffers = written(buffers, self._fill)
-            checksums = [zlib.crc32(part.data) for part in buffers]
-        try:
-            values = documents.packer().pack(lowered.values) if lowered.values else b"\x90"
-            header = write_header(
-                lowered.schema, self._numbers, values, self._groups, sizes, checksums
-            )
-        except ValueError as error:
-            raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-        if checksum:
-            return PendingMessage(header, buffers, lambda memory: None, list)
-        return PendingMessage(header, buffers, self._fill, self._sources)
+        numbers, groups = self._numbers, self._groups
+        return _with_header(lowered, numbers, groups, buffers, checksum, self._fill, self._sources)
 
     def _place(self, items: list[Any]) -> None:
         narrow = self._narrowed(items) if self._narrow else {}
