@@ -343,6 +343,7 @@ def verdicts(message):
 LIBRARY_MAY = re.compile(
     "create_nt_buffer|expected a DEVICE|expected a dtype of (torch|numpy)|too_deep"
     "|array is too big|number of dimensions|hashable (dict keys|set members)|hash generic"
+    "|cannot coerce TensorDict names"
 )
 # And by what the second reader says.
 SECOND_READER_MAY = re.compile("^(dtype|names|hashes)$")
