@@ -35,7 +35,8 @@ from jagcodec import (
 )
 from jagcodec.batch.joined import JoinedRows, join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
-from tests.wire.forge import message, tensordict
+from jagcodec.wire.message import _DTYPES
+from tests.wire.forge import jagged, map_of, message, tensor, tensordict
 
 KINDS = ["frames", "blobs", "opened", "fetched"]
 
@@ -439,6 +440,66 @@ def test_numbers_that_repeat_the_bytes_around_them():
         batch = TensorDict({f"c{i}": torch.zeros(rows, 0) for i in range(5)}, [rows])
         frames = encode(batch)
         assert_same(join_messages([frames] * 3, "test").to_tensordict(), concat_rows([batch] * 3))
+
+
+def test_dims_whose_product_is_no_number_are_refused_beside_one_of_zero():
+    bytes_of = {"b": tensor("uint8", (1,))}
+    wide = {"a": tensor("uint8", (0, 2**62, 4))}
+    rows = {"a": jagged(0, 1, (4, 0, 2**62)), **bytes_of}
+    for frames in (
+        message(tensordict([0], wide)),
+        message(tensordict([1], rows), bytes(64), groups=[(0, 0, 1, 4, 4)]),
+    ):
+        with pytest.raises(WireFormatError):
+            open_wire(frames)
+        with pytest.raises(WireFormatError, match="message 0"):
+            join_messages([frames, frames], "test")
+
+
+def test_columns_of_very_many_dims_are_joined_one_by_one():
+    shape = (2, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3)
+    deep = torch.arange(12).view(shape)
+    batch = TensorDict({"deep": deep, "flat": torch.ones(2)}, [2])
+    found = join_messages([encode(batch)] * 3, "test").to_tensordict()
+    assert_same(found, concat_rows([batch] * 3))
+    many = {f"c{i}": tensor("uint8", (), 0, i) for i in range(2000)}
+    many["deep"] = tensor("uint8", (1,) * 64, 0, 2000)
+    frames = message(map_of(many), bytes(2001))
+    tracemalloc.start()
+    with pytest.raises(JagcodecError):
+        join_messages([frames] * 16, "test")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 16 * len(bytes(frames[0]))
+
+
+def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch):
+    batch = TensorDict({"a": torch.arange(2), "u": torch.zeros(2, dtype=torch.uint16)}, [2])
+    frames = encode(batch)
+    monkeypatch.setitem(_DTYPES, "uint16", None)
+    found = join_messages([frames, frames], "test")
+    assert found.select(["a"])["a"].tolist() == [0, 1, 0, 1]
+    with pytest.raises(WireFormatError, match="uint16"):
+        found["u"]
+
+
+def test_batches_within_messages_of_one_schema_are_told_apart():
+    def inner(first):
+        return TensorDict({"ids": torch.arange(first, first + 3)}, [3])
+
+    outer = open_wire(encode(TensorDict({"p": inner(0), "q": inner(100)}, [3])))
+    found = concat_rows([outer.leaf("p"), outer.leaf("q")])
+    assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
+
+
+def test_lists_of_frames_may_change_once_they_were_joined():
+    messages = [[bytes(frame) for frame in encode(row, meta={"i": 1})] for row in ROWS]
+    batch = join_messages(messages, "test")
+    for frames in messages:
+        frames.clear()
+    messages.clear()
+    assert batch.metas == [{"i": 1}] * len(ROWS)
+    assert_same(batch.to_tensordict(), expected(ROWS))
 
 
 def test_rows_of_offsets_are_checked():

@@ -96,6 +96,8 @@ def test_whoever_holds_very_many_takes_no_mapping_for_each():
     held = [new_block(200_000) for _ in range(1500)]
     assert len(blocks._loans) == 1024
     assert len({address(block.data) for block in held}) == 1500
+    new_block(40 * MB)
+    assert not new_block(40 * MB).zeroed  # a large one is kept all the same
     held.clear()
     assert not blocks._loans
 

@@ -42,6 +42,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import (
     Frames,
+    Stack,
     of_message,
     open_messages,
     stacked,
@@ -431,6 +432,8 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
         ArgumentKeyError: They do not have the same columns.
         WireFormatError: One is damaged, or not the message of a batch; it is said which.
     """
+    # The caller may change lists of frames before a column is read.
+    sources = [list(source) if isinstance(source, list) else source for source in sources]
     stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
     counts = np.zeros(len(sources), dtype=np.int64)
     with_nodes = []
@@ -465,11 +468,15 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
             )
     whole = [batch.whole() for batch in batches]
     counts = np.array([len(batch) for batch in whole], dtype=np.int64)
-    in_place = [batch.in_place() for batch in whole]
-    if all(found is not None for found in in_place):
-        known: Any = in_place
+    known: Any = [batch.in_place() for batch in whole]
+    stacks: list[Stack] = []
+    if None not in known:
         stacks = stacked((i, header) for i, (header, _, _) in enumerate(known))
         nodes = [(stack, known[int(stack.members[0])][1]) for stack in stacks]
+    # Batches in messages of one schema may be other nodes of it.
+    if stacks and all(
+        known[i][1] == of_first for stack, of_first in nodes for i in stack.members.tolist()
+    ):
         beside = any(batch.has_more for batch in whole)
         held = Frames.of([frames for _, _, frames in known])
         messages = Messages(counts, whole.__getitem__, nodes, held, beside=beside)

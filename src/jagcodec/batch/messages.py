@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -193,7 +194,8 @@ def _columns_in_place(
     place, cells, group = (np.empty((len(names), len(frames.first)), np.int64) for _ in range(3))
     for stack, nodes in stacks:
         found, members = stack.cells, stack.members
-        order = [found.nodes.index(nodes[name]) for name in names]
+        at = {node: k for k, node in enumerate(found.nodes)}
+        order = [at[nodes[name]] for name in names]
         buffer, offset = found.buffer, found.offset
         held = found.size > 0
         if not held.all():  # what is empty lies anywhere
@@ -216,6 +218,7 @@ def _forms(stack: Stack, nodes: Mapping[str, Node]) -> dict[str, _Form | None]:
     alike = (found.stored == PLAIN).all(axis=0)
     if found.dims.shape[2] > 1:
         alike &= (found.dims[:, :, 1:] == found.dims[:1, :, 1:]).all(axis=(0, 2))
+    at = {node: k for k, node in enumerate(found.nodes)}
     regular = dict(zip(found.nodes, alike.tolist(), strict=True))
     forms: dict[str, _Form | None] = {}
     for name, node in nodes.items():
@@ -224,8 +227,8 @@ def _forms(stack: Stack, nodes: Mapping[str, Node]) -> dict[str, _Form | None]:
         if kind is Kind.NON_TENSOR_ROWS:
             form = (kind, torch.uint8, ())
         elif regular.get(node) and rank and (kind is Kind.TENSOR or node.fields[2] == 1):
-            k = found.nodes.index(node)
-            inner = tuple(found.dims[0, k, 1:rank].tolist()) if rank > 1 else ()
-            form = (kind, torch_dtype(node.fields[0]), inner)
+            inner = tuple(found.dims[0, at[node], 1:rank].tolist()) if rank > 1 else ()
+            with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
+                form = (kind, torch_dtype(node.fields[0]), inner)
         forms[name] = form
     return forms

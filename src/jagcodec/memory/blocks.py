@@ -41,7 +41,8 @@ _LARGE = 4 << 20
 # Of smaller blocks, so much is kept of each size.
 _KEPT_SMALL = 16 << 20
 
-# A block may take a mapping of its own, of which a process has 65,530 for everything.
+# A block may take a mapping of its own, of which a process has 65,530 for everything: whoever holds
+# so many gets no more small ones.
 _MOST_LOANS = 1024
 
 # From here on the C library's memory always is the system's, which gives it zeroed; what is smaller
@@ -78,7 +79,7 @@ def new_block(size: int) -> Block:
     mapped = _let_go(room)
     zeroed = mapped is None
     if mapped is None:
-        if len(_loans) >= _MOST_LOANS:
+        if room < _LARGE and len(_loans) >= _MOST_LOANS:
             return _unkept(size)
         try:
             mapped = _mapped(room)
@@ -119,7 +120,7 @@ def _unkept(size: int) -> Block:
 def _let_go(room: int) -> mmap.mmap | None:
     """A block of a size that nobody holds any more."""
     kept = _kept[room]
-    if not kept:
+    if not kept and room >= _LARGE:
         _collect()
     try:
         return kept.pop()

@@ -33,6 +33,8 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 class Cells(NamedTuple):
     """The columns of messages with one schema: those of tensors, and of one document per row.
 
+    Columns of very many dims are not among them.
+
     Attributes:
         nodes: Of the columns, in the order of the schema.
         buffer: (messages, columns), as are all that follow: the frame behind the header.
@@ -55,7 +57,7 @@ class Cells(NamedTuple):
     @classmethod
     def of(cls, schema: Schema, numbers: IntArray) -> Cells:
         """Those of the (messages, K) numbers of headers with one schema."""
-        nodes = [node for node in schema.nodes if node.kind in WITH_CELLS]
+        nodes = [node for node in schema.nodes if _has_cells(node)]
         most = max([1, *(node.end - node.dims for node in nodes)])
         count, width = numbers.shape
         # What a column has not is looked up behind the numbers.
@@ -81,8 +83,16 @@ class Cells(NamedTuple):
         return cls(nodes, buffer, offset, stored, group_of, dims, size)
 
 
-WITH_CELLS = frozenset((Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS))
-"""The kinds of node that `Cells` tells of."""
+_MOST_DIMS = 8
+"""Of a column of `Cells`, each of which takes as many numbers as the one with the most dims."""
+
+
+def _has_cells(node: Node) -> bool:
+    """Whether `Cells` tells of a node."""
+    return node.kind in _WITH_CELLS and node.end - node.dims <= _MOST_DIMS
+
+
+_WITH_CELLS = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
 
 
 class Stack(NamedTuple):
@@ -291,9 +301,6 @@ def of_message(index: int, error: WireFormatError) -> WireFormatError:
     return WireFormatError(error.reason, f"message {index}: {error.path}", error.detail)
 
 
-_SIMPLE = WITH_CELLS | {Kind.TENSORDICT, Kind.NON_TENSOR_DATA}
-
-
 def _sound(
     stack: Stack, frames: Frames, header_bytes: int, limits: Limits
 ) -> npt.NDArray[np.bool_]:
@@ -304,7 +311,8 @@ def _sound(
     schema, numbers, cells = stack.schema, stack.numbers, stack.cells
     count, groups = stack.groups.shape[:2]
     none = np.zeros(count, dtype=bool)
-    simple = all(node.kind in _SIMPLE for node in schema.nodes)
+    batches = [node for node in schema.nodes if not _has_cells(node)]
+    simple = all(node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA) for node in batches)
     if not simple or schema.columns > limits.columns or schema.depth > limits.depth:
         return none
     first = schema.numbers + 2
@@ -320,7 +328,6 @@ def _sound(
     if not all(fits.values()):
         sound &= np.array([fits[values] for values in stack.values])
     # Rows that no cell vouches for.
-    batches = [node for node in schema.nodes if node.kind not in WITH_CELLS]
     if any(node.end - node.dims != 1 for node in batches):
         return none
     sound &= (numbers[:, [node.dims for node in batches]] <= MAX_UNBACKED_ROWS).all(axis=1)
@@ -330,6 +337,10 @@ def _sound(
     right = np.where(few, (low == high) & ((rows == 1) | (high == 0)), low <= high)
     sound &= (right & (rows <= payload[:, None])).all(axis=1)
     sound &= ((cells.stored == PLAIN) & (cells.group < groups)).all(axis=1)
+    # Of no cells, too: torch multiplies dims before it looks at the one that is 0.
+    with np.errstate(over="ignore"):
+        strides = np.maximum(cells.dims, 1).prod(axis=2, dtype=np.float64)
+    sound &= (strides < 1 << 62).all(axis=1)
 
     buffer = np.concatenate([group_buffer, cells.buffer], axis=1)
     offset = np.concatenate([group_offset, cells.offset], axis=1)
