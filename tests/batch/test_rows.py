@@ -20,6 +20,7 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
+    ArgumentIndexError,
     BatchedDataDict,
     PackedColumn,
     WireBatch,
@@ -760,3 +761,10 @@ def test_a_lazy_stack_is_split_by_tokens_if_it_is_told_them(stack_dim):
         split_rows(stack, max_tokens=4)
     parts = split_rows(stack, max_tokens=4, lengths=torch.tensor([3, 4]))
     assert [len(part) for part in parts] == [1, 1]
+
+
+def test_indices_beyond_int64_are_no_rows_from_the_end():
+    batch = pack_jagged_fields({"ids": torch.arange(6).view(3, 2)}, lengths=[1, 2, 2])
+    with pytest.raises(ArgumentIndexError, match="rows of 0 to 2"):
+        select_rows(batch, np.array([2**64 - 1], dtype=np.uint64))
+    assert select_rows(batch, np.array([2, 0], dtype=np.uint64)).batch_size == (2,)

@@ -46,7 +46,11 @@ def _padded(frames: list[bytes]) -> Any:
 
 
 def _joined(frames: list[bytes]) -> Any:
-    return concat_rows([open_wire(frames), open_wire(frames)])
+    return concat_rows([open_wire(frames), open_wire(frames)]).to_tensordict()
+
+
+def _several(frames: list[bytes]) -> Any:
+    return materialize([frames, frames])
 
 
 ANY_READERS: dict[str, Callable[[list[bytes]], Any]] = {"decode": decode}
@@ -59,6 +63,7 @@ BATCH_READERS: dict[str, Callable[[list[bytes]], Any]] = {
     "a callable": _fetched,
     "materialize": _padded,
     "concat_rows": _joined,
+    "several": _several,
 }
 """Of a batch. They read every column, all rows and some."""
 
