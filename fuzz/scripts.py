@@ -632,7 +632,7 @@ class Tree:
             ends.append(len(data))
         buffer, offset = self.put(bytes(data))
         group = self.group([b - a for a, b in pairwise(ends)])
-        return {"buffer": buffer, "offset": offset, "size": len(data), "group": group}
+        return {"buffer": buffer, "offset": offset, "stored": 0, "size": len(data), "group": group}
 
     def _onion(self) -> Any:
         """A leaf in many layers of one kind, beyond the limit of what may nest."""
@@ -646,7 +646,7 @@ class Tree:
 def _in_row(tree: Tree, item: Any) -> Node:
     blob = blob_of(Draft(item, tree.draft.groups, tree.draft.payload).frames())
     tree.draft.groups, tree.draft.payload = [[0, 0, 1, len(blob), len(blob)]], [bytearray(blob)]
-    return Node(Kind.NON_TENSOR_ROWS, [], [0, 0, len(blob), 0], [])
+    return Node(Kind.NON_TENSOR_ROWS, [], [0, 0, 0, 0, len(blob)], [])
 
 
 _LAYERS: tuple[Callable[[Tree, Any], Node], ...] = (
@@ -782,7 +782,7 @@ def _raw_values(s: Script) -> list[bytes]:
     lengths.append(max(0, len(data) - sum(lengths)))
     payload = bytearray(data + bytes(-len(data) % 8) + _words([0, *accumulate(lengths)]))
     group = [0, len(payload) - 8 * (rows + 1), rows, min(lengths), max(lengths)]
-    node = Node(Kind.NON_TENSOR_ROWS, [], [0, 0, sum(lengths), 0], [])
+    node = Node(Kind.NON_TENSOR_ROWS, [], [0, 0, 0, 0, sum(lengths)], [])
     return Draft(node, [group], [payload]).frames()
 
 

@@ -59,7 +59,7 @@ def _arrays_of_one_group(n: int) -> list[bytes]:
     f = Forge()
     group = f.group([1] * n)
     places = [f.put(b"\x90" * n) for _ in range(SHARE)]
-    arrays = [node("OBJECT_ARRAY", 1, numbers=[*place, n, group, n]) for place in places]
+    arrays = [node("OBJECT_ARRAY", 1, numbers=[*place, 0, group, n, n]) for place in places]
     return f.message(list_of(*arrays))
 
 

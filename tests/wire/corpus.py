@@ -556,7 +556,7 @@ BAD = {
     "group_of_rows_unknown": (
         "bad_record",
         "documents in a group that is not there",
-        message(node("NON_TENSOR_ROWS", numbers=[0, 0, 1, 0]), b"\1"),
+        message(node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 1]), b"\1"),
     ),
     "coalesced_2": (
         "bad_record",
@@ -666,7 +666,7 @@ BAD = {
         "out_of_bounds",
         "two columns of the same documents",
         message(
-            list_of(*[node("NON_TENSOR_ROWS", numbers=[0, 0, 2, 0])] * 2),
+            list_of(*[node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 2])] * 2),
             b"\1\2",
             groups=[[0, 0, 1, 2, 2]],
         ),
@@ -740,7 +740,9 @@ BAD = {
     "offsets_of_documents": (
         "bad_offsets",
         "offsets that end elsewhere than the documents",
-        message(node("NON_TENSOR_ROWS", numbers=[0, 0, 2, 0]), b"\1\2", groups=[[0, 0, 1, 1, 1]]),
+        message(
+            node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 2]), b"\1\2", groups=[[0, 0, 1, 1, 1]]
+        ),
     ),
     "view_outside": ("out_of_bounds", "a view past the rows", views((0, 4))),
     "view_backwards": ("out_of_bounds", "a view that ends before it starts", views((2, 1))),

@@ -85,7 +85,7 @@ def tensordict(size, leaves, names=None):
 
 
 def object_array(shape, size, buffer=0, offset=0, group=0):
-    return node("OBJECT_ARRAY", len(shape), numbers=[buffer, offset, size, group, *shape])
+    return node("OBJECT_ARRAY", len(shape), numbers=[buffer, offset, 0, group, size, *shape])
 
 
 def field_array(dtype, shape, *columns):
@@ -205,7 +205,7 @@ def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
     if kind == "OBJECT_ARRAY":
         root = object_array([rows.group[2]], len(rows.data))
     else:
-        root = node(kind, numbers=[0, 0, len(rows.data), 0])
+        root = node(kind, numbers=[0, 0, 0, 0, len(rows.data)])
     payload = [rows.payload] if rows.payload else []
     return message(root, *payload, groups=[rows.group], **changes)
 

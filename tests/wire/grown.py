@@ -249,7 +249,7 @@ def _packed(value: Any) -> bytes:
 def _in_rows(rows: Sequence[bytes], kind: str) -> list[bytes]:
     data = b"".join(rows)
     f = Forge()
-    numbers = [*f.put(data), len(data), f.group(list(map(len, rows)))]
+    numbers = [*f.put(data), 0, f.group(list(map(len, rows))), len(data)]
     if kind == "OBJECT_ARRAY":
         return f.message(node(kind, 1, numbers=[*numbers, len(rows)]))
     return f.message(node(kind, numbers=numbers))

@@ -263,7 +263,7 @@ def _rows(make_row: Callable[[int], Any], *, shared: bool) -> Column:
         data = b"".join(made)
         lengths = list(map(len, made))
         group = f.shared_group(lengths) if shared else f.group(lengths)
-        return node("NON_TENSOR_ROWS", numbers=[*f.put(data), len(data), group])
+        return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, group, len(data)])
 
     return make
 
@@ -284,7 +284,7 @@ def _message_rows(f: Forge, i: int, rows: int) -> Part:
         size += len(part)
         lengths.append(len(part))
     data = b"".join(parts)
-    return node("NON_TENSOR_ROWS", numbers=[*f.put(data), len(data), f.group(lengths)])
+    return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, f.group(lengths), len(data)])
 
 
 def _payload_stack(f: Forge, i: int, rows: int) -> Part:
@@ -366,7 +366,7 @@ def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
     def make(f: Forge, i: int) -> Part:
         lengths = [b - a for a, b in zip(rows.bounds, rows.bounds[1:], strict=False)]
         group = f.shared_group(lengths) if shared else f.group(lengths)
-        numbers = [*f.put(rows.data), len(rows.data), group, *shape]
+        numbers = [*f.put(rows.data), 0, group, len(rows.data), *shape]
         return node("OBJECT_ARRAY", len(shape), numbers=numbers)
 
     return make

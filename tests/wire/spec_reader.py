@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 
 LIMIT = 1 << 63
+LIMIT_ROWS = 1 << 24
 MAGIC = b"jagcodec"
 
 SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
@@ -38,7 +39,7 @@ NODES = {
     26: ("LIST", "", "", None),
     27: ("MAP", "keys", "", "keys"),
     32: ("ARRAY", "dtype rank", "buffer offset dims", 0),
-    33: ("OBJECT_ARRAY", "rank", "buffer offset size group dims", 0),
+    33: ("OBJECT_ARRAY", "rank", "buffer offset stored group size dims", 0),
     34: ("FIELD_ARRAY", "dtype rank", "dims", None),
     36: ("SCALAR", "", "", 1),
     48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
@@ -50,7 +51,7 @@ NODES = {
     64: ("TENSORDICT", "rank names keys", "dims", "keys"),
     65: ("LAZY_STACK", "stack_dim dim_name", "", None),
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
-    67: ("NON_TENSOR_ROWS", "", "buffer offset size group", 0),
+    67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
     80: ("USER", "name", "", 1),
 }
@@ -222,7 +223,7 @@ class Reader:
         self.spare = 0 if in_row else 1024
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
-        self.unclaimed, self.stored = self.payload, []
+        self.unclaimed, self.stored, self.expanded = self.payload, [], 0
         for buffer, offset, rows, low, high in header.groups:
             self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
             need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
@@ -241,7 +242,7 @@ class Reader:
     def integers(self, buffer, offset, number):
         return np.frombuffer(self.cells(buffer, offset, 8 * number), "<i8").tolist()
 
-    def offsets(self, group, end):
+    def offsets(self, group, end=None):
         """The offsets of a ragged group; only of one that a value names."""
         need(group < len(self.header.groups), "group")
         buffer, offset, rows, low, high = self.header.groups[group]
@@ -252,7 +253,7 @@ class Reader:
         lengths = [end - start for start, end in itertools.pairwise(offsets)]
         need(offsets[0] == 0 and min(lengths, default=0) >= 0, "offsets")
         need((low, high) == (min(lengths, default=0), max(lengths, default=0)), "min and max")
-        need(offsets[-1] == end, "offsets end elsewhere")
+        need(end is None or offsets[-1] == end, "offsets end elsewhere")
         return offsets
 
     def node(self, node):
@@ -305,9 +306,16 @@ class Reader:
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
         return dtype, dims, clean(dtype, data, math.prod(dims))
 
-    def documents(self, buffer, offset, size, group):
+    def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
-        data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
+        if size and 64 < stored <= 72:
+            offsets = self.offsets(group, size)
+            lengths = lengths_of(offsets)
+            place = (buffer, offset, stored - 64)
+            data = self.parts(*place, "uint8", 1, lengths, group, objects=True)
+        else:
+            need(stored == 0 or not size, "documents are stored as they are")
+            data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
         return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
     def row(self, data):
@@ -348,32 +356,93 @@ class Reader:
 
     def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
-        cells, wide = math.prod(dims), SIZES[dtype]
+        cells = math.prod(dims)
         self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
-        if stored == 0 or cells == 0:
-            return dtype, dims, self.cells(buffer, offset, cells * wide)
-        need(dtype in INTEGERS, "stored")
-        if stored == 1:
-            data = self.cells(buffer, offset, (cells + 7) // 8)
-            bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-            out = np.zeros((cells, wide), np.uint8)
-            out[:, 0] = bits[:cells]
-            return dtype, dims, out.tobytes()
-        signed, width = stored >= 32, stored % 16
-        need(16 < stored < 48 and 1 <= width < min(wide, 8), "stored")
-        need(not signed or dtype[0] == "i", "stored")
-        data = self.cells(buffer, offset, cells * width)
-        narrow = np.frombuffer(data, np.uint8).reshape(cells, width)
-        out = np.zeros((cells, wide), np.uint8)
-        out[:, :width] = narrow
-        if signed:
-            out[narrow[:, -1] >= 128, width:] = 255
-        return dtype, dims, out.tobytes()
+        if cells and 64 < stored <= 72:
+            need(dims and stored == 65, "parts of a tensor")
+            rows = [1] * dims[0] if dims[0] <= LIMIT_ROWS else []
+            need(rows, "more rows than this reader takes")
+            return dtype, dims, self.parts(buffer, offset, 1, dtype, cells // dims[0], rows)
+        data = self.cells(buffer, offset, stored_size(dtype, stored, cells))
+        return dtype, dims, widened(dtype, stored, cells, data)
 
-    def jagged(self, dtype, ragged_dim, group, dims, **place):
-        dtype, dims, data = self.tensor(dtype, dims=dims, **place)
-        offsets = self.offsets(group, dims[ragged_dim - 1])
+    def jagged(self, dtype, ragged_dim, group, dims, buffer, offset, stored):
+        offsets = None
+        if math.prod(dims) and 64 < stored <= 72:
+            need(ragged_dim == 1, "parts of another ragged dim")
+            offsets = self.offsets(group, dims[0])
+            cell = math.prod(dims[1:])
+            data = self.parts(
+                *(buffer, offset, stored - 64, dtype, cell, lengths_of(offsets), group)
+            )
+        else:
+            dtype, dims, data = self.tensor(dtype, buffer, offset, stored, dims)
+            offsets = self.offsets(group, dims[ragged_dim - 1])
         return dtype, dims, ragged_dim, rows_of(dtype, dims, data, offsets, ragged_dim - 1)
+
+    def parts(self, buffer, offset, count, dtype, cell, lengths, group=None, objects=False):
+        """The cells of rows of these lengths that are made of parts."""
+        step, total = cell * SIZES[dtype], sum(lengths)
+        self.expanded += total * step + 8 * len(lengths) * count
+        spare = (1 << 30) if self.spare else 0
+        need(self.expanded <= 64 * (self.header.size + self.payload) + spare, "too much")
+        table = self.integers(buffer, offset, 11 * count)
+        rows, ends = [b""] * len(lengths), [0] * len(lengths)
+        for form, own, *numbers in zip(*[iter(table)] * 11, strict=True):
+            *place, cells, index_at, index_offset, index_stored, indices, rise = numbers
+            mine = lengths
+            if group is not None:
+                need(0 <= own < len(self.header.groups), "group")
+                need(count > 1 or own == group, "group of the only part")
+                mine = lengths_of(self.offsets(own))
+                need(len(mine) == len(lengths), "rows of a part")
+            whole = sum(mine)
+            need(0 <= cells <= (len(mine) if form == 3 and cells != 1 else whole), "cells")
+            data = self.shared(*place, dtype, cells * cell)
+            wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
+            need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")
+            index = np.frombuffer(
+                self.shared(index_at, index_offset, index_stored, "int64", indices), "<i8"
+            ).tolist()
+            starts = [end - n for end, n in zip(itertools.accumulate(mine), mine, strict=True)]
+            if form == 0:
+                need(cells == whole, "in order")
+            elif form == 1:
+                need(all(0 <= a <= cells - n for a, n in zip(index, mine, strict=True)), "at")
+                starts = index
+                if objects and count == 1 and rise:
+                    need(len({*zip(index, mine, strict=True)}) == len({*index}), "one object")
+            elif form == 2:
+                index = index or [whole]
+                need(min(index) >= 0 and sum(index) == whole, "counts")
+                pieces = [data[i * step : (i + 1) * step] * n for i, n in enumerate(index)]
+                data = b"".join(pieces)
+            else:
+                need(form == 3 and dtype in INTEGERS and dtype != "bool" and cell == 1, "ramp")
+                need(cells in (1, len(mine)), "first cells")
+                first = [data[i : i + step] for i in range(0, len(data), step)]
+                first = [int.from_bytes(item, "little") for item in first]
+                first = first * len(mine) if cells == 1 else first
+                wrap = 1 << 8 * step
+                data = b"".join(
+                    ((a + k * rise) % wrap).to_bytes(step, "little")
+                    for a, n in zip(first, mine, strict=True)
+                    for k in range(n)
+                )
+            for i, (a, n) in enumerate(zip(starts, mine, strict=True)):
+                rows[i] += data[a * step : (a + n) * step]
+                ends[i] += n
+        need(ends == lengths, "parts of other rows")
+        return b"".join(rows)
+
+    def shared(self, buffer, offset, stored, dtype, cells):
+        """Cells at a place that others may have too."""
+        if cells == 0:
+            return b""
+        size = stored_size(dtype, stored, cells)
+        need(0 <= buffer < len(self.buffers), "no such buffer")
+        need(0 <= offset <= len(self.buffers[buffer]) - size, "outside of the buffer")
+        return widened(dtype, stored, cells, self.buffers[buffer][offset : offset + size])
 
     def strided_nested(
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
@@ -470,6 +539,40 @@ class Reader:
 
     def user(self, *_, name):
         raise RefusedError(f"no such type: {name!r:.80}")
+
+
+def stored_size(dtype, stored, cells):
+    """The bytes of cells that are stored as `stored` says."""
+    if stored == 0 or cells == 0:
+        return cells * SIZES[dtype]
+    need(dtype in INTEGERS, "stored")
+    if stored == 1:
+        return (cells + 7) // 8
+    signed, width = stored >= 32, stored % 16
+    need(16 < stored < 48 and 1 <= width < min(SIZES[dtype], 8), "stored")
+    need(not signed or dtype[0] == "i", "stored")
+    return cells * width
+
+
+def widened(dtype, stored, cells, data):
+    """Cells as wide as their dtype."""
+    if stored == 0 or cells == 0:
+        return data
+    out = np.zeros((cells, SIZES[dtype]), np.uint8)
+    if stored == 1:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        out[:, 0] = bits[:cells]
+        return out.tobytes()
+    signed, width = stored >= 32, stored % 16
+    narrow = np.frombuffer(data, np.uint8).reshape(cells, width)
+    out[:, :width] = narrow
+    if signed:
+        out[narrow[:, -1] >= 128, width:] = 255
+    return out.tobytes()
+
+
+def lengths_of(offsets):
+    return [end - start for start, end in itertools.pairwise(offsets)]
 
 
 def tensors(*values):

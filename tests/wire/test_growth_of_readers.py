@@ -91,7 +91,7 @@ def field_arrays_beside_empty_frames(n):
 
 
 def objects_beside_empty_frames(n):
-    columns = {f"c{i}": node("NON_TENSOR_ROWS", numbers=[0, 0, 1, 0]) for i in range(n)}
+    columns = {f"c{i}": node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 1]) for i in range(n)}
     return message(tensordict([1], columns), b"\1" * n, *[b""] * n, groups=[[0, 0, 1, 1, 1]])
 
 

@@ -203,7 +203,7 @@ def forged_headers(draw):
             group, dim = draw(st.integers(0, 1)), draw(st.integers(1, 2))
             return forged(jagged(group, dim, shape, dtype, **place))
         if kind == "ROWS":
-            return forged(node("NON_TENSOR_ROWS", numbers=[*place.values(), 2, 0]))
+            return forged(node("NON_TENSOR_ROWS", numbers=[*place.values(), 0, 0, 2]))
         return forged(node("NON_TENSOR_DATA", 1, numbers=[2], children=["x"]))
 
     names = draw(st.lists(st.sampled_from(["a", "b", "é\ud800", "", "n" * 40]), unique=True))

@@ -533,7 +533,9 @@ def test_keys_chosen_to_collide_are_refused():
         message_of_rows(b"\xdd\x05\xf5\xe1\x00" * 200 + bytes(2000), 1),
         message(None, counts=[10**15, 10**15]),
         message(object_array([10**8], 1), b"\1", groups=[[0, 0, 1, 1, 1]]),
-        message(node("NON_TENSOR_ROWS", numbers=[0, 0, 1, 0]), b"\1", groups=[[0, 0, 10**8, 0, 1]]),
+        message(
+            node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 1]), b"\1", groups=[[0, 0, 10**8, 0, 1]]
+        ),
         message(tensor(shape=[10**9])),
         message(tensor("int64", [10**9], stored=1), PAYLOAD),
         message(node("NON_TENSOR_DATA", 1, numbers=[10**9], children=["x"])),
@@ -610,7 +612,7 @@ def tensor_in_rows(levels, size):
             list_of(*[strided_nested(100_000, 1)] * 300), int64s(100_000) + bytes(100_000)
         ),
         message(
-            list_of(*[node("NON_TENSOR_ROWS", numbers=[0, 0, 50_000, 0])] * 200),
+            list_of(*[node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 50_000])] * 200),
             bytes([1]) * 50_000 + int64s(*range(50_001)),
             groups=[[0, 50_000, 50_000, 1, 1]],
         ),

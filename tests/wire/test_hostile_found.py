@@ -189,7 +189,7 @@ def test_messages_in_rows_do_not_add_up_to_much_memory():
     data[at:] = struct.pack(f"<{rows + 1}q", *ends)
     frames = message(
         [Kind.NON_TENSOR_ROWS],
-        [0, 0, ends[-1], 0],
+        [0, 0, 0, 0, ends[-1]],
         groups=[[0, at, rows, len(row), step]],
         payload=[bytes(data)],
     )
@@ -230,7 +230,9 @@ def test_messages_inside_each_other_are_not_copied_at_every_level():
     for _ in range(50):
         row = blob(frames)
         groups = [[0, 0, 1, len(row), len(row)]]
-        frames = message([Kind.NON_TENSOR_ROWS], [0, 0, len(row), 0], groups=groups, payload=[row])
+        frames = message(
+            [Kind.NON_TENSOR_ROWS], [0, 0, 0, 0, len(row)], groups=groups, payload=[row]
+        )
     tracemalloc.start()
     decode(frames)
     peak = tracemalloc.get_traced_memory()[1]
@@ -242,14 +244,14 @@ def test_rows_that_tensordict_refuses_are_refused():
     """tensordict takes a payload out of what it is in, and a stack has more than one."""
     stack = message(
         [Kind.NON_TENSOR_ROWS],
-        [0, 0, 2, 0],
+        [0, 0, 0, 0, 2],
         groups=[[0, 8, 2, 1, 1]],
         payload=[struct.pack("<2s6x3q", b"\x01\x02", 0, 1, 2)],
     )
     row = blob(stack)
     frames = message(
         [Kind.TENSORDICT, 1, None, ["a"], [Kind.NON_TENSOR_ROWS]],
-        [1, 0, 0, len(row), 0],
+        [1, 0, 0, 0, 0, len(row)],
         groups=[[0, 0, 1, len(row), len(row)]],
         payload=[row],
     )
@@ -323,13 +325,13 @@ def test_blocks_of_no_cells_are_refused():
 @pytest.mark.parametrize(
     ("child", "numbers", "values"),
     [
-        ([Kind.OBJECT_ARRAY, 0], [0, 0, 1, 0], []),
+        ([Kind.OBJECT_ARRAY, 0], [0, 0, 0, 0, 1], []),
         ([Kind.ARRAY, "<i8", 0], [0, 0], []),
         (None, [], [7]),
     ],
 )
 def test_a_scalar_node_is_a_structured_array_of_rank_0(child, numbers, values):
-    groups = [(0, 0, 1, 1, 1)] if len(numbers) == 4 else []
+    groups = [(0, 0, 1, 1, 1)] if len(numbers) == 5 else []
     frames = message([Kind.SCALAR, child], numbers, values, groups, [bytes(8)])
     refused(frames, "bad_value")
 

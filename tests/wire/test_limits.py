@@ -63,6 +63,7 @@ def test_what_each_limit_counts():
         "header": len(FRAMES[0]),
         "objects": nodes + groups + frames,
         "columns": 2,
+        "expanded": 0,
         "depth": 1,
     }
 

@@ -13,7 +13,7 @@ import torch
 from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
-from jagcodec.ragged.copy_rows import pad_into, pad_task
+from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.frames import writable_bytes
@@ -121,6 +121,7 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
     """Write rectangles that have memory; those on the CPU in one call."""
     copies: list[Copy] = []
     pads: list[Pad] = []
+    rest: list[Copy] = []
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
         data = rectangle.data
@@ -129,6 +130,9 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
         task: Pad | None = None
         if data is None:
             pass
+        elif view.runs is not None and len(data):
+            task, others = pad_tasks_of_runs(view, data, width, left_pad, bits)
+            rest.append(others)
         elif view.ragged_dim == 1 and type(view.memory) is np.ndarray:
             # Most of them: rows of a message, where they lie.
             row_splits = view.row_splits
@@ -146,7 +150,7 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
                 pads.append(task)
         elif isinstance(view.memory, torch.Tensor):
             _fill_by_torch(rectangle, fresh)
-    if reused and not _are_apart([*copies, *pads]):
+    if reused and not _are_apart([*copies, *pads], rest):
         raise ArgumentError(
             "conflict",
             "materialize(out)",
@@ -156,6 +160,8 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
         copy_all(copies)
     if pads:
         pad_all(pads)
+    if rest:
+        copy_all(rest)
 
 
 def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
@@ -173,8 +179,9 @@ def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
         ) from error
 
 
-def _are_apart(tasks: Sequence[Copy | Pad]) -> bool:
-    parts = [part for task in tasks for part in task[1:]]
+def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
+    """Whether no target overlaps another buffer; the targets of `rest` are among the others."""
+    parts = [part for task in (*tasks, *rest) for part in task[1:]]
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
     return are_apart([task.dst for task in tasks], read)

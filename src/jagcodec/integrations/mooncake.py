@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from jagcodec.pack.columns import encode_fields
 from jagcodec.ragged.row_splits import Lengths
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
+from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import blob_size, finished, write_blob
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import Limits
@@ -111,7 +112,7 @@ class Store:
         *,
         replace: bool = False,
         config: ReplicateConfig | None = None,
-        **options: Any,
+        **options: Unpack[EncodeOptions],
     ) -> int:
         """Put a value: its tensors are copied once, into registered memory, and sent from there.
 
@@ -128,7 +129,7 @@ class Store:
                 each step its own key.
             config: Where replicas go, and whether they may be evicted. Mooncake's default is one
                 replica on any node, evicted when the store is full.
-            options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`; a
+            options: Those of `encode`; a
                 `WireBatch` takes no options.
 
         Returns:
@@ -170,7 +171,7 @@ class Store:
         token_aligned_fields: Iterable[str] | None = None,
         replace: bool = False,
         config: ReplicateConfig | None = None,
-        **options: Any,
+        **options: Unpack[EncodeOptions],
     ) -> int:
         """Put padded columns: `encode_fields` with its rows written directly to registered memory.
 
@@ -184,7 +185,7 @@ class Store:
             token_aligned_fields: As for `encode_fields`.
             replace: As for `put`.
             config: As for `put`.
-            options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+            options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
         Returns:
             The number of bytes put.

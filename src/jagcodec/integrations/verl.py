@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict
@@ -20,7 +20,7 @@ from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
 from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import NO_LIMITS, Limits
 from jagcodec.wire.registry import register_type, use_loaded
@@ -43,14 +43,7 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
 # --- frames --------------------------------------------------------------------------------------
 
 
-def encode_dataproto(
-    data: DataProto,
-    *,
-    narrow: bool = False,
-    checksum: bool = False,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-) -> list[Frame]:
+def encode_dataproto(data: DataProto, **options: Unpack[EncodeOptions]) -> list[Frame]:
     """Encode a DataProto: the same as `encode`, but for this type only.
 
     Example:
@@ -59,10 +52,8 @@ def encode_dataproto(
     Args:
         data: A DataProto whose `batch` is a TensorDict or None, with numpy arrays in
             `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
-        narrow: As for `encode`: ids, positions and masks in fewer bytes.
-        checksum: As for `encode`.
-        allow_pickle: As for `encode`.
-        default: As for `encode`.
+        options: As for `encode`: `narrow` and `elide` for fewer bytes, `groups`, `checksum`,
+            `allow_pickle`, `default`, `meta`.
 
     Returns:
         Frames, as from `encode`. They alias the memory of columns that are not trimmed.
@@ -83,9 +74,7 @@ def encode_dataproto(
             "encode_dataproto(data)",
             f"expected a verl.DataProto, found {type(data).__name__}; encode takes other values",
         )
-    return encode(
-        data, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
-    )
+    return encode(data, **options)
 
 
 def decode_dataproto(
@@ -130,6 +119,7 @@ def install(
     *,
     allow_pickle: bool = False,
     narrow: bool = False,
+    elide: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> None:
     """Make Ray write verl's batches to its object store in this wire format, from this process.
@@ -149,6 +139,7 @@ def install(
     Args:
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
         narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
+        elide: As for `encode`, likewise.
         default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
@@ -168,6 +159,7 @@ def install(
         read=_read_with_pickles if allow_pickle else _read,
         allow_pickle=allow_pickle,
         narrow=narrow,
+        elide=elide,
         default=default,
     )
     through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))

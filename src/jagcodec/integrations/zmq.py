@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import torch
 
@@ -24,7 +24,7 @@ from jagcodec.errors import (
     WireFormatError,
 )
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
@@ -77,7 +77,7 @@ def send(
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
-    **options: Any,
+    **options: Unpack[EncodeOptions],
 ) -> zmq.MessageTracker:
     """Encode a value and send it, entirely or not at all.
 
@@ -102,7 +102,7 @@ def send(
         timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
             does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
             never wait: libzmq drops messages for subscribers that are too slow.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Returns:
         A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
@@ -235,7 +235,7 @@ async def async_send(
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
-    **options: Any,
+    **options: Unpack[EncodeOptions],
 ) -> zmq.MessageTracker:
     """`send` on a `zmq.asyncio` socket.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
-from jagcodec.wire.encoder import Columns, pending
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
 
@@ -243,23 +243,12 @@ class RowBuilder:
             row = {name: column.snapshot() for name, column in self._columns.items()}
             return {**row, **self._values}
 
-    def to_frames(
-        self,
-        *,
-        narrow: bool = False,
-        checksum: bool = False,
-        allow_pickle: bool = False,
-        default: Callable[[Any], Any] | None = None,
-        meta: Mapping[Any, Any] | None = None,
-    ) -> list[Frame]:
+    def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
         Args:
-            narrow: As for `encode`.
-            checksum: As for `encode`.
-            allow_pickle: As for `encode`.
-            default: As for `encode`, of values.
-            meta: As for `encode`; the row itself keeps nothing of it.
+            options: As for `encode`: `narrow`, `elide`, `groups`, `checksum`, `allow_pickle`,
+                `default` (of values), and `meta`, of which the row itself keeps nothing.
 
         Returns:
             Frames, as `encode` returns them. Per-token columns are jagged ones. A number or a
@@ -272,16 +261,7 @@ class RowBuilder:
         with self._lock:
             row, rectangular = self.to_row(), frozenset(self._rectangular)
         columns = {name: _column_of(x, name in rectangular) for name, x in row.items()}
-        return frames_of(
-            pending(
-                Columns(1, columns),
-                narrow=narrow,
-                checksum=checksum,
-                allow_pickle=allow_pickle,
-                default=default,
-                meta=meta,
-            )
-        )
+        return frames_of(pending(Columns(1, columns), **options))
 
     @classmethod
     def from_message(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
-from jagcodec.wire.encoder import Columns, pending
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 
 
@@ -104,12 +104,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: None = ...,
-    narrow: bool = ...,
-    checksum: bool = ...,
-    allow_pickle: bool = ...,
-    default: Callable[[Any], Any] | None = ...,
-    meta: Mapping[Any, Any] | None = ...,
     strict: bool = ...,
+    **options: Unpack[EncodeOptions],
 ) -> list[Frame]: ...
 
 
@@ -120,12 +116,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: Any,
-    narrow: bool = ...,
-    checksum: bool = ...,
-    allow_pickle: bool = ...,
-    default: Callable[[Any], Any] | None = ...,
-    meta: Mapping[Any, Any] | None = ...,
     strict: bool = ...,
+    **options: Unpack[EncodeOptions],
 ) -> int: ...
 
 
@@ -135,12 +127,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
     out: Any = None,
-    narrow: bool = False,
-    checksum: bool = False,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    meta: Mapping[Any, Any] | None = None,
     strict: bool = False,
+    **options: Unpack[EncodeOptions],
 ) -> list[Frame] | int:
     """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
 
@@ -160,12 +148,9 @@ def encode_fields(
         token_aligned_fields: As there.
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
-        narrow: As for `encode`.
-        checksum: As for `encode`.
-        allow_pickle: As for `encode`.
-        default: As for `encode`, of payloads.
-        meta: As for `encode`.
         strict: As for `pack_jagged_fields`.
+        options: As for `encode`: `narrow`, `elide`, `groups`, `checksum`, `allow_pickle`,
+            `default` (of payloads), `meta`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
@@ -179,14 +164,7 @@ def encode_fields(
         UnsupportedTypeError: As from `encode`.
     """
     columns = _columns(fields, lengths, token_aligned_fields, "encode_fields", strict)
-    message = pending(
-        columns,
-        narrow=narrow,
-        checksum=checksum,
-        allow_pickle=allow_pickle,
-        default=default,
-        meta=meta,
-    )
+    message = pending(columns, **options)
     if out is None:
         return frames_of(message)
     target = out(blob_size(message)) if callable(out) else out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.wire import documents
-from jagcodec.wire.encoder import Columns, meta_document, pending
+from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lazy import FieldSchema
@@ -91,11 +91,7 @@ def encode_rows(
     same_length: Iterable[str] = ...,
     rectangular: Iterable[str] = ...,
     out: None = ...,
-    narrow: bool = ...,
-    checksum: bool = ...,
-    allow_pickle: bool = ...,
-    default: Callable[[Any], Any] | None = ...,
-    meta: Mapping[Any, Any] | None = ...,
+    **options: Unpack[EncodeOptions],
 ) -> list[Frame]: ...
 
 
@@ -107,11 +103,7 @@ def encode_rows(
     same_length: Iterable[str] = ...,
     rectangular: Iterable[str] = ...,
     out: Any,
-    narrow: bool = ...,
-    checksum: bool = ...,
-    allow_pickle: bool = ...,
-    default: Callable[[Any], Any] | None = ...,
-    meta: Mapping[Any, Any] | None = ...,
+    **options: Unpack[EncodeOptions],
 ) -> int: ...
 
 
@@ -122,11 +114,7 @@ def encode_rows(
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
     out: Any = None,
-    narrow: bool = False,
-    checksum: bool = False,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    meta: Mapping[Any, Any] | None = None,
+    **options: Unpack[EncodeOptions],
 ) -> list[Frame] | int:
     """Rows straight to a message: no tensor and no TensorDict in between.
 
@@ -146,11 +134,8 @@ def encode_rows(
         rectangular: As there.
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
-        narrow: As for `encode`.
-        checksum: As for `encode`.
-        allow_pickle: As for `encode`.
-        default: As for `encode`, of payloads.
-        meta: As for `encode`.
+        options: As for `encode`: `narrow`, `elide`, `groups`, `checksum`, `allow_pickle`,
+            `default` (of payloads), `meta`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Of one row that is
@@ -164,29 +149,28 @@ def encode_rows(
     """
     where = "encode_rows"
     plain = out is dtypes is None and same_length == rectangular == ()
-    if plain and type(rows) is list and len(rows) == 1 and not (narrow or checksum):
+    if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
             simple = ordered_columns(row, where)
             if simple is not None:
-                values = NO_VALUES
+                values, meta = NO_VALUES, options.get("meta")
                 if meta is not None:
-                    document = meta_document(meta, allow_pickle, default)
+                    pickles = options.get("allow_pickle", False)
+                    document = meta_document(meta, pickles, options.get("default"))
                     values = documents.packer().pack([document])
                 return frames_of_rows(simple[0], 1, simple[1], values)
-    message = pending(
-        _columns(rows, dtypes, same_length, rectangular, where, own=False),
-        narrow=narrow,
-        checksum=checksum,
-        allow_pickle=allow_pickle,
-        default=default,
-        meta=meta,
-    )
+    columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
+    message = pending(columns, **options)
     if out is None:
         return frames_of(message)
     target = out(blob_size(message)) if callable(out) else out
     return write_blob(message, writable_bytes(target, "encode_rows(out)"))
+
+
+# The options that leave the columns of a message as they are.
+_OF_META = {"meta", "allow_pickle", "default"}
 
 
 def _columns(

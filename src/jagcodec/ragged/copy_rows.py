@@ -68,6 +68,8 @@ def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
 
 def _runs(view: RaggedView) -> tuple[Starts | None, IntArray]:
     """Where runs of cells begin, and how long they are: one per row, or A where A is not 1."""
+    if view.runs is not None:
+        return view.row_starts().reshape(-1), view.runs.reshape(-1)
     lengths = view.row_splits.lengths
     outer = math.prod(view.shape[: view.ragged_dim - 1])
     if view.ragged_dim == 1:
@@ -121,6 +123,29 @@ def pad_task(
     if view.ragged_dim > 1:
         starts, lengths, left_pad = _rectangle_runs(view, left_pad)
     return Pad(out, source, starts, lengths, left_pad, width, view.cell_bytes, pad_bits)
+
+
+def pad_tasks_of_runs(
+    view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
+) -> tuple[Pad, Copy]:
+    """As `pad_task`, of rows in runs: one task for the last run and all pads, and one for the rest.
+
+    The second is for afterwards: the first writes pads to where its rows go.
+    """
+    runs: Any = view.runs
+    starts = view.row_starts()
+    before = runs.cumsum(axis=1) - runs
+    if left_pad is not None:
+        before += left_pad[:, None]
+    firsts = np.arange(len(runs), dtype=np.int64) * width
+    source: Any = view.memory
+    cell = view.cell_bytes
+    flat = np.ascontiguousarray
+    begins, lengths, left = (flat(part[:, -1]) for part in (starts, runs, before))
+    pad = Pad(out, source, begins, lengths, left, width, cell, pad_bits)
+    places = firsts[:, None] + before
+    to, begins, lengths = (flat(part[:, :-1]).reshape(-1) for part in (places, starts, runs))
+    return pad, Copy(out, source, to, begins, lengths, cell)
 
 
 def pad_into(

@@ -32,6 +32,8 @@ class RaggedView:
             begins at ``i * s``; None where the rows lie end to end and fill M. In several
             buffers: (N,) bytes, as if the buffers lay end to end, and `ragged_dim` is 1.
         row_splits: How long the rows are.
+        runs: (N, K) where a row is K runs of cells, which do not lie end to end: how long they are.
+            `starts` are (N, K) then, and `ragged_dim` is 1.
     """
 
     memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
@@ -40,6 +42,7 @@ class RaggedView:
     ragged_dim: int
     starts: IntArray | int | None
     row_splits: RowSplits
+    runs: IntArray | None = None
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +63,7 @@ class RaggedView:
         return math.prod(self.shape[self.ragged_dim :]) * self.dtype.itemsize
 
     def row_starts(self) -> IntArray:
-        """`starts` as (N,) numbers."""
+        """`starts` as (N,) numbers; (N, K) of rows in runs."""
         if self.starts is None:
             return self.row_splits.starts
         if isinstance(self.starts, int):
@@ -69,7 +72,8 @@ class RaggedView:
 
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
-        return replace(self, starts=self.row_starts()[rows], row_splits=row_splits)
+        runs = None if self.runs is None else self.runs[rows]
+        return replace(self, starts=self.row_starts()[rows], row_splits=row_splits, runs=runs)
 
 
 class NestedParts(NamedTuple):

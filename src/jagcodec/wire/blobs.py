@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -12,9 +12,8 @@ import torch
 from jagcodec._arguments import usable_device
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode, pending
+from jagcodec.wire.encoder import EncodeOptions, encode, pending
 from jagcodec.wire.frames import (
-    PendingMessage,
     blob_size,
     file_path,
     finished,
@@ -27,12 +26,6 @@ from jagcodec.wire.frames import (
 )
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.spec import ALIGNMENT
-
-
-def _pending(obj: Any, options: dict[str, Any]) -> PendingMessage:
-    """The message of a value under the options of `encode`."""
-    known: Any = options
-    return pending(obj, **known)
 
 
 def to_blob(frames: Sequence[Any]) -> bytearray:
@@ -63,12 +56,12 @@ def to_blob(frames: Sequence[Any]) -> bytearray:
     return blob
 
 
-def encoded_size(obj: Any, **options: Any) -> int:
+def encoded_size(obj: Any, **options: Unpack[EncodeOptions]) -> int:
     """Bytes of a value as a blob: exactly what `encode_into` writes under the same options.
 
     Args:
         obj: Anything that `encode` takes.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Raises:
         UnsupportedTypeError: As `encode`.
@@ -78,17 +71,17 @@ def encoded_size(obj: Any, **options: Any) -> int:
         >>> encoded_size([1, 2]) == len(to_blob(encode([1, 2])))
         True
     """
-    return blob_size(_pending(obj, options))
+    return blob_size(pending(obj, **options))
 
 
-def encode_into(obj: Any, buffer: Any, **options: Any) -> int:
+def encode_into(obj: Any, buffer: Any, **options: Unpack[EncodeOptions]) -> int:
     """Write a value as a blob to the start of memory that the caller owns.
 
     Args:
         obj: Anything that `encode` takes.
         buffer: Writable and contiguous: bytearray, numpy array, shared memory, a CPU tensor
             (pinned or not). It may be larger than needed; what lies behind the blob is kept.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Returns:
         Bytes written.
@@ -106,18 +99,18 @@ def encode_into(obj: Any, buffer: Any, **options: Any) -> int:
         >>> decode(memory)
         {'a': (1, 2)}
     """
-    return write_blob(_pending(obj, options), writable_bytes(buffer, "encode_into(buffer)"))
+    return write_blob(pending(obj, **options), writable_bytes(buffer, "encode_into(buffer)"))
 
 
 def encode_batch_into(
-    objs: Iterable[Any], allocate: Callable[[int], Any], **options: Any
+    objs: Iterable[Any], allocate: Callable[[int], Any], **options: Unpack[EncodeOptions]
 ) -> list[memoryview]:
     """Write many values, each as a blob, into one allocation: what key-value stores put.
 
     Args:
         objs: Values that `encode` takes.
         allocate: Called once with the bytes that all of them take; returns writable memory.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Returns:
         One view per value into that memory, in order, each at a multiple of 64 bytes from its
@@ -134,7 +127,7 @@ def encode_batch_into(
         >>> decode_batch(blobs)
         [{'a': 1}, 'two']
     """
-    messages = [_pending(obj, options) for obj in objs]
+    messages = [pending(obj, **options) for obj in objs]
     sizes = [blob_size(message) for message in messages]
     starts, end = [], 0
     for size in sizes:
@@ -187,14 +180,14 @@ def decode_batch(
     return values
 
 
-def dump(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
+def dump(obj: Any, path: str | os.PathLike[str], **options: Unpack[EncodeOptions]) -> None:
     """Write a value to a file, whole or not at all: a crash leaves the old file, or none.
 
     Args:
         obj: Anything that `encode` takes.
         path: The file; its directory must exist and hold a second copy for a moment. A file that
             is there is replaced and its permissions are kept; a new one has those of the umask.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Raises:
         UnsupportedTypeError: As `encode`.

@@ -24,7 +24,8 @@ from tensordict import (
 
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
-from jagcodec.memory.tensor_bytes import IntArray, from_bytes
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes
+from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -34,9 +35,10 @@ from jagcodec.ragged.non_tensor import (
     stack_of_payloads,
 )
 from jagcodec.ragged.row_index import Chosen
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of, inside
-from jagcodec.wire.frames import FramePayload, blob_end, is_blob
+from jagcodec.wire.frames import FramePayload, Payload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
@@ -47,6 +49,7 @@ from jagcodec.wire.message import (
     open_frames,
     torch_dtype,
 )
+from jagcodec.wire.parts import shares_objects
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import Node, child_step
@@ -484,7 +487,9 @@ def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[
     Raises:
         WireFormatError: A row is not a document; it is named.
     """
-    buffer, offset, size, group = message.numbers[node.number : node.number + 4]
+    buffer, offset, _, group, size = message.numbers[node.number : node.number + 5]
+    if message.is_made_of_parts(node):
+        return _shared_objects(message, node, chosen)
     row_splits = message.row_splits(group)
     if row_splits.total != size:
         raise WireFormatError(
@@ -497,8 +502,24 @@ def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[
     for start, stop in ranges:
         if start < stop:
             bounds = row_splits.host[start : stop + 1]
-            items += _documents(message, buffer, offset, bounds, start)
+            items += _documents(message, message.payload, buffer, offset, bounds, start)
     return items
+
+
+def _shared_objects(message: Message, node: Node, chosen: Chosen | None) -> list[Any]:
+    """The objects of rows that share bytes: one for rows that were one, else one for each row."""
+    view = message.view(node, chosen)
+    index = None
+    if shares_objects(message.parts(node)):
+        starts, lengths = view.row_starts(), view.row_splits.lengths
+        _, first, index = np.unique(starts, return_index=True, return_inverse=True)
+        if (lengths != lengths[first][index]).any():
+            raise bad("one length of one object", "several")
+        view = view.choose(first, RowSplits.from_lengths(lengths[first]))
+    data = as_bytes(values_of(view))
+    payload = FramePayload([data], copy=False)
+    items = _documents(message, payload, 0, 0, view.row_splits.host, 0) if len(data) else []
+    return items if index is None else [items[k] for k in index.tolist()]
 
 
 def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Documents | list[Any]:
@@ -506,9 +527,9 @@ def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Docume
 
     Such a row lies at a multiple of 64, which it would not elsewhere.
     """
-    buffer, offset, size, group = message.numbers[node.number : node.number + 4]
+    buffer, offset, _, group, size = message.numbers[node.number : node.number + 5]
     splits = message.row_splits(group)
-    if splits.total != size:
+    if splits.total != size or message.is_made_of_parts(node):
         return objects(message, node, chosen)  # which says what is wrong
     data = message.payload.read(buffer, offset, size).tobytes()
     starts, ends = splits.host[:-1], splits.host[1:]
@@ -521,10 +542,12 @@ def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Docume
     return Documents(items) if items else []
 
 
-def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row: int) -> list[Any]:
+def _documents(
+    message: Message, payload: Payload, buffer: int, offset: int, bounds: IntArray, row: int
+) -> list[Any]:
     """The objects between these bounds, of rows next to each other, the first of which is `row`."""
     first = int(bounds[0])
-    data = message.payload.read(buffer, offset + first, int(bounds[-1]) - first)
+    data = payload.read(buffer, offset + first, int(bounds[-1]) - first)
     ends = bounds[1:] - first
     starts = bounds[:-1] - first
     heads = data[np.minimum(starts, len(data) - 1)] if len(data) else ends
@@ -547,7 +570,7 @@ def _documents(message: Message, buffer: int, offset: int, bounds: IntArray, row
         try:
             if messages[i]:
                 place = buffer, offset + first + start
-                items.append(_message_in_row(message, *place, end - start))
+                items.append(_message_in_row(message, payload, *place, end - start))
             else:
                 item = documents.unpack(data[start:end].tobytes())
                 items.append(_revived(message, item))
@@ -561,15 +584,15 @@ def _revived(message: Message, item: Any) -> Any:
     return revived(item, message.depth + 1, message.limits.depth, message.allow_pickle)
 
 
-def _message_in_row(message: Message, buffer: int, offset: int, size: int) -> Any:
+def _message_in_row(message: Message, outer: Payload, buffer: int, offset: int, size: int) -> Any:
     """The value of a row that is a message of its own, behind zeros."""
-    head = message.payload.read(buffer, offset, min(size, _MOST_ZEROS + 1))
+    head = outer.read(buffer, offset, min(size, _MOST_ZEROS + 1))
     zeros = int(np.argmax(head != 0))
     if head[zeros] == 0 or not is_blob(
-        message.payload.read(buffer, offset + zeros, min(size - zeros, len(BLOB_MAGIC)))
+        outer.read(buffer, offset + zeros, min(size - zeros, len(BLOB_MAGIC)))
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
-    blob = message.payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
+    blob = outer.bytes_at(buffer, offset + zeros, size - zeros, 1)
     header, (first, *frames) = open_blob(blob, message.limits, in_row=True)
     if blob_end(len(first), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ import torch
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import ByteArray, array_bytes, as_bytes, flat_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.elision import Cells, Column, FoundPart, Parts, elided, same_documents
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
@@ -38,17 +39,33 @@ from jagcodec.wire.spec import (
     ALIGNMENT,
     INTEGER_DTYPES,
     MAX_UNBACKED_ROWS,
+    PARTS,
     PLAIN,
     SMALL_BUFFER,
+    PartForm,
 )
 
-__all__ = ["Columns", "MsgpackEncoder", "encode", "pending"]
+__all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
+
+
+class EncodeOptions(TypedDict, total=False):
+    """The options of `encode`, which other functions pass on to it."""
+
+    narrow: bool
+    elide: bool
+    groups: Any
+    checksum: bool
+    allow_pickle: bool
+    default: Callable[[Any], Any] | None
+    meta: Mapping[Any, Any] | None
 
 
 def encode(
     obj: Any,
     *,
     narrow: bool = False,
+    elide: bool = False,
+    groups: Any = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -73,6 +90,13 @@ def encode(
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
             looks at each of them here and a copy there.
+        elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
+            alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
+            value, positions, columns that are two others end to end. Everything is compared cell
+            by cell; `decode` restores all of it. What would not make the message smaller is sent
+            as it is. Objects of rows that are one object are one again.
+        groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
+            compared with the first of their group only. None compares those that begin alike.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
@@ -111,7 +135,14 @@ def encode(
     Safe to call from several threads at once.
     """
     message = pending(
-        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default, meta=meta
+        obj,
+        narrow=narrow,
+        elide=elide,
+        groups=groups,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
     )
     return frames_of(message)
 
@@ -120,6 +151,8 @@ def pending(
     obj: Any,
     *,
     narrow: bool = False,
+    elide: bool = False,
+    groups: Any = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -146,7 +179,26 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    return _Placing(copies, narrow, keep_on).message(lowered, checksum)
+    compared = None if groups is None else _group_numbers(groups)
+    placing = _Placing(copies, narrow, keep_on, elide=elide, groups=compared)
+    return placing.message(lowered, checksum)
+
+
+def _group_numbers(groups: Any) -> IntArray:
+    """A number for each row: equal ones for equal groups."""
+    if isinstance(groups, torch.Tensor):
+        groups = groups.tolist()
+    try:
+        known: dict[Any, int] = {}
+        numbers = [known.setdefault(group, len(known)) for group in groups]
+    except TypeError as error:
+        raise ArgumentTypeError(
+            "bad_type",
+            "groups",
+            "expected one hashable value per row, such as the uid of its prompt, found "
+            f"{describe(groups)}: {error}",
+        ) from error
+    return np.array(numbers, dtype=np.int64)
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
@@ -197,11 +249,13 @@ class MsgpackEncoder:
         self,
         *,
         narrow: bool = False,
+        elide: bool = False,
         checksum: bool = False,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
     ) -> None:
         self._narrow = narrow
+        self._elide = elide
         self._checksum = checksum
         self._allow_pickle = allow_pickle
         self._default = default
@@ -211,6 +265,7 @@ class MsgpackEncoder:
         return encode(
             obj,
             narrow=self._narrow,
+            elide=self._elide,
             checksum=self._checksum,
             allow_pickle=self._allow_pickle,
             default=self._default,
@@ -263,9 +318,19 @@ _GAPS = tuple(map(bytes, range(ALIGNMENT)))
 class _Placing:
     """The state of one walk over lowered items: where everything lies in the message."""
 
-    def __init__(self, copies: HostCopies, narrow: bool, keep_on: torch.device | None) -> None:
+    def __init__(
+        self,
+        copies: HostCopies,
+        narrow: bool,
+        keep_on: torch.device | None,
+        *,
+        elide: bool = False,
+        groups: IntArray | None = None,
+    ) -> None:
         self._copies_of = copies
         self._narrow = narrow
+        self._elide = elide
+        self._groups_to_compare = groups
         self._keep_on = keep_on
         self._numbers: list[int] = []
         self._pool = RowSplitsPool()
@@ -278,6 +343,8 @@ class _Placing:
         self._first: ByteArray | None = None
         # The other frames; an int is the size of one that is still to be written.
         self._large: list[Any] = []
+        # Where cells and tables lie that columns may share, by the identity of what they are.
+        self._shared: dict[int, tuple[int, int, int]] = {}
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
@@ -293,7 +360,8 @@ class _Placing:
         return _with_header(lowered, numbers, groups, buffers, checksum, self._fill, self._sources)
 
     def _place(self, items: list[Any]) -> None:
-        narrow = self._narrowed(items) if self._narrow else {}
+        cells = self._cells(items) if self._narrow or self._elide else {}
+        parts = self._parts(items, cells) if self._elide else {}
         numbers, group_of = self._numbers, self._group_of
         for i, item in enumerate(items):
             kind = type(item)
@@ -313,9 +381,8 @@ class _Placing:
                     size = view.dtype.itemsize
                     for extent in shape:
                         size *= extent
-                if i in narrow:
-                    stored, data = narrow[i]
-                    numbers += (*self._place_bytes(data), stored)
+                if i in cells:
+                    numbers += self._place_shared(cells[i], parts.get(i), ragged=True)
                 elif self._keep_on is not None and view.device == self._keep_on:
                     numbers += (*self._keep(values_of(view)), PLAIN)
                 elif size >= SMALL_BUFFER:
@@ -338,7 +405,10 @@ class _Placing:
                 numbers.append(self._new_group(row_splits) if group is None else group)
                 numbers += shape
             elif kind is Dense:
-                self._place_cells(item, narrow.get(i))
+                if i in cells:
+                    numbers += self._place_shared(cells[i], parts.get(i), ragged=False)
+                else:
+                    self._place_cells(item)
             elif kind is Documents:
                 self._place_documents(item.rows)
             else:
@@ -374,11 +444,8 @@ class _Placing:
         self._group_of[id(row_splits)] = group
         return group
 
-    def _place_cells(self, item: Dense, narrow: tuple[int, ByteArray] | None) -> None:
+    def _place_cells(self, item: Dense) -> None:
         source, numbers = item.source, self._numbers
-        if narrow is not None:
-            numbers += (*self._place_bytes(narrow[1]), narrow[0])
-            return
         if isinstance(source, torch.Tensor):
             if not source.is_cpu and source.device == self._keep_on:
                 numbers += self._keep(source)
@@ -399,25 +466,81 @@ class _Placing:
             numbers.append(PLAIN)
 
     def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
-        pieces: list[Any] = []
-        lengths: list[int] = []
-        end = 0
+        made: dict[int, list[Any]] = {}  # rows may be one object
         for row in rows:
-            begin = end
-            if isinstance(row, bytes):
-                pieces.append(row)
-                end += len(row)
-            else:
+            if id(row) not in made:
+                made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
+        documents = [made[id(row)] for row in rows]
+        shared = same_documents(documents) if self._elide else None
+        pieces: list[Any] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        end = 0
+        for i, (row, document) in enumerate(zip(rows, documents, strict=True)):
+            if shared is not None and shared.like[i] != i:
+                starts.append(starts[shared.like[i]])
+                ends.append(ends[shared.like[i]])
+                continue
+            starts.append(end)
+            if not isinstance(row, bytes):
                 # Zeros before the message, so that it lies at a multiple of 64.
-                gap = -end % ALIGNMENT
-                inner = _Placing(self._copies_of, self._narrow, None)
-                blob = blob_pieces(frames_of(inner.message(row, False)))
-                pieces += (bytes(gap), *blob)
-                end += gap + sum(map(len, blob))
-            lengths.append(end - begin)
+                pieces.append(bytes(-end % ALIGNMENT))
+                end += -end % ALIGNMENT
+            pieces += document
+            end += sum(map(len, document))
+            ends.append(end)
         data = np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
-        row_splits = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
-        self._numbers += (*self._place_bytes(data), end, self._new_group(row_splits))
+        begins = np.array(starts, dtype=np.int64)
+        row_splits = RowSplits.from_lengths(np.array(ends, dtype=np.int64) - begins)
+        place = (*self._place_bytes(data), PLAIN) if shared is None else None
+        if place is None:
+            one = int(shared is not None and shared.one_object)
+            part = FoundPart(PartForm.AT, row_splits, Cells(data, None), len(data), begins, one)
+            place = self._place_parts([part], ragged=True)
+        self._numbers += (*place, self._new_group(row_splits), row_splits.total)
+
+    def _message_in_row(self, row: Lowered) -> list[Any]:
+        inner = _Placing(self._copies_of, self._narrow, None)
+        return blob_pieces(frames_of(inner.message(row, False)))
+
+    # What columns share
+
+    def _place_shared(
+        self, cells: Cells, parts: Parts | None, *, ragged: bool
+    ) -> tuple[int, int, int]:
+        """The place of cells that several columns may name, or of the table of their parts."""
+        key = id(cells.data) if parts is None else id(parts)
+        known = self._shared.get(key)
+        if known is None:
+            known = self._shared[key] = (
+                self._place_narrow(cells)
+                if parts is None
+                else self._place_parts(parts, ragged=ragged)
+            )
+        return known
+
+    def _place_narrow(self, cells: Cells) -> tuple[int, int, int]:
+        data, dtype = cells
+        if self._narrow and dtype in INTEGER_DTYPES:
+            narrow = narrowed(data, dtype)
+            if narrow is not None:
+                return (*self._place_bytes(narrow[1]), narrow[0])
+        return (*self._place_bytes(data), PLAIN)
+
+    def _place_parts(self, parts: Parts, *, ragged: bool) -> tuple[int, int, int]:
+        """The place of a table, with what it names placed before it."""
+        table: list[int] = []
+        for form, splits, cells, number, indices, step in parts:
+            place = self._place_shared(cells, None, ragged=ragged)
+            index = (0, 0, PLAIN, 0)
+            if indices is not None:
+                data = indices.view(np.uint8)
+                stored, packed = narrowed(data, "int64") or (PLAIN, data)
+                index = (*self._place_bytes(packed), stored, len(indices))
+            group = self._new_group(splits) if ragged else 0
+            table += (form, group, *place, number, *index, step)
+        data = np.array(table, dtype=np.int64).view(np.uint8)
+        return (*self._place_bytes(data), PARTS + len(parts))
 
     # Buffers
 
@@ -441,37 +564,59 @@ class _Placing:
         self._large.append(flat_bytes(tensor) if tensor.numel() else nothing)
         return (len(self._large), 0)
 
-    def _narrowed(self, items: list[Any]) -> dict[int, tuple[int, ByteArray]]:
-        """The integer columns that can be stored narrow; packed together where they have to be."""
-        found: dict[int, ByteArray] = {}
+    def _cells(self, items: list[Any]) -> dict[int, Cells]:
+        """The cells of columns that may be stored otherwise than they are, each end to end."""
+        found: dict[int, Cells] = {}
         loose: dict[int, RaggedView] = {}
-        dtypes: dict[int, str] = {}
         for i, item in enumerate(items):
             kind = type(item)
             if kind not in (RaggedView, Ragged, Dense):
                 continue
             dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
-            if dtype not in INTEGER_DTYPES:
+            if dtype is None or not (self._elide or dtype in INTEGER_DTYPES):
                 continue
-            dtypes[i] = dtype
             if kind is Dense:
                 source: Any = item.source
                 if type(source) is np.ndarray:
-                    found[i] = numpy_dtypes.cell_bytes(source)
+                    found[i] = Cells(numpy_dtypes.cell_bytes(source), dtype)
                 elif source.is_cpu or source.device != self._keep_on:
-                    found[i] = as_bytes(self._copies_of.of(source))
+                    found[i] = Cells(as_bytes(self._copies_of.of(source)), dtype)
                 continue
             view: RaggedView = item if kind is RaggedView else self._view(item)
             if self._keep_on is not None and view.device == self._keep_on:
                 continue
             if view.starts is None:
-                found[i] = _bytes_of(view)
+                found[i] = Cells(_bytes_of(view), dtype)
             else:
                 loose[i] = view
-        for i, values in zip(loose, gathered(loose.values()), strict=True):
-            found[i] = as_bytes(values)
-        narrow = {i: narrowed(data, dtypes[i]) for i, data in found.items()}
-        return {i: stored for i, stored in narrow.items() if stored is not None}
+        for (i, view), values in zip(loose.items(), gathered(loose.values()), strict=True):
+            found[i] = Cells(as_bytes(values), TORCH_NAMES[view.dtype])
+        return found
+
+    def _parts(self, items: list[Any], cells: dict[int, Cells]) -> dict[int, Parts]:
+        """The columns that are sent as parts, because they repeat rows, cells or other columns."""
+        columns: dict[int, Column] = {}
+        dense: dict[int, RowSplits] = {}
+        for i, own in cells.items():
+            item = items[i]
+            if type(item) is Dense:
+                source: Any = item.source
+                shape = source.shape
+                if not len(own.data) or not len(shape):
+                    continue
+                rows = int(shape[0])
+                splits = dense.get(rows)
+                if splits is None:
+                    ones = np.ones(rows, dtype=np.int64)
+                    splits = dense[rows] = RowSplits.from_lengths(ones)
+                columns[i] = Column(own, len(own.data) // rows, splits, True)
+            else:
+                view: RaggedView = item if type(item) is RaggedView else self._view(item)
+                if view.ragged_dim == 1 and len(own.data):
+                    splits = self._pool.unique(view.row_splits)
+                    columns[i] = Column(own, len(own.data) // splits.total, splits, False)
+        made = elided(list(columns.values()), self._groups_to_compare, narrow=self._narrow)
+        return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
 
     # Copy
 

@@ -33,7 +33,7 @@ from jagcodec.wire.schema import (
     check_numbers,
     read_schema,
 )
-from jagcodec.wire.spec import MAGIC, VERSION, Kind
+from jagcodec.wire.spec import EXPANSION, MAGIC, VERSION, Kind
 from jagcodec.wire.table import Table
 
 
@@ -201,6 +201,12 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         raise _larger(total, schema, limits)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
+    if places.expanded > EXPANSION * total:
+        beyond = places.expanded - EXPANSION * total
+        most = 0 if in_row else limits.expanded
+        if beyond > most:
+            what = f"bytes of repeated cells beyond {EXPANSION} for each byte of the message"
+            raise exceeded("expanded", most, beyond, what, "header")
     objects = schema.size + len(groups) + len(sizes) + places.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")

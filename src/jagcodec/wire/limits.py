@@ -24,6 +24,8 @@ class Limits:
             columns of one object per row.
         columns: Of one TensorDict, or of one dict that holds tensors. Those in it count by
             themselves.
+        expanded: Bytes that columns take once they are made of what they repeat (`elide=True`),
+            all together, beyond 64 for each byte of the message.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 
@@ -47,6 +49,7 @@ class Limits:
     header: int = 1 << 28
     objects: int = 1 << 22
     columns: int = 1 << 16
+    expanded: int = 1 << 30
     depth: int = MAX_LEVELS
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 # For transports whose peers may run code in this process anyway.
-NO_LIMITS = Limits(*[1 << 62] * 4)
+NO_LIMITS = Limits(*[1 << 62] * 5)
 
 
 def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> WireFormatError:

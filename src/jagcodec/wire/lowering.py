@@ -332,9 +332,14 @@ class Lowering:
         pack = self._pack()
         rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
+        # Rows that are one object are lowered once, and kept, so that their id stays theirs.
+        known: dict[int, tuple[Any, bytes | Lowered]] = {}
         for i, payload in enumerate(payloads):
             if type(payload) in _NATIVE:
                 rows.append(pack(payload))
+                continue
+            if id(payload) in known:
+                rows.append(known[id(payload)][1])
                 continue
             self.items, self.values, self.unbacked = [], [], []
             tree = self._child(i, payload)
@@ -345,6 +350,7 @@ class Lowering:
                     rows.append(pack(tree))
             except ValueError as error:
                 raise self._refused("too_large", f"msgpack: {error}") from error
+            known[id(payload)] = payload, rows[-1]
         self.items, self.values, self.unbacked = outer
         self.items.append(Documents(rows))
 

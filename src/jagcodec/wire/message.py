@@ -29,9 +29,10 @@ from jagcodec.wire.frames import (
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.narrow import widened
+from jagcodec.wire.parts import Part, Place, Rows, table_of, view_of_parts
 from jagcodec.wire.records import unknown_dtype
 from jagcodec.wire.schema import Node, stored_size
-from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -150,8 +151,10 @@ class Message:
         self._given: set[int] = set()
         # What cuts rows out of it, with the columns that it is for (see `slicing`).
         self.slicer: tuple[Any, Any] | None = None
-        # Jagged columns where they lie, by the first of their numbers.
+        # Columns where they lie, by the first of their numbers.
         self._views: dict[int, RaggedView] = {}
+        # Cells of parts that were stored narrow.
+        self.widened: dict[Place, ByteArray] = {}
         # Rows chosen of a group, by the group and the identity of the choice.
         self._chosen: dict[tuple[int, int], _Choice] = {}
 
@@ -183,7 +186,9 @@ class Message:
     def tensor(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""
         shape = tuple(self.numbers[node.dims : node.end])
-        if chosen is None:
+        if self.is_made_of_parts(node):
+            values = values_of(self.view(node, chosen))
+        elif chosen is None:
             values = self.cells(node, shape)
         else:
             values = self._rows_of_tensor(node, shape, chosen)
@@ -304,8 +309,11 @@ class Message:
 
     def jagged(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
         """A JAGGED column as a nested tensor, or some of its rows."""
-        if chosen is None:
-            numbers, i = self.numbers, node.number
+        numbers, i = self.numbers, node.number
+        if self.is_made_of_parts(node):
+            view = self.view(node, chosen)
+            row_splits, values = view.row_splits, values_of(view)
+        elif chosen is None:
             group = numbers[i + 3]
             row_splits = self._groups[group] or self.row_splits(group)
             shape = tuple(numbers[node.dims : node.end])
@@ -320,11 +328,14 @@ class Message:
         return nested_tensor(values, row_splits, node.fields[2])
 
     def view(self, node: Node, chosen: Chosen | None = None, *, keep: bool = False) -> RaggedView:
-        """The rows of a JAGGED column where they lie in the message; or some of them.
+        """The rows of a column where they lie in the message; or some of them.
 
-        Its memory is only to be read, unless `keep` asks for memory that a tensor may alias.
+        Of a JAGGED column, or of any that is made of parts. Its memory is only to be read, unless
+        `keep` asks for memory that a tensor may alias.
         """
         numbers, i = self.numbers, node.number
+        if self.is_made_of_parts(node):
+            return self._view_of_parts(node, chosen)
         in_place = numbers[i + 2] == PLAIN and not keep and self.payload.in_memory
         if in_place and (chosen is None or type(chosen) is not range):
             whole = self._views.get(i)
@@ -337,6 +348,49 @@ class Message:
                 dtype, shape, dim = whole.dtype, whole.shape, whole.ragged_dim
                 return RaggedView(whole.memory, dtype, shape, dim, rows.starts, rows.row_splits)
         return self._whole(node, keep) if chosen is None else self._part(node, chosen, keep)
+
+    def _view_of_parts(self, node: Node, chosen: Chosen | None) -> RaggedView:
+        i = node.number
+        whole = self._views.get(i)
+        if whole is None:
+            whole = self._views[i] = view_of_parts(self, self._rows(node), self.parts(node))
+        if chosen is None:
+            return whole
+        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        if node.kind is Kind.TENSOR:
+            return whole.choose(rows, _single_cells(len(chosen)))
+        return whole.choose(rows, self._choose(self.numbers[i + 3], chosen).row_splits)
+
+    def is_made_of_parts(self, node: Node) -> bool:
+        """Whether a table of parts lies at the place of a column; how nothing is stored means
+        nothing.
+        """
+        numbers, i = self.numbers, node.number
+        if numbers[i + 2] <= PARTS:
+            return False
+        documents_of = node.kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
+        return numbers[i + 4] > 0 if documents_of else 0 not in numbers[node.dims : node.end]
+
+    def parts(self, node: Node) -> list[Part]:
+        """The parts that a column is made of."""
+        buffer, offset, stored = self.numbers[node.number : node.number + 3]
+        return table_of(self, buffer, offset, stored)
+
+    def _rows(self, node: Node) -> Rows:
+        """What the rows of a column are."""
+        shape = self.shape(node)
+        if node.kind is Kind.TENSOR:
+            name = node.fields[0]
+            return Rows(name, torch_dtype(name), shape[1:], _single_cells(shape[0]), None)
+        group = self.numbers[node.number + 3]
+        splits = self.row_splits(group)
+        if node.kind is Kind.JAGGED:
+            name, total, inner = node.fields[0], shape[0], shape[1:]
+        else:
+            name, total, inner = "uint8", self.numbers[node.number + 4], ()
+        if splits.total != total:
+            raise _other_total(group, total, splits.total)
+        return Rows(name, torch_dtype(name), inner, splits, group)
 
     def _whole(self, node: Node, keep: bool) -> RaggedView:
         """All rows of a JAGGED column."""
@@ -376,6 +430,10 @@ class Message:
             for a, b in ranges
         ]
         return RaggedView(self._joined(node, runs), dtype, wanted, dim, None, picked)
+
+
+def _single_cells(rows: int) -> RowSplits:
+    return RowSplits.from_lengths(np.ones(rows, dtype=np.int64))
 
 
 def _other_total(group: int, cells: int, found: int) -> WireFormatError:

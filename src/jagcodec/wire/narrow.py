@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
@@ -10,20 +13,43 @@ from jagcodec.wire.spec import BITS, STORED_WIDTHS, narrow_code
 
 def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
     """The cells of an integer dtype as ``(stored, bytes)``, or None if they need their width."""
+    cells = _numbers(data, name)
+    itemsize = cells.dtype.itemsize
+    stored = _narrowest(cells)
+    if stored is None:
+        return None
+    if stored == BITS:
+        return BITS, np.packbits(cells != 0, bitorder="little")
+    return stored, _low_bytes(data, itemsize, STORED_WIDTHS[stored][0])
+
+
+def narrow_bits(data: ByteArray, name: str) -> int:
+    """How many bits `narrowed` stores each cell in."""
+    cells = _numbers(data, name)
+    stored = _narrowest(cells)
+    if stored is None:
+        return 8 * cells.dtype.itemsize
+    return 1 if stored == BITS else 8 * STORED_WIDTHS[stored][0]
+
+
+def _numbers(data: ByteArray, name: str) -> npt.NDArray[Any]:
     # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
-    cells = data.view("u1" if name == "bool" else name)
+    return data.view("u1" if name == "bool" else name)
+
+
+def _narrowest(cells: npt.NDArray[Any]) -> int | None:
+    """How cells are stored in the fewest bytes; None if they need their width, or are none."""
     if not len(cells):
         return None
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:
-        return BITS, np.packbits(cells != 0, bitorder="little")
-    itemsize = cells.dtype.itemsize
-    for width in range(1, itemsize):
+        return BITS
+    for width in range(1, cells.dtype.itemsize):
         bits = 8 * width
         if low >= 0 and high < 1 << bits:
-            return narrow_code(width, signed=False), _low_bytes(data, itemsize, width)
+            return narrow_code(width, signed=False)
         if -(1 << bits - 1) <= low and high < 1 << bits - 1:
-            return narrow_code(width, signed=True), _low_bytes(data, itemsize, width)
+            return narrow_code(width, signed=True)
     return None
 
 

@@ -74,7 +74,7 @@ def frames_of_rows(
                     end = place[1] + len(packed)
                 groups.append((*place, rows, min(lengths), max(lengths)))
         if dims is None:
-            numbers += (buffer, at, offsets[-1], group)
+            numbers += (buffer, at, PLAIN, group, offsets[-1])
         else:
             numbers += (buffer, at, PLAIN, group, offsets[-1], *dims)
     if large or end:

@@ -28,6 +28,9 @@ from jagcodec.wire.spec import (
     MAX_NDIM,
     MAX_TEXT,
     MAX_UNBACKED_ROWS,
+    MOST_PARTS,
+    PART_NUMBERS,
+    PARTS,
     PLAIN,
     STORED_WIDTHS,
     TORCH_DTYPES,
@@ -165,7 +168,7 @@ class Form(NamedTuple):
 
 _PLACE = ("buffer", "offset")
 _CELLS = (*_PLACE, "stored")
-_DOCUMENTS = (*_PLACE, "size", "group")
+_DOCUMENTS = (*_CELLS, "group", "size")
 
 FORMS: dict[Kind, Form] = {
     Kind.TUPLE: Form.of({}, (), ANY),
@@ -338,6 +341,7 @@ class Places:
         self.payload = sum(sizes)
         self.left = self.payload  # what no value has claimed yet
         self.objects = 0  # rows of objects, views and components, each of which is one
+        self.expanded = 0  # bytes that columns of parts take once they are made
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
         self.field_bytes = 64 * (spare + header_bytes + self.payload)
@@ -427,6 +431,31 @@ def check_numbers(
             raise _failed(schema, node, error) from error
 
 
+_DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
+_OF_PARTS = (Kind.TENSOR, Kind.JAGGED, *_DOCUMENT_ROWS)
+
+
+def _has_bytes(kind: Kind, own: list[int], cells: int) -> bool:
+    """Whether there is anything of a value; how nothing is stored means nothing."""
+    return bool(own[4] if kind in _DOCUMENT_ROWS else cells)
+
+
+def _claim_parts(
+    node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
+) -> None:
+    """See that the table of a column of parts is there, and count what the column will take."""
+    kind, parts = node.kind, own[2] - PARTS
+    if kind is Kind.TENSOR:
+        expect(parts == 1 and len(shape) > 0, "bad_record", "rows of one part", parts)
+    elif kind is Kind.JAGGED:
+        expect(node.fields[2] == 1, "bad_record", "parts of ragged dim 1", node.fields[2])
+    places.claim(own[0], own[1], 8 * len(PART_NUMBERS) * parts)
+    size = own[4] if kind in _DOCUMENT_ROWS else cells_of(shape) * node.itemsize
+    rows = shape[0] if kind is Kind.TENSOR else groups[own[3]].rows
+    # Rows without cells, too: they take a look at each.
+    places.expanded += size + 8 * rows * parts
+
+
 def _no_group(group: int, groups: int) -> WireFormatError:
     return fail("bad_record", f"expected a ragged group below {groups}, found {group}")
 
@@ -438,7 +467,13 @@ def _check_node(
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]
     cells = cells_of(shape)
-    if kind in (Kind.TENSOR, Kind.JAGGED):
+    if kind in _DOCUMENT_ROWS:
+        if own[3] >= len(groups):
+            raise _no_group(own[3], len(groups))
+        places.objects += groups[own[3]].rows
+    if kind in _OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and _has_bytes(kind, own, cells):
+        _claim_parts(node, own, shape, groups, places)
+    elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
     elif kind is Kind.ARRAY:
         size = cells * numpy_itemsize(node.fields[0])
@@ -447,10 +482,8 @@ def _check_node(
     elif kind is Kind.BYTES:
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        places.claim(own[0], own[1], own[2])
-        if own[3] >= len(groups):
-            raise _no_group(own[3], len(groups))
-        places.objects += groups[own[3]].rows
+        expect(own[2] == PLAIN or not own[4], "bad_record", "documents as they are", own[2])
+        places.claim(own[0], own[1], own[4])
     elif kind is Kind.TENSOR_VIEWS:
         places.claim(own[0], own[1], cells * node.itemsize)
         places.claim(own[2], own[3], 16 * own[4])

@@ -108,7 +108,7 @@ def _column(
         cell = math.prod(dims[1:]) * node.itemsize
         data = message.payload.read(numbers[i], numbers[i + 1], splits.total * cell)
         return _Column(data.data, cell, known, dims[1:])
-    if splits.rows != rows or numbers[i + 2] != splits.total:
+    if splits.rows != rows or numbers[i + 2] != PLAIN or numbers[i + 4] != splits.total:
         return None
     data = message.payload.read(numbers[i], numbers[i + 1], splits.total)
     heads = data[np.minimum(splits.starts, len(data) - 1)] if len(data) else splits.lengths

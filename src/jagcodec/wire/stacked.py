@@ -61,18 +61,16 @@ class Cells(NamedTuple):
         most = max([1, *(node.end - node.dims for node in nodes)])
         count, width = numbers.shape
         # What a column has not is looked up behind the numbers.
-        known = np.empty((count, width + 3), dtype=np.int64)
+        known = np.empty((count, width + 2), dtype=np.int64)
         known[:, :width] = numbers
-        known[:, width:] = (PLAIN, -1, 1)
-        plain, nothing, one = range(width, width + 3)
+        known[:, width:] = (-1, 1)
+        nothing, one = width, width + 1
         index = []
         for node in nodes:
             i = node.number
-            if node.kind is Kind.NON_TENSOR_ROWS:
-                own = [i, i + 1, plain, i + 3, i + 2]
-            else:
-                group = i + 3 if node.kind is Kind.JAGGED else nothing
-                own = [i, i + 1, i + 2, group, *range(node.dims, node.end)]
+            own = [*range(i, node.end)]
+            if node.kind is Kind.TENSOR:
+                own.insert(3, nothing)
             index.append(own + [one] * (4 + most - len(own)))
         found = known[:, np.array(index, dtype=np.int64).reshape(len(nodes), 4 + most)]
         dims = found[:, :, 4:]

@@ -1,0 +1,114 @@
+"""`elide`: what columns repeat is sent once, and comes back bit for bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    ArgumentTypeError,
+    JagcodecError,
+    Limits,
+    WireFormatError,
+    decode,
+    encode,
+    encode_fields,
+    encode_into,
+    encoded_size,
+    materialize,
+    open_wire,
+    select_rows,
+    to_blob,
+)
+from jagcodec.testing import assert_same, tensordicts, trees
+from jagcodec.wire import elision
+from jagcodec.wire.spec import PARTS, PartForm
+from tests.wire.test_spec_reader import assert_reads
+
+
+def size(frames):
+    return sum(memoryview(frame).nbytes for frame in frames)
+
+
+def nested(rows, dtype=torch.int64):
+    rows = [torch.as_tensor(np.asarray(row)).to(dtype) for row in rows]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Whatever is found is sent as parts, whether it pays or not."""
+    monkeypatch.setattr(elision, "_FEWEST", 1)
+    monkeypatch.setattr(elision, "_SLACK", -(1 << 20))
+
+
+def forms_of(frames, name):
+    """The forms of the parts of a column; None of one that is sent as it is."""
+    batch = open_wire(frames)
+    node, message = batch._nodes[name], batch._message
+    if message.numbers[node.number + 2] <= PARTS:
+        return None
+    return [PartForm(part.form).name for part in message.parts(node)]
+
+
+# --- what is found -----------------------------------------------------------------------------
+
+
+def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
+    """A batch as verl makes it: each prompt several times, and columns that say the same thing."""
+    rng = np.random.default_rng(seed)
+    asked = [rng.integers(0, 1000, rng.integers(40, 90)) for _ in range(prompts)]
+    asked = [prompt for prompt in asked for _ in range(repeats)]
+    answers = [rng.integers(0, 1000, rng.integers(30, 200)) for _ in asked]
+    both = [np.concatenate(pair) for pair in zip(asked, answers, strict=True)]
+    ones = [np.ones(len(row)) for row in answers]
+    columns = {
+        "prompts": nested(asked, dtype),
+        "responses": nested(answers, dtype),
+        "input_ids": nested(both, dtype),
+        "attention_mask": nested([np.ones(len(row)) for row in both]),
+        "position_ids": nested([np.arange(len(row)) for row in both]),
+        "response_mask": nested(ones),
+        "loss_mask": nested(ones),
+        "advantages": nested(
+            [np.repeat([0, i], [len(a), len(b)]) for i, (a, b) in enumerate(zip(asked, answers))],
+            torch.float32,
+        ),
+        "logprobs": nested([rng.normal(size=len(row)) for row in answers], torch.float32),
+        "rewards": nested([np.zeros(len(row)) for row in answers], torch.float32),
+    }
+    return TensorDict(columns, batch_size=[len(asked)])
+
+
+FORMS = {
+    "prompts": ["AT"],
+    "responses": None,
+    "input_ids": ["AT", "IN_ORDER"],
+    "attention_mask": ["REPEATED"],
+    "position_ids": ["RAMP"],
+    "response_mask": ["REPEATED"],
+    "loss_mask": ["REPEATED"],
+    "advantages": ["REPEATED"],
+    "logprobs": None,
+    "rewards": ["REPEATED"],
+}
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_batch_of_rollouts_is_sent_once(narrow):
+    td = rollouts()
+    frames = encode(td, narrow=narrow, elide=True)
+    assert {name: forms_of(frames, name) for name in td.keys()} == FORMS
+    assert_same(decode(frames), td)
+    news = td["responses"].values().numel() + td["prompts"].values().numel() // 4
+    floor = news * (2 if narrow else 8) + td["logprobs"].values().nbytes
+    assert size(frames) < floor + 12_000
+    assert_reads([bytes(memoryview(frame)) for frame in frames], td)
