@@ -421,9 +421,9 @@ def _common(column: Column, a: int, b: int) -> int:
     done, step = 0, 4096
     while done < most:
         end = min(done + step, most)
-        differ = data[at + done : at + end] != data[to + done : to + end]
-        if differ.any():
-            return done + int(differ.argmax())
+        one, other = data[at + done : at + end], data[to + done : to + end]
+        if not _equal(one, other):
+            return done + int((one != other).argmax())
         done, step = end, min(8 * step, _AT_ONCE)
     return most
 
@@ -466,6 +466,56 @@ def same_documents(rows: Sequence[Sequence[Any]]) -> SharedDocuments | None:
     if saved <= _TABLE + 8 * len(rows) + 2 * _SLACK:
         return None
     return SharedDocuments(like, one_object)
+
+
+def parts_of_frames(rows: Sequence[Sequence[Any]]) -> Parts | None:
+    """Rows of documents whose messages hold the same large frames, such as the pixels of a prompt.
+
+    None if it does not pay to send these once. A row is given as its bytes, or as the pieces that
+    `blob_pieces` makes of a message: two before its frames, and two for each.
+    """
+    most = max((len(row) - _BEFORE_LARGE) // 2 for row in rows)
+    if not 0 < most < MOST_PARTS:
+        return None
+    heads: list[Any] = []
+    lengths = np.zeros((len(rows), most + 1), dtype=np.int64)
+    starts = np.zeros((len(rows), most), dtype=np.int64)
+    kept: list[list[Any]] = [[] for _ in range(most)]
+    ends = [0] * most
+    known: dict[Any, tuple[Any, int]] = {}
+    for i, row in enumerate(rows):
+        # Up to the first large frame, with the zeros before it.
+        heads += row[: _BEFORE_LARGE + 1]
+        lengths[i, 0] = sum(map(len, row[: _BEFORE_LARGE + 1]))
+        for k in range((len(row) - _BEFORE_LARGE) // 2):
+            at = _BEFORE_LARGE + 1 + 2 * k
+            frame, gap = row[at : at + 2] if at + 1 < len(row) else (row[at], b"")
+            key = k, len(gap), _sample((frame,))
+            other, start = known.get(key, (None, 0))
+            if other is None or not _same_pieces((other,), (frame,)):
+                start = ends[k]
+                known[key] = frame, start
+                kept[k] += (frame, gap)
+                ends[k] += len(frame) + len(gap)
+            starts[i, k] = start
+            lengths[i, k + 1] = len(frame) + len(gap)
+    cost = (most + 1) * (_TABLE + 16 * (len(rows) + 1) + 2 * _SLACK)
+    if int(lengths[:, 1:].sum()) - sum(ends) <= cost:
+        return None
+    data = [np.frombuffer(bytearray().join(pieces), np.uint8) for pieces in (heads, *kept)]
+    splits = [RowSplits.from_lengths(np.ascontiguousarray(own)) for own in lengths.T]
+    return [
+        FoundPart(PartForm.IN_ORDER, splits[0], Cells(data[0], None), len(data[0])),
+        *(
+            FoundPart(PartForm.AT, own, Cells(cells, None), len(cells), np.ascontiguousarray(index))
+            for own, cells, index in zip(splits[1:], data[1:], starts.T, strict=True)
+        ),
+    ]
+
+
+_BEFORE_LARGE = 4
+"""Pieces of a message in one buffer before its large frames, and the zeros before these: preamble,
+header, zeros, and the frame of all small buffers."""
 
 
 def _sample(row: Sequence[Any]) -> tuple[Any, ...]:

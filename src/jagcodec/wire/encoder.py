@@ -3,47 +3,30 @@
 Encoding has four phases, and data is handed from one to the next:
 
     lower   a value -> a schema, and what needs a place; no cell is read (`lowering`)
-    place   what needs a place -> buffers, numbers; device memory is fetched here, all of it at once
+    place   what needs a place -> buffers, numbers; device memory is fetched here (`placing`)
     copy    rows -> buffers, one allocation and one kernel call
     write   schema, numbers, values -> the header's bytes
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 
-from jagcodec import rowcopy
-from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
+from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, describe
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
-from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
-from jagcodec.rowcopy import Copy
-from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.elision import Cells, Column, FoundPart, Parts, elided, same_documents
-from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
-from jagcodec.wire.header import NO_VALUES, write_header
-from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
+from jagcodec.wire.frames import Frame, PendingMessage, frames_of
+from jagcodec.wire.lowered import Columns, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.narrow import narrowed
-from jagcodec.wire.schema import Group
-from jagcodec.wire.spec import (
-    ALIGNMENT,
-    INTEGER_DTYPES,
-    MAX_UNBACKED_ROWS,
-    PARTS,
-    PLAIN,
-    SMALL_BUFFER,
-    PartForm,
-)
+from jagcodec.wire.placing import Placing, nothing_left, with_header
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -173,14 +156,14 @@ def pending(
         lowering.values.append(meta_document(meta, allow_pickle, default))
     lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
     if not lowering.items:  # nothing needs a place, as in the messages that control a data plane
-        return _with_header(lowered, [], [], [], checksum, _nothing, list)
+        return with_header(lowered, [], [], [], checksum, nothing_left, list)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     compared = None if groups is None else _group_numbers(groups)
-    placing = _Placing(copies, narrow, keep_on, elide=elide, groups=compared)
+    placing = Placing(copies, narrow, keep_on, elide=elide, groups=compared)
     return placing.message(lowered, checksum)
 
 
@@ -270,405 +253,3 @@ class MsgpackEncoder:
             allow_pickle=self._allow_pickle,
             default=self._default,
         )
-
-
-# --- place, copy, write ------------------------------------------------------------------------
-
-
-def _with_header(
-    lowered: Lowered,
-    numbers: list[int],
-    groups: list[Group],
-    buffers: list[Any],
-    checksum: bool,
-    write: Callable[[list[ByteArray]], None],
-    sources: Callable[[], list[np.ndarray[Any, Any]]],
-) -> PendingMessage:
-    """The message of what was placed; see `PendingMessage`."""
-    sizes = [part if type(part) is int else part.nbytes for part in buffers]
-    payload = sum(sizes)
-    for path, rows in lowered.unbacked:
-        if rows > payload:
-            raise UnsupportedTypeError(
-                "too_large",
-                path,
-                f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
-            )
-    checksums = None
-    if checksum:
-        buffers = written(buffers, write)
-        checksums = [zlib.crc32(part.data) for part in buffers]
-        write, sources = _nothing, list
-    try:
-        values = documents.packer().pack(lowered.values) if lowered.values else NO_VALUES
-        header = write_header(lowered.schema, numbers, values, groups, sizes, checksums)
-    except ValueError as error:
-        raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-    return PendingMessage(header, buffers, write, sources)
-
-
-def _nothing(memory: list[ByteArray]) -> None:
-    """Writes what is left to be written of a message that is finished."""
-
-
-# Between two buffers of frame 1.
-_GAPS = tuple(map(bytes, range(ALIGNMENT)))
-
-
-class _Placing:
-    """The state of one walk over lowered items: where everything lies in the message."""
-
-    def __init__(
-        self,
-        copies: HostCopies,
-        narrow: bool,
-        keep_on: torch.device | None,
-        *,
-        elide: bool = False,
-        groups: IntArray | None = None,
-    ) -> None:
-        self._copies_of = copies
-        self._narrow = narrow
-        self._elide = elide
-        self._groups_to_compare = groups
-        self._keep_on = keep_on
-        self._numbers: list[int] = []
-        self._pool = RowSplitsPool()
-        self._groups: list[Group] = []
-        self._group_of: dict[int, int] = {}
-        # Frame 1: how long it is so far, and what is to be written to it, by offset: contiguous.
-        self._small_size = 0
-        self._small: list[tuple[int, np.ndarray[Any, Any]]] = []
-        # The same as bytes, where no rows are still to be copied to it.
-        self._first: ByteArray | None = None
-        # The other frames; an int is the size of one that is still to be written.
-        self._large: list[Any] = []
-        # Where cells and tables lie that columns may share, by the identity of what they are.
-        self._shared: dict[int, tuple[int, int, int]] = {}
-        # Rows to be copied: the frame, the offset in it, and their bytes.
-        self._rows: list[tuple[int, int, int, RaggedView]] = []
-
-    def message(self, lowered: Lowered, checksum: bool) -> PendingMessage:
-        """The message of a lowered value."""
-        self._place(lowered.items)
-        buffers: list[Any] = []
-        if self._small_size or self._large:
-            if self._small and not (self._rows and self._rows_in_first()):
-                self._first = self._joined()
-            buffers = [self._small_size if self._first is None else self._first, *self._large]
-        numbers, groups = self._numbers, self._groups
-        return _with_header(lowered, numbers, groups, buffers, checksum, self._fill, self._sources)
-
-    def _place(self, items: list[Any]) -> None:
-        cells = self._cells(items) if self._narrow or self._elide else {}
-        parts = self._parts(items, cells) if self._elide else {}
-        numbers, group_of = self._numbers, self._group_of
-        for i, item in enumerate(items):
-            kind = type(item)
-            if kind is int:
-                numbers.append(item)
-            elif kind is RaggedView or kind is Ragged:
-                view = item if kind is RaggedView else self._view(item)
-                row_splits, starts, shape = view.row_splits, view.starts, view.shape
-                memory: Any = view.memory
-                in_order = starts is None and type(memory) is np.ndarray
-                if in_order:
-                    size = memory.nbytes
-                else:
-                    if starts is not None:
-                        dim = view.ragged_dim - 1
-                        shape = (*shape[:dim], row_splits.total, *shape[dim + 1 :])
-                    size = view.dtype.itemsize
-                    for extent in shape:
-                        size *= extent
-                if i in cells:
-                    numbers += self._place_shared(cells[i], parts.get(i), ragged=True)
-                elif self._keep_on is not None and view.device == self._keep_on:
-                    numbers += (*self._keep(values_of(view)), PLAIN)
-                elif size >= SMALL_BUFFER:
-                    # Rows that lie in order already are sent from where they lie.
-                    self._large.append(size if starts is not None else _bytes_of(view))
-                    numbers += (len(self._large), 0, PLAIN)
-                    if starts is not None:
-                        self._rows.append((len(self._large), 0, size, view))
-                elif size:
-                    offset = (self._small_size + 63) & -ALIGNMENT
-                    self._small_size = offset + size
-                    if in_order:
-                        self._small.append((offset, memory))
-                    else:
-                        self._rows.append((0, offset, size, view))
-                    numbers += (0, offset, PLAIN)
-                else:
-                    numbers += (0, 0, PLAIN)
-                group = group_of.get(id(row_splits))
-                numbers.append(self._new_group(row_splits) if group is None else group)
-                numbers += shape
-            elif kind is Dense:
-                if i in cells:
-                    numbers += self._place_shared(cells[i], parts.get(i), ragged=False)
-                else:
-                    self._place_cells(item)
-            elif kind is Documents:
-                self._place_documents(item.rows)
-            else:
-                numbers.append(int(item))  # a symbolic or numpy dim
-
-    def _view(self, column: Ragged) -> RaggedView:
-        """The rows of a jagged column, on the host but for a device that is to keep them."""
-        source = column.source
-        if type(source) is RaggedView:
-            view = source
-        else:
-            parts: Any = source
-            try:
-                view = view_of_parts(parts, column.path, self._pool, self._copies_of)
-            except ArgumentError as error:
-                raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
-        memory: Any = view.memory
-        if memory.is_cpu or memory.device == self._keep_on:
-            return view
-        return replace(view, memory=self._copies_of.of(memory))
-
-    def _new_group(self, row_splits: RowSplits) -> int:
-        """The group of these rows, made or found."""
-        one = self._pool.unique(row_splits)
-        group = self._group_of.get(id(one))
-        if group is None:
-            group = len(self._groups)
-            place = (0, 0)
-            if one.rows > 1:  # of fewer rows the shortest and the longest say everything
-                place = self._place_bytes(one.host.view(np.uint8))
-            self._groups.append(Group(*place, one.rows, one.min, one.max))
-            self._group_of[id(one)] = group
-        self._group_of[id(row_splits)] = group
-        return group
-
-    def _place_cells(self, item: Dense) -> None:
-        source, numbers = item.source, self._numbers
-        if isinstance(source, torch.Tensor):
-            if not source.is_cpu and source.device == self._keep_on:
-                numbers += self._keep(source)
-            else:
-                numbers += self._place_bytes(as_bytes(self._copies_of.of(source)))
-        elif isinstance(source, np.ndarray):
-            plain = item.dtype is not None and source.flags.c_contiguous
-            data = source.reshape(-1).view(np.uint8) if plain else None
-            numbers += self._place_bytes(numpy_dtypes.cell_bytes(source) if data is None else data)
-        elif isinstance(source, RaggedView):
-            numbers += self._place_bytes(as_bytes(values_of(source)))
-        else:
-            parts = [as_bytes(self._copies_of.of(part)) for part in source]
-            numbers += self._place_bytes(
-                np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
-            )
-        if item.dtype is not None:
-            numbers.append(PLAIN)
-
-    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
-        made: dict[int, list[Any]] = {}  # rows may be one object
-        for row in rows:
-            if id(row) not in made:
-                made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
-        documents = [made[id(row)] for row in rows]
-        shared = same_documents(documents) if self._elide else None
-        pieces: list[Any] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        end = 0
-        for i, (row, document) in enumerate(zip(rows, documents, strict=True)):
-            if shared is not None and shared.like[i] != i:
-                starts.append(starts[shared.like[i]])
-                ends.append(ends[shared.like[i]])
-                continue
-            starts.append(end)
-            if not isinstance(row, bytes):
-                # Zeros before the message, so that it lies at a multiple of 64.
-                pieces.append(bytes(-end % ALIGNMENT))
-                end += -end % ALIGNMENT
-            pieces += document
-            end += sum(map(len, document))
-            ends.append(end)
-        data = np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
-        begins = np.array(starts, dtype=np.int64)
-        row_splits = RowSplits.from_lengths(np.array(ends, dtype=np.int64) - begins)
-        place = (*self._place_bytes(data), PLAIN) if shared is None else None
-        if place is None:
-            one = int(shared is not None and shared.one_object)
-            part = FoundPart(PartForm.AT, row_splits, Cells(data, None), len(data), begins, one)
-            place = self._place_parts([part], ragged=True)
-        self._numbers += (*place, self._new_group(row_splits), row_splits.total)
-
-    def _message_in_row(self, row: Lowered) -> list[Any]:
-        inner = _Placing(self._copies_of, self._narrow, None)
-        return blob_pieces(frames_of(inner.message(row, False)))
-
-    # What columns share
-
-    def _place_shared(
-        self, cells: Cells, parts: Parts | None, *, ragged: bool
-    ) -> tuple[int, int, int]:
-        """The place of cells that several columns may name, or of the table of their parts."""
-        key = id(cells.data) if parts is None else id(parts)
-        known = self._shared.get(key)
-        if known is None:
-            known = self._shared[key] = (
-                self._place_narrow(cells)
-                if parts is None
-                else self._place_parts(parts, ragged=ragged)
-            )
-        return known
-
-    def _place_narrow(self, cells: Cells) -> tuple[int, int, int]:
-        data, dtype = cells
-        if self._narrow and dtype in INTEGER_DTYPES:
-            narrow = narrowed(data, dtype)
-            if narrow is not None:
-                return (*self._place_bytes(narrow[1]), narrow[0])
-        return (*self._place_bytes(data), PLAIN)
-
-    def _place_parts(self, parts: Parts, *, ragged: bool) -> tuple[int, int, int]:
-        """The place of a table, with what it names placed before it."""
-        table: list[int] = []
-        for form, splits, cells, number, indices, step in parts:
-            place = self._place_shared(cells, None, ragged=ragged)
-            index = (0, 0, PLAIN, 0)
-            if indices is not None:
-                data = indices.view(np.uint8)
-                stored, packed = narrowed(data, "int64") or (PLAIN, data)
-                index = (*self._place_bytes(packed), stored, len(indices))
-            group = self._new_group(splits) if ragged else 0
-            table += (form, group, *place, number, *index, step)
-        data = np.array(table, dtype=np.int64).view(np.uint8)
-        return (*self._place_bytes(data), PARTS + len(parts))
-
-    # Buffers
-
-    def _place_bytes(self, data: ByteArray) -> tuple[int, int]:
-        """A place for bytes that are there already."""
-        size = data.nbytes
-        if size == 0:
-            return (0, 0)
-        if size >= SMALL_BUFFER:
-            self._large.append(data)
-            return (len(self._large), 0)
-        offset = self._small_size + -self._small_size % ALIGNMENT
-        self._small_size = offset + size
-        self._small.append((offset, data))
-        return (0, offset)
-
-    def _keep(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """A place for cells that stay on their device."""
-        # Where there are none, too: it says which device an empty tensor belongs on.
-        nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        self._large.append(flat_bytes(tensor) if tensor.numel() else nothing)
-        return (len(self._large), 0)
-
-    def _cells(self, items: list[Any]) -> dict[int, Cells]:
-        """The cells of columns that may be stored otherwise than they are, each end to end."""
-        found: dict[int, Cells] = {}
-        loose: dict[int, RaggedView] = {}
-        for i, item in enumerate(items):
-            kind = type(item)
-            if kind not in (RaggedView, Ragged, Dense):
-                continue
-            dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
-            if dtype is None or not (self._elide or dtype in INTEGER_DTYPES):
-                continue
-            if kind is Dense:
-                source: Any = item.source
-                if type(source) is np.ndarray:
-                    found[i] = Cells(numpy_dtypes.cell_bytes(source), dtype)
-                elif source.is_cpu or source.device != self._keep_on:
-                    found[i] = Cells(as_bytes(self._copies_of.of(source)), dtype)
-                continue
-            view: RaggedView = item if kind is RaggedView else self._view(item)
-            if self._keep_on is not None and view.device == self._keep_on:
-                continue
-            if view.starts is None:
-                found[i] = Cells(_bytes_of(view), dtype)
-            else:
-                loose[i] = view
-        for (i, view), values in zip(loose.items(), gathered(loose.values()), strict=True):
-            found[i] = Cells(as_bytes(values), TORCH_NAMES[view.dtype])
-        return found
-
-    def _parts(self, items: list[Any], cells: dict[int, Cells]) -> dict[int, Parts]:
-        """The columns that are sent as parts, because they repeat rows, cells or other columns."""
-        columns: dict[int, Column] = {}
-        dense: dict[int, RowSplits] = {}
-        for i, own in cells.items():
-            item = items[i]
-            if type(item) is Dense:
-                source: Any = item.source
-                shape = source.shape
-                if not len(own.data) or not len(shape):
-                    continue
-                rows = int(shape[0])
-                splits = dense.get(rows)
-                if splits is None:
-                    ones = np.ones(rows, dtype=np.int64)
-                    splits = dense[rows] = RowSplits.from_lengths(ones)
-                columns[i] = Column(own, len(own.data) // rows, splits, True)
-            else:
-                view: RaggedView = item if type(item) is RaggedView else self._view(item)
-                if view.ragged_dim == 1 and len(own.data):
-                    splits = self._pool.unique(view.row_splits)
-                    columns[i] = Column(own, len(own.data) // splits.total, splits, False)
-        made = elided(list(columns.values()), self._groups_to_compare, narrow=self._narrow)
-        return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
-
-    # Copy
-
-    def _fill(self, memory: Sequence[ByteArray]) -> None:
-        """Write what was placed into memory for each buffer that is still to be written."""
-        if not memory:
-            return
-        fresh = iter(memory)
-        parts = (self._small_size if self._first is None else self._first, *self._large)
-        targets = [next(fresh) if type(part) is int else None for part in parts]
-        first: Any = targets[0]
-        if first is not None:
-            first.fill(0)  # between the buffers
-            for offset, data in self._small:
-                first[offset : offset + data.nbytes] = array_bytes(data)
-        copies = []
-        for buffer, offset, size, view in self._rows:
-            target: Any = targets[buffer]
-            target = target[offset : offset + size]
-            if view.ragged_dim == 1 and type(view.memory) is np.ndarray:
-                lengths = view.row_splits.lengths
-                cell = size // view.row_splits.total
-                copies.append(Copy(target, view.memory, None, view.starts, lengths, cell))
-            else:
-                copies.append(copy_task(view, target))
-        rowcopy.copy_all(copies)
-
-    def _rows_in_first(self) -> bool:
-        return any(buffer == 0 for buffer, *_ in self._rows)
-
-    def _joined(self) -> ByteArray:
-        """Frame 1 of what is there already: one pass, where an array takes a call for each."""
-        pieces: list[Any] = []
-        end = 0
-        for offset, data in self._small:
-            pieces += (_GAPS[offset - end], data)
-            end = offset + data.nbytes
-        return np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
-
-    def _sources(self) -> list[np.ndarray[Any, Any]]:
-        """The memory that `_fill` reads."""
-        sources: list[Any] = [data for _, data in self._small]
-        for *_, view in self._rows:
-            memory: Any = view.memory
-            if isinstance(memory, tuple):
-                sources += memory
-            else:
-                sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
-        return sources
-
-
-def _bytes_of(view: RaggedView) -> ByteArray:
-    """The bytes of rows that lie end to end."""
-    memory: Any = view.memory
-    return as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)
