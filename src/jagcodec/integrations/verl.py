@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
 from jagcodec.pack.trimming import padded_batch, trim_padding
+from jagcodec.wire.compression import Compress
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
@@ -48,6 +49,7 @@ def encode_dataproto(
     *,
     narrow: bool = False,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> list[Frame]:
@@ -61,6 +63,7 @@ def encode_dataproto(
             `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
         narrow: As for `encode`: ids, positions and masks in fewer bytes.
         checksum: As for `encode`.
+        compress: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`.
 
@@ -84,7 +87,12 @@ def encode_dataproto(
             f"expected a verl.DataProto, found {type(data).__name__}; encode takes other values",
         )
     return encode(
-        data, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+        data,
+        narrow=narrow,
+        checksum=checksum,
+        compress=compress,
+        allow_pickle=allow_pickle,
+        default=default,
     )
 
 
@@ -130,6 +138,7 @@ def install(
     *,
     allow_pickle: bool = False,
     narrow: bool = False,
+    compress: Compress = None,
     default: Callable[[Any], Any] | None = None,
 ) -> None:
     """Make Ray write verl's batches to its object store in this wire format, from this process.
@@ -149,6 +158,7 @@ def install(
     Args:
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
         narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
+        compress: As for `encode`: fewer still, for links that are slower than memory.
         default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
@@ -168,6 +178,7 @@ def install(
         read=_read_with_pickles if allow_pickle else _read,
         allow_pickle=allow_pickle,
         narrow=narrow,
+        compress=compress,
         default=default,
     )
     through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))

@@ -18,6 +18,7 @@ from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire.compression import Compress
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
@@ -248,6 +249,7 @@ class RowBuilder:
         *,
         narrow: bool = False,
         checksum: bool = False,
+        compress: Compress = None,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
         meta: Mapping[Any, Any] | None = None,
@@ -257,6 +259,7 @@ class RowBuilder:
         Args:
             narrow: As for `encode`.
             checksum: As for `encode`.
+            compress: As for `encode`.
             allow_pickle: As for `encode`.
             default: As for `encode`, of values.
             meta: As for `encode`; the row itself keeps nothing of it.
@@ -277,6 +280,7 @@ class RowBuilder:
                 Columns(1, columns),
                 narrow=narrow,
                 checksum=checksum,
+                compress=compress,
                 allow_pickle=allow_pickle,
                 default=default,
                 meta=meta,

@@ -27,6 +27,7 @@ from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
+from jagcodec.wire.compression import Compress
 from jagcodec.wire.encoder import Columns, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 
@@ -106,6 +107,7 @@ def encode_fields(
     out: None = ...,
     narrow: bool = ...,
     checksum: bool = ...,
+    compress: Compress = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
@@ -122,6 +124,7 @@ def encode_fields(
     out: Any,
     narrow: bool = ...,
     checksum: bool = ...,
+    compress: Compress = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
@@ -137,6 +140,7 @@ def encode_fields(
     out: Any = None,
     narrow: bool = False,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -162,6 +166,7 @@ def encode_fields(
             is called once with the bytes that it takes, and returns such memory.
         narrow: As for `encode`.
         checksum: As for `encode`.
+        compress: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
         meta: As for `encode`.
@@ -183,6 +188,7 @@ def encode_fields(
         columns,
         narrow=narrow,
         checksum=checksum,
+        compress=compress,
         allow_pickle=allow_pickle,
         default=default,
         meta=meta,

@@ -17,6 +17,7 @@ from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.wire import documents
+from jagcodec.wire.compression import Compress
 from jagcodec.wire.encoder import Columns, meta_document, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
@@ -93,6 +94,7 @@ def encode_rows(
     out: None = ...,
     narrow: bool = ...,
     checksum: bool = ...,
+    compress: Compress = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
@@ -109,6 +111,7 @@ def encode_rows(
     out: Any,
     narrow: bool = ...,
     checksum: bool = ...,
+    compress: Compress = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
     meta: Mapping[Any, Any] | None = ...,
@@ -124,6 +127,7 @@ def encode_rows(
     out: Any = None,
     narrow: bool = False,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -148,6 +152,7 @@ def encode_rows(
             is called once with the bytes that it takes, and returns such memory.
         narrow: As for `encode`.
         checksum: As for `encode`.
+        compress: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
         meta: As for `encode`.
@@ -164,7 +169,13 @@ def encode_rows(
     """
     where = "encode_rows"
     plain = out is dtypes is None and same_length == rectangular == ()
-    if plain and type(rows) is list and len(rows) == 1 and not (narrow or checksum):
+    if (
+        plain
+        and type(rows) is list
+        and len(rows) == 1
+        and not (narrow or checksum)
+        and compress is None
+    ):
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
@@ -179,6 +190,7 @@ def encode_rows(
         _columns(rows, dtypes, same_length, rectangular, where, own=False),
         narrow=narrow,
         checksum=checksum,
+        compress=compress,
         allow_pickle=allow_pickle,
         default=default,
         meta=meta,

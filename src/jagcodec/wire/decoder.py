@@ -36,6 +36,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of, inside
+from jagcodec.wire.compressed import opened
 from jagcodec.wire.frames import FramePayload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.lowered import Documents
@@ -114,7 +115,8 @@ def decode(
     header, (_, *buffers) = open_frames(frames, "decode(frames)", taken)
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
-    message = Message(header, FramePayload(buffers, copy), target, allow_pickle)
+    header, payload = opened(header, buffers, copy)
+    message = Message(header, payload, target, allow_pickle)
     return build(message, header.schema.root)
 
 

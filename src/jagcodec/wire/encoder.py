@@ -28,6 +28,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.compression import Compress, compressed, usable_compression
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
@@ -50,6 +51,7 @@ def encode(
     *,
     narrow: bool = False,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -74,6 +76,10 @@ def encode(
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
             looks at each of them here and a copy there.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
+        compress: Compress every large frame, for links slower than memory: ``"zstd"``, ``"lz4"`` or
+            a `Compression`, whose libraries ``pip install 'jagcodec[zstd]'`` and ``[lz4]`` bring
+            for both sides. Readers need no option. A message that would not get smaller is sent
+            as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as json, msgspec and orjson take one. It is called with each value
@@ -100,6 +106,7 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
+        ArgumentError: There is no codec of the name `compress`, or its library is not installed.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -111,7 +118,13 @@ def encode(
     Safe to call from several threads at once.
     """
     message = pending(
-        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default, meta=meta
+        obj,
+        narrow=narrow,
+        checksum=checksum,
+        compress=compress,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
     )
     return frames_of(message)
 
@@ -121,6 +134,7 @@ def pending(
     *,
     narrow: bool = False,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -131,6 +145,7 @@ def pending(
     With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
+    how = None if compress is None else usable_compression(compress)
     lowering = Lowering(allow_pickle, default)
     tree = lowering.lower(obj)
     if type(tree) is not tuple:
@@ -146,7 +161,8 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    return _Placing(copies, narrow, keep_on).message(lowered, checksum)
+    message = _Placing(copies, narrow, keep_on).message(lowered, checksum and how is None)
+    return message if how is None else compressed(message, how, checksum)
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
@@ -198,11 +214,13 @@ class MsgpackEncoder:
         *,
         narrow: bool = False,
         checksum: bool = False,
+        compress: Compress = None,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
     ) -> None:
         self._narrow = narrow
         self._checksum = checksum
+        self._compress = compress
         self._allow_pickle = allow_pickle
         self._default = default
 
@@ -212,6 +230,7 @@ class MsgpackEncoder:
             obj,
             narrow=self._narrow,
             checksum=self._checksum,
+            compress=self._compress,
             allow_pickle=self._allow_pickle,
             default=self._default,
         )

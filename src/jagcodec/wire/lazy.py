@@ -28,14 +28,14 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import inside
+from jagcodec.wire.compressed import opened, opened_ranges
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.frames import (
     PREAMBLE,
     Fetch,
     Frame,
-    FramePayload,
-    RangePayload,
+    Payload,
     buffer_bytes,
     file_path,
     read_file,
@@ -568,15 +568,16 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     frames: list[ByteArray] | None = None
+    payload: Payload
     if isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         source = read_file(name, "open_wire(source)", taken, mmap=True)
     if callable(source):
         header, fetch = _fetched(source, taken)
-        payload: Any = RangePayload(fetch, copy)
+        header, payload = opened_ranges(header, fetch, copy)
     else:
         header, frames = open_frames(source, "open_wire(source)", taken)
-        payload = FramePayload(frames[1:], copy, by_range=True)
+        header, payload = opened(header, frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
     return batch_of_message(message, frames)
 
@@ -586,7 +587,7 @@ def open_whole(source: Any, path: str) -> WireBatch:
     header, frames = open_frames(source, path, DEFAULT_LIMITS)
     if header.checksums is not None:
         check_frames(frames[1:], header.checksums)
-    payload = FramePayload(frames[1:], None, by_range=True)
+    header, payload = opened(header, frames[1:], None, by_range=True)
     return batch_of_message(Message(header, payload, None, False), frames)
 
 
