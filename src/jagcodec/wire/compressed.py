@@ -17,7 +17,7 @@ from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire.checks import fail
-from jagcodec.wire.codecs import Codec, codec_of, inflated, run_all
+from jagcodec.wire.codecs import codec_of, inflated, run_all
 from jagcodec.wire.frames import Fetch, FramePayload, Payload, RangePayload, copied
 from jagcodec.wire.header import Header, read_header
 from jagcodec.wire.records import revived
@@ -70,13 +70,13 @@ class _Blocks(NamedTuple):
     """Where the blocks of the inner frames lie.
 
     Attributes:
-        codec: What they are compressed with.
+        codec: The name of what they are compressed with.
         block_size: Bytes of each but the last of a frame.
         sizes: Bytes of the inner frames.
         ends: (blocks,) of each frame: where they end in the outer one.
     """
 
-    codec: Codec
+    codec: str
     block_size: int
     sizes: list[int]
     ends: list[IntArray]
@@ -103,6 +103,8 @@ def _inside(header: Header) -> tuple[Header, _Blocks]:
     block_size = header.numbers[root.number]
     if not 1 <= block_size <= MAX_BLOCK:
         raise fail("bad_record", f"expected blocks of 1 to {MAX_BLOCK} bytes, found {block_size}")
+    if header.groups:
+        raise fail("bad_record", f"expected no ragged groups around it, found {len(header.groups)}")
     if len(header.values) != 2 or type(header.values[0]) is not bytes:
         found = brief(header.values)
         raise fail("bad_record", f"expected a header and the ends of blocks, found {found}")
@@ -111,7 +113,8 @@ def _inside(header: Header) -> tuple[Header, _Blocks]:
         inner = read_header(packed, header.limits)
         if inner.schema.root.kind is Kind.COMPRESSED:
             raise fail("bad_record", "expected a message that is not compressed, found one that is")
-        if inner.checksums is not None:
+        plain = inner.schema.numbers + 2 + 5 * len(inner.groups) + len(inner.sizes)
+        if len(inner.numbers) > plain:
             raise fail(
                 "bad_header", "expected checksums around the message alone, found some in it"
             )
@@ -144,8 +147,7 @@ def _blocks(header: Header, inner: Header, block_size: int, ends: Any) -> _Block
         raise fail("bad_offsets", "expected ends of blocks within their frames, found others")
     table = np.array(ends, dtype=np.int64)
     parts = np.split(table, np.cumsum(counts)[:-1]) if counts else []
-    codec = codec_of(header.schema.root.fields[0])
-    blocks = _Blocks(codec, block_size, inner.sizes, parts)
+    blocks = _Blocks(header.schema.root.fields[0], block_size, inner.sizes, parts)
     for i, (stored, outer) in enumerate(zip(parts, header.sizes, strict=True)):
         # No block is empty, or larger than it is when it is stored as it is.
         found = stored - blocks.starts(i)
@@ -174,6 +176,7 @@ class _Frames(Sequence[Any]):
 
     def __init__(self, blocks: _Blocks, outer: Sequence[Any]) -> None:
         self._blocks = blocks
+        self._codec = codec_of(blocks.codec)
         self._outer = outer
         self._found: list[ByteArray | None] = [None] * len(outer)
         self._lock = threading.Lock()
@@ -208,7 +211,7 @@ class _Frames(Sequence[Any]):
             frame = new_block(size).data
             made.append(frame)
             tasks += ((i, data, target) for data, target in _pieces(blocks, i, outer, frame))
-        codec = blocks.codec
+        codec = self._codec
 
         def work() -> Any:
             decompress = codec.decompressor()
@@ -284,6 +287,7 @@ class _Ranges:
 
     def __init__(self, blocks: _Blocks, fetch: Fetch) -> None:
         self._blocks = blocks
+        self._codec = codec_of(blocks.codec)
         self._fetch = fetch
         self._last: dict[int, tuple[int, ByteArray]] = {}
 
@@ -302,7 +306,7 @@ class _Ranges:
 
     def _blocks_of(self, buffer: int, first: int, last: int) -> ByteArray:
         """Blocks from `first` to `last`, end to end."""
-        blocks, codec = self._blocks, self._blocks.codec
+        blocks, codec = self._blocks, self._codec
         ends = blocks.ends[buffer]
         at = blocks.start(buffer, first)
         data = self._fetch(buffer, at, int(ends[last]) - at)

@@ -68,8 +68,8 @@ MAX_BLOCK = 1 << 26
 """Bytes of a block of a compressed message before it is compressed, at most."""
 
 MAX_WINDOW = 1 << 23
-"""How far back a block of zstd may refer, unless all of it is one segment: RFC 8878 wants every reader
-to take as much."""
+"""How far back a block of zstd may refer, unless all of it is one segment. RFC 8878 wants every
+reader to take as much."""
 
 MAX_EXPANSION = 256
 """Bytes of the frames inside a compressed message for each byte of it, past the first
