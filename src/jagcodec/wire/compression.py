@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -117,20 +118,19 @@ def compressed(message: PendingMessage, how: Compression, checksum: bool) -> Pen
     sent = [_joined(frame, blocks) for frame, blocks in zip(frames, pieces, strict=True)]
     ends = [end for blocks in pieces for end in np.cumsum([*map(len, blocks)]).tolist()]
     header = _header(message.header, how, ends, list(map(len, sent)))
-    saved = _size(message.header, frames) - _size(header, sent)
-    blobs = (
-        blob_end(len(header), [*map(len, sent)]),
-        blob_end(len(message.header), [*map(len, frames)]),
-    )
-    if saved <= _NOT_WORTH_IT or blobs[0] > blobs[1]:
+    if not _is_smaller([header, *sent], [message.header, *frames]):
         header, sent = message.header, frames
     if checksum:
         header = with_checksums(header, [zlib.crc32(frame.data) for frame in sent])
     return PendingMessage(header, [*sent], lambda memory: None, list)
 
 
-_NOT_WORTH_IT = 64
-"""Bytes: a header may become a few longer when checksums come into it."""
+def _is_smaller(frames: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether a message is worth sending in the place of another, as frames and as a blob."""
+    size, other = (sum(map(len, one)) for one in (frames, others))
+    ends = [blob_end(len(one[0]), [*map(len, one[1:])]) for one in (frames, others)]
+    # A header may become a few bytes longer when checksums come into it.
+    return size + 64 < other and ends[0] <= ends[1]
 
 
 def _header(inner: bytes, how: Compression, ends: list[int], sizes: list[int]) -> bytes:
@@ -139,10 +139,6 @@ def _header(inner: bytes, how: Compression, ends: list[int], sizes: list[int]) -
     values: bytes = documents.packer().pack([inner, of_ends])
     tree = (Code.COMPRESSED, how.codec, None, None)
     return write_header(tree, [how.block_size], values, [], sizes, None)
-
-
-def _size(header: bytes, frames: list[ByteArray]) -> int:
-    return len(header) + sum(map(len, frames))
 
 
 def _blocks(frames: list[ByteArray], how: Compression, codec: Codec) -> list[list[Any]]:

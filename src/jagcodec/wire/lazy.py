@@ -547,13 +547,15 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all.
+        `meta`. Checksums of buffers are not verified: that would read them all. Frames of a
+        compressed message in memory are decompressed whole, each when something in it is asked for
+        first; a callable is asked for the blocks that hold it.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
         ArgumentTypeError: `source` is none of these.
-        ArgumentError: There is no such device; or the path is that of a directory, a pipe, a
-            socket or a device.
+        ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
+            or a device; or the message is compressed, and the library for that is not installed.
         OSError: The file cannot be read.
 
     Example:
