@@ -138,8 +138,10 @@ import jagcodec.wire.spec, jagcodec.wire.schema, jagcodec.wire.header
 
 
 def test_extras_are_imported_only_when_asked_for():
-    extras = ("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis")
-    extras = (*extras, "zstandard", "lz4", "compression.zstd")
+    extras = (
+        *("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis"),
+        *("zstandard", "lz4", "compression.zstd"),
+    )
     rooms = ("jagcodec.cli", "jagcodec.testing", "jagcodec.integrations")
     assert loaded_by("import jagcodec", *extras, *rooms) == []
     assert loaded_by("import jagcodec.integrations, jagcodec.cli", *extras) == []

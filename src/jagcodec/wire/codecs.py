@@ -43,6 +43,7 @@ class Codec(NamedTuple):
     damaged: tuple[type[Exception], ...]
 
 
+@functools.cache
 def codec_of(name: str) -> Codec:
     """A codec by its name on the wire.
 
@@ -109,7 +110,6 @@ _WORTH_A_THREAD = 1 << 19
 # --- zstd --------------------------------------------------------------------------------------
 
 
-@functools.cache
 def _zstd() -> Codec:
     try:
         library: Any = importlib.import_module("compression.zstd")
@@ -196,7 +196,6 @@ def _check_zstd(data: ByteArray, size: int) -> None:
 # --- lz4 ---------------------------------------------------------------------------------------
 
 
-@functools.cache
 def _lz4() -> Codec:
     library = _library("lz4.block", "lz4")
 
