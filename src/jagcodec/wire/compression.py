@@ -33,8 +33,8 @@ class Compression:
     """How the frames of a message are compressed, for links that are slower than memory.
 
     Args:
-        codec: ``"zstd"``, or ``"lz4"``, which takes half the time and leaves a quarter more.
-            docs/performance.md says at which speeds of a link each of them pays.
+        codec: ``"zstd"``; or ``"lz4"``, which takes half the time or less, and leaves a quarter
+            more. docs/performance.md says at which speeds of a link each of them pays.
         level: Of zstd from -7 to 22, of lz4 from -64 to 1: lower is faster and larger.
         threshold: Frames of fewer bytes are not compressed.
         block_size: Bytes that are compressed by themselves. A reader of ranges fetches and
