@@ -223,7 +223,8 @@ def lz4(data, size):
         back = data[at] | data[at + 1] << 8
         at += 2
         match = length(token & 15) + 4
-        need(0 < back <= len(out) and len(out) + match <= size, "lz4")
+        need(back, "offset 0")
+        need(back <= len(out) and len(out) + match <= size, "lz4")
         for _ in range(match):
             out.append(out[-back])
 

@@ -446,6 +446,27 @@ def test_no_block_takes_more_memory_than_its_own(monkeypatch):
             tracemalloc.stop()
 
 
+def test_a_block_of_lz4_that_refers_to_itself_shows_no_memory():
+    """An offset of 0: refused, or zeros; never what lay there before."""
+    forged = forge.sevens(64)[:2] + b"\0\0" + forge.sevens(64)[4:]
+    frames = corpus.of_sevens(forged, b"\7" * 36, codec="lz4")
+    for _ in range(50):
+        junk = [b"\xee" * 64 for _ in range(50)]
+        del junk
+        with contextlib.suppress(WireFormatError):
+            assert set(decode(frames)[1:59].tolist()) == {0}
+
+
+def test_an_old_lz4_is_refused(monkeypatch):
+    monkeypatch.setattr("lz4.library_version_number", lambda: 10800)
+    codecs.codec_of.cache_clear()
+    try:
+        with pytest.raises(ArgumentError, match="pip install --upgrade lz4"):
+            encode(torch.zeros(50_000), compress="lz4")
+    finally:
+        codecs.codec_of.cache_clear()
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_writer_makes_no_bombs(codec):
     """Zeros are sent as they are where they would come to more than what a reader takes."""

@@ -198,6 +198,14 @@ def _check_zstd(data: ByteArray, size: int) -> None:
 
 def _lz4() -> Codec:
     library = _library("lz4.block", "lz4")
+    # Known to read zeros, and not what lies in its memory, where a forged block refers to itself.
+    if _library("lz4", "lz4").library_version_number() < _SAFE_LZ4:
+        raise ArgumentError(
+            "bad_option",
+            "compress='lz4'",
+            f"expected LZ4 {_SAFE_LZ4} or newer, found one that strangers' messages should not "
+            "reach; pip install --upgrade lz4",
+        )
 
     def compressor(level: int) -> Compress:
         def compress(data: ByteArray) -> bytes:
@@ -213,6 +221,9 @@ def _lz4() -> Codec:
 
     return Codec(compressor, decompressor, (library.LZ4BlockError,))
 
+
+_SAFE_LZ4 = 10904
+"""Its number for 1.9.4."""
 
 _CODECS: dict[str, Callable[[], Codec]] = {"zstd": _zstd, "lz4": _lz4}
 
