@@ -399,7 +399,7 @@ class Reader:
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
-        need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
+        need(8 * numpy_size(dtype) >= text_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
         return dtype, dims, clean(dtype, data, math.prod(dims))
 
@@ -798,7 +798,7 @@ def string_array(shape, items, coerce, has_na, na):
 
 
 def scalar(dtype, data):
-    need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
+    need(8 * numpy_size(dtype) >= text_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
     return dtype, clean(dtype, data, 1)
 
