@@ -347,7 +347,8 @@ def verdicts(message):
 
 # What the page leaves to the reader, by what the library says of it.
 LIBRARY_MAY = re.compile(
-    "create_nt_buffer|fill_cpu|expected a DEVICE|expected a dtype of (torch|numpy)|too_deep"
+    "create_nt_buffer|fill_cpu|expected a (DEVICE|device type)|too_deep"
+    "|expected a dtype of (torch|numpy)"
     "|array is too big|number of dimensions|hashable (dict keys|set members)|hash generic"
     "|cannot coerce TensorDict names"
 )
