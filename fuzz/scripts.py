@@ -38,6 +38,7 @@ from jagcodec.wire.registry import register_type
 from jagcodec.wire.schema import FORMS, PER_KEY
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
+    CODECS,
     COMPRESSED_LAYOUTS,
     MAGIC,
     STORED_WIDTHS,
@@ -464,7 +465,8 @@ def _record(s: Script, kind: Kind, depth: int) -> list[Any]:
 _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) + bytes(range(72))
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
-_ALL_KINDS = tuple(FORMS)
+# But what lies around a whole message, which `_compressed` writes.
+_ALL_KINDS = tuple(kind for kind in FORMS if kind is not Kind.COMPRESSED)
 _ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
@@ -791,12 +793,44 @@ def _raw_header(s: Script) -> list[bytes]:
     return [START + s.rest(), *[_PAYLOAD] * buffers]
 
 
+def _compressed(s: Script, as_leaf: bool) -> list[bytes]:
+    """A message around a message, in blocks that are stored as they are, runs, or anything."""
+    header, *frames = frames_of(s, s.byte() % len(_DRAFTS), as_leaf)
+    block_size = 1 << s.byte() % 12
+    ends, payload = [], []
+    for frame in frames:
+        sent = bytearray()
+        for at in range(0, len(frame), block_size):
+            block = frame[at : at + block_size]
+            how = s.byte()
+            if how >= 240:
+                block = s.take(len(block))
+            elif how >= 128:
+                start = _ZSTD_START.pack(0xFD2FB528, 0xA0, len(block))
+                run = start + (3 | len(block) << 3).to_bytes(3, "little") + block[:1]
+                block = run if len(run) < len(block) else block
+            sent += block
+            ends.append(len(sent))
+        payload.append(sent)
+    root = Node(Kind.COMPRESSED, [s.pick(CODECS)], [block_size], [header, ends])
+    draft = Draft(root, [], payload)
+    for _ in range(s.byte() % 3):
+        _edit(s, draft)
+    return draft.frames()
+
+
+# Of a frame of zstd that is one segment.
+_ZSTD_START = struct.Struct("<IBI")
+_HOW_COMPRESSED = 251
+
 _DRAFTS = (*[_seed_message] * 6, *[lambda s: Tree(s).write()] * 6)
 _RAW = (_raw_schema, _raw_schema, _raw_numbers, _raw_values, _raw_values, _raw_header)
 
 
 def frames_of(s: Script, how: int, as_leaf: bool) -> list[bytes]:
     """The message of a script; as a column of a batch with `as_leaf`."""
+    if how == _HOW_COMPRESSED:
+        return _compressed(s, as_leaf)
     how %= len(_DRAFTS) + len(_RAW)
     if how >= len(_DRAFTS):
         return _RAW[how - len(_DRAFTS)](s)

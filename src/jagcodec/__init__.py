@@ -46,6 +46,7 @@ from jagcodec.wire.blobs import (
     load,
     to_blob,
 )
+from jagcodec.wire.compression import Compression
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
 from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
@@ -59,6 +60,7 @@ __all__ = [
     "ArgumentKeyError",
     "ArgumentTypeError",
     "BatchedDataDict",
+    "Compression",
     "FieldSchema",
     "JagcodecError",
     "JagcodecWarning",

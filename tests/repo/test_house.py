@@ -22,7 +22,7 @@ LAYERS = (
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
     *("BatchedDataDict", "FieldSchema", "JagcodecError", "JagcodecWarning", "Layout", "Limits"),
-    "MsgpackDecoder",
+    *("Compression", "MsgpackDecoder"),
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("RowBuilder", "RowsAs", "to_rows"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
@@ -138,7 +138,10 @@ import jagcodec.wire.spec, jagcodec.wire.schema, jagcodec.wire.header
 
 
 def test_extras_are_imported_only_when_asked_for():
-    extras = ("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis")
+    extras = (
+        *("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis"),
+        *("zstandard", "lz4", "compression.zstd"),
+    )
     rooms = ("jagcodec.cli", "jagcodec.testing", "jagcodec.integrations")
     assert loaded_by("import jagcodec", *extras, *rooms) == []
     assert loaded_by("import jagcodec.integrations, jagcodec.cli", *extras) == []

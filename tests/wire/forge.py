@@ -213,3 +213,43 @@ def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
 def row_message(frames, at=0):
     """A message as it lies in a row that begins at `at`: behind zeros up to a multiple of 64."""
     return bytes(-at % 64) + blob(frames)
+
+
+# --- compressed messages -----------------------------------------------------------------------
+
+RAW, RLE = 0, 1
+
+
+def zstd(*blocks, size=None, window=0, flags=0, behind=b""):
+    """A frame of zstd, by hand.
+
+    Args:
+        blocks: Of the frame: bytes as they are, or (a byte, how often).
+        size: What the frame says of the size of its content, as a single segment; None: nothing.
+        window: The byte that says the window, where it says no size.
+        flags: More bits of its descriptor.
+        behind: What follows the last block.
+    """
+    if size is None:
+        out = struct.pack("<IBB", 0xFD2FB528, flags, window)
+    else:
+        out = struct.pack("<IBI", 0xFD2FB528, 0b10100000 | flags, size)
+    for i, part in enumerate(blocks):
+        kind, data, length = RAW, part, len(part)
+        if isinstance(part, tuple):
+            kind, (data, length) = RLE, part
+        head = int(i == len(blocks) - 1) | kind << 1 | length << 3
+        out += head.to_bytes(3, "little") + data
+    return out + behind
+
+
+def sevens(count):
+    """A block of lz4 of `count` bytes 07, from 20 to 274."""
+    return b"\x1f\7\1\0" + bytes([count - 6 - 19]) + b"\x50" + b"\7" * 5
+
+
+def compressed(frames, block_size, ends, *sent, codec="zstd", children=None, **changes):
+    """A message around a message: its blocks end at `ends` in what is sent of its frames."""
+    children = [frames[0], ends] if children is None else children
+    root = node("COMPRESSED", codec, numbers=[block_size], children=children)
+    return message(root, *sent, **changes)

@@ -14,6 +14,7 @@ import zlib
 
 import msgpack
 import numpy as np
+import zstandard
 
 LIMIT = 1 << 63
 LIMIT_ROWS = 1 << 24
@@ -54,6 +55,7 @@ NODES = {
     67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
     80: ("USER", "name", "", 1),
+    82: ("COMPRESSED", "codec", "block_size", 2),
 }
 RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
 RECORDS |= {
@@ -120,7 +122,7 @@ def read(message):
             header, frames = Header(bytes(message[0])), [bytes(frame) for frame in message[1:]]
         else:
             header, frames, _ = split(bytes(message))
-        return Reader(header, frames).value
+        return Reader(*inside(header, frames)).value
     except RecursionError:
         raise RefusedError("depth") from None
 
@@ -140,6 +142,102 @@ def split(blob):
         frames.append(blob[at : at + length])
         at += length
     return header, frames, at
+
+
+def inside(header, frames):
+    """The header and the frames of the message in a compressed one; of any other its own."""
+    if type(header.schema) is not list or header.schema[0] != 82:
+        return header, frames
+    check_frames(header, frames)
+    block_size, codec = header.numbers[0], header.schema[1]
+    need(1 <= block_size <= 1 << 26 and not header.groups and len(header.values) == 2, "around it")
+    packed, ends = header.values[0], document(header.values[1])
+    need(type(packed) is bytes, "header")
+    inner = Header(packed)
+    need(type(inner.schema) is not list or inner.schema[0] != 82, "compressed twice")
+    need(not inner.checksums and len(inner.sizes) == len(frames), "frames")
+    most = (1 << 20) + 256 * (len(packed) + sum(map(len, frames)))
+    need(sum(inner.sizes) <= most, "expansion")
+    need(type(ends) is list and all(type(end) is int for end in ends), "ends")
+    need(len(ends) == sum(-(-size // block_size) for size in inner.sizes), "ends")
+    rest, out = iter(ends), []
+    for size, frame in zip(inner.sizes, frames, strict=True):
+        start, blocks = 0, []
+        for at in range(0, size, block_size):
+            own, end = min(block_size, size - at), next(rest)
+            need(start < end <= min(start + own, len(frame)), "block")
+            blocks.append((frame[start:end], own))
+            start = end
+        need(start == len(frame), "end")
+        out.append(blocks)
+    return inner, [b"".join(itertools.starmap(BLOCKS[codec], blocks)) for blocks in out]
+
+
+def zstd(data, size):
+    """A block of zstd."""
+    if len(data) == size:
+        return data
+    need(len(data) > 5 and data[:4] == b"\x28\xb5\x2f\xfd" and not data[4] & 0b1011, "zstd")
+    segment = data[4] >> 5 & 1
+    if not segment:
+        exponent, mantissa = divmod(data[5], 8)
+        need((8 + mantissa) << (7 + exponent) <= 1 << 23, "window")
+    width = {0: segment, 1: 2, 2: 4, 3: 8}[data[4] >> 6]
+    at = 6 - segment
+    says = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
+    need(says == size or not width, "content size")
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 26)
+    try:
+        block = reader.decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise RefusedError(f"zstd: {error}") from None
+    need(len(block) == size, "size")
+    return block
+
+
+def lz4(data, size):
+    """A block of LZ4, read by hand."""
+    if len(data) == size:
+        return data
+    out, at = bytearray(), 0
+
+    def length(first):
+        nonlocal at
+        more = 255 if first == 15 else 0
+        while more == 255:
+            need(at < len(data), "lz4")
+            more = data[at]
+            at, first = at + 1, first + more
+        return first
+
+    while True:
+        need(at < len(data), "lz4")
+        token, at = data[at], at + 1
+        literals = length(token >> 4)
+        need(at + literals <= len(data), "lz4")
+        out += data[at : at + literals]
+        at += literals
+        if at == len(data):
+            need(len(out) == size, "size")
+            return bytes(out)
+        need(at + 2 <= len(data), "lz4")
+        back = data[at] | data[at + 1] << 8
+        at += 2
+        match = length(token & 15) + 4
+        need(back, "offset 0")
+        need(back <= len(out) and len(out) + match <= size, "lz4")
+        for _ in range(match):
+            out.append(out[-back])
+
+
+BLOCKS = {"zstd": zstd, "lz4": lz4}
+
+
+def check_frames(header, frames):
+    """Refuses frames that are not those of the header."""
+    need([len(frame) for frame in frames] == header.sizes, "frames")
+    if header.checksums:
+        need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
 
 
 class Header:
@@ -189,6 +287,8 @@ class Header:
             need(len(strings(fields["names"], but=(None,))) == rank, "names")
         need(type(fields.get("dim_name")) in (str, type(None)), "name")
         need(type(fields.get("name", "")) is str, "name")
+        need(fields.get("codec", "zstd") in ("zstd", "lz4"), "codec")
+        need(kind != "COMPRESSED" or (depth == 0 and children == [None, None]), "compressed")
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
@@ -216,9 +316,7 @@ class Reader:
     """One message being read."""
 
     def __init__(self, header, frames, depth=0, *, in_row=False):
-        need([len(frame) for frame in frames] == header.sizes, "frames")
-        if header.checksums:
-            need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
+        check_frames(header, frames)
         self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
         self.spare = 0 if in_row else 1024
         self.depth, self.stacks, self.object_cells = depth, 0, 0
@@ -302,7 +400,7 @@ class Reader:
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
-        need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
+        need(8 * numpy_size(dtype) >= text_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
         return dtype, dims, clean(dtype, data, math.prod(dims))
 
@@ -324,6 +422,7 @@ class Reader:
         blob = data.lstrip(b"\0")
         need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
         header, frames, end = split(blob)
+        need(type(header.schema) is not list or header.schema[0] != 82, "compressed in a row")
         need(end == len(blob), "bytes behind the message")
         return Reader(header, frames, self.depth, in_row=True).value
 
@@ -802,7 +901,7 @@ def string_array(shape, items, coerce, has_na, na):
 
 
 def scalar(dtype, data):
-    need(text_size(dtype) <= 8 * numpy_size(dtype), "text")
+    need(8 * numpy_size(dtype) >= text_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
     return dtype, clean(dtype, data, 1)
 

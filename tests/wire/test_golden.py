@@ -368,6 +368,16 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         lambda: torch.zeros(2048, dtype=torch.int64),
         {},
     ),
+    "compressed": (
+        "a message around a message: a large frame compressed, a small one as it is",
+        lambda: [torch.zeros(2048, dtype=torch.int64), i64(1, 2, 3)],
+        {"compress": "zstd", "checksum": True},
+    ),
+    "compressed_lz4": (
+        "the same with the other codec",
+        lambda: [torch.zeros(2048, dtype=torch.int64), i64(1, 2, 3)],
+        {"compress": "lz4"},
+    ),
     "small_batch": ("the batch of section 8", small_batch, {}),
     "rollout": ("a rollout batch", rollout, {}),
     "rollout_narrow": (

@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
 from jagcodec.pack.trimming import padded_batch, trim_padding
+from jagcodec.wire.compression import Compress
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame
@@ -52,8 +53,8 @@ def encode_dataproto(data: DataProto, **options: Unpack[EncodeOptions]) -> list[
     Args:
         data: A DataProto whose `batch` is a TensorDict or None, with numpy arrays in
             `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
-        options: As for `encode`: `narrow` and `elide` for fewer bytes, `groups`, `checksum`,
-            `allow_pickle`, `default`, `meta`.
+        options: As for `encode`: `narrow`, `elide` and `compress` for fewer bytes, `groups`,
+            `checksum`, `allow_pickle`, `default`, `meta`.
 
     Returns:
         Frames, as from `encode`. They alias the memory of columns that are not trimmed.
@@ -120,6 +121,7 @@ def install(
     allow_pickle: bool = False,
     narrow: bool = False,
     elide: bool = False,
+    compress: Compress = None,
     default: Callable[[Any], Any] | None = None,
 ) -> None:
     """Make Ray write verl's batches to its object store in this wire format, from this process.
@@ -140,6 +142,7 @@ def install(
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
         narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
         elide: As for `encode`, likewise.
+        compress: As for `encode`: fewer still, for links that are slower than memory.
         default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
@@ -160,6 +163,7 @@ def install(
         allow_pickle=allow_pickle,
         narrow=narrow,
         elide=elide,
+        compress=compress,
         default=default,
     )
     through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))

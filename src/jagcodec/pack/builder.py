@@ -247,8 +247,9 @@ class RowBuilder:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
         Args:
-            options: As for `encode`: `narrow`, `elide`, `groups`, `checksum`, `allow_pickle`,
-                `default` (of values), and `meta`, of which the row itself keeps nothing.
+            options: As for `encode`: `narrow`, `elide`, `compress`, `groups`, `checksum`,
+                `allow_pickle`, `default` (of values), and `meta`, of which the row itself keeps
+                nothing.
 
         Returns:
             Frames, as `encode` returns them. Per-token columns are jagged ones. A number or a

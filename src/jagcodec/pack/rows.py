@@ -134,8 +134,8 @@ def encode_rows(
         rectangular: As there.
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
-        options: As for `encode`: `narrow`, `elide`, `groups`, `checksum`, `allow_pickle`,
-            `default` (of payloads), `meta`.
+        options: As for `encode`: `narrow`, `elide`, `compress`, `groups`, `checksum`,
+            `allow_pickle`, `default` (of payloads), `meta`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Of one row that is

@@ -42,6 +42,7 @@ __all__ = [
     "arrays",
     "assert_same",
     "bits",
+    "compressions",
     "is_same",
     "jagged_batches",
     "jagged_tensors",

@@ -38,6 +38,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of, inside
+from jagcodec.wire.compressed import opened
 from jagcodec.wire.frames import FramePayload, Payload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.lowered import Documents
@@ -105,7 +106,8 @@ def decode(
             have sent it.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
             that is not encoded, None.
-        ArgumentError: There is no such device.
+        ArgumentError: There is no such device; or the message is compressed, and the library that
+            decompresses it is not installed.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
     the tables of `docs/wire-format.md`, the types that you registered and, after
@@ -117,7 +119,8 @@ def decode(
     header, (_, *buffers) = open_frames(frames, "decode(frames)", taken)
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
-    message = Message(header, FramePayload(buffers, copy), target, allow_pickle)
+    header, payload = opened(header, buffers, copy)
+    message = Message(header, payload, target, allow_pickle)
     return build(message, header.schema.root)
 
 

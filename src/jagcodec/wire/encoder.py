@@ -11,7 +11,7 @@ Encoding has four phases, and data is handed from one to the next:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
+from jagcodec.wire.compression import Compress, compressed, usable_compression
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.lowered import Columns, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
@@ -38,6 +39,7 @@ class EncodeOptions(TypedDict, total=False):
     elide: bool
     groups: Any
     checksum: bool
+    compress: Compress
     allow_pickle: bool
     default: Callable[[Any], Any] | None
     meta: Mapping[Any, Any] | None
@@ -50,6 +52,7 @@ def encode(
     elide: bool = False,
     groups: Any = None,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -81,6 +84,10 @@ def encode(
         groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
             compared with the first of their group only. None compares those that begin alike.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
+        compress: Compress every large frame, for links slower than memory: ``"zstd"``, ``"lz4"`` or
+            a `Compression`, whose libraries ``pip install 'jagcodec[zstd]'`` and ``[lz4]`` bring
+            for both sides. Readers need no option. A message that would not get smaller is sent
+            as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as json, msgspec and orjson take one. It is called with each value
@@ -107,6 +114,7 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
+        ArgumentError: There is no codec of the name `compress`, or its library is not installed.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -123,6 +131,7 @@ def encode(
         elide=elide,
         groups=groups,
         checksum=checksum,
+        compress=compress,
         allow_pickle=allow_pickle,
         default=default,
         meta=meta,
@@ -137,6 +146,7 @@ def pending(
     elide: bool = False,
     groups: Any = None,
     checksum: bool = False,
+    compress: Compress = None,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
@@ -147,6 +157,7 @@ def pending(
     With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
+    how = None if compress is None else usable_compression(compress)
     lowering = Lowering(allow_pickle, default)
     tree = lowering.lower(obj)
     if type(tree) is not tuple:
@@ -164,7 +175,8 @@ def pending(
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     compared = None if groups is None else _group_numbers(groups)
     placing = Placing(copies, narrow, keep_on, elide=elide, groups=compared)
-    return placing.message(lowered, checksum)
+    message = placing.message(lowered, checksum and how is None)
+    return message if how is None else compressed(message, how, checksum)
 
 
 def _group_numbers(groups: Any) -> IntArray:
@@ -228,28 +240,10 @@ class MsgpackEncoder:
         [1, (2, 3)]
     """
 
-    def __init__(
-        self,
-        *,
-        narrow: bool = False,
-        elide: bool = False,
-        checksum: bool = False,
-        allow_pickle: bool = False,
-        default: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._narrow = narrow
-        self._elide = elide
-        self._checksum = checksum
-        self._allow_pickle = allow_pickle
-        self._default = default
+    def __init__(self, **options: Unpack[EncodeOptions]) -> None:
+        """Take the options of `encode`."""
+        self._options = options
 
     def encode(self, obj: Any) -> list[Frame]:
         """See `encode`."""
-        return encode(
-            obj,
-            narrow=self._narrow,
-            elide=self._elide,
-            checksum=self._checksum,
-            allow_pickle=self._allow_pickle,
-            default=self._default,
-        )
+        return encode(obj, **self._options)

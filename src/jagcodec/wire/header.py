@@ -20,7 +20,7 @@ import msgpack
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.packed import not_msgpack
 from jagcodec.wire.schema import (
     LARGEST_KEPT,
@@ -113,6 +113,19 @@ def write_header(
     return b"".join((before, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
 
 
+def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
+    """A header that has none with the checksum of itself, and those of the frames behind it."""
+    _, schema, numbers, values = header_parts(header, NO_LIMITS)
+    whole = _header_checksum(schema, numbers, values)
+    more = numbers + struct.pack(f"<{1 + len(frames)}q", whole, *frames)
+    return b"".join(
+        (
+            *(_BEFORE_SCHEMA, _size(_EXT_SIZES, len(schema)), _SCHEMA_CODE, schema),
+            *(_BEFORE_NUMBERS, _size(_BIN_SIZES, len(more)), more, behind_numbers(values)),
+        )
+    )
+
+
 def behind_numbers(values: bytes) -> bytes:
     """What ends a header: everything behind its numbers."""
     return b"".join((_BEFORE_VALUES, _size(_BIN_SIZES, len(values)), values))
@@ -161,6 +174,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     """
     size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
     schema = read_schema(packed_schema)
+    if in_row and schema.root.kind is Kind.COMPRESSED:
+        raise fail("bad_record", "expected a message that is not compressed, found one that is")
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers
     if len(numbers) < first + 2:

@@ -28,14 +28,14 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import inside
+from jagcodec.wire.compressed import opened, opened_ranges
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.frames import (
     PREAMBLE,
     Fetch,
     Frame,
-    FramePayload,
-    RangePayload,
+    Payload,
     buffer_bytes,
     file_path,
     read_file,
@@ -547,13 +547,15 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all.
+        `meta`. Checksums of buffers are not verified: that would read them all. Frames of a
+        compressed message in memory are decompressed whole, each when something in it is asked for
+        first; a callable is asked for the blocks that hold it.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
         ArgumentTypeError: `source` is none of these.
-        ArgumentError: There is no such device; or the path is that of a directory, a pipe, a
-            socket or a device.
+        ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
+            or a device; or the message is compressed, and the library for that is not installed.
         OSError: The file cannot be read.
 
     Example:
@@ -568,15 +570,16 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     frames: list[ByteArray] | None = None
+    payload: Payload
     if isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         source = read_file(name, "open_wire(source)", taken, mmap=True)
     if callable(source):
         header, fetch = _fetched(source, taken)
-        payload: Any = RangePayload(fetch, copy)
+        header, payload = opened_ranges(header, fetch, copy)
     else:
         header, frames = open_frames(source, "open_wire(source)", taken)
-        payload = FramePayload(frames[1:], copy, by_range=True)
+        header, payload = opened(header, frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
     return batch_of_message(message, frames)
 
@@ -586,7 +589,7 @@ def open_whole(source: Any, path: str) -> WireBatch:
     header, frames = open_frames(source, path, DEFAULT_LIMITS)
     if header.checksums is not None:
         check_frames(frames[1:], header.checksums)
-    payload = FramePayload(frames[1:], None, by_range=True)
+    header, payload = opened(header, frames[1:], None, by_range=True)
     return batch_of_message(Message(header, payload, None, False), frames)
 
 

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from jagcodec.wire.compressed import opened
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import pending
-from jagcodec.wire.frames import Frame, FramePayload, frames_of
+from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.message import Message, check_sizes
@@ -68,5 +69,6 @@ def decode_resident(
     check_sizes(read, [buffer.numel() for buffer in buffers])
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = Message(read, FramePayload(frames, None), device, allow_pickle)
+    read, payload = opened(read, frames, None)
+    message = Message(read, payload, device, allow_pickle)
     return build(message, read.schema.root)

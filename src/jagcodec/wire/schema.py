@@ -21,6 +21,7 @@ from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, insid
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
+    CODECS,
     COMPRESSED_LAYOUTS,
     INTEGER_DTYPES,
     MAX_DEPTH,
@@ -137,6 +138,11 @@ def _layout(value: Any) -> None:
     expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
 
 
+def _codec(value: Any) -> None:
+    known = type(value) is str and value in CODECS
+    expect(known, "bad_record", f"one of {', '.join(CODECS)}; the sender may be newer", value)
+
+
 # --- forms -------------------------------------------------------------------------------------
 
 ANY, PER_KEY = -1, -2
@@ -205,6 +211,7 @@ FORMS: dict[Kind, Form] = {
     Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
     Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.USER: Form.of({"name": _name}, (), 1),
+    Kind.COMPRESSED: Form.of({"codec": _codec}, ("block_size",), 2),
 }
 
 
@@ -277,6 +284,10 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
+        if kind is Kind.COMPRESSED:
+            # Around a whole message, and nowhere else; what is in it are two documents.
+            expect(not depth, "bad_record", "COMPRESSED around a whole message", "it in a value")
+            expect(children == [None, None], "bad_record", "two values in COMPRESSED", children)
         if form.children == PER_KEY:
             self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:

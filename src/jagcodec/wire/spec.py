@@ -61,6 +61,22 @@ Integers of distinct hashes can be chosen to follow each other, each behind all 
 FEW_KEYS = 1024
 """Keys of one dict or set that are not checked for such steps: they cannot cost much."""
 
+CODECS = ("zstd", "lz4")
+"""What the blocks of a compressed message may be compressed with."""
+
+MAX_BLOCK = 1 << 26
+"""Bytes of a block of a compressed message before it is compressed, at most."""
+
+MAX_WINDOW = 1 << 23
+"""How far back a block of zstd may refer, unless all of it is one segment. RFC 8878 wants every
+reader to take as much."""
+
+MAX_EXPANSION = 256
+"""Bytes of the frames inside a compressed message for each byte of it, past the first
+`FREE_EXPANSION`. Zeros would come to 20,000, and so would what is sent to fill a memory."""
+
+FREE_EXPANSION = 1 << 20
+
 
 class Kind(IntEnum):
     """What a node of a schema, or a record of a document, is. As extension codes, 1 to 5 stay
@@ -108,6 +124,8 @@ class Kind(IntEnum):
     # the user's
     USER = 80
     PICKLE = 81
+    # a message around a message
+    COMPRESSED = 82
 
 
 Code: Any = SimpleNamespace(**{kind.name: int(kind) for kind in Kind})
