@@ -48,7 +48,8 @@ from jagcodec.wire.blobs import (
 )
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.stdlib_types import register_stdlib_types

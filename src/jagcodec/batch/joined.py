@@ -36,8 +36,9 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, encode
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_whole
+from jagcodec.wire.lazy import WireBatch, open_whole
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import (

@@ -128,8 +128,8 @@ class Store:
                 each step its own key.
             config: Where replicas go, and whether they may be evicted. Mooncake's default is one
                 replica on any node, evicted when the store is full.
-            options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`; a
-                `WireBatch` takes no options.
+            options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of
+                `encode`; a `WireBatch` takes no options.
 
         Returns:
             The number of bytes put.
@@ -184,7 +184,8 @@ class Store:
             token_aligned_fields: As for `encode_fields`.
             replace: As for `put`.
             config: As for `put`.
-            options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+            options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of
+                `encode`.
 
         Returns:
             The number of bytes put.

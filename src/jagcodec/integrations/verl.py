@@ -8,7 +8,7 @@ values, over every transport of this library; and members of any `Enum`, such as
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -46,7 +46,8 @@ if find_spec("PIL") is not None:  # without Pillow no value holds an image
 def encode_dataproto(
     data: DataProto,
     *,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -60,6 +61,7 @@ def encode_dataproto(
         data: A DataProto whose `batch` is a TensorDict or None, with numpy arrays in
             `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
         narrow: As for `encode`: ids, positions and masks in fewer bytes.
+        outermost: As for `encode`.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`.
@@ -84,7 +86,12 @@ def encode_dataproto(
             f"expected a verl.DataProto, found {type(data).__name__}; encode takes other values",
         )
     return encode(
-        data, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default
+        data,
+        narrow=narrow,
+        outermost=outermost,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+        default=default,
     )
 
 
@@ -129,7 +136,8 @@ def decode_dataproto(
 def install(
     *,
     allow_pickle: bool = False,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     default: Callable[[Any], Any] | None = None,
 ) -> None:
     """Make Ray write verl's batches to its object store in this wire format, from this process.
@@ -149,6 +157,7 @@ def install(
     Args:
         allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
         narrow: As for `encode`: fewer bytes for more work, for batches that leave the machine.
+        outermost: As for `encode`.
         default: As for `encode`: what to write in place of an object that cannot be encoded.
 
     Raises:
@@ -168,6 +177,7 @@ def install(
         read=_read_with_pickles if allow_pickle else _read,
         allow_pickle=allow_pickle,
         narrow=narrow,
+        outermost=outermost,
         default=default,
     )
     through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))

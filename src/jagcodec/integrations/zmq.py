@@ -102,7 +102,7 @@ def send(
         timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
             does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
             never wait: libzmq drops messages for subscribers that are too slow.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
 
     Returns:
         A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:

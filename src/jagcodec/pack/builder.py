@@ -19,8 +19,9 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, pending
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.lazy import WireBatch, open_wire
 
 
 class RowBuilder:
@@ -246,7 +247,8 @@ class RowBuilder:
     def to_frames(
         self,
         *,
-        narrow: bool = False,
+        narrow: bool | Mapping[Any, bool] = False,
+        outermost: Mapping[Any, int] | None = None,
         checksum: bool = False,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
@@ -256,6 +258,7 @@ class RowBuilder:
 
         Args:
             narrow: As for `encode`.
+            outermost: As for `encode`.
             checksum: As for `encode`.
             allow_pickle: As for `encode`.
             default: As for `encode`, of values.
@@ -276,6 +279,7 @@ class RowBuilder:
             pending(
                 Columns(1, columns),
                 narrow=narrow,
+                outermost=outermost,
                 checksum=checksum,
                 allow_pickle=allow_pickle,
                 default=default,

@@ -104,7 +104,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: None = ...,
-    narrow: bool = ...,
+    narrow: bool | Mapping[Any, bool] = ...,
+    outermost: Mapping[Any, int] | None = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
@@ -120,7 +121,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
     out: Any,
-    narrow: bool = ...,
+    narrow: bool | Mapping[Any, bool] = ...,
+    outermost: Mapping[Any, int] | None = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
@@ -135,7 +137,8 @@ def encode_fields(
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
     out: Any = None,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -161,6 +164,7 @@ def encode_fields(
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
         narrow: As for `encode`.
+        outermost: As for `encode`.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
@@ -182,6 +186,7 @@ def encode_fields(
     message = pending(
         columns,
         narrow=narrow,
+        outermost=outermost,
         checksum=checksum,
         allow_pickle=allow_pickle,
         default=default,

@@ -18,9 +18,9 @@ from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, meta_document, pending
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.lazy import FieldSchema
 from jagcodec.wire.rows_in_order import frames_of_rows
 
 
@@ -91,7 +91,8 @@ def encode_rows(
     same_length: Iterable[str] = ...,
     rectangular: Iterable[str] = ...,
     out: None = ...,
-    narrow: bool = ...,
+    narrow: bool | Mapping[Any, bool] = ...,
+    outermost: Mapping[Any, int] | None = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
@@ -107,7 +108,8 @@ def encode_rows(
     same_length: Iterable[str] = ...,
     rectangular: Iterable[str] = ...,
     out: Any,
-    narrow: bool = ...,
+    narrow: bool | Mapping[Any, bool] = ...,
+    outermost: Mapping[Any, int] | None = ...,
     checksum: bool = ...,
     allow_pickle: bool = ...,
     default: Callable[[Any], Any] | None = ...,
@@ -122,7 +124,8 @@ def encode_rows(
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
     out: Any = None,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -147,6 +150,7 @@ def encode_rows(
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
         narrow: As for `encode`.
+        outermost: As for `encode`.
         checksum: As for `encode`.
         allow_pickle: As for `encode`.
         default: As for `encode`, of payloads.
@@ -164,7 +168,7 @@ def encode_rows(
     """
     where = "encode_rows"
     plain = out is dtypes is None and same_length == rectangular == ()
-    if plain and type(rows) is list and len(rows) == 1 and not (narrow or checksum):
+    if plain and type(rows) is list and len(rows) == 1 and not (narrow or outermost or checksum):
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
@@ -178,6 +182,7 @@ def encode_rows(
     message = pending(
         _columns(rows, dtypes, same_length, rectangular, where, own=False),
         narrow=narrow,
+        outermost=outermost,
         checksum=checksum,
         allow_pickle=allow_pickle,
         default=default,

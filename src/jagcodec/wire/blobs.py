@@ -68,7 +68,7 @@ def encoded_size(obj: Any, **options: Any) -> int:
 
     Args:
         obj: Anything that `encode` takes.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`.
@@ -88,7 +88,7 @@ def encode_into(obj: Any, buffer: Any, **options: Any) -> int:
         obj: Anything that `encode` takes.
         buffer: Writable and contiguous: bytearray, numpy array, shared memory, a CPU tensor
             (pinned or not). It may be larger than needed; what lies behind the blob is kept.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
 
     Returns:
         Bytes written.
@@ -117,7 +117,7 @@ def encode_batch_into(
     Args:
         objs: Values that `encode` takes.
         allocate: Called once with the bytes that all of them take; returns writable memory.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
 
     Returns:
         One view per value into that memory, in order, each at a multiple of 64 bytes from its
@@ -194,7 +194,7 @@ def dump(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
         obj: Anything that `encode` takes.
         path: The file; its directory must exist and hold a second copy for a moment. A file that
             is there is replaced and its permissions are kept; a new one has those of the umask.
-        options: `narrow`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
+        options: `narrow`, `outermost`, `checksum`, `allow_pickle`, `default`, `meta` of `encode`.
 
     Raises:
         UnsupportedTypeError: As `encode`.

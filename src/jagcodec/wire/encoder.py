@@ -28,6 +28,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.by_column import Narrow, by_column
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import TORCH_NAMES, Columns, Dense, Documents, Lowered, Ragged
@@ -48,7 +49,8 @@ __all__ = ["Columns", "MsgpackEncoder", "encode", "pending"]
 def encode(
     obj: Any,
     *,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -72,7 +74,14 @@ def encode(
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there.
+            looks at each of them here and a copy there. True is for all of them; a mapping of
+            names to True or False for the columns of TensorDicts that it names, those of a nested
+            one by a tuple of names, and for none of the rest. Names that are no column are ignored.
+        outermost: Name of a jagged column of a TensorDict, as for `narrow`, to the inner dim of its
+            rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
+            layers, k) puts each layer into one range of bytes, so that who wants some of the
+            layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
+            Costs a copy of it on either side. Columns that are not jagged stay as they are.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
@@ -100,6 +109,8 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
+        ArgumentError: `outermost` names a dim that the rows of a column do not have.
+        ArgumentTypeError: `narrow`, `outermost` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -111,7 +122,13 @@ def encode(
     Safe to call from several threads at once.
     """
     message = pending(
-        obj, narrow=narrow, checksum=checksum, allow_pickle=allow_pickle, default=default, meta=meta
+        obj,
+        narrow=narrow,
+        outermost=outermost,
+        checksum=checksum,
+        allow_pickle=allow_pickle,
+        default=default,
+        meta=meta,
     )
     return frames_of(message)
 
@@ -119,7 +136,8 @@ def encode(
 def pending(
     obj: Any,
     *,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
@@ -131,7 +149,8 @@ def pending(
     With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
-    lowering = Lowering(allow_pickle, default)
+    every, named = by_column(narrow, outermost)
+    lowering = Lowering(allow_pickle, default, named)
     tree = lowering.lower(obj)
     if type(tree) is not tuple:
         lowering.values.append(tree)
@@ -146,7 +165,8 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    return _Placing(copies, narrow, keep_on).message(lowered, checksum)
+    stored = every if named is None else every or named.narrow_items(lowered.items, lowering.items)
+    return _Placing(copies, stored, keep_on).message(lowered, checksum)
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
@@ -196,12 +216,15 @@ class MsgpackEncoder:
     def __init__(
         self,
         *,
-        narrow: bool = False,
+        narrow: bool | Mapping[Any, bool] = False,
+        outermost: Mapping[Any, int] | None = None,
         checksum: bool = False,
         allow_pickle: bool = False,
         default: Callable[[Any], Any] | None = None,
     ) -> None:
+        by_column(narrow, outermost)
         self._narrow = narrow
+        self._outermost = outermost
         self._checksum = checksum
         self._allow_pickle = allow_pickle
         self._default = default
@@ -211,6 +234,7 @@ class MsgpackEncoder:
         return encode(
             obj,
             narrow=self._narrow,
+            outermost=self._outermost,
             checksum=self._checksum,
             allow_pickle=self._allow_pickle,
             default=self._default,
@@ -263,7 +287,7 @@ _GAPS = tuple(map(bytes, range(ALIGNMENT)))
 class _Placing:
     """The state of one walk over lowered items: where everything lies in the message."""
 
-    def __init__(self, copies: HostCopies, narrow: bool, keep_on: torch.device | None) -> None:
+    def __init__(self, copies: HostCopies, narrow: Narrow, keep_on: torch.device | None) -> None:
         self._copies_of = copies
         self._narrow = narrow
         self._keep_on = keep_on
@@ -340,7 +364,7 @@ class _Placing:
             elif kind is Dense:
                 self._place_cells(item, narrow.get(i))
             elif kind is Documents:
-                self._place_documents(item.rows)
+                self._place_documents(item.rows, self._is_narrow(i))
             else:
                 numbers.append(int(item))  # a symbolic or numpy dim
 
@@ -398,7 +422,12 @@ class _Placing:
         if item.dtype is not None:
             numbers.append(PLAIN)
 
-    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
+    def _is_narrow(self, item: int) -> bool:
+        """Whether the item of this index is stored narrow, if it can be."""
+        narrow = self._narrow
+        return narrow if isinstance(narrow, bool) else item in narrow
+
+    def _place_documents(self, rows: Sequence[bytes | Lowered], narrow: bool) -> None:
         pieces: list[Any] = []
         lengths: list[int] = []
         end = 0
@@ -410,7 +439,7 @@ class _Placing:
             else:
                 # Zeros before the message, so that it lies at a multiple of 64.
                 gap = -end % ALIGNMENT
-                inner = _Placing(self._copies_of, self._narrow, None)
+                inner = _Placing(self._copies_of, narrow, None)
                 blob = blob_pieces(frames_of(inner.message(row, False)))
                 pieces += (bytes(gap), *blob)
                 end += gap + sum(map(len, blob))
@@ -448,7 +477,7 @@ class _Placing:
         dtypes: dict[int, str] = {}
         for i, item in enumerate(items):
             kind = type(item)
-            if kind not in (RaggedView, Ragged, Dense):
+            if kind not in (RaggedView, Ragged, Dense) or not self._is_narrow(i):
                 continue
             dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
             if dtype not in INTEGER_DTYPES:

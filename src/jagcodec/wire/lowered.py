@@ -19,6 +19,18 @@ NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_D
 """What it calls the same dtype of numpy."""
 
 
+REMEDY = (
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type, or pass allow_pickle=True on both sides"
+)
+"""What to do about a value that cannot be encoded."""
+
+REMEDY_OF_BATCHES = (
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
+)
+"""What to do about a batch of another type."""
+
+
 class Columns(NamedTuple):
     """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
 
@@ -56,6 +68,18 @@ class Ragged(NamedTuple):
     source: RaggedView | NestedParts
     dtype: str
     path: str
+
+
+class InnerFirst(NamedTuple):
+    """A jagged column with an inner dim of its rows outermost.
+
+    Attributes:
+        dim: Which of the dims of a row lies outermost, from 1 on.
+        view: The values (extent of `dim`, total, the rest), a tensor, whose ragged dim is 2.
+    """
+
+    dim: int
+    view: RaggedView
 
 
 class Documents(NamedTuple):
