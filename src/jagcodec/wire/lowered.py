@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -80,6 +80,18 @@ class InnerFirst(NamedTuple):
 
     dim: int
     view: RaggedView
+
+
+class OfColumns(Protocol):
+    """Who is asked about each column while a value is lowered; see `ByColumn`."""
+
+    marks: list[tuple[list[Any], int, bool]]
+
+    def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
+        """A column that comes next in the batch at `path`, as it is to be lowered."""
+
+    def end(self, path: list[Any], items: list[Any]) -> None:
+        """The batch at `path` has no more columns."""
 
 
 class Documents(NamedTuple):

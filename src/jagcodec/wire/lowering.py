@@ -38,7 +38,6 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.by_column import ByColumn
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.lowered import (
@@ -51,6 +50,7 @@ from jagcodec.wire.lowered import (
     Documents,
     InnerFirst,
     Lowered,
+    OfColumns,
     Ragged,
     Tree,
 )
@@ -83,7 +83,7 @@ class Lowering:
         self,
         allow_pickle: bool,
         default: Callable[[Any], Any] | None = None,
-        by_column: ByColumn | None = None,
+        by_column: OfColumns | None = None,
     ) -> None:
         self._allow_pickle = allow_pickle
         self._by_column = by_column
