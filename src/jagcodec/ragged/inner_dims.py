@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from jagcodec.memory.tensor_bytes import (
+    ByteArray,
     IntArray,
     address,
     array_bytes,
@@ -203,6 +204,14 @@ def lies_apart(view: RaggedView) -> bool:
         and not memory.is_contiguous()
         and _are_long(view)
     )
+
+
+def span_of(view: RaggedView) -> ByteArray:
+    """The bytes from the first to the last cell of a view that `lies_apart`."""
+    memory: Any = view.memory
+    pairs = zip(memory.shape, memory.stride(), strict=True)
+    cells = 1 + sum((extent - 1) * stride for extent, stride in pairs)
+    return borrowed(memory.data_ptr(), cells * memory.itemsize, memory)
 
 
 def pad_rows(

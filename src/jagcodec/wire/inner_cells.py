@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,12 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 
 _WHERE = "WireBatch.inner"
+
+Picked: TypeAlias = "Mapping[int, Chosen]"
+"""Cells chosen along inner dims of a column, by the dim."""
+
+NO_CELLS: Mapping[str, Picked] = {}
+"""Of columns of which all cells are wanted."""
 
 
 def listed_names(cells: Any, columns: Iterable[str]) -> list[str]:
@@ -85,7 +91,7 @@ def _picked(name: str, pair: Any, schema: Any) -> tuple[int, Chosen]:
         raise ArgumentTypeError(error.reason, where, f"of dim {dim}: {error.detail}") from error
 
 
-def then_picked(picked: Mapping[int, Chosen], dim: int, chosen: Chosen) -> dict[int, Chosen]:
+def then_picked(picked: Picked, dim: int, chosen: Chosen) -> dict[int, Chosen]:
     """Cells chosen of those that were chosen before."""
     known = picked.get(dim)
     if known is None:
@@ -97,7 +103,12 @@ def then_picked(picked: Mapping[int, Chosen], dim: int, chosen: Chosen) -> dict[
     return {**picked, dim: composed}
 
 
-def pick_of_leaf(leaf: torch.Tensor, picked: Mapping[int, Chosen] | None) -> torch.Tensor:
+def as_index(chosen: Chosen) -> Any:
+    """Chosen cells as `WireBatch.inner` takes them."""
+    return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+
+
+def pick_of_leaf(leaf: torch.Tensor, picked: Picked | None) -> torch.Tensor:
     """A tensor or a nested one with only the chosen cells of inner dims, in memory of its own."""
     if not picked:
         return leaf
