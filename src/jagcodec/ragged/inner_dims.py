@@ -73,7 +73,7 @@ def moved_first(view: RaggedView, dim: int) -> torch.Tensor:
     out = torch.empty(shape, dtype=view.dtype, device=source.device)
     if not out.numel():
         return out
-    wide_out, wide = _wide(out, source)
+    wide_out, wide = _wide(out, source, 2)
     if starts is not None:
         ends = splits.host.tolist()
         for start, a, b in zip(starts, ends[:-1], ends[1:], strict=True):
@@ -92,7 +92,7 @@ def moved_back(values: torch.Tensor, dim: int) -> torch.Tensor:
     source = values.movedim(0, dim)
     out = torch.empty(source.shape, dtype=values.dtype, device=values.device)
     if out.numel():
-        wide_out, wide = _wide(out, source)
+        wide_out, wide = _wide(out, source, 0)
         wide_out.copy_(wide)
     return out
 
@@ -136,13 +136,13 @@ def _are_long(view: RaggedView) -> bool:
     return splits.rows > 0 and view.cell_bytes * splits.total >= _LONG_ROW * splits.rows
 
 
-def _wide(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors of equal shapes as fewer, wider elements: the dims behind which both lie in
-    order are one, of elements of up to 16 bytes.
+def _wide(a: torch.Tensor, b: torch.Tensor, kept: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors with the same dims behind the first as fewer, wider elements: the last dims, as
+    far as both lie in order, but not the first `kept`, are one of elements of up to 16 bytes.
     """
     a, b = resolved(a.detach()), resolved(b.detach())
     pair = [t.view(int_of_size(t.itemsize)).unsqueeze(-1) for t in (a, b)]
-    while pair[0].dim() > 1 and all(_in_order(t) for t in pair):
+    while pair[0].dim() > kept + 1 and all(_in_order(t) for t in pair):
         pair = [t.flatten(-2) for t in pair]
     size = pair[0].itemsize
     for width in (16, 8, 4, 2):
@@ -245,7 +245,7 @@ def pad_rows(
     firsts = np.arange(rows, dtype=np.int64) * out.shape[1]
     if left_pad is not None:
         firsts = firsts + left_pad
-    flat, source = _wide(like, memory)
+    flat, source = _wide(like, memory, 1)
     starts, lengths = splits.starts.tolist(), splits.lengths.tolist()
     for first, start, length in zip(firsts.tolist(), starts, lengths, strict=True):
         if length:

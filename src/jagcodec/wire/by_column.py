@@ -68,6 +68,8 @@ class ByColumn:
         """A jagged column with a dim outermost; any other as it is."""
         path = f"outermost({'.'.join(map(str, names))!r})"
         if isinstance(column, torch.Tensor) and is_jagged(column):
+            if column.is_meta:
+                return column  # to be refused as ever
             column = view_of(column, path, self._pool)
         elif type(column) is not RaggedView:
             return column
