@@ -25,7 +25,6 @@ from jagcodec.memory.tensor_bytes import (
     from_bytes,
     from_words,
     int_of_size,
-    refill,
     resolved,
     to_device,
 )
@@ -34,7 +33,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 
-_CHUNK = 512 * 1024
+_CHUNK = 128 * 1024
 """Bytes that are moved at a time where reading is what jumps: they fit a cache."""
 
 _LONG_ROW = 16 * 1024
@@ -77,11 +76,11 @@ def moved_first(view: RaggedView, dim: int) -> torch.Tensor:
     if starts is not None:
         ends = splits.host.tolist()
         for start, a, b in zip(starts, ends[:-1], ends[1:], strict=True):
-            wide_out[:, a:b].copy_(wide[:, start : start + b - a])
+            wide_out[:, a:b] = wide[:, start : start + b - a]
         return out
     step = max(1, _CHUNK // (out.nbytes // splits.total)) if out.is_cpu else splits.total
     for a in range(0, splits.total, step):
-        wide_out[:, a : a + step].copy_(wide[:, a : a + step])
+        wide_out[:, a : a + step] = wide[:, a : a + step]
     return out
 
 
@@ -93,7 +92,7 @@ def moved_back(values: torch.Tensor, dim: int) -> torch.Tensor:
     out = torch.empty(source.shape, dtype=values.dtype, device=values.device)
     if out.numel():
         wide_out, wide = _wide(out, source, 0)
-        wide_out.copy_(wide)
+        wide_out[...] = wide
     return out
 
 
@@ -136,9 +135,12 @@ def _are_long(view: RaggedView) -> bool:
     return splits.rows > 0 and view.cell_bytes * splits.total >= _LONG_ROW * splits.rows
 
 
-def _wide(a: torch.Tensor, b: torch.Tensor, kept: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide(a: torch.Tensor, b: torch.Tensor, kept: int) -> tuple[Any, Any]:
     """Two tensors with the same dims behind the first as fewer, wider elements: the last dims, as
     far as both lie in order, but not the first `kept`, are one of elements of up to 16 bytes.
+
+    On the CPU they are arrays. Copies of a few rows each are what numpy takes no threads for, as
+    torch does, whose threads wait for each other at every one, and long where cores are shared.
     """
     a, b = resolved(a.detach()), resolved(b.detach())
     pair = [t.view(int_of_size(t.itemsize)).unsqueeze(-1) for t in (a, b)]
@@ -149,6 +151,8 @@ def _wide(a: torch.Tensor, b: torch.Tensor, kept: int) -> tuple[torch.Tensor, to
         if width > size and all(_fits(t, width) for t in pair):
             pair = [t.view(int_of_size(width)) for t in pair]
             break
+    if a.is_cpu and b.is_cpu:
+        return pair[0].numpy(), pair[1].numpy()
     return pair[0], pair[1]
 
 
@@ -232,11 +236,13 @@ def pad_rows(
         fresh: Whether `out` holds pads everywhere already.
     """
     if not fresh:
+        words = as_words(out).numpy()
+        pad = np.frombuffer(pad_bits, dtype=words.dtype)
         ends = view.row_splits.lengths + (0 if left_pad is None else left_pad)
         for i, end in enumerate(ends.tolist()):
-            refill(out[i, end:], pad_bits)
+            words[i, end:] = pad
             if left_pad is not None:
-                refill(out[i, : int(left_pad[i])], pad_bits)
+                words[i, : int(left_pad[i])] = pad
     memory: Any = view.memory
     rows = out.shape[0]
     # All rows of the rectangle as if it were values, so that both have equal strides.
@@ -249,4 +255,4 @@ def pad_rows(
     starts, lengths = splits.starts.tolist(), splits.lengths.tolist()
     for first, start, length in zip(firsts.tolist(), starts, lengths, strict=True):
         if length:
-            flat[first : first + length].copy_(source[start : start + length])
+            flat[first : first + length] = source[start : start + length]
