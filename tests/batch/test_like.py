@@ -1,5 +1,7 @@
 """Columns whose rows cover only the beginning of their tokens: laid out like the tokens."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -83,7 +85,8 @@ def test_rows_begin_where_the_others_begin_and_pads_come_behind(sizes, data):
 def test_the_others_are_left_as_they_are():
     batch, _ = batch_of([4, 2], [3, 0])
     plain = materialize(batch)
-    found = materialize(batch, like={**LIKE, "none": "ids", ("a", "b"): "nobody"})
+    like: dict[Any, str] = {**LIKE, "none": "ids", ("a", "b"): "nobody"}
+    found = materialize(batch, like=like)
     assert bits(found["ids"]) == bits(plain["ids"])
     assert plain["experts"].shape == (2, 3, 3, 2)
     assert found["experts"].shape == (2, 4, 3, 2)
