@@ -47,11 +47,12 @@ def moved_first(view: RaggedView, dim: int) -> torch.Tensor:
     """The rows end to end with an inner dim before them: (extent of `dim`, total, the rest).
 
     Example:
-        >>> import torch
+        >>> import numpy as np, torch
         >>> from jagcodec.ragged.inner_dims import moved_first
         >>> from jagcodec.ragged.row_splits import RowSplits
         >>> from jagcodec.ragged.views import end_to_end
-        >>> rows = end_to_end(torch.tensor([[1, 2], [3, 4]]), RowSplits.from_lengths([1, 1]))
+        >>> splits = RowSplits.from_lengths(np.array([1, 1]))
+        >>> rows = end_to_end(torch.tensor([[1, 2], [3, 4]]), splits)
         >>> moved_first(rows, 1).tolist()
         [[1, 3], [2, 4]]
 
