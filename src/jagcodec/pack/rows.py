@@ -167,8 +167,8 @@ def encode_rows(
         UnsupportedTypeError: As from `encode`.
     """
     where = "encode_rows"
-    plain = out is dtypes is None and same_length == rectangular == ()
-    if plain and type(rows) is list and len(rows) == 1 and not (narrow or outermost or checksum):
+    plain = out is dtypes is outermost is None and same_length == rectangular == ()
+    if plain and narrow is False and not checksum and type(rows) is list and len(rows) == 1:
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
