@@ -6,7 +6,8 @@ Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 from jagcodec._version import __version__
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.concat import concat_rows, join_columns
-from jagcodec.batch.materialize import Layout, PaddingSide, materialize
+from jagcodec.batch.materialize import materialize
+from jagcodec.batch.options import Layout, PaddingSide
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
 from jagcodec.batch.to_rows import RowsAs, to_rows
@@ -49,7 +50,8 @@ from jagcodec.wire.blobs import (
 from jagcodec.wire.compression import Compression
 from jagcodec.wire.decoder import MsgpackDecoder, decode
 from jagcodec.wire.encoder import MsgpackEncoder, encode
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.registry import register_type
 from jagcodec.wire.stdlib_types import register_stdlib_types

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 
 from jagcodec import (
-    ArgumentError,
-    ArgumentTypeError,
-    JagcodecError,
-    Limits,
-    WireFormatError,
     decode,
     encode,
-    encode_fields,
-    encode_into,
-    encoded_size,
-    materialize,
     open_wire,
-    select_rows,
-    to_blob,
 )
-from jagcodec.testing import assert_same, tensordicts, trees
+from jagcodec.testing import assert_same
 from jagcodec.wire import elision
 from jagcodec.wire.spec import PARTS, PartForm
 from tests.wire.test_spec_reader import assert_reads

@@ -22,6 +22,7 @@ from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
 from jagcodec.batch.messages import Messages
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentIndexError,
     ArgumentKeyError,
     ArgumentTypeError,
     WireFormatError,
@@ -36,8 +37,17 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, encode
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_whole
+from jagcodec.wire.inner_cells import (
+    NO_CELLS,
+    Picked,
+    as_index,
+    listed_names,
+    picked_cells,
+    then_picked,
+)
+from jagcodec.wire.lazy import WireBatch, open_whole
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import (
@@ -143,12 +153,15 @@ class JoinedRows(_Composite):
         fields: Iterable[str],
         chosen: Chosen | None,
         like: WireBatch | None,
+        inner: Mapping[str, Picked] = NO_CELLS,
     ) -> None:
         rows = int(messages.counts.sum()) if chosen is None else len(chosen)
         super().__init__(fields, rows, like)
         self._like = like
         self._messages = messages
         self._chosen = chosen
+        # Which cells were chosen along inner dims of columns, which are then read apart.
+        self._picked = inner
         self._pool = RowSplitsPool()
         self._splits: dict[int, tuple[Any, RowSplits]] = {}
 
@@ -170,7 +183,7 @@ class JoinedRows(_Composite):
 
     def select(self, names: Iterable[str]) -> WireBatch:
         listed = known_names(names, self._fields, "WireBatch.select")
-        return JoinedRows(self._messages, listed, self._chosen, self._like)
+        return JoinedRows(self._messages, listed, self._chosen, self._like, self._picked)
 
     def rows(self, index: Any) -> WireBatch:
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
@@ -180,7 +193,14 @@ class JoinedRows(_Composite):
                 if isinstance(chosen, range)
                 else np.asarray(self._chosen, dtype=np.int64)[chosen]
             )
-        return JoinedRows(self._messages, self._fields, chosen, self._like)
+        return JoinedRows(self._messages, self._fields, chosen, self._like, self._picked)
+
+    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
+        picked = {**self._picked}
+        schemas = {name: self._schema(name) for name in listed_names(cells, self._fields)}
+        for name, (dim, chosen) in picked_cells(cells, schemas).items():
+            picked[name] = then_picked(picked.get(name, {}), dim, chosen)
+        return JoinedRows(self._messages, self._fields, self._chosen, self._like, picked)
 
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")
@@ -191,7 +211,7 @@ class JoinedRows(_Composite):
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
-        kind, dtype, shape = self._messages.open_part(0).schema[name]
+        kind, dtype, shape = self._part(0, name).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
 
     def _kind(self, name: str) -> Kind | None:
@@ -247,7 +267,7 @@ class JoinedRows(_Composite):
         """
         messages = self._messages
         column = messages.column(name)
-        if column is None:
+        if column is None or name in self._picked:
             return None
         kind, dtype, inner, place, cells, groups = column
         cell = math.prod(inner) * dtype.itemsize
@@ -311,6 +331,17 @@ class JoinedRows(_Composite):
 
     # Message by message
 
+    def _part(self, index: int, name: str) -> WireBatch:
+        """One message as a batch of its own, for a column of it."""
+        part: WireBatch = self._messages.open_part(index)
+        for dim, chosen in self._picked.get(name, {}).items():
+            try:
+                part = part.inner({name: (dim, as_index(chosen))})
+            except ArgumentIndexError as error:
+                where = f"message {index}: {error.path}"
+                raise ArgumentIndexError(error.reason, where, error.detail) from error
+        return part
+
     def _read_apart(self, name: str) -> Any:
         """A column as a leaf, read from each message that rows were chosen of."""
         messages = self._messages
@@ -331,7 +362,7 @@ class JoinedRows(_Composite):
             wanted = [(0, np.empty(0, dtype=np.int64))]
         leaves = []
         for i, picked in wanted:
-            part = messages.open_part(i)
+            part = self._part(i, name)
             try:
                 leaf = (part if picked is None else part.rows(picked)).leaf(name)
             except WireFormatError as error:
@@ -381,6 +412,17 @@ class JoinedColumns(_Composite):
         new = {id(old): batch for old, batch in zip(self._batches, batches, strict=True)}
         sources = {name: new[id(batch)] for name, batch in self._sources.items()}
         return JoinedColumns(sources, batches, batches[0])
+
+    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
+        listed = listed_names(cells, self._fields)
+        new = {
+            id(batch): batch.inner(
+                {name: cells[name] for name in listed if self._sources[name] is batch}
+            )
+            for batch in self._batches
+        }
+        sources = {name: new[id(batch)] for name, batch in self._sources.items()}
+        return JoinedColumns(sources, list(new.values()), new[id(self._batches[0])])
 
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")

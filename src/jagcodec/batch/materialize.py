@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Any, TypeVar, get_args, overload
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
-from jagcodec._arguments import check_known, check_option, name_set, usable_device, whole_number
+from jagcodec._arguments import check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.joined import readable
 from jagcodec.batch.leaves import move_leaf
+from jagcodec.batch.options import (
+    Layout,
+    Options,
+    PaddingSide,
+    check_accelerator,
+    check_batch,
+    check_beginnings,
+    check_mapping,
+    likes_of,
+    masks_of,
+    rounded,
+    too_long,
+    too_long_in,
+)
 from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import IntArray
@@ -25,12 +39,6 @@ from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.lazy import WireBatch
-
-Layout = Literal["padded", "jagged", "packed"]
-"""What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
-
-PaddingSide = Literal["right", "left", "left_right"]
-"""Where the pad cells of a rectangle's row lie."""
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -52,7 +60,8 @@ def materialize(
     prompt_width: int = ...,
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
-    attention_mask_of: str | None = ...,
+    attention_mask_of: str | Mapping[str, str] | None = ...,
+    like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Any = ...,
@@ -73,7 +82,8 @@ def materialize(
     prompt_width: int = ...,
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
-    attention_mask_of: str | None = ...,
+    attention_mask_of: str | Mapping[str, str] | None = ...,
+    like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Any = ...,
@@ -94,7 +104,8 @@ def materialize(
     prompt_width: int = 0,
     token_aligned_fields: Iterable[str] | None = None,
     keep_jagged: Iterable[str] = (),
-    attention_mask_of: str | None = None,
+    attention_mask_of: str | Mapping[str, str] | None = None,
+    like: Mapping[Any, Any] | None = None,
     device: torch.device | str | None = None,
     pin_memory: bool = False,
     out: Any = None,
@@ -152,7 +163,12 @@ def materialize(
         keep_jagged: Names of columns that stay as they are in any layout, and of any length:
             rows whose length is not counted in tokens, such as image patches.
         attention_mask_of: Name of a column that is padded; the result then has
-            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token.
+            ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or names
+            of several, each with the name of its mask.
+        like: Name of a column whose rows cover only the beginning of their tokens, to the name of
+            the column of the tokens, as in ``{"routed_experts": "input_ids"}``: its rectangle has
+            the width of that one, and its rows begin where the rows of that one begin, on whatever
+            side they are padded; behind them come pads.
         device: Where tensors go; None leaves them. Only the valid cells cross, and the rectangle
             is made there.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
@@ -177,11 +193,12 @@ def materialize(
 
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
-            silent width mismatch between ranks hangs collectives) or a prompt than its row, a
+            silent width mismatch between ranks hangs collectives) or a prompt than its row, a row
+            longer than that of the column that it is `like`, a
             pad does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
             given for what needs a gradient, there is no accelerator to pin memory for, or `td`
             has no batch dim.
-        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` names no such column; with
+        ArgumentKeyError: `attention_mask_of`, `like` or `prompt_lengths` names no such column; with
             `strict`, nor does any name.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
@@ -191,7 +208,7 @@ def materialize(
     where = "materialize"
     check_option(layout, _LAYOUTS, f"{where}(layout)")
     if pad_value_dict is not None:
-        _check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
+        check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
     by_name = not isinstance(padding_side, str) and isinstance(padding_side, Mapping)
     sides: Any = padding_side if by_name else {}
     for side in sides.values() if by_name else [padding_side]:
@@ -209,7 +226,7 @@ def materialize(
         prompt_width = whole_number(
             prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"
         )
-    options = _Options(
+    options = Options(
         layout,
         pad_value_dict or {},
         pad_to_seqlen or 0,
@@ -221,7 +238,8 @@ def materialize(
         if token_aligned_fields is None
         else name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
         name_set(keep_jagged, f"{where}(keep_jagged)"),
-        attention_mask_of,
+        masks_of(attention_mask_of),
+        likes_of(like),
         None if device is None else usable_device(device, f"{where}(device)"),
         pin_memory,
         container,
@@ -229,59 +247,14 @@ def materialize(
     if layout != "padded":
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
-        _check_accelerator()
+        check_accelerator()
     return _Materializing(options, prompt_lengths, out, strict).run(batch)
-
-
-class _Options(NamedTuple):
-    """The checked arguments of one `materialize` call."""
-
-    layout: Layout
-    pads: Mapping[Any, Any]
-    width: int
-    multiple: int
-    sides: Mapping[Any, PaddingSide]
-    side: PaddingSide
-    prompt_width: int
-    token_aligned: frozenset[Any] | None
-    keep_jagged: frozenset[Any]
-    masked: str | None
-    device: torch.device | None
-    pin_memory: bool
-    container: Callable[[dict[str, Any]], Any]
-
-    def check_names(self, keys: list[Key]) -> None:
-        """Refuse names that are not those of columns."""
-        check_known(self.pads, keys, "materialize(pad_value_dict)")
-        check_known(self.sides, keys, "materialize(padding_side)")
-        check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
-        check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
-
-    def check_unpadded(self, prompt_lengths: Any, out: Any) -> None:
-        """Refuse what only rectangles have, rather than pass over it."""
-        given = {
-            "pad_to_multiple": self.multiple != 1,
-            "padding_side": self.sides or self.side != "right",
-            "prompt_lengths": prompt_lengths is not None,
-            "prompt_width": self.prompt_width,
-            "token_aligned_fields": self.token_aligned,
-            "attention_mask_of": self.masked is not None,
-            "pin_memory": self.pin_memory,
-            "out": out is not None,
-        }
-        for name, value in given.items():
-            if value:
-                raise ArgumentError(
-                    "bad_option",
-                    f"materialize({name})",
-                    f"requires layout='padded', found layout={self.layout!r}",
-                )
 
 
 class _Materializing:
     """The state of one `materialize` call."""
 
-    def __init__(self, options: _Options, prompt_lengths: Any, out: Any, strict: bool) -> None:
+    def __init__(self, options: Options, prompt_lengths: Any, out: Any, strict: bool) -> None:
         self._strict = strict
         self._options = options
         self._prompt_lengths = prompt_lengths
@@ -295,10 +268,13 @@ class _Materializing:
             or options.multiple != 1
             or options.side != "right"
             or options.sides
-            or options.masked is not None
+            or options.masks
+            or options.like
         )
         # Rectangles that need no padding, and their rows.
         self._unpadded_rows: dict[Key, RowSplits] = {}
+        # Columns that are like others, which are planned first: where they stand, and as what.
+        self._waiting: list[tuple[dict[str, Any], str, Key, Any]] = []
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
@@ -306,11 +282,13 @@ class _Materializing:
         """Look at every column, allocate the rectangles together, then fill them."""
         out = self._out
         if self._prompt_lengths is not None or self._options.prompt_width:
-            _check_batch(td, ())
+            check_batch(td, ())
             self._prompts = self._read_prompts(td)
         plan = self._plan(td, ())
-        if self._options.masked is not None:
-            self._plan_mask(plan, self._options.masked)
+        for column in self._waiting:
+            self._place_like(plan, *column)
+        for name, mask in self._options.masks.items():
+            self._plan_mask(plan, name, mask)
         if self._strict:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
@@ -338,7 +316,7 @@ class _Materializing:
 
     def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
         if type(td) is not WireBatch:  # which has a batch dim, or it could not be opened
-            _check_batch(td, above)
+            check_batch(td, above)
         columns: dict[str, Any] = {}
         options = self._options
         # Whether columns of the same rows go to the same place, so that they are placed once.
@@ -348,6 +326,10 @@ class _Materializing:
         for name, leaf in leaves:
             key = (*above, name) if above else name
             kind = type(leaf)
+            if options.like and key in options.like:
+                columns[name] = None  # its place among the others
+                self._waiting.append((columns, name, key, leaf))
+                continue
             # The commonest first.
             if kind is not RaggedView and is_jagged(leaf):
                 if options.layout != "padded" or key in options.keep_jagged:
@@ -395,7 +377,7 @@ class _Materializing:
     def _check_width(self, row_splits: RowSplits, key: Key) -> None:
         width = self._options.width
         if width and row_splits.max > width:
-            raise _too_long_in(row_splits, width, path_of(key))
+            raise too_long_in(row_splits, width, path_of(key))
 
     def _ragged(self, view: RaggedView, key: Key) -> Any:
         """The rows of a column in the layout that was asked for."""
@@ -403,7 +385,7 @@ class _Materializing:
         jagged = options.layout == "jagged" or key in options.keep_jagged
         row_splits = view.row_splits
         if options.width and row_splits.max > options.width and key not in options.keep_jagged:
-            raise _too_long_in(row_splits, options.width, path_of(key))
+            raise too_long_in(row_splits, options.width, path_of(key))
         if options.layout == "padded" and not jagged and options.device in (None, view.device):
             return self._rectangle(view, key)
         # Compacted first, so that no hole crosses to the device.
@@ -466,7 +448,7 @@ class _Materializing:
             left_pad, width = self._place_by_prompt(row_splits, path_of(key))
         else:
             # One that is wider than `pad_to_seqlen` may be an image grid.
-            width = _rounded(max(options.width, held), options.multiple)
+            width = rounded(max(options.width, held), options.multiple)
             if side == "left":
                 left_pad = width - lengths
         if width == held:
@@ -511,30 +493,62 @@ class _Materializing:
         pads = self._options.pads
         return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
 
-    def _plan_mask(self, plan: dict[str, Any], name: str) -> None:
-        column: Any = plan.get(name)
-        row_splits = self._unpadded_rows.get(name)
-        left_pad: IntArray | None = None
+    def _place_like(
+        self, plan: dict[str, Any], columns: dict[str, Any], name: str, key: Key, leaf: Any
+    ) -> None:
+        """Plan a column whose rows are the beginnings of those of another."""
+        other = self._options.like[key]
+        row_splits, left_pad, width = self._rows_of(plan, other, f"like[{key!r}]")
+        view = self._rows_in(leaf, key)
+        check_beginnings(view.row_splits, row_splits, path_of(key), path_of(other))
+        if self._options.device not in (None, view.device):
+            view = end_to_end(self._moved(_kept_values(view)), view.row_splits, view.ragged_dim)
+        columns[name] = self._placed(view, left_pad, width, key)
+
+    def _rows_in(self, leaf: Any, key: Key) -> RaggedView:
+        """A jagged column, or a rectangle whose rows are equally long, as rows."""
+        if type(leaf) is RaggedView:
+            return leaf
+        if isinstance(leaf, torch.Tensor):
+            if is_jagged(leaf):
+                return view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
+            if leaf.layout is torch.strided and not leaf.is_nested and leaf.dim() > 1:
+                lengths = np.full(leaf.shape[0], leaf.shape[1], dtype=np.int64)
+                return full_rows(leaf, self._pool.unique(RowSplits.from_lengths(lengths)))
+        raise ArgumentTypeError(
+            "bad_type", path_of(key), f"expected rows to be like others, found {describe(leaf)}"
+        )
+
+    def _rows_of(
+        self, plan: Mapping[str, Any], key: Any, option: str
+    ) -> tuple[RowSplits, IntArray | None, int]:
+        """The rows of a column that is padded, where they begin in its rectangle, and its width."""
+        column: Any = plan
+        for name in key if isinstance(key, tuple) else (key,):
+            column = column.get(name) if type(column) is dict else None
+        row_splits = self._unpadded_rows.get(key)
         if row_splits is not None:
-            width = column.shape[1]
-        elif type(column) is Rectangle:
-            row_splits, left_pad, width = column.view.row_splits, column.left_pad, column.width
-        else:
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"materialize(attention_mask_of={name!r})",
-                "expected the name of a column that is padded, or of a rectangle that "
-                f"token_aligned_fields takes for one, found {sorted(plan)!r:.200}",
-            )
-        if "attention_mask" in plan:
+            return row_splits, None, column.shape[1]
+        if type(column) is Rectangle:
+            return column.view.row_splits, column.left_pad, column.width
+        raise ArgumentKeyError(
+            "no_such_field",
+            f"materialize({option})",
+            "expected the name of a column that is padded, or of a rectangle that "
+            f"token_aligned_fields takes for one, found {key!r:.80} among {sorted(plan)!r:.200}",
+        )
+
+    def _plan_mask(self, plan: dict[str, Any], name: str, mask: str) -> None:
+        row_splits, left_pad, width = self._rows_of(plan, name, f"attention_mask_of={name!r}")
+        column: Any = plan.get(name)
+        if mask in plan:
             raise ArgumentError(
                 "conflict",
                 f"materialize(attention_mask_of={name!r})",
-                "expected no column 'attention_mask' in the batch, found one; select the others",
+                f"expected no column {mask!r} in the batch, found one; select the others",
             )
         ones = torch.ones(row_splits.total, dtype=torch.bool, device=column.device)
-        mask = end_to_end(ones, row_splits)
-        plan["attention_mask"] = self._placed(mask, left_pad, width, "attention_mask")
+        plan[mask] = self._placed(end_to_end(ones, row_splits), left_pad, width, mask)
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device
@@ -552,8 +566,8 @@ class _Materializing:
         if side == "left_right":
             return self._place_by_prompt(row_splits, path)
         if options.width and row_splits.max > options.width:
-            raise _too_long_in(row_splits, options.width, path)
-        width = _rounded(options.width or row_splits.max, options.multiple)
+            raise too_long_in(row_splits, options.width, path)
+        width = rounded(options.width or row_splits.max, options.multiple)
         return (width - row_splits.lengths if side == "left" else None), width
 
     def _place_by_prompt(self, row_splits: RowSplits, path: str) -> tuple[IntArray, int]:
@@ -588,10 +602,10 @@ class _Materializing:
         needed = max(int(ends.max(initial=0)), prompt_width)
         if options.width and needed > options.width:
             row = int(np.argmax(ends))
-            raise _too_long(
+            raise too_long(
                 path, row, options.width, f"{ends[row]} with its prompt padded to {prompt_width}"
             )
-        return left_pad, _rounded(options.width or needed, options.multiple)
+        return left_pad, rounded(options.width or needed, options.multiple)
 
     def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
         """(N,) tokens of each row that are prompt."""
@@ -629,60 +643,3 @@ def _kept_values(view: RaggedView) -> torch.Tensor:
     if isinstance(view.memory, np.ndarray):
         return gathered([view])[0]
     return values_of(view)
-
-
-# --- arguments ---------------------------------------------------------------------------------
-
-
-def _rounded(width: int, multiple: int) -> int:
-    return -(-width // multiple) * multiple
-
-
-def _check_batch(td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> None:
-    """Refuse what has no columns of N rows."""
-    where = f"materialize({repr('.'.join(above)) if above else 'td'})"
-    if isinstance(td, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
-            "shapes; make columns of its rows with stack_or_nest, or materialize its members",
-        )
-    if not len(td.batch_size):
-        raise ArgumentError("bad_shape", where, "expected batch size (N, ...), found no batch dim")
-
-
-def _check_accelerator() -> None:
-    """Refuse to page-lock memory where there is nothing to copy it to."""
-    try:
-        torch.empty(1, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        raise ArgumentError(
-            "bad_option",
-            "materialize(pin_memory)",
-            "expected an accelerator to copy page-locked memory to, found none that torch can "
-            f"use; leave pin_memory=False: {error!s:.200}",
-        ) from error
-
-
-def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
-    return ArgumentError(
-        "row_too_long",
-        f"{path}, row {row}",
-        f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; "
-        "raise pad_to_seqlen or shorten the row",
-    )
-
-
-def _check_mapping(value: Any, path: str) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a dict of column names to pads, found {type(value).__name__}",
-        )
-
-
-def _too_long_in(row_splits: RowSplits, width: int, path: str) -> ArgumentError:
-    row = int(np.argmax(row_splits.lengths > width))
-    return _too_long(path, row, width, row_splits.lengths[row])

@@ -18,9 +18,9 @@ from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
 from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.lazy import FieldSchema
 from jagcodec.wire.rows_in_order import frames_of_rows
 
 

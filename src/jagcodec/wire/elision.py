@@ -30,10 +30,16 @@ class Cells(NamedTuple):
     Attributes:
         data: Their bytes.
         dtype: What the wire calls their dtype; None of bytes that mean nothing.
+        narrow: Whether they are integers that are stored narrow.
     """
 
     data: ByteArray
-    dtype: str | None
+    dtype: str | None = None
+    narrow: bool = False
+
+    def narrowed(self) -> tuple[int, ByteArray] | None:
+        """How they are stored, and their bytes, if that is not as they are."""
+        return narrowed(self.data, self.dtype) if self.narrow and self.dtype else None
 
 
 class Column(NamedTuple):
@@ -90,17 +96,14 @@ _AT_ONCE = 1 << 20
 """Bytes that are put together to be compared, so that they stay in a cache."""
 
 
-def elided(
-    columns: Sequence[Column], groups: IntArray | None, *, narrow: bool
-) -> list[Parts | None]:
+def elided(columns: Sequence[Column], groups: IntArray | None) -> list[Parts | None]:
     """For each column the parts that it can be made of; None for one that is sent as it is.
 
     Args:
         columns: In the order of the message.
         groups: (N,) numbers: rows are compared with those of the same number only; None for all.
-        narrow: Whether integers are stored narrow, so that there is less to save.
     """
-    search = _Search(columns, narrow=narrow)
+    search = _Search(columns)
     search.each(search.same_cells)
     search.each(search.runs)
     search.each(search.ramp)
@@ -122,10 +125,9 @@ class _Search:
             rows are, end to end. Nothing of a column of which nothing was found.
     """
 
-    def __init__(self, columns: Sequence[Column], *, narrow: bool) -> None:
+    def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = list(columns)
         self.found: list[Parts | tuple[int, ...] | None] = [None] * len(columns)
-        self._narrow = narrow
         self._widths: dict[int, int] = {}
         # The first column with cells that begin and end like these, and columns of one dtype.
         self._known: dict[Any, int] = {}
@@ -157,8 +159,8 @@ class _Search:
 
     def _pays(self, column: Column, cells: int, cost: int) -> bool:
         """Whether these many cells of a column take more bytes than that where they are sent."""
-        data, dtype = column.cells
-        if not self._narrow or dtype not in INTEGER_DTYPES:
+        data, dtype, narrow = column.cells
+        if not narrow or dtype is None:
             return cells * column.size > cost
         # At least a bit for each; how many it is takes a look at all of them.
         cells *= column.size // _ITEMSIZES[dtype]
@@ -171,9 +173,7 @@ class _Search:
 
     def _most(self, cells: Cells, index: IntArray | None) -> int:
         """Bytes that cells and an index take at most."""
-        stored = None
-        if self._narrow and cells.dtype in INTEGER_DTYPES:
-            stored = narrowed(cells.data, cells.dtype)
+        stored = cells.narrowed()
         size = len(cells.data if stored is None else stored[1]) + _SLACK
         return size if index is None else size + index_size(index) + _SLACK
 
@@ -209,7 +209,7 @@ class _Search:
         if not self._pays(column, count, len(changes)):
             return None
         starts = np.concatenate([[0], changes])
-        values = Cells(_bytes(words[starts]), cells.dtype)
+        values = cells._replace(data=_bytes(words[starts]))
         counts = None if len(starts) == 1 else np.diff(starts, append=count)
         if not self._pays(column, count, self._most(values, counts) + _TABLE):
             return None
@@ -240,7 +240,7 @@ class _Search:
         firsts = numbers[np.minimum(starts, splits.total - 1)]
         held = firsts[lengths > 0]
         firsts = held[:1] if (held == held[0]).all() else firsts
-        made = Cells(_bytes(firsts.copy()), name)
+        made = cells._replace(data=_bytes(firsts.copy()))
         if not self._pays(column, splits.total, self._most(made, None) + _TABLE):
             return None
         signed = int(step) - (1 << 8 * size if int(step) >> 8 * size - 1 else 0)
@@ -314,7 +314,7 @@ class _Search:
         cells, size, splits, _ = column
         rest = splits.lengths - inner
         data = _gathered(cells.data, splits.starts + inner if behind else splits.starts, rest, size)
-        own = Column(Cells(data, cells.dtype), size, RowSplits.from_lengths(rest), False)
+        own = Column(cells._replace(data=data), size, RowSplits.from_lengths(rest), False)
         self.columns.append(own)
         self.found.append(None)
 
@@ -349,7 +349,7 @@ class _Search:
         if not self._pays(column, splits.total - rest.total, cost):
             return None
         data = _gathered(cells.data, splits.starts + shared, rest.lengths, size)
-        kept = Cells(data, cells.dtype)
+        kept = cells._replace(data=data)
         if in_one:
             return [FoundPart(PartForm.AT, splits, kept, rest.total, index)]
         prefix = RowSplits.from_lengths(shared)
@@ -505,9 +505,9 @@ def parts_of_frames(rows: Sequence[Sequence[Any]]) -> Parts | None:
     data = [np.frombuffer(bytearray().join(pieces), np.uint8) for pieces in (heads, *kept)]
     splits = [RowSplits.from_lengths(np.ascontiguousarray(own)) for own in lengths.T]
     return [
-        FoundPart(PartForm.IN_ORDER, splits[0], Cells(data[0], None), len(data[0])),
+        FoundPart(PartForm.IN_ORDER, splits[0], Cells(data[0]), len(data[0])),
         *(
-            FoundPart(PartForm.AT, own, Cells(cells, None), len(cells), np.ascontiguousarray(index))
+            FoundPart(PartForm.AT, own, Cells(cells), len(cells), np.ascontiguousarray(index))
             for own, cells, index in zip(splits[1:], data[1:], starts.T, strict=True)
         ),
     ]

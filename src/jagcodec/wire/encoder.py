@@ -23,6 +23,7 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
+from jagcodec.wire.by_column import by_column
 from jagcodec.wire.compression import Compress, compressed, usable_compression
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.lowered import Columns, Lowered, Ragged
@@ -35,9 +36,10 @@ __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 class EncodeOptions(TypedDict, total=False):
     """The options of `encode`, which other functions pass on to it."""
 
-    narrow: bool
+    narrow: bool | Mapping[Any, bool]
     elide: bool
     groups: Any
+    outermost: Mapping[Any, int] | None
     checksum: bool
     compress: Compress
     allow_pickle: bool
@@ -48,9 +50,10 @@ class EncodeOptions(TypedDict, total=False):
 def encode(
     obj: Any,
     *,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
     groups: Any = None,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -75,7 +78,9 @@ def encode(
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there.
+            looks at each of them here and a copy there. True is for all of them; a mapping of
+            names to True or False for the columns of TensorDicts that it names, those of a nested
+            one by a tuple of names, and for none of the rest. Names that are no column are ignored.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell
@@ -83,6 +88,11 @@ def encode(
             as it is. Objects of rows that are one object are one again.
         groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
             compared with the first of their group only. None compares those that begin alike.
+        outermost: Name of a jagged column of a TensorDict, as for `narrow`, to the inner dim of its
+            rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
+            layers, k) puts each layer into one range of bytes, so that who wants some of the
+            layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
+            Costs a copy of it on either side. Columns that are not jagged stay as they are.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress every large frame, for links slower than memory: ``"zstd"``, ``"lz4"`` or
             a `Compression`, whose libraries ``pip install 'jagcodec[zstd]'`` and ``[lz4]`` bring
@@ -114,7 +124,9 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
-        ArgumentError: There is no codec of the name `compress`, or its library is not installed.
+        ArgumentError: There is no codec of the name `compress`, or its library is not installed; or
+            `outermost` names a dim that the rows of a column do not have.
+        ArgumentTypeError: `narrow`, `outermost`, `groups` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -130,6 +142,7 @@ def encode(
         narrow=narrow,
         elide=elide,
         groups=groups,
+        outermost=outermost,
         checksum=checksum,
         compress=compress,
         allow_pickle=allow_pickle,
@@ -142,9 +155,10 @@ def encode(
 def pending(
     obj: Any,
     *,
-    narrow: bool = False,
+    narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
     groups: Any = None,
+    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -158,7 +172,8 @@ def pending(
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
     how = None if compress is None else usable_compression(compress)
-    lowering = Lowering(allow_pickle, default)
+    every, named = by_column(narrow, outermost)
+    lowering = Lowering(allow_pickle, default, named)
     tree = lowering.lower(obj)
     if type(tree) is not tuple:
         lowering.values.append(tree)
@@ -173,8 +188,9 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
+    stored = every if named is None else every or named.narrow_items(lowered.items, lowering.items)
     compared = None if groups is None else _group_numbers(groups)
-    placing = Placing(copies, narrow, keep_on, elide=elide, groups=compared)
+    placing = Placing(copies, stored, keep_on, elide=elide, groups=compared)
     message = placing.message(lowered, checksum and how is None)
     return message if how is None else compressed(message, how, checksum)
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tensordict import TensorDict, UnbatchedTensor
 from jagcodec._arguments import known_names, unknown_name, usable_device
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.inner_dims import pick_of_view
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -27,10 +28,12 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
 from jagcodec.wire.compressed import opened, opened_ranges
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
+from jagcodec.wire.field_schema import FieldSchema, schema_of, sizes_of
 from jagcodec.wire.frames import (
     PREAMBLE,
     Fetch,
@@ -43,28 +46,15 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, read_header
+from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, then_picked
+from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
-from jagcodec.wire.message import Message, check_frames, open_frames, torch_dtype
+from jagcodec.wire.message import Message, check_frames, open_frames
 from jagcodec.wire.records import bad, revived
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import Kind
-
-
-class FieldSchema(NamedTuple):
-    """What the header says of one field.
-
-    Attributes:
-        kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
-            wire in small letters.
-        dtype: Of its cells; None where there are none.
-        shape: With None for the ragged dim; None where it is no tensor.
-    """
-
-    kind: str
-    dtype: torch.dtype | None
-    shape: tuple[int | None, ...] | None
 
 
 class WireBatch:
@@ -97,6 +87,7 @@ class WireBatch:
         chosen: range | IntArray | None,
         frames: list[ByteArray] | None = None,
         beside: Sequence[tuple[str | None, Node]] = (),
+        inner: Mapping[Node, Picked] = NOTHING_PICKED,
     ) -> None:
         """Use `open_wire`."""
         self._message: Message = message
@@ -107,6 +98,8 @@ class WireBatch:
         self._frames = frames
         # What stands in the message beside the batch: by name, or a mapping without one.
         self._beside = beside
+        # Which cells were chosen along inner dims, by the node of the column.
+        self._inner = inner
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -201,9 +194,48 @@ class WireBatch:
             )
         return self._chosen_of(self._nodes, chosen)
 
-    def _chosen_of(self, nodes: Mapping[str, Node], chosen: Chosen | None) -> WireBatch:
-        beside = self._beside
-        return WireBatch(self._message, nodes, self._rows, self._names, chosen, beside=beside)
+    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
+        """Only some cells of an inner dim of columns, such as some of the layers. Reads nothing.
+
+        Of a column whose cells lie with that dim outermost (`outermost` of `encode`) only those are
+        read; of any other the rows are, and then chosen from.
+
+        Example:
+            >>> import torch
+            >>> from jagcodec import encode_fields, open_wire
+            >>> experts = torch.arange(24).view(2, 3, 4)  # (rows, tokens, layers)
+            >>> frames = encode_fields(
+            ...     {"experts": experts}, lengths=[3, 2], outermost={"experts": 1}
+            ... )
+            >>> batch = open_wire(frames).inner({"experts": (1, [0, -1])})
+            >>> [row.tolist() for row in batch["experts"].unbind()]
+            [[[0, 3], [4, 7], [8, 11]], [[12, 15], [16, 19]]]
+
+        Args:
+            cells: Name of a column to a dim of its rows, from 1 on (dim 0 is the tokens), and which
+                cells along it, as `rows` takes them; the dim stays, also where it is one.
+
+        Raises:
+            ArgumentError: A column has no such dim that is the same in all rows.
+            ArgumentIndexError: It is not as long.
+            ArgumentKeyError: There is no such column.
+            ArgumentTypeError: `cells` is no mapping to pairs, or an index is of no such type.
+        """
+        known: Any = {name: self._schema(name) for name in listed_names(cells, self._nodes)}
+        inner = {**self._inner}
+        for name, (dim, chosen) in picked_cells(cells, known).items():
+            inner[self._nodes[name]] = then_picked(inner.get(self._nodes[name], {}), dim, chosen)
+        return self._chosen_of(self._nodes, self._chosen, inner)
+
+    def _chosen_of(
+        self,
+        nodes: Mapping[str, Node],
+        chosen: Chosen | None,
+        inner: Mapping[Node, Picked] | None = None,
+    ) -> WireBatch:
+        picked = self._inner if inner is None else inner
+        batch = self._message, nodes, self._rows, self._names, chosen, None
+        return WireBatch(*batch, self._beside, picked)
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -258,7 +290,9 @@ class WireBatch:
             if slicer is not None:
                 return slicer.cut(chosen.start, chosen.stop)
         readable = message.to_read()
-        batch = WireBatch(readable, self._nodes, self._rows, self._names, self._chosen)
+        batch = WireBatch(
+            readable, self._nodes, self._rows, self._names, chosen, None, (), self._inner
+        )
         flat = len(self._rows) == 1 and self._names is None
         value: Any = batch._raw_columns() if flat else batch.to_tensordict()
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
@@ -269,7 +303,7 @@ class WireBatch:
         message = self._message
         if message.slicer is None or message.slicer[0] is not self._nodes:
             slicer = None
-            if self.in_place() is not None and not self._beside:
+            if self.in_place() is not None and not self._beside and not self._inner:
                 with suppress(WireFormatError):  # to be raised by whoever reads the column
                     slicer = slicer_of(message, self._nodes, self._rows[0])
             message.slicer = self._nodes, slicer
@@ -284,6 +318,8 @@ class WireBatch:
                 columns[name] = self._read(name, self._raw_documents)
             elif node.kind is _JAGGED:
                 columns[name] = self._read(name, self._rows_in_place)
+            elif node.kind is Kind.INNER_FIRST:
+                columns[name] = self._read(name, self._inner_first(inner_first.column_of))
             else:
                 leaf = self.leaf(name)
                 columns[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
@@ -291,7 +327,18 @@ class WireBatch:
 
     def _rows_in_place(self, node: Node) -> RaggedView:
         self._row_splits(node)
-        return self._message.view(node, self._chosen)
+        view = self._message.view(node, self._chosen)
+        picked = self._inner.get(node)
+        return pick_of_view(view, picked) if picked else view
+
+    def _inner_first(self, read: Callable[..., Any]) -> Callable[[Node], Any]:
+        """`read` of INNER_FIRST, with what was chosen of it."""
+
+        def chosen(node: Node) -> Any:
+            self._row_splits(node.children[0])
+            return read(self._message, node, self._chosen, self._inner.get(node, {}))
+
+        return chosen
 
     def _raw_documents(self, node: Node) -> Any:
         self._check_documents(node)
@@ -316,7 +363,7 @@ class WireBatch:
             WireFormatError: It is malformed.
         """
         node = self._node(name, "row_lengths")
-        if node.kind is not Kind.JAGGED:
+        if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
             return None
         row_splits: RowSplits = self._read(name, self._row_splits)
         return row_splits.lengths
@@ -346,10 +393,12 @@ class WireBatch:
             dims = message.numbers[node.dims : node.end][: len(self._rows)]
             if dims != self._rows:
                 raise rows_differ(self._rows, dims)
-            return message.tensor(node, chosen)
+            return pick_of_leaf(message.tensor(node, chosen), self._inner.get(node))
         if kind is Kind.JAGGED:
             self._row_splits(node)
-            return message.jagged(node, chosen)
+            return pick_of_leaf(message.jagged(node, chosen), self._inner.get(node))
+        if kind is Kind.INNER_FIRST:
+            return self._inner_first(inner_first.tensor_of)(node)
         if kind is Kind.TENSORDICT:
             return _view(message, node, self._rows, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
@@ -362,7 +411,7 @@ class WireBatch:
             leaf = leaf_of_rows(list(leaf))  # a column of a dict
         if not is_leaf(leaf):
             raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
-        shape = _sizes(leaf, len(self._rows))
+        shape = sizes_of(leaf, len(self._rows))
         if shape != self._rows:
             raise rows_differ(self._rows, shape)
         if chosen is None:
@@ -371,6 +420,8 @@ class WireBatch:
 
     def _row_splits(self, node: Node) -> RowSplits:
         message = self._message
+        if node.kind is Kind.INNER_FIRST:
+            (node,) = node.children
         group = message.numbers[node.number + 3]
         whole = message.row_splits(group)
         if whole.rows != self._rows[0] or len(self._rows) != 1:
@@ -388,17 +439,7 @@ class WireBatch:
 
     def _schema(self, name: str) -> FieldSchema:
         node = self._node(name, "schema")
-        message = self._message
-        if node.kind is Kind.JAGGED:
-            dims: list[int | None] = [len(self), *message.shape(node)]
-            dims[node.fields[2]] = None
-            return FieldSchema("jagged", torch_dtype(node.fields[0]), tuple(dims))
-        if node.kind is Kind.TENSOR:
-            shape = (len(self), *message.shape(node)[1:])
-            return FieldSchema("tensor", torch_dtype(node.fields[0]), shape)
-        if node.kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
-            return FieldSchema("object", None, None)
-        return FieldSchema(node.kind.name.lower(), None, None)
+        return schema_of(self._message, node, len(self), self._inner.get(node, {}))
 
     # Pickled, as by a queue of multiprocessing: what was chosen, as a message
 
@@ -467,6 +508,10 @@ class WireBatch:
                         self._row_splits(node)
                         checked.add(group)
                     column: Any = message.view(node, chosen)
+                    if node in self._inner:
+                        column = pick_of_view(column, self._inner[node])
+                elif node.kind is Kind.INNER_FIRST:
+                    column = self._inner_first(inner_first.view_of)(node)
                 elif node.kind is Kind.NON_TENSOR_ROWS:
                     column = object_array(self._objects(node))
                 else:
@@ -496,19 +541,6 @@ def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
     if not isinstance(error, WireFormatError):
         error = bad(f"rows of {node.kind.name}", error)
     return inside(error, name)
-
-
-def _sizes(leaf: Any, dims: int) -> list[int]:
-    """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
-        return list(leaf.shape[:dims])
-    sizes: list[int] = []
-    for dim in range(min(dims, leaf.dim())):
-        try:
-            sizes.append(leaf.size(dim))
-        except RuntimeError:  # rows differ in it
-            break
-    return sizes
 
 
 def meta_of(message: Message) -> dict[str, Any]:
@@ -646,6 +678,8 @@ def batch_of_message(message: Message, frames: list[ByteArray] | None) -> WireBa
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
     """The rows that columns of a dict say they have; each is looked at again when it is read."""
     for node in columns:
+        if node.kind is Kind.INNER_FIRST:
+            (node,) = node.children
         if node.kind is _JAGGED:
             return message.header.groups[message.numbers[node.number + 3]].rows
         if node.end > node.dims:

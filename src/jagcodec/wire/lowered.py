@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +17,18 @@ TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(to
 
 NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 """What it calls the same dtype of numpy."""
+
+
+REMEDY = (
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type, or pass allow_pickle=True on both sides"
+)
+"""What to do about a value that cannot be encoded."""
+
+REMEDY_OF_BATCHES = (
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
+)
+"""What to do about a batch of another type."""
 
 
 class Columns(NamedTuple):
@@ -56,6 +68,30 @@ class Ragged(NamedTuple):
     source: RaggedView | NestedParts
     dtype: str
     path: str
+
+
+class InnerFirst(NamedTuple):
+    """A jagged column with an inner dim of its rows outermost.
+
+    Attributes:
+        dim: Which of the dims of a row lies outermost, from 1 on.
+        view: The values (extent of `dim`, total, the rest), a tensor, whose ragged dim is 2.
+    """
+
+    dim: int
+    view: RaggedView
+
+
+class OfColumns(Protocol):
+    """Who is asked about each column while a value is lowered; see `ByColumn`."""
+
+    marks: list[tuple[list[Any], int, bool]]
+
+    def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
+        """A column that comes next in the batch at `path`, as it is to be lowered."""
+
+    def end(self, path: list[Any], items: list[Any]) -> None:
+        """The batch at `path` has no more columns."""
 
 
 class Documents(NamedTuple):

@@ -32,8 +32,6 @@ from jagcodec.ragged.non_tensor import (
     LAZY_VIEW,
     LIST_TYPES,
     TENSORDICT_TYPES,
-    dim_names,
-    is_non_tensor,
     leaf_of_rows,
     payloads_of_stack,
     tensordict_of_view,
@@ -44,14 +42,19 @@ from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.lowered import (
     NUMPY_NAMES,
+    REMEDY,
+    REMEDY_OF_BATCHES,
     TORCH_NAMES,
     Columns,
     Dense,
     Documents,
+    InnerFirst,
     Lowered,
+    OfColumns,
     Ragged,
     Tree,
 )
+from jagcodec.wire.nested_batches import nested_mismatch
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
@@ -76,8 +79,14 @@ _STRING = frozenset((str,))
 class Lowering:
     """The state of one walk over a value. No cell of a tensor is read."""
 
-    def __init__(self, allow_pickle: bool, default: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        allow_pickle: bool,
+        default: Callable[[Any], Any] | None = None,
+        by_column: OfColumns | None = None,
+    ) -> None:
         self._allow_pickle = allow_pickle
+        self._by_column = by_column
         self._default = default
         self._defaults = 0
         # What the last error refused, if it was a value.
@@ -133,6 +142,7 @@ class Lowering:
         """The tree of a value; of what `default` makes of it, if it is what is refused."""
         outer = self.items, self.values, self.unbacked
         lists: tuple[list[Any], ...] = (*outer, self.on_devices, self.off_devices, self._path)
+        lists += () if self._by_column is None else (self._by_column.marks,)
         sizes = [len(found) for found in lists]
         stacks = self._stacks
         try:
@@ -240,7 +250,7 @@ class Lowering:
         builtin = cls.__module__ == "builtins"
         name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
         if not why:
-            why = _REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY
+            why = REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else REMEDY
         return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
 
     # Python
@@ -485,6 +495,12 @@ class Lowering:
         self.items.append(Ragged(source, name, "jagged tensor"))
         return (Code.JAGGED, name, rank, dim)
 
+    def _inner_first(self, column: InnerFirst) -> Tree:
+        values: Any = column.view.memory
+        if not values.is_cpu:
+            self.on_devices.append(values)
+        return (Code.INNER_FIRST, column.dim, self._jagged(column.view, values, 2))
+
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
         name = TORCH_NAMES[view.dtype]
@@ -513,7 +529,10 @@ class Lowering:
         items = self.items
         items.append(value.rows)
         nodes: list[Tree] = []
+        by_column = self._by_column
         for name, column in value.columns.items():
+            if by_column is not None:
+                column = by_column.column(self._path, self.items, name, column)
             kind = type(column)
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
@@ -545,6 +564,8 @@ class Lowering:
                 else:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
+        if by_column is not None:
+            by_column.end(self._path, self.items)
         return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
@@ -567,7 +588,11 @@ class Lowering:
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
             if isinstance(leaf, TensorDictBase) or is_tensorclass(leaf):
-                self._check_nested(key, leaf, td, names)
+                wrong = nested_mismatch(key, leaf, td, names)
+                if wrong is not None:
+                    raise self._refused("row_mismatch", wrong)
+            if self._by_column is not None:
+                leaf = self._by_column.column(self._path, self.items, key, leaf)
             keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
@@ -576,6 +601,8 @@ class Lowering:
                     leaf, " as a leaf of a TensorDict; make it a NonTensorData of the batch's size"
                 )
             nodes.append(node)
+        if self._by_column is not None:
+            self._by_column.end(self._path, self.items)
         dims = tuple(names) if any(name is not None for name in names) else None
         return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
@@ -586,26 +613,6 @@ class Lowering:
             why = f": {error!s:.200}; encode what it is a view of"
             raise self._refusal(view, why) from error
         return self._tensordict(whole)
-
-    def _check_nested(self, key: str, leaf: Any, td: TensorDictBase, names: Sequence[Any]) -> None:
-        """No TensorDict can be built around a nested one of other rows or other dim names."""
-        dims = td.batch_dims
-        if isinstance(leaf, UnbatchedTensor):
-            return
-        try:
-            # Objects take the names of the batch around them.
-            own = isinstance(leaf, NonTensorStack) or not is_non_tensor(leaf)
-            inner: Any = dim_names(leaf) if own else list(names)
-        except ValueError as error:  # the members of a lazy stack have different ones
-            inner = error
-        else:
-            if leaf.batch_size[:dims] == td.batch_size and inner[:dims] == list(names):
-                return
-        raise self._refused(
-            "row_mismatch",
-            f"expected batch size {list(td.batch_size)} and dim names {list(names)} in nested "
-            f"{key!r} too, found {list(leaf.batch_size)} and {inner}",
-        )
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
         if not stack.tensordicts and stack.batch_dims != 1:
@@ -655,15 +662,6 @@ class Lowering:
         self.items += batch_size
 
 
-_REMEDY = (
-    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
-    "type with register_type, or pass allow_pickle=True on both sides"
-)
-
-_REMEDY_OF_BATCHES = (
-    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
-)
-
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -683,6 +681,7 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     torch.dtype: lambda _, v: [TAGS[Kind.DTYPE], str(v).removeprefix("torch.")],
     torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
+    InnerFirst: Lowering._inner_first,
     **dict.fromkeys(LIST_TYPES, Lowering._list),
     **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
     **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),

@@ -211,7 +211,7 @@ class Message:
             return data.view(dtype).view(shape)
         return from_bytes(data, dtype, shape)
 
-    def _cell_range(self, node: Node, start: int, end: int, *, keep: bool) -> ByteArray:
+    def cell_range(self, node: Node, start: int, end: int, *, keep: bool) -> ByteArray:
         """The bytes of cells `start` to `end` of a TENSOR or JAGGED, as wide as their dtype.
 
         With `keep`, memory that a tensor may alias; otherwise to be looked at only.
@@ -239,9 +239,9 @@ class Message:
         dtype = torch_dtype(node.fields[0])
         if isinstance(chosen, range):
             bounds = chosen.start * per_row, chosen.stop * per_row
-            return from_bytes(self._cell_range(node, *bounds, keep=True), dtype, wanted)
+            return from_bytes(self.cell_range(node, *bounds, keep=True), dtype, wanted)
         if self.payload.in_memory:
-            whole = self._cell_range(node, 0, shape[0] * per_row, keep=False)
+            whole = self.cell_range(node, 0, shape[0] * per_row, keep=False)
             rows = whole.reshape(shape[0], per_row * node.itemsize)[chosen]
             return from_bytes(rows.reshape(-1), dtype, wanted)
         ranges = [(a * per_row, b * per_row) for a, b in joined_rows(chosen)]
@@ -249,7 +249,7 @@ class Message:
 
     def _joined(self, node: Node, ranges: Iterable[tuple[int, int]]) -> ByteArray:
         """Ranges of cells that are fetched one by one, end to end."""
-        parts = [self._cell_range(node, a, b, keep=False) for a, b in ranges if a < b]
+        parts = [self.cell_range(node, a, b, keep=False) for a, b in ranges if a < b]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
 
     # Rows
@@ -318,7 +318,7 @@ class Message:
             row_splits = self._groups[group] or self.row_splits(group)
             shape = tuple(numbers[node.dims : node.end])
             if row_splits.total != shape[node.fields[2] - 1]:
-                raise _other_total(group, shape[node.fields[2] - 1], row_splits.total)
+                raise other_total(group, shape[node.fields[2] - 1], row_splits.total)
             values = self.cells(node, shape)
         else:
             view = self.view(node, chosen, keep=True)
@@ -389,7 +389,7 @@ class Message:
         else:
             name, total, inner = "uint8", self.numbers[node.number + 4], ()
         if splits.total != total:
-            raise _other_total(group, total, splits.total)
+            raise other_total(group, total, splits.total)
         return Rows(name, torch_dtype(name), inner, splits, group)
 
     def _whole(self, node: Node, keep: bool) -> RaggedView:
@@ -398,9 +398,9 @@ class Message:
         row_splits, shape = self.row_splits(numbers[i + 3]), self.shape(node)
         name, _, dim = node.fields
         if row_splits.total != shape[dim - 1]:
-            raise _other_total(numbers[i + 3], shape[dim - 1], row_splits.total)
+            raise other_total(numbers[i + 3], shape[dim - 1], row_splits.total)
         dtype = torch_dtype(name)
-        data = self._cell_range(node, 0, math.prod(shape), keep=keep)
+        data = self.cell_range(node, 0, math.prod(shape), keep=keep)
         return RaggedView(data, dtype, shape, dim, None, row_splits)
 
     def _part(self, node: Node, chosen: Chosen, keep: bool) -> RaggedView:
@@ -409,7 +409,7 @@ class Message:
         name, _, dim = node.fields
         row_splits, dtype = self.row_splits(group), torch_dtype(name)
         if row_splits.total != shape[dim - 1]:
-            raise _other_total(group, shape[dim - 1], row_splits.total)
+            raise other_total(group, shape[dim - 1], row_splits.total)
         outer, extent, inner = math.prod(shape[: dim - 1]), shape[dim - 1], math.prod(shape[dim:])
         picked, starts = self._choose(group, chosen)[1:]
         wanted = (*shape[: dim - 1], picked.total, *shape[dim:])
@@ -418,11 +418,11 @@ class Message:
             return RaggedView(np.empty(0, np.uint8), dtype, wanted, dim, None, picked)
         if isinstance(chosen, range) and outer == 1:
             bounds = int(host[chosen.start]) * inner, int(host[chosen.stop]) * inner
-            data = self._cell_range(node, *bounds, keep=keep)
+            data = self.cell_range(node, *bounds, keep=keep)
             return RaggedView(data, dtype, wanted, dim, None, picked)
         ranges = [] if self.payload.in_memory else joined_rows(np.asarray(chosen, dtype=np.int64))
-        if self.payload.in_memory or outer * len(ranges) > _MOST_RANGES:
-            data = self._cell_range(node, 0, outer * extent * inner, keep=False)
+        if self.payload.in_memory or outer * len(ranges) > MOST_RANGES:
+            data = self.cell_range(node, 0, outer * extent * inner, keep=False)
             return RaggedView(data, dtype, shape, dim, starts, picked)
         runs = [
             ((k + int(host[a])) * inner, (k + int(host[b])) * inner)
@@ -436,7 +436,7 @@ def _single_cells(rows: int) -> RowSplits:
     return RowSplits.from_lengths(np.ones(rows, dtype=np.int64))
 
 
-def _other_total(group: int, cells: int, found: int) -> WireFormatError:
+def other_total(group: int, cells: int, found: int) -> WireFormatError:
     return WireFormatError(
         "bad_offsets",
         "$",
@@ -445,7 +445,7 @@ def _other_total(group: int, cells: int, found: int) -> WireFormatError:
     )
 
 
-_MOST_RANGES = 4096
+MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
 

@@ -23,6 +23,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire.by_column import Narrow
 from jagcodec.wire.elision import (
     Cells,
     Column,
@@ -95,7 +96,7 @@ class Placing:
     def __init__(
         self,
         copies: HostCopies,
-        narrow: bool,
+        narrow: Narrow,
         keep_on: torch.device | None,
         *,
         elide: bool = False,
@@ -184,7 +185,7 @@ class Placing:
                 else:
                     self._place_cells(item)
             elif kind is Documents:
-                self._place_documents(item.rows)
+                self._place_documents(item.rows, narrow=self._is_narrow(i))
             else:
                 numbers.append(int(item))  # a symbolic or numpy dim
 
@@ -239,11 +240,13 @@ class Placing:
         if item.dtype is not None:
             numbers.append(PLAIN)
 
-    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
+    def _place_documents(self, rows: Sequence[bytes | Lowered], *, narrow: bool) -> None:
         made: dict[int, list[Any]] = {}  # rows may be one object
         for row in rows:
             if id(row) not in made:
-                made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
+                made[id(row)] = (
+                    [row] if isinstance(row, bytes) else self._message_in_row(row, narrow=narrow)
+                )
         documents = [made[id(row)] for row in rows]
         shared = same_documents(documents) if self._elide else None
         parts = parts_of_frames(documents) if self._elide and shared is None and rows else None
@@ -253,7 +256,7 @@ class Placing:
         else:
             data, starts, row_splits = _laid_out(rows, documents, shared)
             if shared is not None:
-                cells, one = Cells(data, None), int(shared.one_object)
+                cells, one = Cells(data), int(shared.one_object)
                 parts = [FoundPart(PartForm.AT, row_splits, cells, len(data), starts, one)]
             else:
                 place = (*self._place_bytes(data), PLAIN)
@@ -261,8 +264,8 @@ class Placing:
             place = self._place_parts(parts, ragged=True)
         self._numbers += (*place, self._new_group(row_splits), row_splits.total)
 
-    def _message_in_row(self, row: Lowered) -> list[Any]:
-        inner = Placing(self._copies_of, self._narrow, None)
+    def _message_in_row(self, row: Lowered, *, narrow: bool) -> list[Any]:
+        inner = Placing(self._copies_of, narrow, None)
         return blob_pieces(frames_of(inner.message(row, False)))
 
     # What columns share
@@ -282,12 +285,10 @@ class Placing:
         return known
 
     def _place_narrow(self, cells: Cells) -> tuple[int, int, int]:
-        data, dtype = cells
-        if self._narrow and dtype in INTEGER_DTYPES:
-            narrow = narrowed(data, dtype)
-            if narrow is not None:
-                return (*self._place_bytes(narrow[1]), narrow[0])
-        return (*self._place_bytes(data), PLAIN)
+        stored = cells.narrowed()
+        if stored is None:
+            return (*self._place_bytes(cells.data), PLAIN)
+        return (*self._place_bytes(stored[1]), stored[0])
 
     def _place_parts(self, parts: Parts, *, ragged: bool) -> tuple[int, int, int]:
         """The place of a table, with what it names placed before it."""
@@ -326,33 +327,40 @@ class Placing:
         self._large.append(flat_bytes(tensor) if tensor.numel() else nothing)
         return (len(self._large), 0)
 
+    def _is_narrow(self, item: int) -> bool:
+        """Whether the item of this index is stored narrow, if it can be."""
+        narrow = self._narrow
+        return narrow if isinstance(narrow, bool) else item in narrow
+
     def _cells(self, items: list[Any]) -> dict[int, Cells]:
         """The cells of columns that may be stored otherwise than they are, each end to end."""
         found: dict[int, Cells] = {}
         loose: dict[int, RaggedView] = {}
+        narrow: dict[int, bool] = {}
         for i, item in enumerate(items):
             kind = type(item)
             if kind not in (RaggedView, Ragged, Dense):
                 continue
             dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
-            if dtype is None or not (self._elide or dtype in INTEGER_DTYPES):
+            narrow[i] = dtype in INTEGER_DTYPES and self._is_narrow(i)
+            if dtype is None or not (self._elide or narrow[i]):
                 continue
             if kind is Dense:
                 source: Any = item.source
                 if type(source) is np.ndarray:
-                    found[i] = Cells(numpy_dtypes.cell_bytes(source), dtype)
+                    found[i] = Cells(numpy_dtypes.cell_bytes(source), dtype, narrow[i])
                 elif source.is_cpu or source.device != self._keep_on:
-                    found[i] = Cells(as_bytes(self._copies_of.of(source)), dtype)
+                    found[i] = Cells(as_bytes(self._copies_of.of(source)), dtype, narrow[i])
                 continue
             view: RaggedView = item if kind is RaggedView else self._view(item)
             if self._keep_on is not None and view.device == self._keep_on:
                 continue
             if view.starts is None:
-                found[i] = Cells(_bytes_of(view), dtype)
+                found[i] = Cells(_bytes_of(view), dtype, narrow[i])
             else:
                 loose[i] = view
         for (i, view), values in zip(loose.items(), gathered(loose.values()), strict=True):
-            found[i] = Cells(as_bytes(values), TORCH_NAMES[view.dtype])
+            found[i] = Cells(as_bytes(values), TORCH_NAMES[view.dtype], narrow[i])
         return found
 
     def _parts(self, items: list[Any], cells: dict[int, Cells]) -> dict[int, Parts]:
@@ -377,7 +385,7 @@ class Placing:
                 if view.ragged_dim == 1 and len(own.data):
                     splits = self._pool.unique(view.row_splits)
                     columns[i] = Column(own, len(own.data) // splits.total, splits, False)
-        made = elided(list(columns.values()), self._groups_to_compare, narrow=self._narrow)
+        made = elided(list(columns.values()), self._groups_to_compare)
         return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
 
     # Copy

@@ -1,0 +1,69 @@
+"""What a header says of the columns of a batch, whose rows may be of any form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from jagcodec.ragged.row_index import Chosen
+from jagcodec.wire.message import Message, torch_dtype
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import Kind
+
+
+class FieldSchema(NamedTuple):
+    """What the header says of one field.
+
+    Attributes:
+        kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
+            wire in small letters.
+        dtype: Of its cells; None where there are none.
+        shape: With None for the ragged dim; None where it is no tensor.
+    """
+
+    kind: str
+    dtype: torch.dtype | None
+    shape: tuple[int | None, ...] | None
+
+
+def schema_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chosen]) -> FieldSchema:
+    """What the header says of a column, of `rows` rows and the cells `picked` in them.
+
+    Raises:
+        WireFormatError: This torch has no such dtype.
+    """
+    kind = node.kind
+    if kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
+        return FieldSchema("object", None, None)
+    dims: list[int | None]
+    if kind is Kind.INNER_FIRST:
+        (child,), (dim,) = node.children, node.fields
+        first, _, *rest = message.shape(child)
+        dims, dtype = [None, *rest], child.fields[0]
+        dims.insert(dim, first)
+    elif kind is Kind.JAGGED:
+        dims, dtype = [*message.shape(node)], node.fields[0]
+        dims[node.fields[2] - 1] = None
+    elif kind is Kind.TENSOR:
+        dims, dtype = [*message.shape(node)[1:]], node.fields[0]
+    else:
+        return FieldSchema(kind.name.lower(), None, None)
+    for at, chosen in picked.items():
+        dims[at] = len(chosen)
+    shown = "tensor" if kind is Kind.TENSOR else "jagged"
+    return FieldSchema(shown, torch_dtype(dtype), (rows, *dims))
+
+
+def sizes_of(leaf: Any, dims: int) -> list[int]:
+    """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
+        return list(leaf.shape[:dims])
+    sizes: list[int] = []
+    for dim in range(min(dims, leaf.dim())):
+        try:
+            sizes.append(leaf.size(dim))
+        except RuntimeError:  # rows differ in it
+            break
+    return sizes
