@@ -63,7 +63,7 @@ def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
         "response_mask": nested(ones),
         "loss_mask": nested(ones),
         "advantages": nested(
-            [np.repeat([0, i], [len(a), len(b)]) for i, (a, b) in enumerate(zip(asked, answers))],
+            [np.repeat([0, i], [len(asked[i]), len(answer)]) for i, answer in enumerate(answers)],
             torch.float32,
         ),
         "logprobs": nested([rng.normal(size=len(row)) for row in answers], torch.float32),
@@ -90,7 +90,7 @@ FORMS = {
 def test_a_batch_of_rollouts_is_sent_once(narrow):
     td = rollouts()
     frames = encode(td, narrow=narrow, elide=True)
-    assert {name: forms_of(frames, name) for name in td.keys()} == FORMS
+    assert {name: forms_of(frames, name) for name in FORMS} == FORMS
     assert_same(decode(frames), td)
     news = td["responses"].values().numel() + td["prompts"].values().numel() // 4
     floor = news * (2 if narrow else 8) + td["logprobs"].values().nbytes

@@ -379,7 +379,7 @@ def test_columns_that_are_named_are_narrow_and_no_others():
         rows = found.pop("rows")
         nodes = {**found, **inner, "e": beside}
         names = {n for n, node in nodes.items() if header.numbers[node.number + 2] != PLAIN}
-        size = header.numbers[rows.number + 2]
+        size = header.numbers[rows.number + 4]
         return "".join(sorted(names)), size
 
     wide = narrow_ones(False)[1]

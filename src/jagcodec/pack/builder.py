@@ -19,8 +19,9 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
+from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.lazy import FieldSchema, WireBatch, open_wire
+from jagcodec.wire.lazy import WireBatch, open_wire
 
 
 class RowBuilder:

@@ -17,9 +17,6 @@ from jagcodec.wire.lowered import InnerFirst
 Name: TypeAlias = Any
 """A column's name; inside a nested batch a tuple of all of them."""
 
-Narrow: TypeAlias = "bool | frozenset[int]"
-"""All items of a message, none, or those of these indices."""
-
 
 class ByColumn:
     """The columns of a value during one walk over it: which is which, and what was said of it.

@@ -125,6 +125,19 @@ def decode(
     return build(message, header.schema.root)
 
 
+def meta_of(message: Message) -> dict[str, Any]:
+    """What `encode` was given as `meta`; empty where it was not."""
+    header = message.header
+    if len(header.values) == header.schema.values:
+        return {}
+    value = message.document(header.schema.values)
+    if header.records:
+        value = revived(value, 0, message.limits.depth, message.allow_pickle)
+    if type(value) is not dict:
+        raise inside(bad("a mapping", type(value).__name__), "meta")
+    return value
+
+
 class MsgpackDecoder:
     """`decode` as an object, where a framework wants one. Holds its options and no other state.
 

@@ -31,7 +31,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
 from jagcodec.wire.compressed import opened, opened_ranges
-from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
+from jagcodec.wire.decoder import build, meta_of, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, schema_of, sizes_of
 from jagcodec.wire.frames import (
@@ -50,7 +50,7 @@ from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, 
 from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, check_frames, open_frames
-from jagcodec.wire.records import bad, revived
+from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
 from jagcodec.wire.slicing import Slicer, slicer_of
@@ -541,19 +541,6 @@ def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
     if not isinstance(error, WireFormatError):
         error = bad(f"rows of {node.kind.name}", error)
     return inside(error, name)
-
-
-def meta_of(message: Message) -> dict[str, Any]:
-    """What `encode` was given as `meta`; empty where it was not."""
-    header = message.header
-    if len(header.values) == header.schema.values:
-        return {}
-    value = message.document(header.schema.values)
-    if header.records:
-        value = revived(value, 0, message.limits.depth, message.allow_pickle)
-    if type(value) is not dict:
-        raise inside(bad("a mapping", type(value).__name__), "meta")
-    return value
 
 
 def open_wire(

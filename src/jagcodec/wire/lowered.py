@@ -31,6 +31,10 @@ REMEDY_OF_BATCHES = (
 """What to do about a batch of another type."""
 
 
+Narrow: TypeAlias = "bool | frozenset[int]"
+"""What is stored narrow: all items of a message, none, or those of these indices."""
+
+
 class Columns(NamedTuple):
     """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
 

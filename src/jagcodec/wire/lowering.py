@@ -345,11 +345,8 @@ class Lowering:
         # Rows that are one object are lowered once, and kept, so that their id stays theirs.
         known: dict[int, tuple[Any, bytes | Lowered]] = {}
         for i, payload in enumerate(payloads):
-            if type(payload) in _NATIVE:
-                rows.append(pack(payload))
-                continue
-            if id(payload) in known:
-                rows.append(known[id(payload)][1])
+            if type(payload) in _NATIVE or id(payload) in known:
+                rows.append(known[id(payload)][1] if id(payload) in known else pack(payload))
                 continue
             self.items, self.values, self.unbacked = [], [], []
             tree = self._child(i, payload)
@@ -394,15 +391,11 @@ class Lowering:
         return description
 
     def _string_array(self, array: np.ndarray[Any, Any]) -> Tree:
-        dtype: Any = array.dtype
-        has_na = hasattr(dtype, "na_object")
-        na = dtype.na_object if has_na else None
-        if type(na) not in (type(None), float, str):
-            raise self._refusal(array, f" with {na!r:.60} for missing; use None, nan or a str")
-        # Where a string stands for missing, numpy itself cannot tell the two apart.
-        text = has_na and type(na) is str
-        items = [str(item) if text or isinstance(item, str) else None for item in array.flat]
-        return [TAGS[Kind.STRING_ARRAY], list(array.shape), items, dtype.coerce, has_na, na]
+        try:
+            found = numpy_dtypes.string_cells(array)
+        except ValueError as error:
+            raise self._refusal(array, f" with {error}; use None, nan or a str") from error
+        return [TAGS[Kind.STRING_ARRAY], list(array.shape), *found]
 
     def _scalar(self, value: np.generic) -> Tree:
         if isinstance(value, np.str_):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes
 from jagcodec.wire.schema import check_text_size
@@ -145,3 +146,20 @@ def check_text(array: np.ndarray[Any, Any]) -> None:
         points = np.array(array, order="C").reshape(-1).view(f"{order}u4")
         if (points > 0x10FFFF).any():
             raise ValueError(f"{int(points.max()):#x}, which is no code point")
+
+
+def string_cells(array: npt.NDArray[Any]) -> tuple[list[str | None], bool, bool, Any]:
+    """The items of an array of numpy's variable-width strings, and how it treats what is missing.
+
+    Raises:
+        ValueError: What stands for missing is neither None nor a float nor a str.
+    """
+    dtype: Any = array.dtype
+    has_na = hasattr(dtype, "na_object")
+    na = dtype.na_object if has_na else None
+    if type(na) not in (type(None), float, str):
+        raise ValueError(f"{na!r:.60} for missing")
+    # Where a string stands for missing, numpy itself cannot tell the two apart.
+    text = has_na and type(na) is str
+    items = [str(item) if text or isinstance(item, str) else None for item in array.flat]
+    return items, dtype.coerce, has_na, na

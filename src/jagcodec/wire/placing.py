@@ -23,7 +23,6 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.by_column import Narrow
 from jagcodec.wire.elision import (
     Cells,
     Column,
@@ -36,7 +35,7 @@ from jagcodec.wire.elision import (
 )
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
-from jagcodec.wire.lowered import TORCH_NAMES, Dense, Documents, Lowered, Ragged
+from jagcodec.wire.lowered import TORCH_NAMES, Dense, Documents, Lowered, Narrow, Ragged
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import (
