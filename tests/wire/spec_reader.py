@@ -501,7 +501,7 @@ class Reader:
                 mine = lengths_of(self.offsets(own))
                 need(len(mine) == len(lengths), "rows of a part")
             whole = sum(mine)
-            need(0 <= cells <= (len(mine) if form == 3 and cells != 1 else whole), "cells")
+            need(0 <= cells <= (len(mine) if form == 3 and cells != 1 else sum(lengths)), "cells")
             data = self.shared(*place, dtype, cells * cell)
             wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
             need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
+    ArgumentError,
+    ArgumentTypeError,
+    Limits,
+    WireFormatError,
     decode,
     encode,
+    encode_fields,
+    encode_into,
+    encoded_size,
+    materialize,
     open_wire,
+    select_rows,
+    to_blob,
 )
-from jagcodec.testing import assert_same
+from jagcodec.batch.joined import readable
+from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire import elision
 from jagcodec.wire.spec import PARTS, PartForm
 from tests.wire.test_spec_reader import assert_reads
@@ -96,3 +112,271 @@ def test_a_batch_of_rollouts_is_sent_once(narrow):
     floor = news * (2 if narrow else 8) + td["logprobs"].values().nbytes
     assert size(frames) < floor + 12_000
     assert_reads([bytes(memoryview(frame)) for frame in frames], td)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_integers_of_every_width_rise_and_repeat(dtype, eager):
+    rows = [np.arange(start, start + 3 * n, 3) for start, n in ((0, 20), (5, 1), (100, 9), (7, 0))]
+    falling = nested([200 - row for row in rows], dtype)
+    td = TensorDict({"up": nested(rows, dtype), "down": falling}, batch_size=[4])
+    for narrow in (False, True):
+        frames = encode(td, narrow=narrow, elide=True)
+        assert (forms_of(frames, "up"), forms_of(frames, "down")) == (["RAMP"], ["RAMP"])
+        assert_same(decode(frames), td)
+        assert_reads([bytes(memoryview(frame)) for frame in frames], td)
+
+
+def test_rows_of_one_prompt_share_what_they_begin_with():
+    """Without a column of prompts, and with a system prompt that all rows share."""
+    rng = np.random.default_rng(1)
+    system, rows = rng.integers(0, 9, 50), []
+    for _ in range(5):
+        question = rng.integers(0, 9, 150)
+        for _ in range(4):
+            rows.append(np.concatenate([system, question, rng.integers(0, 9, 30)]))
+    td = TensorDict({"ids": nested(rows)}, batch_size=[20])
+    uid = [f"prompt {i // 4}" for i in range(20)]
+    for options in ({}, {"groups": uid}, {"groups": torch.arange(20) // 4}):
+        frames = encode(td, elide=True, **options)
+        assert forms_of(frames, "ids") == ["AT", "IN_ORDER"]
+        assert_same(decode(frames), td)
+        # Five prompts, and twenty answers.
+        assert size(frames) < 8 * (5 * 200 + 20 * 30) + 1500
+    frames = encode(td, elide=True, groups=range(20))
+    assert forms_of(frames, "ids") is None
+
+
+def test_a_column_ends_with_the_answers_or_begins_with_the_prompts():
+    td = rollouts()
+    for name, forms in (("responses", ["AT", "IN_ORDER"]), ("prompts", ["AT", "IN_ORDER"])):
+        frames = encode(td.select("input_ids", name), elide=True)
+        assert forms_of(frames, "input_ids") == forms
+        assert_same(decode(frames), td.select("input_ids", name))
+
+
+def test_columns_of_one_memory_are_sent_once_and_come_back_apart():
+    values = torch.arange(1000).remainder(7)
+    ids = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 300, 1000]))
+    for twin in (ids, nested([values[:300], values[300:]])):
+        td = TensorDict({"a": ids, "b": twin, "n": torch.rand(2, 500)}, batch_size=[2])
+        td["m"] = td["n"].clone()
+        frames = encode(td, elide=True)
+        assert size(frames) < values.nbytes + td["n"].nbytes + 1500
+        back = decode(frames)
+        assert_same(back, td)
+        back["a"].values().zero_()
+        back["n"].zero_()
+        assert_same(back["b"], td["b"])
+        assert_same(back["m"], td["m"])
+
+
+def test_rectangles_repeat_rows(eager):
+    rows = torch.rand(4, 3, 50)
+    index = [0, 0, 2, 1, 1, 1, 3, 0]
+    value = {
+        "rows": rows[index],
+        "zeros": torch.zeros(8, 64, dtype=torch.bfloat16),
+        "scalar": torch.tensor(3.0),
+        "none": torch.empty(8, 0, 4),
+    }
+    td = TensorDict({name: value[name] for name in ("rows", "zeros", "none")}, batch_size=[8])
+    for item in (value, td):
+        frames = encode(item, elide=True)
+        assert_same(decode(frames), item)
+        assert_reads([bytes(memoryview(frame)) for frame in frames], item)
+    batch = open_wire(encode(td, elide=True))
+    assert_same(batch.rows([7, 2, 0])["rows"], td["rows"][[7, 2, 0]])
+    assert_same(batch.rows(slice(3, 6))["zeros"], td["zeros"][3:6])
+
+
+# --- objects -----------------------------------------------------------------------------------
+
+
+def payloads(kind):
+    """Eight rows of images, each of which stands twice, and the images themselves."""
+    images = [torch.rand(60, 100) + i for i in range(4)]
+    if kind == "one object":
+        rows = [{"pixels": image, "grid": [1, 2]} for image in images]
+        return [row for row in rows for _ in range(2)], images
+    if kind == "equal objects":
+        return [
+            {"pixels": image.clone(), "grid": [1, 2]} for image in images for _ in (0, 1)
+        ], images
+    rows = [{"pixels": images[i // 2], "grid": [1, 2], "id": i} for i in range(8)]
+    return rows, images
+
+
+@pytest.mark.parametrize("kind", ["one object", "equal objects", "one tensor"])
+def test_payloads_that_occur_more_than_once_are_sent_once(kind):
+    rows, images = payloads(kind)
+    stack = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[8])
+    array = np.empty(8, dtype=object)
+    array[:] = rows
+    for value, column in ((stack, lambda x: x["mm"].tolist()), ({"mm": array}, lambda x: x["mm"])):
+        frames = encode(value, elide=True)
+        assert size(frames) < 1.1 * sum(image.nbytes for image in images)
+        found = list(column(decode(frames)))
+        assert_same(found, rows)
+        assert (found[0] is found[1]) == (kind == "one object")
+        assert found[1] is not found[2]
+        if kind != "one object":
+            found[0]["pixels"].zero_()
+            assert_same(found[1], rows[1])
+        assert_reads([bytes(memoryview(frame)) for frame in frames], value)
+    batch = open_wire(encode(stack, elide=True)).rows([3, 2, 0])
+    assert_same(batch["mm"].tolist(), [rows[3], rows[2], rows[0]])
+    again = decode(batch.to_frames())["mm"].tolist()
+    assert_same(again, [rows[3], rows[2], rows[0]])
+    assert (again[0] is again[1]) == (kind == "one object")
+
+
+def test_long_texts_are_sent_once_and_short_ones_as_they_are():
+    texts = [chr(97 + i // 4) * 2000 for i in range(12)]
+    td = TensorDict({"text": NonTensorStack(*texts)}, batch_size=[12])
+    frames = encode(td, elide=True)
+    assert size(frames) < 3 * 2000 + 600
+    assert decode(frames)["text"].tolist() == texts
+    short = TensorDict({"text": NonTensorStack(*"abcabc")}, batch_size=[6])
+    assert encode(short, elide=True) == encode(short)
+
+
+# --- sharing -----------------------------------------------------------------------------------
+
+
+def test_rows_of_a_message_are_shared_until_a_rectangle_is_made():
+    td = rollouts()
+    frames = encode(td, narrow=True, elide=True)
+    order = [5, 5, 0, 23, 5]
+    batch = open_wire(frames).rows(order)
+    expected = select_rows(td, order)
+    assert_same(batch.to_tensordict(), expected)
+    plain, made = materialize(expected), materialize(batch)
+    for name in plain:
+        assert torch.equal(plain[name], made[name])
+    again = batch.to_frames()
+    assert_same(decode(again), expected)
+    assert size(again) < size(encode(expected)) / 2
+    whole = open_wire(frames)
+    assert isinstance(dict(whole.columns())["input_ids"].memory, tuple)
+
+
+@pytest.mark.parametrize(
+    "options", [{"narrow": True}, {"elide": True}, {"narrow": True, "elide": True}]
+)
+def test_messages_that_share_are_joined_as_they_are(options):
+    batches = [rollouts(seed, prompts) for seed, prompts in ((0, 3), (1, 1), (2, 2))]
+    messages = [encode(td, **options) for td in batches]
+    plain = [encode(td) for td in batches]
+    rows = [23, 0, 12, 12, 13, 5]
+    for chosen in (slice(None), rows, slice(8, 20)):
+        joined = materialize([open_wire(m) for m in messages], padding_side="left")
+        wanted = materialize([open_wire(m) for m in plain], padding_side="left")
+        for name in wanted:
+            assert torch.equal(joined[name], wanted[name]), name
+        ours, theirs = (readable(m, "test").rows(chosen) for m in (messages, plain))
+        assert_same(ours.to_tensordict(), theirs.to_tensordict())
+        assert_same(decode(ours.to_frames()), theirs.to_tensordict())
+        assert [ours.row_lengths(name).tolist() for name in FORMS] == [
+            theirs.row_lengths(name).tolist() for name in FORMS
+        ]
+
+
+def test_rectangles_are_written_over_used_memory_with_pads_around_runs():
+    td = rollouts(prompts=2)
+    frames = encode(td, elide=True)
+    pads: dict[str, Any] = {"input_ids": 7, "logprobs": -1.0}
+    first = materialize(frames, pad_value_dict=pads)
+    for side in ("right", "left"):
+        wanted = materialize(td, pad_value_dict=pads, padding_side=side)
+        for tensor in first.values():
+            tensor.fill_(3)
+        again = materialize(frames, pad_value_dict=pads, padding_side=side, out=first)
+        for name in wanted:
+            assert torch.equal(again[name], wanted[name]), (side, name)
+
+
+# --- what may be asked -------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.one_of(trees(), tensordicts()), st.booleans())
+def test_any_value_comes_back(value, narrow):
+    frames = encode(value, narrow=narrow, elide=True)
+    assert_same(decode(frames), value)
+    assert size(frames) <= size(encode(value, narrow=narrow))
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 1 << 32), st.booleans())
+def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
+    rng = random.Random(seed)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(elision, "_FEWEST", 1)
+    patch.setattr(elision, "_SLACK", -(1 << 20))
+    patch.setattr(elision, "_HEAD", 16)
+    dtype = rng.choice([torch.int64, torch.int16, torch.bool, torch.float32, torch.uint8])
+    rows = rng.randrange(1, 7)
+    base = [[rng.randrange(2) for _ in range(rng.randrange(5))] for _ in range(3)]
+    heads = [rng.choice(base) for _ in range(rows)]
+    tails = [rng.choice(base) for _ in range(rows)]
+    columns = {
+        "heads": heads,
+        "tails": tails,
+        "both": [a + b for a, b in zip(heads, tails, strict=True)],
+        "ones": [[1] * len(row) for row in heads],
+        "rises": [list(range(i, i + len(row))) for i, row in enumerate(tails)],
+    }
+    names = rng.sample(list(columns), rng.randrange(1, 6))
+    td = TensorDict({n: nested(columns[n], dtype) for n in names}, batch_size=[rows])
+    try:
+        groups = rng.choice([None, [rng.randrange(2) for _ in range(rows)]])
+        frames = encode(td, narrow=narrow, elide=True, groups=groups)
+    finally:
+        patch.undo()
+    assert_same(decode(frames), td)
+    assert_reads([bytes(memoryview(frame)) for frame in frames], td)
+    assert_same(
+        open_wire(frames).rows([0, rows - 1, 0]).to_tensordict(), select_rows(td, [0, rows - 1, 0])
+    )
+    made, wanted = materialize(frames), materialize(td)
+    for name in wanted:
+        assert torch.equal(made[name], wanted[name])
+
+
+def test_every_encoder_takes_it():
+    lengths = torch.tensor([100, 300])
+    fields = {"ids": torch.ones(2, 300, dtype=torch.int64)}
+    frames = encode_fields(fields, lengths=lengths, elide=True)
+    assert forms_of(frames, "ids") == ["REPEATED"]
+    td = decode(frames)
+    memory = bytearray(encoded_size(td, elide=True))
+    assert encode_into(td, memory, elide=True) == len(memory)
+    assert bytes(memory) == bytes(to_blob(frames))
+
+
+def test_groups_are_one_hashable_value_per_row():
+    td = rollouts()
+    with pytest.raises(ArgumentTypeError) as caught:
+        encode(td, elide=True, groups=[[0]] * 24)
+    assert caught.value.path == "groups"
+    with pytest.raises(ArgumentError) as other:
+        encode(td, elide=True, groups=range(23))
+    assert other.value.reason == "row_mismatch"
+    with pytest.raises(ArgumentError) as unused:
+        encode(td, groups=range(24))
+    assert unused.value.reason == "bad_option"
+
+
+def test_what_a_small_message_may_become_is_bounded():
+    n = 1 << 22
+    values = torch.zeros(n, dtype=torch.int64)
+    td = TensorDict(
+        {"zeros": torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, n]))}, [1]
+    )
+    frames = encode(td, elide=True)
+    assert size(frames) < 1000
+    assert decode(frames)["zeros"].values().numel() == n
+    with pytest.raises(WireFormatError) as caught:
+        decode(frames, limits=Limits(expanded=8 * n - 64 * size(frames)))
+    assert (caught.value.reason, caught.value.path) == ("too_large", "header")
+    assert decode(frames, limits=Limits(expanded=8 * n + 8))["zeros"].values().numel() == n

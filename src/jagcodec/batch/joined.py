@@ -28,7 +28,7 @@ from jagcodec.errors import (
     WireFormatError,
     describe,
 )
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.tensor_bytes import IntArray, array_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, leaf_of_rows, rows_of_leaf
@@ -122,6 +122,8 @@ class _Composite(WireBatch):
                     columns[name] = list(column)
             value = Columns(len(self), columns)
         options: Any = {"allow_pickle": self._allow_pickle, "meta": self.meta or None}
+        if value is not None and value.repeats():
+            options["elide"] = True
         return encode(self.to_tensordict() if value is None else value, **options)
 
     def whole(self) -> WireBatch:
@@ -164,6 +166,7 @@ class JoinedRows(_Composite):
         self._picked = inner
         self._pool = RowSplitsPool()
         self._splits: dict[int, tuple[Any, RowSplits]] = {}
+        self._views: dict[str, RaggedView | None] = {}
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -217,7 +220,9 @@ class JoinedRows(_Composite):
     def _kind(self, name: str) -> Kind | None:
         """Of a column that is read in place."""
         column = self._messages.column(name)
-        return None if column is None else column.kind
+        if column is None:
+            return None if self._view_of_views(name) is None else Kind.JAGGED
+        return column.kind
 
     def _leaves(self, names: Iterable[str]) -> dict[str, Any]:
         """Columns as leaves, those that lie in place all copied together."""
@@ -267,8 +272,10 @@ class JoinedRows(_Composite):
         """
         messages = self._messages
         column = messages.column(name)
-        if column is None or name in self._picked:
+        if name in self._picked:
             return None
+        if column is None:
+            return self._view_of_views(name)
         kind, dtype, inner, place, cells, groups = column
         cell = math.prod(inner) * dtype.itemsize
         if kind is Kind.TENSOR:
@@ -297,6 +304,68 @@ class JoinedRows(_Composite):
         row_splits = known[1]
         shape = (row_splits.total, *inner)
         return RaggedView(messages.buffers, dtype, shape, 1, starts, row_splits)
+
+    def _view_of_views(self, name: str) -> RaggedView | None:
+        """The rows of a jagged column that messages store narrow, or make of parts.
+
+        Each message is opened for itself, and its rows share what they share there.
+        """
+        if name not in self._views:
+            self._views[name] = self._put_together(name)
+        return self._views[name]
+
+    def _put_together(self, name: str) -> RaggedView | None:
+        messages = self._messages
+        if self._chosen is None:
+            part_of, row = messages.of_rows, None
+            wanted = list(range(len(messages.counts)))
+        else:
+            part_of, row = messages.find(self._chosen)
+            wanted = np.unique(part_of).tolist()
+        memories: list[Any] = []
+        views: list[tuple[int, int, RaggedView]] = []
+        end = 0
+        for i in wanted:
+            part = messages.open_part(i)
+            if part.schema[name].kind != "jagged":
+                return None
+            try:
+                ((_, view),) = part.select([name]).columns()
+            except WireFormatError as error:
+                raise of_message(i, error) from error
+            first = views[0][2] if views else view
+            if (
+                type(view) is not RaggedView
+                or view.ragged_dim != 1
+                or isinstance(view.memory, torch.Tensor)
+                or (view.dtype, view.shape[1:]) != (first.dtype, first.shape[1:])
+            ):
+                return None
+            own = view.memory if isinstance(view.memory, tuple) else (array_bytes(view.memory),)
+            views.append((i, end, view))
+            memories += own
+            end += sum(map(len, own))
+        if not views or not views[0][2].cell_bytes:
+            return None
+        cell = views[0][2].cell_bytes
+        most = max(1 if view.runs is None else view.runs.shape[1] for _, _, view in views)
+        starts = np.zeros((len(part_of), most), dtype=np.int64)
+        runs = np.zeros_like(starts)
+        for i, base, view in views:
+            here = np.flatnonzero(part_of == i)
+            own_rows: Any = slice(None) if row is None else row[here]
+            unit = 1 if isinstance(view.memory, tuple) else cell
+            found = view.row_starts()[own_rows].reshape(len(here), -1)
+            lengths = view.row_splits.lengths if view.runs is None else view.runs
+            starts[here, : found.shape[1]] = found * unit + base
+            runs[here, : found.shape[1]] = lengths[own_rows].reshape(len(here), -1)
+        if float(runs.max(initial=0)) * runs.size >= 1 << 62:
+            return None  # rows may repeat, and cells of no bytes may be many
+        splits = self._pool.unique(RowSplits.from_lengths(runs.sum(axis=1)))
+        shape = (splits.total, *views[0][2].shape[1:])
+        own_runs = None if most == 1 else runs
+        begins = np.ascontiguousarray(starts[:, 0]) if most == 1 else starts
+        return RaggedView(tuple(memories), views[0][2].dtype, shape, 1, begins, splits, own_runs)
 
     def _rows_of_rectangles(
         self, dtype: torch.dtype, inner: tuple[int, ...], place: IntArray, rows: IntArray, cell: int

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
@@ -189,14 +189,16 @@ def pending(
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     stored = every if named is None else every or named.narrow_items(lowered.items, lowering.items)
-    compared = None if groups is None else _group_numbers(groups)
+    compared = None if groups is None else _group_numbers(groups, elide=elide)
     placing = Placing(copies, stored, keep_on, elide=elide, groups=compared)
     message = placing.message(lowered, checksum and how is None)
     return message if how is None else compressed(message, how, checksum)
 
 
-def _group_numbers(groups: Any) -> IntArray:
+def _group_numbers(groups: Any, *, elide: bool) -> IntArray:
     """A number for each row: equal ones for equal groups."""
+    if not elide:
+        raise ArgumentError("bad_option", "groups", "requires elide=True, found elide=False")
     if isinstance(groups, torch.Tensor):
         groups = groups.tolist()
     try:

@@ -296,6 +296,9 @@ class WireBatch:
         flat = len(self._rows) == 1 and self._names is None
         value: Any = batch._raw_columns() if flat else batch.to_tensordict()
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
+        shared = any(message.is_made_of_parts(node) for node in self._nodes.values())
+        if flat and (shared or value.repeats()):
+            options["elide"] = True
         return encode(value, **options)
 
     def _slicer(self) -> Slicer | None:

@@ -47,6 +47,12 @@ class Columns(NamedTuple):
     rows: int
     columns: Mapping[str, Any]
 
+    def repeats(self) -> bool:
+        """Whether columns are known to have rows that share their cells."""
+        return any(
+            type(column) is RaggedView and column.repeats() for column in self.columns.values()
+        )
+
 
 Tree: TypeAlias = Any
 """A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""

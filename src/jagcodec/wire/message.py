@@ -31,7 +31,7 @@ from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.parts import Part, Place, Rows, table_of, view_of_parts
 from jagcodec.wire.records import unknown_dtype
-from jagcodec.wire.schema import Node, stored_size
+from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node, stored_size
 from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 # --- opening -----------------------------------------------------------------------------------
@@ -366,10 +366,11 @@ class Message:
         nothing.
         """
         numbers, i = self.numbers, node.number
-        if numbers[i + 2] <= PARTS:
+        if node.kind not in OF_PARTS or numbers[i + 2] <= PARTS:
             return False
-        documents_of = node.kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
-        return numbers[i + 4] > 0 if documents_of else 0 not in numbers[node.dims : node.end]
+        if node.kind in DOCUMENT_ROWS:
+            return numbers[i + 4] > 0
+        return 0 not in numbers[node.dims : node.end]
 
     def parts(self, node: Node) -> list[Part]:
         """The parts that a column is made of."""

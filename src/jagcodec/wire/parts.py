@@ -154,7 +154,7 @@ def _in_order(
 def _at(
     source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
 ) -> tuple[ByteArray, IntArray]:
-    most = splits.total
+    most = rows.splits.total
     expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     starts = _index(source, part, splits.rows)
     if not ((starts >= 0) & (starts <= part.cells - splits.lengths)).all():
@@ -170,8 +170,8 @@ def _at(
 def _repeated(
     source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
 ) -> tuple[ByteArray, IntArray]:
-    total = splits.total
-    expect(0 <= part.cells <= total, "out_of_bounds", f"at most {total} cells", part.cells)
+    total, most = splits.total, rows.splits.total
+    expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     cells = _words(_cells(source, rows, part, cell), cell)
     if part.cells == 1 and not part.indices:
         # One row of it, as long as the longest, in which all rows begin at the same cell.

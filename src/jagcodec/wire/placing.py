@@ -384,7 +384,18 @@ class Placing:
                 if view.ragged_dim == 1 and len(own.data):
                     splits = self._pool.unique(view.row_splits)
                     columns[i] = Column(own, len(own.data) // splits.total, splits, False)
-        made = elided(list(columns.values()), self._groups_to_compare)
+        groups = self._groups_to_compare
+        if groups is not None and not any(
+            column.splits.rows == len(groups) for column in columns.values()
+        ):
+            counts = sorted({column.splits.rows for column in columns.values()})
+            raise ArgumentError(
+                "row_mismatch",
+                "groups",
+                f"expected one group per row of a column, which have {counts} rows, found "
+                f"{len(groups)}",
+            )
+        made = elided(list(columns.values()), groups)
         return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
 
     # Copy

@@ -460,13 +460,16 @@ def check_numbers(
             raise _failed(schema, node, error) from error
 
 
-_DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
-_OF_PARTS = (Kind.TENSOR, Kind.JAGGED, *_DOCUMENT_ROWS)
+DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
+"""What holds one document per row."""
+
+OF_PARTS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
+"""What may be made of parts."""
 
 
 def _has_bytes(kind: Kind, own: list[int], cells: int) -> bool:
     """Whether there is anything of a value; how nothing is stored means nothing."""
-    return bool(own[4] if kind in _DOCUMENT_ROWS else cells)
+    return bool(own[4] if kind in DOCUMENT_ROWS else cells)
 
 
 def _claim_parts(
@@ -479,7 +482,7 @@ def _claim_parts(
     elif kind is Kind.JAGGED:
         expect(node.fields[2] == 1, "bad_record", "parts of ragged dim 1", node.fields[2])
     places.claim(own[0], own[1], 8 * len(PART_NUMBERS) * parts)
-    size = own[4] if kind in _DOCUMENT_ROWS else cells_of(shape) * node.itemsize
+    size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
     rows = shape[0] if kind is Kind.TENSOR else groups[own[3]].rows
     # Rows without cells, too: they take a look at each.
     places.expanded += size + 8 * rows * parts
@@ -496,11 +499,11 @@ def _check_node(
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]
     cells = cells_of(shape)
-    if kind in _DOCUMENT_ROWS:
+    if kind in DOCUMENT_ROWS:
         if own[3] >= len(groups):
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
-    if kind in _OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and _has_bytes(kind, own, cells):
+    if kind in OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and _has_bytes(kind, own, cells):
         _claim_parts(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
