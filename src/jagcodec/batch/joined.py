@@ -355,10 +355,11 @@ class JoinedRows(_Composite):
             here = np.flatnonzero(part_of == i)
             own_rows: Any = slice(None) if row is None else row[here]
             unit = 1 if isinstance(view.memory, tuple) else cell
-            found = view.row_starts()[own_rows].reshape(len(here), -1)
-            lengths = view.row_splits.lengths if view.runs is None else view.runs
-            starts[here, : found.shape[1]] = found * unit + base
-            runs[here, : found.shape[1]] = lengths[own_rows].reshape(len(here), -1)
+            lengths = view.row_splits.lengths[:, None] if view.runs is None else view.runs
+            held = lengths.shape[1]
+            found = view.row_starts()[own_rows].reshape(len(here), held)
+            starts[here, :held] = found * unit + base
+            runs[here, :held] = lengths[own_rows]
         if float(runs.max(initial=0)) * runs.size >= 1 << 62:
             return None  # rows may repeat, and cells of no bytes may be many
         splits = self._pool.unique(RowSplits.from_lengths(runs.sum(axis=1)))

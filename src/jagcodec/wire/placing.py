@@ -385,8 +385,10 @@ class Placing:
                     splits = self._pool.unique(view.row_splits)
                     columns[i] = Column(own, len(own.data) // splits.total, splits, False)
         groups = self._groups_to_compare
-        if groups is not None and not any(
-            column.splits.rows == len(groups) for column in columns.values()
+        if (
+            groups is not None
+            and columns
+            and not any(column.splits.rows == len(groups) for column in columns.values())
         ):
             counts = sorted({column.splits.rows for column in columns.values()})
             raise ArgumentError(
