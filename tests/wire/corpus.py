@@ -6,6 +6,7 @@ language.
 
 import msgpack
 
+from tests.wire import corpus_parts
 from tests.wire.forge import (
     Part,
     Rows,
@@ -316,6 +317,7 @@ GOOD = {
         message(node("NON_TENSOR_DATA", 1, numbers=[1 << 24], children=["x"])),
     ),
     "batch": ("a TensorDict", jagged_batch()),
+    **corpus_parts.GOOD,
 }
 
 
@@ -1124,6 +1126,8 @@ BAD = {
         "9 stacks of non-tensors in each other",
         message(stacks_inside(9, "NON_TENSOR_STACK")),
     ),
+    # columns of parts
+    **corpus_parts.BAD,
 }
 
 MAY_ACCEPT = {
