@@ -154,7 +154,7 @@ def _in_order(
 def _at(
     source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
 ) -> tuple[ByteArray, IntArray]:
-    most = splits.total
+    most = rows.splits.total  # of the column: its parts may have their cells in common
     expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     starts = _index(source, part, splits.rows)
     if not ((starts >= 0) & (starts <= part.cells - splits.lengths)).all():
