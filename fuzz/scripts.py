@@ -176,6 +176,26 @@ def _rollout() -> TensorDict:
     return TensorDict(fields, [3])
 
 
+def _repeats() -> TensorDict:
+    """A batch of which parts are made: rows, prefixes, runs, ramps and columns that repeat."""
+    prompts = [[1000 + k * k % 77 for k in range(36)]] * 3
+    answers = [[9000 + k * k % 31 + i for k in range(20)] for i in range(3)]
+    both = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def column(rows: list[list[int]]) -> torch.Tensor:
+        cells = torch.tensor([cell for row in rows for cell in row])
+        return _jagged(cells, list(map(len, rows)))
+
+    fields = {
+        "prompts": column(prompts),
+        "both": column(both),
+        "mask": column([[1] * 56] * 3),
+        "positions": column([list(range(56))] * 3),
+        "zeros": torch.zeros(3, 40),
+    }
+    return TensorDict(fields, [3])
+
+
 def _strings(items: list[Any], **options: Any) -> Any:
     dtypes: Any = getattr(np, "dtypes", None)
     # numpy 1 has no such dtype; something else keeps the place.
@@ -244,6 +264,10 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         (torch.arange(70_000, 70_003), {"narrow": True}),
         ([torch.arange(4)], {"checksum": True}),
         ({"f": [len]}, {"allow_pickle": True}),
+        (_repeats(), {"elide": True}),
+        (_repeats(), {"elide": True, "narrow": True}),
+        (NonTensorStack(*[{"tools": "x" * 500}] * 3), {"elide": True}),
+        (NonTensorStack(*["y" * 1100 + end for end in ("", "z", "")]), {"elide": True}),
     ]
 
 
@@ -540,7 +564,8 @@ class Tree:
     def _facts(self, kind: Kind, dims: list[int], dtype: Any, odd: int) -> dict[str, Any]:
         """What the fields and numbers of a node are, by their names."""
         s, form = self.s, FORMS[kind]
-        rank, cells = len(dims), max(0, math.prod(dims))
+        rank, cells, of_parts = len(dims), max(0, math.prod(dims)), False
+        lengths = [1] * dims[0] if kind is Kind.TENSOR and rank and 0 < cells < 512 else []
         facts: dict[str, Any] = {"rank": rank, "group": s.byte() % 5, "stored": 0}
         if "dtype" in form.fields:
             if kind is Kind.ARRAY:
@@ -552,7 +577,9 @@ class Tree:
             else:
                 facts["dtype"] = s.pick(_TORCH_NAMES) if dtype is None else dtype
                 itemsize = TORCH_DTYPES[facts["dtype"]]
-                facts["stored"] = 0 if s.byte() < 192 else s.pick(_STORED)
+                how = s.byte()
+                facts["stored"] = 0 if how < 192 or how >= 240 else s.pick(_STORED)
+                of_parts = how >= 240
         if kind is Kind.JAGGED:
             dim = facts["ragged_dim"] = 1 + s.byte() % rank
             if _is_inside(odd, rank):
@@ -575,7 +602,11 @@ class Tree:
         facts["cells"] = cells
         if "size" in form.numbers and "group" in form.numbers:
             rows = self._rows if kind is Kind.NON_TENSOR_ROWS else cells
-            facts |= self._documents(min(rows, 4))
+            facts |= self._documents(min(rows, 4), repeat=odd & 12 == 12)
+        elif of_parts and sum(lengths) and 0 < cells < 512:
+            group = facts["group"] if kind is Kind.JAGGED else None
+            place = self.parts(lengths, group, cells // sum(lengths) * itemsize)
+            facts["buffer"], facts["offset"], facts["stored"] = place
         elif "buffer" in form.numbers:
             facts["size"] = cells
             size = cells if kind is Kind.BYTES else cells * itemsize
@@ -630,8 +661,51 @@ class Tree:
         self.draft.groups.append([*place, len(lengths), *ends])
         return len(self.draft.groups) - 1
 
-    def _documents(self, rows: int) -> dict[str, int]:
-        """The numbers of rows of documents; some of them are messages."""
+    def parts(
+        self, lengths: list[int], group: int | None, cell: int, cells: bytes | None = None
+    ) -> tuple[int, int, int]:
+        """The place of a table of parts of these rows, and how a column says that it is one.
+
+        Args:
+            lengths: Of the rows.
+            group: Theirs; None of a tensor, which has one part.
+            cell: Bytes of one cell.
+            cells: What one part is made of; None for whatever the script says.
+        """
+        s, table = self.s, list[int]()
+        one = group is None or cells is not None or s.byte() < 128
+        count, left = 1 if one else 2 + s.byte() % 3, lengths
+        for k in range(count):
+            own = left if k == count - 1 else [s.byte() % (n + 1) for n in left]
+            left = [n - taken for n, taken in zip(left, own, strict=True)]
+            total, longest = sum(own), max(own)
+            form = s.byte() % 4 if cells is None else 1
+            index: list[int] = []
+            number = total
+            if form == 1:
+                number = longest + s.byte() % 4 if cells is None else len(cells) // cell
+                index = [s.byte() % max(1, number - n + 1) for n in own]
+            elif form == 2:
+                number = 1 if s.byte() < 128 else 2
+                ends = sorted([*(s.byte() % (total + 1) for _ in range(number - 1)), total])
+                index = [b - a for a, b in pairwise([0, *ends])] if s.byte() < 192 else []
+            elif form == 3:
+                number = 1 if s.byte() & 1 else len(own)
+            data = s.take(s.byte() & 15) if cells is None else cells
+            place = self.put(data[: number * cell].ljust(number * cell, b"\0"))
+            narrow = s.byte() < 128
+            at = self.put(bytes(index) if narrow else _words(index))
+            # Groups of equal rows are one, as `encode` has it; of one part, it is the column's.
+            own_group = (group or 0) if one else self.group(own)
+            numbers = [form, own_group, *place, 0, number, *at, 17 if narrow else 0, len(index)]
+            numbers.append(s.number() if s.byte() & 1 else s.byte() - 128)
+            if s.byte() >= 200:
+                numbers[s.byte() % len(numbers)] = s.number(80)
+            table += numbers
+        return (*self.put(_words(table)), 64 + count + (s.byte() >= 250))
+
+    def _documents(self, rows: int, *, repeat: bool = False) -> dict[str, int]:
+        """The numbers of rows of documents; some of them are messages, or made of parts."""
         s, data, ends = self.s, bytearray(), [0]
         for _ in range(rows):
             if self._level < 4 and s.byte() >= 192:
@@ -642,8 +716,17 @@ class Tree:
             else:
                 data += _pack(_document(s, 1))
             ends.append(len(data))
+        lengths = [b - a for a, b in pairwise(ends)]
+        if repeat and lengths:
+            # All rows are as long as the first, which they mostly are.
+            lengths = [lengths[0]] * len(lengths)
+            group = self.group(lengths)
+            buffer, offset, stored = self.parts(lengths, group, 1, bytes(data[: lengths[0]]))
+            size = sum(lengths)
+            place = {"buffer": buffer, "offset": offset, "stored": stored}
+            return {**place, "size": size, "group": group}
         buffer, offset = self.put(bytes(data))
-        group = self.group([b - a for a, b in pairwise(ends)])
+        group = self.group(lengths)
         return {"buffer": buffer, "offset": offset, "stored": 0, "size": len(data), "group": group}
 
     def _onion(self) -> Any:

@@ -25,16 +25,34 @@ from tensordict.base import TensorDictBase
 
 from jagcodec.batch.joined import join_messages
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.wire.blobs import load
-from jagcodec.wire.decoder import decode
+from jagcodec.wire import blobs, decoder, elision, lazy
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.lazy import open_wire
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 __all__ = ["MEMORY_BOUND", "SEEDS", "BrokenPromiseError", "Counts", "Script", "Target", "touch"]
 
 # What one input may add to the peak of resident memory. Inputs are a few KB.
 MEMORY_BOUND = 64 << 20
+
+
+# What repeats may take 1 GiB besides, as long as nobody says otherwise.
+LIMITS = Limits(expanded=1 << 21)
+
+
+def decode(message: Any, **options: Any) -> Any:
+    """As the library's, within `LIMITS`."""
+    return decoder.decode(message, limits=LIMITS, **options)
+
+
+def open_wire(message: Any) -> Any:
+    """As the library's, within `LIMITS`."""
+    return lazy.open_wire(message, limits=LIMITS)
+
+
+def load(path: Path, **options: Any) -> Any:
+    """As the library's, within `LIMITS`."""
+    return blobs.load(path, limits=LIMITS, **options)
 
 
 class Counts(ctypes.Structure):
@@ -209,12 +227,22 @@ def _check_error(error: WireFormatError) -> None:
         cause = cause.__cause__
 
 
-def _bytes_of(value: Any) -> list[bytes] | None:
+def _bytes_of(value: Any, **options: bool) -> list[bytes] | None:
     """The message of a value that was read, or None if it holds what only a reader takes."""
     try:
-        return [bytes(memoryview(frame)) for frame in encode(value)]
+        return [bytes(memoryview(frame)) for frame in encode(value, **options)]
     except UnsupportedTypeError:
         return None
+
+
+def _elided(value: Any, *, narrow: bool) -> list[bytes] | None:
+    """As `_bytes_of`, and whatever is found to repeat is sent once, whether it pays or not."""
+    before = elision._FEWEST, elision._SLACK
+    elision._FEWEST, elision._SLACK = 1, -(1 << 20)
+    try:
+        return _bytes_of(value, elide=True, narrow=narrow)
+    finally:
+        elision._FEWEST, elision._SLACK = before
 
 
 def _check_stable(value: Any) -> None:
@@ -222,6 +250,10 @@ def _check_stable(value: Any) -> None:
     first = _bytes_of(value)
     if first is not None and first != _bytes_of(decode(list(map(bytearray, first)))):
         raise BrokenPromiseError("encode(decode(encode(value))) differs from encode(value)")
+    for narrow in (False, True):
+        elided = None if first is None else _elided(value, narrow=narrow)
+        if elided is not None and first != _bytes_of(decode(elided)):
+            raise BrokenPromiseError("a value is another once it was sent with elide=True")
 
 
 def _check_open(message: list[Any], value: TensorDict) -> None:

@@ -8,6 +8,7 @@ import itertools
 
 import msgpack
 
+from tests.wire import corpus_parts
 from tests.wire.forge import (
     Part,
     Rows,
@@ -394,6 +395,7 @@ GOOD = {
         compressed(message(7, values=[7, {"step": 3}]), 1, []),
     ),
     "compressed_much": ("a MiB in a few bytes", bomb(1 << 20)),
+    **corpus_parts.GOOD,
 }
 
 
@@ -1429,6 +1431,8 @@ BAD = {
         "9 stacks of non-tensors in each other",
         message(stacks_inside(9, "NON_TENSOR_STACK")),
     ),
+    # columns of parts
+    **corpus_parts.BAD,
 }
 
 MAY_ACCEPT = {

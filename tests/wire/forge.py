@@ -88,8 +88,12 @@ def tensordict(size, leaves, names=None):
     )
 
 
-def object_array(shape, size, buffer=0, offset=0, group=0):
-    return node("OBJECT_ARRAY", len(shape), numbers=[buffer, offset, 0, group, size, *shape])
+def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):
+    return node("OBJECT_ARRAY", len(shape), numbers=[buffer, offset, stored, group, size, *shape])
+
+
+def rows_node(size, buffer=0, offset=0, group=0, stored=0):
+    return node("NON_TENSOR_ROWS", numbers=[buffer, offset, stored, group, size])
 
 
 def field_array(dtype, shape, *columns):
@@ -98,6 +102,24 @@ def field_array(dtype, shape, *columns):
 
 def struct_of(size, *fields, aligned=False):
     return ["struct", size, aligned, [list(field) for field in fields]]
+
+
+# --- columns of parts --------------------------------------------------------------------------
+
+FORMS = ("IN_ORDER", "AT", "REPEATED", "RAMP")
+
+
+def part(
+    form=0, cells=0, place=(0, 0), *, group=0, stored=0, index=(0, 0), narrow=0, indices=0, step=0
+):
+    """The numbers of a part; `index` is the place of its numbers, `narrow` how they are stored."""
+    form = FORMS.index(form) if isinstance(form, str) else form
+    return [form, group, *place, stored, cells, *index, narrow, indices, step]
+
+
+def table(*parts):
+    """The bytes of a table of parts."""
+    return int64s(*(number for numbers in parts for number in numbers))
 
 
 # --- headers and messages ----------------------------------------------------------------------

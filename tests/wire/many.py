@@ -23,10 +23,12 @@ from tests.wire.forge import (
     message,
     node,
     packed,
+    part,
     record,
     row_message,
     rows_of,
     struct_of,
+    table,
     tensordict,
 )
 
@@ -296,6 +298,84 @@ def _message_rows(f: Forge, i: int, rows: int) -> Part:
     return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, f.group(lengths), len(data)])
 
 
+# Columns of parts
+
+
+def _table(f: Forge, *parts: list[int]) -> list[int]:
+    """The place of a table, and how a column says that it is one."""
+    return [*f.put(table(*parts)), 64 + len(parts)]
+
+
+def _made(form: str, *, own: bool) -> Column:
+    """Rows of one cell, or two, of one part, in a group and cells of their own or shared ones."""
+
+    def make(f: Forge, i: int, rows: int) -> Part:
+        lengths = _own_lengths(i, rows) if own else [1] * rows
+        group = f.group(lengths) if own else f.shared_group(lengths)
+        cells = {"IN_ORDER": sum(lengths), "AT": min(2, sum(lengths))}.get(form, 1)
+        count = {"AT": rows, "REPEATED": 1}.get(form, 0)
+
+        def put() -> tuple[Any, Any]:
+            counts = int64s(sum(lengths)) if form == "REPEATED" else bytes((rows + 7) // 8)
+            return f.put(bytes(8 * cells)), f.put(counts)
+
+        place, index = put() if own else f.once(("cells", form, rows), put)
+        narrow = 1 if form == "AT" else 0
+        numbers = part(
+            *(form, cells, place),
+            **{"group": group, "index": index, "narrow": narrow, "indices": count, "step": 3},
+        )
+        column = [*_table(f, numbers), group, sum(lengths)]
+        return node("JAGGED", "int64", 1, 1, numbers=column)
+
+    return make
+
+
+def _one_table(f: Forge, i: int, rows: int) -> Part:
+    """Columns over one table, each with as many bytes that nothing else names."""
+    group = f.shared_group([1] * rows)
+    place = f.once(("table", rows), lambda: _table(f, part("REPEATED", 1, group=group)))
+    f.put(bytes(88))
+    return node("JAGGED", "uint8", 1, 1, numbers=[*place, group, rows])
+
+
+def _several_parts(f: Forge, i: int, rows: int) -> Part:
+    """A prefix, cells in order and a run."""
+    ones, none = f.shared_group([1] * rows), f.shared_group([0] * rows)
+    place = f.put(bytes(rows))
+    numbers = _table(
+        f,
+        part("AT", 1, place, group=ones, index=place, narrow=1, indices=rows),
+        part("IN_ORDER", rows, place, group=ones),
+        part("REPEATED", 0, group=none),
+    )
+    group = f.shared_group([2] * rows)
+    return node("JAGGED", "uint8", 1, 1, numbers=[*numbers, group, 2 * rows])
+
+
+def _tensor_of_parts(f: Forge, i: int, rows: int) -> Part:
+    place = f.put(bytes(24 + rows))
+    numbers = part("AT", min(rows, 1), place, index=place, narrow=1, indices=rows)
+    return node("TENSOR", "int64", 2, numbers=[*_table(f, numbers), rows, 3])
+
+
+def _rows_of_parts(*, one: bool) -> Column:
+    """Rows that are one document, as one object or as several."""
+
+    def make(f: Forge, i: int, rows: int) -> Part:
+        document = packed([[], i % 100, "x"])
+        group = f.shared_group([len(document)] * rows)
+        place, index = f.put(document), f.put(bytes((rows + 7) // 8))
+        numbers = part(
+            *("AT", len(document) if rows else 0, place),
+            **{"group": group, "index": index, "narrow": 1, "indices": rows, "step": int(one)},
+        )
+        own = [*_table(f, numbers), group, len(document) * rows]
+        return node("NON_TENSOR_ROWS", numbers=own)
+
+    return make
+
+
 def _payload_stack(f: Forge, i: int, rows: int) -> Part:
     members = [node("NON_TENSOR_DATA", 0, children=[[row]]) for row in range(rows)]
     return node("NON_TENSOR_STACK", 0, children=members)
@@ -348,6 +428,17 @@ COLUMNS: dict[str, Column] = {
     "rows with marks": _rows(lambda row: -57, shared=True),  # d0 c7: like an extension
     "rows of messages": _message_rows,
     "payload stack": _payload_stack,
+    "parts in order": _made("IN_ORDER", own=True),
+    "parts at": _made("AT", own=True),
+    "parts at, shared": _made("AT", own=False),
+    "parts repeated": _made("REPEATED", own=True),
+    "parts ramp": _made("RAMP", own=True),
+    "parts ramp, shared": _made("RAMP", own=False),
+    "parts, one table": _one_table,
+    "parts, several": _several_parts,
+    "parts of a tensor": _tensor_of_parts,
+    "parts of rows": _rows_of_parts(one=False),
+    "parts of one object": _rows_of_parts(one=True),
 }
 
 

@@ -320,10 +320,10 @@ class Header:
 class Reader:
     """One message being read."""
 
-    def __init__(self, header, frames, depth=0, *, in_row=False):
+    def __init__(self, header, frames, depth=0, *, in_row=False, repeated=False):
         check_frames(header, frames)
         self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
-        self.spare = 0 if in_row else 1024
+        self.spare, self.repeated, self.made = 0 if in_row else 1024, repeated, 0
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored, self.expanded = self.payload, [], 0
@@ -411,7 +411,8 @@ class Reader:
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
-        if size and 64 < stored <= 72:
+        of_parts = size > 0 and 64 < stored <= 72
+        if of_parts:
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
             place = (buffer, offset, stored - 64)
@@ -419,9 +420,10 @@ class Reader:
         else:
             need(stored == 0 or not size, "documents are stored as they are")
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
-        return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
+        bounds = itertools.pairwise(offsets)
+        return [self.row(data[start:end], of_parts or self.repeated) for start, end in bounds]
 
-    def row(self, data):
+    def row(self, data, repeated):
         if len(data) < 2 or data[0] not in (0, MAGIC[0]):
             return document(unpack(data))
         blob = data.lstrip(b"\0")
@@ -429,7 +431,7 @@ class Reader:
         header, frames, end = split(blob)
         need(type(header.schema) is not list or header.schema[0] != 82, "compressed in a row")
         need(end == len(blob), "bytes behind the message")
-        return Reader(header, frames, self.depth, in_row=True).value
+        return Reader(header, frames, self.depth, in_row=True, repeated=repeated).value
 
     def object_array(self, dims, **place):
         items = self.documents(**place)
@@ -488,8 +490,8 @@ class Reader:
         """The cells of rows of these lengths that are made of parts."""
         step, total = cell * SIZES[dtype], sum(lengths)
         self.expanded += total * step + 8 * len(lengths) * count
-        spare = (1 << 30) if self.spare else 0
-        need(self.expanded <= 64 * (self.header.size + self.payload) + spare, "too much")
+        spare, most = (1 << 30) if self.spare else 0, 64 * (self.header.size + self.payload)
+        need(self.expanded <= most + spare and not self.repeated, "too much")
         table = self.integers(buffer, offset, 11 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
         for form, own, *numbers in zip(*[iter(table)] * 11, strict=True):
@@ -501,7 +503,8 @@ class Reader:
                 mine = lengths_of(self.offsets(own))
                 need(len(mine) == len(lengths), "rows of a part")
             whole = sum(mine)
-            need(0 <= cells <= (len(mine) if form == 3 and cells != 1 else sum(lengths)), "cells")
+            highest = {1: sum(lengths), 3: max(len(mine), 1)}.get(form, whole)
+            need(0 <= cells <= highest, "cells")
             data = self.shared(*place, dtype, cells * cell)
             wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
             need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")
@@ -514,11 +517,13 @@ class Reader:
             elif form == 1:
                 need(all(0 <= a <= cells - n for a, n in zip(index, mine, strict=True)), "at")
                 starts = index
+                distinct = {*zip(index, mine, strict=True)}
                 if objects and count == 1 and rise:
-                    need(len({*zip(index, mine, strict=True)}) == len({*index}), "one object")
+                    need(len(distinct) == len({*index}), "one object")
+                    self.made += sum(n for _, n in distinct) - total
             elif form == 2:
-                index = index or [whole]
-                need(min(index) >= 0 and sum(index) == whole, "counts")
+                index = index if indices else [whole] * cells
+                need(min(index, default=0) >= 0 and sum(index) == whole, "counts")
                 pieces = [data[i * step : (i + 1) * step] * n for i, n in enumerate(index)]
                 data = b"".join(pieces)
             else:
@@ -537,6 +542,8 @@ class Reader:
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
         need(ends == lengths, "parts of other rows")
+        self.made += total if objects else 0
+        need(self.made <= most + spare // 16, "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):

@@ -38,7 +38,7 @@ from jagcodec import (
 )
 from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import Kind, PartForm
 from tests.helpers import ROOT, receive
 from tests.wire import corpus, spec_reader
 
@@ -127,6 +127,29 @@ def rollout():
         lengths=torch.tensor([2, 4, 0]),
         token_aligned_fields=["input_ids", "token_mask", "logprobs", "pixels"],
     )
+
+
+def end_to_end(rows):
+    return i64(*(cell for row in rows for cell in row))
+
+
+def elided_rollout():
+    """A batch in which rows, prefixes of rows, cells, positions and objects repeat."""
+    prompts = [[1000 * i + k for k in range(25)] for i in (1, 1, 1, 2, 2, 2)]
+    answers = [[7000 + 100 * i + 3 * k * k for k in range(8 + i)] for i in range(6)]
+    whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    lengths, short = [*map(len, whole)], [*map(len, answers)]
+    tools = {"tools": "a long description " * 30}
+    columns = {
+        "prompts": jagged(end_to_end(prompts), [25] * 6),
+        "responses": jagged(end_to_end(answers), short),
+        "input_ids": jagged(end_to_end(whole), lengths),
+        "attention_mask": jagged(torch.ones(sum(lengths), dtype=torch.int64), lengths),
+        "position_ids": jagged(torch.cat([torch.arange(n) for n in lengths]), lengths),
+        "rewards": torch.zeros(6, 50),
+        "tools": NonTensorStack(*[tools] * 6),
+    }
+    return TensorDict(columns, batch_size=[6])
 
 
 # A float that no arithmetic makes, so that nothing may "clean" it.
@@ -408,6 +431,11 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         rollout,
         {"narrow": True, "checksum": True},
     ),
+    "rollout_elided": (
+        "a batch of two prompts with three answers each, what repeats sent once",
+        elided_rollout,
+        {"elide": True},
+    ),
 }
 
 if not hasattr(getattr(np, "dtypes", None), "StringDType"):
@@ -555,6 +583,17 @@ def test_files_are_those_of_the_tables():
 
 def test_every_kind_has_a_golden_message():
     assert {kind.name.lower() for kind in Kind} - {"value", "schema"} <= {*VALUES, "string_array"}
+
+
+def test_every_form_of_parts_has_a_golden_message():
+    batch = open_wire(message_of(load("rollout_elided.json")))
+    message, forms = batch._message, set()
+    for name, node in batch._nodes.items():
+        assert message.is_made_of_parts(node) == (name != "responses"), name
+        if name != "responses":
+            forms |= {PartForm(made.form) for made in message.parts(node)}
+    assert forms == set(PartForm)
+    assert {f"part_{form.name.lower()}" for form in PartForm} <= set(load("good.json"))
 
 
 def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():

@@ -225,7 +225,7 @@ def _forms(stack: Stack, nodes: Mapping[str, Node]) -> dict[str, _Form | None]:
         kind, rank = node.kind, node.end - node.dims
         form: _Form | None = None
         if kind is Kind.NON_TENSOR_ROWS:
-            form = (kind, torch.uint8, ())
+            form = (kind, torch.uint8, ()) if regular.get(node) else None
         elif regular.get(node) and rank and (kind is Kind.TENSOR or node.fields[2] == 1):
             inner = tuple(found.dims[0, at[node], 1:rank].tolist()) if rank > 1 else ()
             with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it

@@ -37,6 +37,7 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import INT64_MAX, cells_of, inside
 from jagcodec.wire.compressed import opened
@@ -123,19 +124,6 @@ def decode(
     header, payload = opened(header, buffers, copy)
     message = Message(header, payload, target, allow_pickle)
     return build(message, header.schema.root)
-
-
-def meta_of(message: Message) -> dict[str, Any]:
-    """What `encode` was given as `meta`; empty where it was not."""
-    header = message.header
-    if len(header.values) == header.schema.values:
-        return {}
-    value = message.document(header.schema.values)
-    if header.records:
-        value = revived(value, 0, message.limits.depth, message.allow_pickle)
-    if type(value) is not dict:
-        raise inside(bad("a mapping", type(value).__name__), "meta")
-    return value
 
 
 class MsgpackDecoder:
@@ -533,18 +521,26 @@ def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[
 
 def _shared_objects(message: Message, node: Node, chosen: Chosen | None) -> list[Any]:
     """The objects of rows that share bytes: one for rows that were one, else one for each row."""
-    view = message.view(node, chosen)
-    index = None
-    if shares_objects(message.parts(node)):
-        starts, lengths = view.row_starts(), view.row_splits.lengths
-        _, first, index = np.unique(starts, return_index=True, return_inverse=True)
-        if (lengths != lengths[first][index]).any():
-            raise bad("one length of one object", "several")
-        view = view.choose(first, RowSplits.from_lengths(lengths[first]))
+    view = message.view(node)
+    shared = shares_objects(message.parts(node))
+    made, _ = _distinct(view) if shared else (view, None)
+    message.count_documents(node, made.row_splits.total)
+    if chosen is not None:
+        view = message.view(node, chosen)
+    view, index = _distinct(view) if shared else (view, None)
     data = as_bytes(values_of(view))
     payload = FramePayload([data], copy=False)
     items = _documents(message, payload, 0, 0, view.row_splits.host, 0) if len(data) else []
     return items if index is None else [items[k] for k in index.tolist()]
+
+
+def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray]:
+    """The rows that begin at different bytes, and which of them each row is."""
+    lengths = view.row_splits.lengths
+    _, first, index = np.unique(view.row_starts(), return_index=True, return_inverse=True)
+    if (lengths != lengths[first][index]).any():
+        raise bad("one length of one object", "several")
+    return view.choose(first, RowSplits.from_lengths(lengths[first])), index
 
 
 def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Documents | list[Any]:
@@ -618,7 +614,8 @@ def _message_in_row(message: Message, outer: Payload, buffer: int, offset: int, 
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = outer.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    header, (first, *frames) = open_blob(blob, message.limits, in_row=True)
+    repeated = message.repeated or outer is not message.payload
+    header, (first, *frames) = open_blob(blob, message.limits, in_row=True, repeated=repeated)
     if blob_end(len(first), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")
     if header.checksums is not None:
@@ -629,7 +626,7 @@ def _message_in_row(message: Message, outer: Payload, buffer: int, offset: int, 
     if outermost.objects > message.limits.objects:
         most = message.limits.objects
         raise exceeded("objects", most, outermost.objects, "objects of all rows together")
-    options: Any = {"depth": message.depth + 1, "outermost": outermost}
+    options: Any = {"depth": message.depth + 1, "outermost": outermost, "repeated": repeated}
     inner = Message(header, payload, message.device, message.allow_pickle, **options)
     inner.check_depth()
     return build(inner, header.schema.root)

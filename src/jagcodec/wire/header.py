@@ -48,6 +48,7 @@ class Header(NamedTuple):
         records: Whether there may be any.
         groups: The ragged groups.
         sizes: Bytes of each frame behind the header.
+        total: Bytes of header and frames.
         checksums: The CRC-32 of each of them, or None.
         objects: How many objects it asks for, as `Limits` count them.
         limits: What its reader takes.
@@ -60,6 +61,7 @@ class Header(NamedTuple):
     records: bool
     groups: list[Group]
     sizes: list[int]
+    total: int
     checksums: list[int] | None
     objects: int
     limits: Limits
@@ -161,13 +163,16 @@ _VERSION = msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
 
 
-def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
+def read_header(
+    data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False, repeated: bool = False
+) -> Header:
     """Check frame 0, and every number in it, without a look at the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
         limits: What is refused if it is larger.
         in_row: Whether the message is a row of another.
+        repeated: Whether that row may be one of many with the same bytes.
 
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
@@ -216,12 +221,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         raise _larger(total, schema, limits)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
-    if places.expanded > EXPANSION * total:
-        beyond = places.expanded - EXPANSION * total
-        most = 0 if in_row else limits.expanded
-        if beyond > most:
-            what = f"bytes of repeated cells beyond {EXPANSION} for each byte of the message"
-            raise exceeded("expanded", most, beyond, what, "header")
+    if places.expanded:
+        _check_expanded(places.expanded, total, limits, in_row=in_row, repeated=repeated)
     objects = schema.size + len(groups) + len(sizes) + places.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
@@ -239,8 +240,25 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
             )
     frames = checksums[1:] or None
     return Header(
-        schema, numbers, values, packed_values, records, groups, sizes, frames, objects, limits
+        *(schema, numbers, values, packed_values, records, groups, sizes, total, frames),
+        *(objects, limits),
     )
+
+
+def _check_expanded(
+    expanded: int, total: int, limits: Limits, *, in_row: bool, repeated: bool
+) -> None:
+    """Refuse columns of parts that take more than their message may."""
+    if repeated:
+        # What repeats would repeat again in each, and so on for every level of rows.
+        expected = "no columns of parts in a message whose row is made of parts"
+        raise fail("out_of_bounds", f"expected {expected}, found some", path="header")
+    beyond = expanded - EXPANSION * total
+    what = f"bytes of repeated cells beyond {EXPANSION} for each byte of the message"
+    if in_row and beyond > 0:
+        raise fail("out_of_bounds", f"expected no {what} in a row, found {beyond}", path="header")
+    if beyond > limits.expanded:
+        raise exceeded("expanded", limits.expanded, beyond, what, "header")
 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:

@@ -31,7 +31,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
 from jagcodec.wire.compressed import opened, opened_ranges
-from jagcodec.wire.decoder import build, meta_of, objects, raw_documents, rows_differ
+from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, schema_of, sizes_of
 from jagcodec.wire.frames import (
@@ -131,7 +131,7 @@ class WireBatch:
             if name is None and type(value) is not dict:
                 raise bad("a mapping beside the columns", type(value).__name__)
             meta.update(value if name is None else {name: value})
-        meta.update(meta_of(message))
+        meta.update(message.meta())
         return meta
 
     @property

@@ -25,7 +25,8 @@ class Limits:
         columns: Of one TensorDict, or of one dict that holds tensors. Those in it count by
             themselves.
         expanded: Bytes that columns take once they are made of what they repeat (`elide=True`),
-            all together, beyond 64 for each byte of the message.
+            all together, beyond 64 for each byte of the message; of rows of documents that become
+            objects, 16 for each of their bytes.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 

@@ -18,7 +18,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX
+from jagcodec.wire.checks import INT64_MAX, inside
 from jagcodec.wire.frames import (
     Payload,
     frame_arrays,
@@ -30,9 +30,18 @@ from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.parts import Part, Place, Rows, table_of, view_of_parts
-from jagcodec.wire.records import unknown_dtype
+from jagcodec.wire.records import bad, revived, unknown_dtype
 from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node, stored_size
-from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import (
+    BITS,
+    DOCUMENT_COST,
+    EXPANSION,
+    PARTS,
+    PLAIN,
+    STORED_WIDTHS,
+    TORCH_DTYPES,
+    Kind,
+)
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -55,11 +64,12 @@ def open_frames(frames: Any, path: str, limits: Limits) -> tuple[Header, list[By
 
 
 def open_blob(
-    blob: ByteArray, limits: Limits, *, in_row: bool = False
+    blob: ByteArray, limits: Limits, *, in_row: bool = False, repeated: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
     size = read_preamble(blob)
-    header = read_header(split_blob(blob, size, ())[0].data, limits, in_row=in_row)
+    frame = split_blob(blob, size, ())[0].data
+    header = read_header(frame, limits, in_row=in_row, repeated=repeated)
     return header, split_blob(blob, size, header.sizes)
 
 
@@ -120,6 +130,7 @@ class Message:
         limits: What its reader takes.
         outermost: The message in whose rows this one lies, if it does.
         objects: How many objects it asks for, those of messages in its rows included.
+        repeated: Whether it lies in a row that is made of parts, or in a message in such a row.
         depth: Containers around what is being built, those of outer messages included.
         stacked: Levels of lazy stacks in what was built, by its id, with the value, so that its id
             stays its own.
@@ -134,11 +145,13 @@ class Message:
         *,
         depth: int = 0,
         outermost: Message | None = None,
+        repeated: bool = False,
     ) -> None:
         self.header = header
         self.limits = header.limits
         self.objects = header.objects
         self.outermost = outermost
+        self.repeated = repeated
         self.numbers = header.numbers
         self.payload = payload
         self.device = device
@@ -155,6 +168,9 @@ class Message:
         self._views: dict[int, RaggedView] = {}
         # Cells of parts that were stored narrow.
         self.widened: dict[Place, ByteArray] = {}
+        # Bytes of documents in rows of parts that become objects, by the first of their numbers.
+        self._made: dict[int, int] = {}
+        self._made_in_all = 0
         # Rows chosen of a group, by the group and the identity of the choice.
         self._chosen: dict[tuple[int, int], _Choice] = {}
 
@@ -180,6 +196,18 @@ class Message:
             self._given.clear()
         self._given.add(index)
         return self._values[index]
+
+    def meta(self) -> dict[str, Any]:
+        """What `encode` was given as `meta`; empty where it was not."""
+        header = self.header
+        if len(header.values) == header.schema.values:
+            return {}
+        value = self.document(header.schema.values)
+        if header.records:
+            value = revived(value, 0, self.limits.depth, self.allow_pickle)
+        if type(value) is not dict:
+            raise inside(bad("a mapping", type(value).__name__), "meta")
+        return value
 
     # Cells
 
@@ -376,6 +404,18 @@ class Message:
         """The parts that a column is made of."""
         buffer, offset, stored = self.numbers[node.number : node.number + 3]
         return table_of(self, buffer, offset, stored)
+
+    def count_documents(self, node: Node, size: int) -> None:
+        """Refuse documents of parts that take more, as objects, than the limits allow."""
+        self._made_in_all += size - self._made.get(node.number, 0)
+        self._made[node.number] = size
+        beyond = DOCUMENT_COST * (self._made_in_all - EXPANSION * self.header.total)
+        if beyond > self.limits.expanded and self.outermost is None:
+            what = (
+                f"bytes of repeated documents beyond {EXPANSION} for each byte of the message, "
+                f"{DOCUMENT_COST} for each"
+            )
+            raise exceeded("expanded", self.limits.expanded, beyond, what)
 
     def _rows(self, node: Node) -> Rows:
         """What the rows of a column are."""

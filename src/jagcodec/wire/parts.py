@@ -154,7 +154,7 @@ def _in_order(
 def _at(
     source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
 ) -> tuple[ByteArray, IntArray]:
-    most = rows.splits.total
+    most = rows.splits.total  # of the column: its parts may have their cells in common
     expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     starts = _index(source, part, splits.rows)
     if not ((starts >= 0) & (starts <= part.cells - splits.lengths)).all():
@@ -234,15 +234,28 @@ def _index(source: Source, part: Part, count: int) -> IntArray:
     """The numbers beside the cells of a part, of which there are `count`."""
     expect(part.indices == count, "bad_offsets", f"{count} numbers", part.indices)
     place = (part.index_buffer, part.index_offset, part.index_stored, count, "int64")
+    data, stored = _stored(source, place)
     # A copy: what was checked must not change with the message's memory.
-    return np.frombuffer(bytes(_read(source, place)), dtype=np.int64)
+    own: Any = data.tobytes() if stored == PLAIN else widened(data, stored, "int64", count)
+    return np.frombuffer(own, dtype=np.int64)
 
 
 def _read(source: Source, place: Place) -> ByteArray:
-    """Cells at a place that nobody has checked yet."""
+    """Cells at a place that nobody has checked yet, as wide as their dtype."""
+    known = source.widened.get(place)
+    if known is None:
+        _, _, _, cells, name = place
+        known, stored = _stored(source, place)
+        if stored != PLAIN:
+            known = source.widened[place] = widened(known, stored, name, cells)
+    return known
+
+
+def _stored(source: Source, place: Place) -> tuple[ByteArray, int]:
+    """Cells at a place that nobody has checked yet as they lie there, and how they are stored."""
     buffer, offset, stored, cells, name = place
     if not cells:
-        return np.empty(0, dtype=np.uint8)
+        return np.empty(0, dtype=np.uint8), PLAIN
     sizes = source.header.sizes
     size = stored_size(name, stored, cells)
     if not (0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size):
@@ -251,13 +264,7 @@ def _read(source: Source, place: Place) -> ByteArray:
             f"expected {size} bytes of a part in the payload, found buffer {brief(buffer)}, "
             f"offset {brief(offset)}",
         )
-    if stored == PLAIN:
-        return source.payload.read(buffer, offset, size)
-    known = source.widened.get(place)
-    if known is None:
-        known = widened(source.payload.read(buffer, offset, size), stored, name, cells)
-        source.widened[place] = known
-    return known
+    return source.payload.read(buffer, offset, size), stored
 
 
 def _words(data: ByteArray, cell: int) -> Any:

@@ -119,6 +119,8 @@ class Placing:
         self._large: list[Any] = []
         # Where cells and tables lie that columns may share, by the identity of what they are.
         self._shared: dict[int, tuple[int, int, int]] = {}
+        # These themselves, so that no other gets the identity of one.
+        self._alive: list[Any] = []
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
@@ -276,6 +278,7 @@ class Placing:
         key = id(cells.data) if parts is None else id(parts)
         known = self._shared.get(key)
         if known is None:
+            self._alive.append(cells.data if parts is None else parts)
             known = self._shared[key] = (
                 self._place_narrow(cells)
                 if parts is None

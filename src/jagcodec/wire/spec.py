@@ -198,6 +198,10 @@ EXPANSION = 64
 """Bytes that columns of parts may take, all of them together, for each byte of their message; as
 many as one bit takes that is stored for an int64. What they may take besides is a limit."""
 
+DOCUMENT_COST = 16
+"""How many bytes a byte of a repeated document counts for, beyond those of `EXPANSION`: objects
+take more memory than their documents."""
+
 
 class PartForm(IntEnum):
     """How the rows of a part are made of its cells."""

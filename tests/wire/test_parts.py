@@ -1,0 +1,724 @@
+"""Hostile columns of parts, and hostile values for `elide`: forged tables, bombs, collisions.
+
+`corpus_parts.py` holds one message for every way in which parts may be good or bad; here each
+number of their tables takes many values, and all readers must come to one verdict.
+"""
+
+import itertools
+import random
+import re
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+
+from jagcodec import Limits, WireFormatError, decode, encode, materialize, open_wire
+from jagcodec.errors import REASONS, JagcodecError
+from jagcodec.testing import assert_same, tensordicts, trees
+from jagcodec.wire import elision
+from jagcodec.wire.header import read_header
+from jagcodec.wire.spec import PARTS, Kind
+from tests.wire import corpus_parts, spec_reader
+from tests.wire.corpus_parts import batch_of, column, documents_of, in_a_row, made_of
+from tests.wire.forge import (
+    FORMS,
+    int64s,
+    list_of,
+    message,
+    part,
+    table,
+    tensor,
+    tensordict,
+)
+from tests.wire.growth import BATCH_READERS, outcome
+from tests.wire.many import Forge
+from tests.wire.test_elide import eager, nested, rollouts, size  # noqa: F401
+from tests.wire.test_spec_reader import neutral, plain, verdicts
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# --- what all readers say ------------------------------------------------------------------------
+
+
+def refused(read, frames):
+    """Why a reader refuses a message; None if it reads it."""
+    found = outcome(read, frames)
+    if not isinstance(found, WireFormatError):
+        return None
+    assert found.reason in REASONS
+    assert found.path
+    assert found.detail
+    return found
+
+
+def leaf_by_leaf(frames):
+    batch = open_wire(frames)
+    for name in batch.fields:
+        batch.leaf(name)
+
+
+def rows_of(frames):
+    batch = open_wire(frames)
+    rows = len(batch)
+    for chosen in (slice(0, rows), [*range(rows - 1, -1, -1), 0], [True] * rows):
+        batch.rows(chosen).to_tensordict()
+
+
+READERS = {**BATCH_READERS, "leaf": leaf_by_leaf, "all rows": rows_of}
+
+
+def check(frames, *, batch):
+    """One verdict of both readers, with equal values, and of all ways to read a batch."""
+    first, second, why = verdicts(frames)
+    assert first == second, why
+    if not batch:
+        return
+    for name, read in READERS.items():
+        if first is None and name in ("rows", "to_frames"):
+            continue  # a row that is not read may be bad
+        made = outcome(read, frames)
+        read_by_it = not isinstance(made, JagcodecError)
+        assert read_by_it == (first is not None), (name, made)
+        assert read_by_it or isinstance(made, WireFormatError), (name, made)
+
+
+IN_BATCHES = {
+    name: entry[-1]
+    for name, entry in [*corpus_parts.GOOD.items(), *corpus_parts.BAD.items()]
+    if refused(lambda frames: open_wire(frames).fields, entry[-1]) is None
+}
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_all_readers_come_to_one_verdict(name):
+    check(IN_BATCHES[name], batch=True)
+
+
+@pytest.mark.parametrize("name", corpus_parts.BAD)
+def test_an_error_says_where(name):
+    frames = corpus_parts.BAD[name][-1]
+    error = refused(decode, frames)
+    assert error is not None
+    assert error.path.startswith("$") or error.path == "header"
+    if name in IN_BATCHES:
+        assert re.match(r"\$\.a|\$\[0\]|header", error.path), error.path
+        assert refused(leaf_by_leaf, frames).reason == error.reason
+
+
+# --- every number of a table ---------------------------------------------------------------------
+
+TEXT = corpus_parts.TEXT
+
+
+def sample(kind, form):
+    """A message of a kind and a form."""
+    if kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY"):
+        parts = {
+            "IN_ORDER": made_of("IN_ORDER", TEXT * 2),
+            "AT": made_of("AT", TEXT, [0, 0], narrow=17, step=1),
+            "REPEATED": made_of("REPEATED", b"\7"),
+            "RAMP": made_of("RAMP", b"\7\7", step=1),
+        }
+        lengths = [1, 1] if form in ("REPEATED", "RAMP") else [5, 5]
+        return documents_of(parts[form], lengths=lengths, kind=kind)
+    lengths = [1, 1, 1] if kind == "TENSOR" else [2, 0, 3]
+    total = sum(lengths)
+    parts = {
+        "IN_ORDER": made_of("IN_ORDER", bytes(range(2 * total))),
+        "AT": made_of("AT", bytes(range(6)), [0] * 3, narrow=34),
+        "REPEATED": made_of("REPEATED", b"\1\2\3\4", [1, total - 1]),
+        "RAMP": made_of("RAMP", b"\1\0\2\0\3\0", step=-(2**63)),
+    }
+    return batch_of(kind, parts[form], lengths=lengths, dtype="int16")
+
+
+def several():
+    """A column of one part of each form."""
+    parts = [
+        made_of("IN_ORDER", bytes(range(6)), rows=[2, 1]),
+        made_of("AT", bytes(range(8)), [0, 2], rows=[2, 2], narrow=17),
+        made_of("REPEATED", b"\1\2", rows=[0, 3]),
+        made_of("RAMP", b"\1\0\2\0", rows=[2, 0], step=7),
+    ]
+    return batch_of("JAGGED", *parts, lengths=[6, 6], dtype="int16")
+
+
+def table_at(frames):
+    """Where the table of the only column lies in frame 1, and how many numbers it has."""
+    header = read_header(frames[0])
+    (node,) = (node for node in header.schema.nodes if "stored" in node_numbers(node))
+    _, offset, stored = header.numbers[node.number : node.number + 3]
+    return offset, 11 * (stored - PARTS)
+
+
+def node_numbers(node):
+    tensors = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
+    return ("stored",) if node.kind in tensors else ()
+
+
+VALUES = (
+    *(-1, -2, -8, -(2**63), -(2**63) + 1, 0, 1, 2, 3, 4, 5, 8, 16, 17, 18, 24, 33, 40, 63, 64, 65),
+    *(72, 73, 127, 2**31, 2**32, 2**53, 2**60, 2**61, 2**62, 2**63 - 8, 2**63 - 1),
+)
+
+SAMPLES = {
+    f"{kind} {form}": (kind, form)
+    for kind in ("TENSOR", "JAGGED", "NON_TENSOR_ROWS", "OBJECT_ARRAY")
+    for form in FORMS
+}
+
+
+@pytest.mark.parametrize("name", [*SAMPLES, "several"])
+def test_every_number_of_a_table(name):
+    """Both readers say the same of any number in its place."""
+    frames = several() if name == "several" else sample(*SAMPLES[name])
+    assert verdicts(frames)[0] is not None
+    start, count = table_at(frames)
+    read = 0
+    for at, value in itertools.product(range(count), VALUES):
+        payload = bytearray(frames[1])
+        payload[start + 8 * at : start + 8 * at + 8] = int64s(value)
+        changed = [frames[0], bytes(payload)]
+        first, second, why = verdicts(changed)
+        assert first == second, (at, value, why)
+        read += first is not None
+        if "OBJECT" not in name and value in (-1, 1, 65, 2**63 - 1, -(2**63)):
+            check(changed, batch=True)
+    assert 0 < read < count * len(VALUES)
+
+
+@pytest.mark.parametrize("name", [*SAMPLES, "several"])
+def test_every_number_of_a_node_of_parts(name):
+    """Its place, how it is stored, its group, its size and its dims."""
+    frames = several() if name == "several" else sample(*SAMPLES[name])
+    header = read_header(frames[0])
+    packed = int64s(*header.numbers)
+    assert frames[0].count(packed) == 1
+    last = header.schema.numbers + 2 + 5 * len(header.groups)
+    for at, value in itertools.product(range(last), (*VALUES, 66, 67, 71)):
+        numbers = [*header.numbers]
+        numbers[at] = value
+        changed = [frames[0].replace(packed, int64s(*numbers)), frames[1]]
+        first, second, why = verdicts(changed)
+        assert first == second or "more rows than this reader" in why, (at, value, why)
+
+
+def elided_messages():
+    """Real messages: what is in them, and the options that they were written with."""
+    small = rollouts(prompts=2, repeats=3)
+    objects = {"text": "x" * 600, "more": [1, 2]}
+    equal = [{"text": "y" * 1500} for _ in range(3)]
+    stacked = TensorDict(
+        {"one": NonTensorStack(*[objects] * 3), "equal": NonTensorStack(*equal)}, batch_size=[3]
+    )
+    dense = TensorDict({"zeros": torch.zeros(4, 60), "rows": torch.arange(50).repeat(4, 1)}, [4])
+    return [
+        (small, {}),
+        (small, {"narrow": True}),
+        (stacked, {}),
+        (dense, {}),
+    ]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_every_bit_of_real_tables(which):
+    value, options = elided_messages()[which]
+    frames = [bytes(memoryview(frame)) for frame in encode(value, elide=True, **options)]
+    header = read_header(frames[0])
+    before = verdicts(frames)[0]
+    assert before is not None
+    tables = []
+    for node in header.schema.nodes:
+        if node_numbers(node):
+            buffer, offset, stored = header.numbers[node.number : node.number + 3]
+            if stored > PARTS:
+                tables.append((buffer, offset, 88 * (stored - PARTS)))
+    assert tables
+    rng = random.Random(which)
+    for buffer, offset, length in tables:
+        bits = range(8 * length)
+        # All bits of the low bytes, where sound numbers differ, and some of the others.
+        low = [bit for bit in bits if bit // 8 % 8 < 2]
+        for bit in [*rng.sample(low, min(len(low), 120)), *rng.sample(bits, 40)]:
+            payload = bytearray(frames[1 + buffer])
+            payload[offset + bit // 8] ^= 1 << bit % 8
+            changed = [*frames]
+            changed[1 + buffer] = bytes(payload)
+            first, second, why = verdicts(changed)
+            assert first == second, (buffer, offset, bit, why)
+
+
+# --- bombs ---------------------------------------------------------------------------------------
+
+
+def rows_made(rows, each, columns=1, dtype="uint8", spare=0):
+    """Columns that take much more than their message: one cell, `rows` rows of `each`."""
+    f = Forge()
+    leaves = {}
+    for i in range(columns):
+        cell = bytes(spec_reader.SIZES[dtype])
+        leaves[f"c{i}"] = column(f, "JAGGED", [made_of("REPEATED", cell)], [each] * rows, dtype)
+    f.put(bytes(spare))
+    return f.message(tensordict([rows], leaves))
+
+
+def peak_of(read, frames):
+    """Python's and numpy's memory at its peak, and the error if there was one."""
+    tracemalloc.start()
+    try:
+        error = refused(read, frames)
+        return tracemalloc.get_traced_memory()[1], error
+    finally:
+        tracemalloc.stop()
+
+
+def tensor_bomb(dims, dtype="uint8"):
+    parts = table(part("REPEATED", 1))
+    return message(tensor(dtype, dims, 0, 0, 65), parts + bytes(16))
+
+
+BOMBS = {
+    "one row of a terabyte": lambda: rows_made(1, 1 << 40),
+    "one row of 2^62": lambda: rows_made(1, 1 << 62),
+    "one row of 2^60 int64": lambda: rows_made(1, (1 << 60) - 1, dtype="int64"),
+    "a thousand columns": lambda: rows_made(1, 1 << 30, columns=1000),
+    "a tensor of 2^50 rows": lambda: tensor_bomb([1 << 50]),
+    "a tensor of few rows": lambda: tensor_bomb([2, 1 << 50]),
+    "a tensor of 2^62 int64": lambda: tensor_bomb([1 << 20, 1 << 42], "int64"),
+    "documents": lambda: documents_of(made_of("REPEATED", b"\xc0"), lengths=[1 << 40]),
+    "documents of one object": lambda: documents_of(
+        made_of("AT", TEXT, [0], step=1), lengths=[1 << 40]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(name):
+    frames = BOMBS[name]()
+    assert sum(map(len, frames)) < 500_000
+    for read in (decode, lambda frames: open_wire(frames)):
+        start = time.perf_counter()
+        peak, error = peak_of(read, frames)
+        assert error is not None
+        assert error.reason == "too_large"
+        assert "limits=Limits(expanded=" in error.detail
+        assert peak < 100 * sum(map(len, frames)) + (1 << 20)
+        assert time.perf_counter() - start < 2
+    with pytest.raises(spec_reader.RefusedError):
+        spec_reader.read(frames)
+
+
+def test_the_limit_of_what_is_made():
+    """It counts cells and rows of all columns, beyond 64 for each byte of the message."""
+    frames = rows_made(4, 1 << 15, columns=3)
+    total = sum(map(len, frames))
+    beyond = 3 * ((1 << 17) + 8 * 4) - 64 * total
+    assert beyond > 0
+    decode(frames, limits=Limits(expanded=beyond))
+    with pytest.raises(WireFormatError, match=rf"Limits\(expanded={beyond}\)") as caught:
+        decode(frames, limits=Limits(expanded=beyond - 1))
+    assert caught.value.reason == "too_large"
+    decode(rows_made(4, 1 << 15, columns=3, spare=beyond // 64 + 1), limits=Limits(expanded=0))
+
+
+def test_documents_count_more():
+    """Objects take more than their bytes; of rows that are one object, one is made."""
+    row = b"\x92" + b"\xdc\x40\x00" + b"\x90" * (1 << 14) + b"\xc0"
+    for step, objects in ((0, 16), (1, 1)):
+        made = made_of("AT", row, [0] * 1000, narrow=1, step=step)
+        frames = documents_of(made, lengths=[len(row)] * 1000)
+        total = sum(map(len, frames))
+        beyond = 16 * (1000 * len(row) - 64 * total) if objects > 1 else 0
+        most = max(beyond, 1000 * (len(row) + 8) - 64 * total)
+        if objects > 1:
+            for read in (decode, leaf_by_leaf, rows_of):
+                with pytest.raises(WireFormatError, match=f"expanded={beyond}") as caught:
+                    limited(read, frames, beyond - 1)
+                assert caught.value.reason == "too_large"
+            assert beyond < Limits().expanded
+        else:
+            items = decode(frames, limits=Limits(expanded=most))["a"].tolist()
+            assert all(item is items[0] for item in items)
+
+
+def limited(read, frames, expanded):
+    if read is decode:
+        return decode(frames, limits=Limits(expanded=expanded))
+    batch = open_wire(frames, limits=Limits(expanded=expanded))
+    return batch.leaf("a") if read is leaf_by_leaf else batch.rows([0, 1]).to_tensordict()
+
+
+def test_documents_of_several_columns_count_together():
+    row = b"\xdc\x40\x00" + b"\x90" * (1 << 14)
+    f = Forge()
+    leaves = {
+        f"c{i}": column(
+            f, "NON_TENSOR_ROWS", [made_of("AT", row, [0] * 99, narrow=1)], [len(row)] * 99
+        )
+        for i in range(3)
+    }
+    frames = f.message(tensordict([99], leaves))
+    beyond = 16 * (3 * 99 * len(row) - 64 * sum(map(len, frames)))
+    assert (
+        beyond < 0 or refused(lambda m: decode(m, limits=Limits(expanded=beyond)), frames) is None
+    )
+    if beyond > 0:
+        error = refused(lambda m: decode(m, limits=Limits(expanded=beyond - 1)), frames)
+        assert error is not None
+        assert error.reason == "too_large"
+
+
+def test_what_repeats_does_not_repeat_at_every_level():
+    """The billion laughs: 64 rows, each of which is a message of 64 rows, and so on."""
+    frames = message(tensor("int64", [800], 0, 0, 1), bytes(100))
+    for level in range(6):
+        frames = in_a_row(frames, rows=60)
+        peak, error = peak_of(decode, frames)
+        assert peak < 10 << 20
+        assert (error is None) == (level == 0)
+        first, second, why = verdicts(frames)
+        assert first == second, why
+
+
+def test_messages_in_rows_have_no_more_than_64_for_each_byte():
+    """Many of them would have what the reader allows besides many times."""
+    frames = in_a_row(rows_made(1, 1 << 20))
+    error = refused(decode, frames)
+    assert error is not None
+    assert error.reason == "out_of_bounds"
+    assert "limits" not in error.detail
+    fits = in_a_row(rows_made(1, 1 << 10))
+    assert verdicts(fits)[0] is not None
+
+
+def numbers_at_many_places(columns):
+    """Columns of one byte per cell, whose counts are bits at other places."""
+    f = Forge()
+    cells = 1 << 14
+    bits = f.put(b"\xff" * (cells // 8 + columns))
+    data = f.put(bytes(cells))
+    group = f.shared_group([cells])
+    leaves = {}
+    for i in range(columns):
+        index = (bits[0], bits[1] + i)
+        numbers = part("REPEATED", cells, data, group=group, index=index, narrow=1, indices=cells)
+        place = f.put(table(numbers))
+        leaves[f"c{i}"] = corpus_parts.jagged(group, 1, [cells], "uint8", *place, 65)
+    return f.message(tensordict([1], leaves))
+
+
+def test_numbers_beside_cells_are_not_kept():
+    """They take eight bytes where a cell may take one."""
+    few, many = (peak_of(decode, numbers_at_many_places(n))[0] for n in (10, 110))
+    assert many - few < 100 * 4 * (1 << 14)
+
+
+def over_one_table(columns, rows, cells=1):
+    """Columns over one table: rows without cells but the last."""
+    f = Forge()
+    group = f.shared_group([0] * (rows - 1) + [cells])
+    index = f.put(bytes((rows + 7) // 8))
+    data = f.put(bytes(cells))
+    numbers = part("AT", cells, data, group=group, index=index, narrow=1, indices=rows)
+    place = f.put(table(numbers))
+    f.put(bytes(88 * columns))
+    leaf = corpus_parts.jagged(group, 1, [cells], "uint8", *place, 65)
+    return f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
+
+
+def test_thousands_of_columns_over_one_table():
+    frames = over_one_table(2000, 100)
+    start = time.perf_counter()
+    td = decode(frames)
+    assert time.perf_counter() - start < 5
+    assert len(td.keys()) == 2000
+    offsets = {td.get(name).offsets().data_ptr() for name in ("c0", "c1", "c1999")}
+    assert len(offsets) == 1
+
+
+def test_rows_without_cells_count():
+    """Thousands of columns of rows without cells take time; so they count as bytes."""
+    frames = over_one_table(3000, 1 << 16)
+    total = sum(map(len, frames))
+    error = refused(decode, frames)
+    assert error is not None
+    assert error.reason == "too_large"
+    assert 64 * total + (1 << 30) < 3000 * 8 * (1 << 16)
+
+
+# --- memory that somebody writes to --------------------------------------------------------------
+
+
+def test_columns_that_share_cells_are_apart_once_they_are_read():
+    frames = [bytearray(frame) for frame in corpus_parts.GOOD["parts_share_cells"][-1]]
+    td = decode(frames)
+    before = {name: td.get(name).values().clone() for name in "abc"}
+    td["d"].fill_(99)
+    td.get("a").values().fill_(77)
+    assert td.get("b").values().equal(before["b"])
+    assert td.get("c").values().equal(before["c"])
+
+
+def test_tables_and_numbers_are_copied_before_they_are_checked(monkeypatch):
+    """Another process may write to a message while it is read."""
+    frames = [bytearray(frame) for frame in corpus_parts.GOOD["part_at"][-1]]
+    batch = open_wire(frames)
+    view = batch._message.view(batch._nodes["a"])
+    frames[1][:] = b"\xff" * len(frames[1])
+    assert view.row_starts().tolist() == [1, 1]
+    assert batch.leaf("a").values().shape == (5,)
+
+
+# --- what is written -----------------------------------------------------------------------------
+
+SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+
+
+@settings(max_examples=150, suppress_health_check=SLOW, deadline=None)
+@given(trees() | tensordicts(trees(max_leaves=3)), st.booleans())
+def test_any_value_comes_back(eager, value, narrow):  # noqa: F811
+    frames = [bytes(memoryview(frame)) for frame in encode(value, elide=True, narrow=narrow)]
+    assert_same(decode(frames), value)
+    assert plain(spec_reader.read(frames)) == plain(neutral(value))
+    assert frames == [bytes(memoryview(f)) for f in encode(value, elide=True, narrow=narrow)]
+
+
+CELLS = st.sampled_from([[0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4]])
+
+
+@st.composite
+def repeating(draw):
+    """Batches whose columns and rows are often those of others."""
+    rows = draw(st.integers(1, 6))
+    dtypes = st.sampled_from([torch.int64, torch.uint8, torch.float32, torch.bool, torch.int16])
+    kept: list = []
+    columns = {}
+    for i in range(draw(st.integers(1, 6))):
+        kind = draw(st.integers(0, 5))
+        if kind == 0 and kept:
+            made = draw(st.sampled_from(kept))
+        elif kind == 1 and kept:
+            one, other = draw(st.sampled_from(kept)), draw(st.sampled_from(kept))
+            made = [a + b for a, b in zip(one, other, strict=True)]
+        else:
+            pool = [draw(CELLS) * draw(st.integers(0, 3)) for _ in range(draw(st.integers(1, 3)))]
+            made = [
+                draw(st.sampled_from(pool)) + draw(CELLS) * draw(st.integers(0, 1))
+                for _ in range(rows)
+            ]
+        kept.append(made)
+        dtype = draw(dtypes)
+        if draw(st.integers(0, 4)) == 0:
+            columns[f"c{i}"] = torch.tensor([[*row, 0][:1] * 3 for row in made]).to(dtype)
+        elif draw(st.integers(0, 6)) == 0:
+            objects = [{"row": row} for row in kept[0]]
+            columns[f"c{i}"] = NonTensorStack(
+                *[draw(st.sampled_from(objects)) for _ in range(rows)]
+            )
+        else:
+            columns[f"c{i}"] = nested(made, dtype)
+    return TensorDict(columns, batch_size=[rows])
+
+
+@settings(max_examples=200, suppress_health_check=SLOW, deadline=None)
+@given(repeating(), st.booleans(), st.booleans())
+def test_any_batch_that_repeats_comes_back(eager, td, narrow, grouped):  # noqa: F811
+    groups = [i // 2 for i in range(len(td))] if grouped else None
+    frames = [
+        bytes(memoryview(frame)) for frame in encode(td, elide=True, narrow=narrow, groups=groups)
+    ]
+    assert_same(decode(frames), td)
+    assert plain(spec_reader.read(frames)) == plain(neutral(td))
+    batch = open_wire(frames)
+    assert_same(batch.to_tensordict(), td)
+    backwards = [*range(len(td) - 1, -1, -1)]
+    assert_same(
+        batch.rows(backwards).to_tensordict(),
+        decode(open_wire(encode(td)).rows(backwards).to_frames()),
+    )
+    padded, expected = materialize(batch), materialize(open_wire(encode(td)))
+    for name, column_ in expected.items():
+        if isinstance(column_, torch.Tensor):
+            assert torch.equal(padded[name], column_), name
+
+
+@settings(max_examples=100, suppress_health_check=SLOW, deadline=None)
+@given(trees() | tensordicts(trees(max_leaves=3)) | repeating(), st.booleans())
+def test_never_more_bytes_than_without(value, narrow):
+    assert size(encode(value, elide=True, narrow=narrow)) <= size(encode(value, narrow=narrow))
+
+
+# Collisions
+
+
+def rows_that_differ_at(at, length=4000, rows=8):
+    """Rows that are equal but for one cell."""
+    base = np.random.default_rng(0).integers(0, 1 << 40, length)
+    made = [base.copy() for _ in range(rows)]
+    for i, row in enumerate(made):
+        row[at] = i
+    return made
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 511, 512, 1999, 2000, 2001, 3984, 3998, 3999])
+def test_rows_that_are_equal_but_for_one_cell(at, narrow):
+    made = rows_that_differ_at(at)
+    for groups in (None, [0] * 8, [i % 2 for i in range(8)]):
+        td = TensorDict({"a": nested(made)}, batch_size=[8])
+        frames = encode(td, elide=True, narrow=narrow, groups=groups)
+        assert_same(decode(frames), td)
+    columns = {f"c{i}": nested([row[:2000], row[2000:]]) for i, row in enumerate(made)}
+    td = TensorDict(columns, batch_size=[2])
+    assert_same(decode(encode(td, elide=True, narrow=narrow)), td)
+    dense = TensorDict(
+        {f"c{i}": torch.tensor(row) for i, row in enumerate(made)}, batch_size=[4000]
+    )
+    assert_same(decode(encode(dense, elide=True, narrow=narrow)), dense)
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, 33, 2000, 2031, 2032, 3967, 3968, 3999])
+def test_documents_that_are_equal_but_for_one_byte(at):
+    texts = []
+    for i in range(6):
+        text = bytearray(b"x" * 4000)
+        text[at] = 97 + i % 3
+        texts.append(text.decode())
+    arrays = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in texts]
+    for objects in (texts, [{"text": text} for text in texts], arrays):
+        td = TensorDict({"a": NonTensorStack(*objects)}, batch_size=[6])
+        frames = encode(td, elide=True)
+        assert_same(decode(frames), td)
+
+
+def test_cells_of_equal_bits_only():
+    """-0.0 equals 0.0, and NaN equals nothing, but bits are what is compared."""
+    zeros = torch.zeros(6, 100)
+    zeros[3] = -0.0
+    nans = torch.full((6, 100), float("nan"))
+    bools = torch.ones(600, dtype=torch.uint8)
+    bools[300:] = 2
+    td = TensorDict(
+        {"z": zeros, "n": nans, "b": bools.view(torch.bool).view(6, 100)}, batch_size=[6]
+    )
+    frames = encode(td, elide=True)
+    back = decode(frames)
+    assert back["z"].view(torch.int32).equal(zeros.view(torch.int32))
+    assert back["b"].view(torch.uint8).equal(td["b"].view(torch.uint8))
+    assert size(frames) < 3000
+
+
+# Time
+
+
+def seconds(value, **options):
+    start = time.perf_counter()
+    frames = encode(value, elide=True, **options)
+    took = time.perf_counter() - start
+    assert_same(decode(frames, limits=Limits(expanded=1 << 40)), value)
+    return took
+
+
+def many_columns(n):
+    """Columns that begin, end and have in their middle what all others have."""
+    rng = np.random.default_rng(0)
+    columns = {}
+    for i in range(n):
+        row = np.full(64, 7)
+        row[[9, 40]] = rng.integers(0, 1 << 40, 2) + i
+        columns[f"c{i}"] = nested([row[:30], row[30:]])
+    return TensorDict(columns, batch_size=[2])
+
+
+def long_prefixes(rows, length):
+    """Rows that share all but their last cell."""
+    base = np.random.default_rng(0).integers(0, 1 << 40, length)
+    return TensorDict({"a": nested([[*base, i] for i in range(rows)])}, batch_size=[rows])
+
+
+def ladder(rows):
+    """Rows each of which begins with the one before it."""
+    base = np.random.default_rng(0).integers(0, 1 << 40, rows)
+    return TensorDict({"a": nested([base[: i + 1] for i in range(rows)])}, batch_size=[rows])
+
+
+def short_rows(rows):
+    cells = np.random.default_rng(0).integers(0, 3, (rows, 2))
+    lengths = np.random.default_rng(1).integers(0, 3, rows)
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    values = torch.tensor(cells.reshape(-1)[: int(offsets[-1])])
+    made = torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
+    return TensorDict({"a": made}, batch_size=[rows])
+
+
+def one_row(cells):
+    values = torch.arange(cells) % 97 * (torch.arange(cells) % 89)
+    return TensorDict({"a": nested([values]), "b": nested([values.flip(0)])}, batch_size=[1])
+
+
+SEARCHES = {
+    "many columns": (many_columns, 250),
+    "long prefixes": (lambda n: long_prefixes(n, 2000), 50),
+    "ladder": (ladder, 250),
+    "short rows": (short_rows, 25_000),
+    "one row": (one_row, 250_000),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_search_takes_time_in_proportion(name):
+    make, n = SEARCHES[name]
+    less, more = make(n), make(4 * n)
+    seconds(less)
+    took = [min(seconds(value) for _ in range(3)) for value in (less, more)]
+    # A ladder has four times as many rows and sixteen times as many cells.
+    most = 16 if name == "ladder" else 4
+    assert took[1] < 2.5 * most * took[0] + 0.1, took
+
+
+def test_columns_that_repeat_are_found_among_thousands():
+    columns = {f"c{i}": nested([[i % 3] * 20, [i % 3] * 30]) for i in range(2000)}
+    td = TensorDict(columns, batch_size=[2])
+    assert seconds(td) < 10
+
+
+def test_a_list_of_lone_tensors(eager):  # noqa: F811
+    value = [torch.zeros(50), torch.zeros(50), torch.tensor(3.0), torch.zeros(0, 3), torch.ones(1)]
+    assert_same(decode(encode(value, elide=True)), value)
+    frames = encode(list(map(torch.clone, value)), elide=True)
+    assert [bytes(memoryview(f)) for f in frames] == [
+        bytes(memoryview(f)) for f in encode(value, elide=True)
+    ]
+
+
+def test_no_part_is_written_that_no_reader_takes(eager, monkeypatch):  # noqa: F811
+    """More than eight columns end to end are sent as they are."""
+    rng = np.random.default_rng(0)
+    columns = {f"c{i}": nested(rng.integers(0, 1 << 40, (2, 20))) for i in range(10)}
+    both = nested(torch.cat([c.values().view(2, 20) for c in columns.values()], 1).numpy())
+    td = TensorDict({**columns, "all": both}, batch_size=[2])
+    assert elision.MOST_PARTS == 8
+    assert_same(decode(encode(td, elide=True)), td)
+    assert_same(decode(list_frames(td)), [td])
+
+
+def list_frames(value):
+    return [bytes(memoryview(frame)) for frame in encode([value], elide=True)]
+
+
+def test_tables_in_frames_of_their_own():
+    """Of a list of tensors, as of columns."""
+    f = Forge(apart=True)
+    made = column(f, "TENSOR", [made_of("AT", b"\1\2", [1, 0])], [1, 1])
+    frames = f.message(list_of(made, made), bytes(88))
+    first, second, why = verdicts(frames)
+    assert first is not None
+    assert first == second, why
