@@ -289,14 +289,14 @@ class WireBatch:
             slicer = self._slicer()
             if slicer is not None:
                 return slicer.cut(chosen.start, chosen.stop)
-        readable = message.to_read()
-        batch = WireBatch(
-            readable, self._nodes, self._rows, self._names, chosen, None, (), self._inner
-        )
+        return encode(self.to_encode(), allow_pickle=message.allow_pickle, meta=self.meta or None)
+
+    def to_encode(self) -> Any:
+        """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
+        columns = self._message.to_read(), self._nodes, self._rows, self._names, self._chosen
+        batch = WireBatch(*columns, None, (), self._inner)
         flat = len(self._rows) == 1 and self._names is None
-        value: Any = batch._raw_columns() if flat else batch.to_tensordict()
-        options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
-        return encode(value, **options)
+        return batch._raw_columns() if flat else batch.to_tensordict()
 
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.
