@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +31,17 @@ from jagcodec.testing import jagged_batches
 from tests.helpers import size
 from tests.wire.test_elide import rollouts
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "jagged": {},
     "narrow": {"narrow": True},
     "elide": {"elide": True},
     "both": {"narrow": True, "elide": True},
 }
+
+
+def report_of(source: Any, **options: Any) -> Any:
+    """The report, whose sizes are None of bare lengths alone; and with wrong types, too."""
+    return tax_report(source, **options)
 
 
 def check_sums(report, value):
@@ -56,7 +62,7 @@ def check_sums(report, value):
 @given(jagged_batches(), st.integers(1, 3))
 def test_sums_are_the_sizes_of_messages(batch, times):
     options = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
-    report = tax_report(batch.fields, compress=None, **options)
+    report = report_of(batch.fields, compress=None, **options)
     td = pack_jagged_fields(batch.fields, **options)
     check_sums(report, td)
     tax = padding_tax(batch.fields, **options)
@@ -77,7 +83,7 @@ def test_sums_are_the_sizes_of_messages(batch, times):
 
 def test_what_columns_share_is_counted_at_the_first():
     td = rollouts()
-    report = tax_report(td, compress=None)
+    report = report_of(td, compress=None)
     check_sums(report, td)
     columns = {column.name: column for column in report.columns}
     ids = columns["input_ids"]
@@ -102,7 +108,7 @@ def test_columns_that_are_no_tensors():
         "reward": torch.zeros(40),
     }
     td = pack_jagged_fields(fields, lengths=[5] * 40, token_aligned_fields=["ids"])
-    report = tax_report(td, compress=None)
+    report = report_of(td, compress=None)
     check_sums(report, td)
     layouts = {column.name: column.layout for column in report.columns}
     assert layouts == {"ids": "jagged", "words": "object", "reward": "rectangular"}
@@ -111,14 +117,14 @@ def test_columns_that_are_no_tensors():
     assert column.padding_bytes == 0
     assert column.elide_bytes < 3000
     nested = TensorDict({"inner": td, "step": torch.ones(40, 2)}, [40])
-    report = tax_report(nested, compress=None)
+    report = report_of(nested, compress=None)
     check_sums(report, nested)
     assert [c.name for c in report.columns] == ["inner.ids", "inner.words", "inner.reward", "step"]
 
 
 def test_widths_are_those_of_padding_tax():
     td = rollouts()
-    report, tax = tax_report(td, padded_width=512, compress=None), padding_tax(td, padded_width=512)
+    report, tax = report_of(td, padded_width=512, compress=None), padding_tax(td, padded_width=512)
     assert report.padded_bytes == tax.padded_bytes
     assert report.jagged_bytes == tax.wire_bytes
     assert report.fill == tax.fill
@@ -126,7 +132,7 @@ def test_widths_are_those_of_padding_tax():
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(50, 60))
 def test_bare_lengths(lengths, width):
-    report = tax_report(lengths, padded_width=width, bytes_per_token=4)
+    report = report_of(lengths, padded_width=width, bytes_per_token=4)
     tax = padding_tax(lengths, padded_width=width, bytes_per_token=4)
     assert (report.padded_bytes, report.jagged_bytes) == (tax.padded_bytes, tax.wire_bytes)
     assert (report.fill, report.rows) == (tax.fill, tax.rows)
@@ -142,7 +148,7 @@ def test_bare_lengths(lengths, width):
 def test_compressed_in_all(codec):
     pytest.importorskip({"zstd": "zstandard", "lz4": "lz4"}[codec])
     td = rollouts(repeats=1, prompts=60)
-    report = tax_report(td, compress=Compression(codec))
+    report = report_of(td, compress=Compression(codec))
     frames = encode(td, narrow=True, elide=True, compress=codec)
     assert (report.compress, report.compressed_bytes) == (codec, size(frames))
 
@@ -152,7 +158,7 @@ def test_a_codec_that_is_not_installed(monkeypatch):
         raise ArgumentError("bad_option", "compress", f"{name} is not installed")
 
     monkeypatch.setitem(tax_report.__globals__, "codec_of", missing)
-    report = tax_report(rollouts(), compress="lz4")
+    report = report_of(rollouts(), compress="lz4")
     assert (report.compress, report.compressed_bytes) == ("lz4", None)
     assert report.both_bytes is not None
 
@@ -173,7 +179,7 @@ def test_a_message_as_it_is_and_as_it_would_be(tmp_path, options):
     if "compress" in options:
         pytest.importorskip("zstandard")
     td = rollouts()
-    expected = tax_report(td, compress=None)
+    expected = report_of(td, compress=None)
     frames = encode(td, **options)
     before = [bytes(frame) for frame in frames]
     path = tmp_path / "batch.jag"
@@ -187,7 +193,7 @@ def test_a_message_as_it_is_and_as_it_would_be(tmp_path, options):
         str(path),
         torch.frombuffer(blob, dtype=torch.uint8),
     ):
-        report = tax_report(source, compress=None)
+        report = report_of(source, compress=None)
         assert (report.columns, report.overhead) == (expected.columns, expected.overhead)
         now = report.message
         assert now.narrow == bool(options.get("narrow"))
@@ -204,20 +210,20 @@ def test_a_message_as_it_is_and_as_it_would_be(tmp_path, options):
 
 def test_what_stands_beside_the_batch_is_overhead():
     td = rollouts()
-    alone = tax_report(td, compress=None)
+    alone = report_of(td, compress=None)
     value = {"step": torch.arange(5000), "batch": td}
-    report = tax_report(encode(value), compress=None)
+    report = report_of(encode(value), compress=None)
     check_sums(report, value)
     assert report.columns == alone.columns
     assert report.overhead.jagged_bytes > alone.overhead.jagged_bytes + 5000 * 8
-    with_meta = tax_report(encode(td, meta={"step": 7}), compress=None)
+    with_meta = report_of(encode(td, meta={"step": 7}), compress=None)
     assert with_meta.columns == alone.columns
     assert with_meta.jagged_bytes == size(encode(td, meta={"step": 7}))
 
 
 def test_a_batched_data_dict():
     data = BatchedDataDict({"ids": torch.arange(12).view(3, 4)}, meta_info={"step": 1})
-    report = tax_report(encode(data), compress=None)
+    report = report_of(encode(data), compress=None)
     assert [(c.name, c.jagged_bytes, c.narrow_bytes) for c in report.columns] == [("ids", 96, 12)]
     assert report.jagged_bytes == size(encode(data))
 
@@ -226,11 +232,11 @@ def test_a_choice_and_a_join_are_messages_of_their_own():
     td = rollouts()
     batch = open_wire(encode(td, elide=True))
     part = batch.select(["responses"]).rows(slice(2, 9))
-    report = tax_report(part, compress=None)
+    report = report_of(part, compress=None)
     assert report.rows == 7
     assert report.jagged_bytes == size(part.to_frames())
     both = concat_rows([batch, batch])
-    assert tax_report(both, compress=None).rows == 2 * len(batch)
+    assert report_of(both, compress=None).rows == 2 * len(batch)
 
 
 # --- what people read --------------------------------------------------------------------------
@@ -239,7 +245,7 @@ def test_a_choice_and_a_join_are_messages_of_their_own():
 def test_the_table_fits_and_ends_with_advice():
     td = rollouts()
     td["a" * 60 + "\n\x1b[31m"] = torch.ones(len(td))
-    lines = str(tax_report(encode(td, narrow=True), compress=None)).splitlines()
+    lines = str(report_of(encode(td, narrow=True), compress=None)).splitlines()
     assert max(map(len, lines)) <= 100
     assert "with narrow" in lines[1]
     assert lines[2].split() == [
@@ -249,13 +255,13 @@ def test_the_table_fits_and_ends_with_advice():
     ]
     assert lines[-1].startswith("Worth it: narrow=True with elide=True saves ")
     noise = TensorDict({"x": torch.rand(50, 50, dtype=torch.float64)}, [50])
-    assert tax_report(noise, compress=None).advice.startswith("No option is worth it")
+    assert report_of(noise, compress=None).advice.startswith("No option is worth it")
     wide = TensorDict({"x": torch.randint(0, 1000, (50, 50))}, [50])
-    assert tax_report(wide, compress=None).advice.startswith("Worth it: narrow=True saves 7")
+    assert report_of(wide, compress=None).advice.startswith("Worth it: narrow=True saves 7")
 
 
 def test_large_sizes_are_shown_in_larger_units():
-    report = tax_report([2**30, 2**31])
+    report = report_of([2**30, 2**31])
     lines = str(report).splitlines()
     assert max(map(len, lines)) <= 100
     assert lines[2].split() == ["tokens", "jagged", "34,359,738", "25,769,804", "-", "-", "-"]
@@ -268,25 +274,25 @@ def test_large_sizes_are_shown_in_larger_units():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: tax_report([3, 9], padded_width=8), ArgumentError, "at most 8.*found 9"),
-        (lambda: tax_report(rollouts(), padded_width=8), ArgumentError, "'prompts'.*at most 8"),
-        (lambda: tax_report([3], padded_width=-1), ArgumentError, "padded_width.*0 or more"),
-        (lambda: tax_report([3], padded_width="8"), ArgumentTypeError, "padded_width"),
-        (lambda: tax_report([3], padded_width=True), ArgumentTypeError, "padded_width"),
-        (lambda: tax_report([-1]), ArgumentError, "row 0"),
-        (lambda: tax_report([0.5]), ArgumentTypeError, "integer"),
-        (lambda: tax_report(7), ArgumentTypeError, "lengths"),
-        (lambda: tax_report(None), ArgumentTypeError, "lengths"),
-        (lambda: tax_report([1], bytes_per_token=0), ArgumentError, "bytes_per_token"),
-        (lambda: tax_report([1], compress="gzip"), ArgumentError, "'zstd' or 'lz4'"),
-        (lambda: tax_report([1], compress=3), ArgumentTypeError, "compress"),
-        (lambda: tax_report({"x": torch.ones(2, 2)}), ArgumentError, r"tax_report\(lengths\)"),
-        (lambda: tax_report(TensorDict({}, [])), ArgumentError, "batch dim"),
-        (lambda: tax_report(b"nonsense"), WireFormatError, "jagcodec"),
-        (lambda: tax_report(encode({"step": 3})), WireFormatError, "use decode"),
-        (lambda: tax_report("/nowhere/batch.jag"), FileNotFoundError, "nowhere"),
+        (lambda: report_of([3, 9], padded_width=8), ArgumentError, "at most 8.*found 9"),
+        (lambda: report_of(rollouts(), padded_width=8), ArgumentError, "'prompts'.*at most 8"),
+        (lambda: report_of([3], padded_width=-1), ArgumentError, "padded_width.*0 or more"),
+        (lambda: report_of([3], padded_width="8"), ArgumentTypeError, "padded_width"),
+        (lambda: report_of([3], padded_width=True), ArgumentTypeError, "padded_width"),
+        (lambda: report_of([-1]), ArgumentError, "row 0"),
+        (lambda: report_of([0.5]), ArgumentTypeError, "integer"),
+        (lambda: report_of(7), ArgumentTypeError, "lengths"),
+        (lambda: report_of(None), ArgumentTypeError, "lengths"),
+        (lambda: report_of([1], bytes_per_token=0), ArgumentError, "bytes_per_token"),
+        (lambda: report_of([1], compress="gzip"), ArgumentError, "'zstd' or 'lz4'"),
+        (lambda: report_of([1], compress=3), ArgumentTypeError, "compress"),
+        (lambda: report_of({"x": torch.ones(2, 2)}), ArgumentError, r"tax_report\(lengths\)"),
+        (lambda: report_of(TensorDict({}, [])), ArgumentError, "batch dim"),
+        (lambda: report_of(b"nonsense"), WireFormatError, "jagcodec"),
+        (lambda: report_of(encode({"step": 3})), WireFormatError, "use decode"),
+        (lambda: report_of("/nowhere/batch.jag"), FileNotFoundError, "nowhere"),
         (
-            lambda: tax_report(TensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}, [])])),
+            lambda: report_of(TensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}, [])])),
             ArgumentTypeError,
             "lazy stack.*contiguous",
         ),
