@@ -421,10 +421,10 @@ def _advice(report: TaxReport) -> str:
         if not named:
             return f"No option is worth it: none saves {WORTH:.0%} of the bytes."
         return f"Worth it: {named} saves {1 - size / plain:.0%} of the bytes."
-    last = f"compress={report.compress!r} with both saves {1 - packed / plain:.0%}"
+    last = f"compress={report.compress!r} with both: {1 - packed / plain:.0%}"
     if not named:
         return f"Worth it on slow links alone: {last}."
-    return f"Worth it: {named} saves {1 - size / plain:.0%}; on slow links, {last}."
+    return f"Worth it: {named} saves {1 - size / plain:.0%}; on slow links {last}."
 
 
 def _table(report: TaxReport) -> str:
