@@ -41,6 +41,7 @@ _NOT_READERS = [
     "jagcodec.pack.columns",
     "jagcodec.pack.masked",
     "jagcodec.batch.padding_tax",
+    "jagcodec.batch.tax_report",
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     import jagcodec  # noqa: F401

@@ -10,6 +10,7 @@ from jagcodec.batch.materialize import materialize
 from jagcodec.batch.options import Layout, PaddingSide
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.tax_report import tax_report
 from jagcodec.batch.to_rows import RowsAs, to_rows
 from jagcodec.errors import (
     ArgumentError,
@@ -111,6 +112,7 @@ __all__ = [
     "select_rows",
     "split_rows",
     "stack_or_nest",
+    "tax_report",
     "to_blob",
     "to_nested_by_length",
     "to_rows",

@@ -33,7 +33,13 @@ FRONT_DOOR = {
     *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     *("repeat_rows", "restore_padding", "trim_padding"),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
-    *("to_blob", "to_nested_by_length", "unpack_masked_fields", "unwrap_wire_stripped_payload"),
+    *(
+        "tax_report",
+        "to_blob",
+        "to_nested_by_length",
+        "unpack_masked_fields",
+        "unwrap_wire_stripped_payload",
+    ),
 }
 
 

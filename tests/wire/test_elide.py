@@ -380,3 +380,19 @@ def test_what_a_small_message_may_become_is_bounded():
         decode(frames, limits=Limits(expanded=8 * n - 64 * size(frames)))
     assert (caught.value.reason, caught.value.path) == ("too_large", "header")
     assert decode(frames, limits=Limits(expanded=8 * n + 8))["zeros"].values().numel() == n
+
+
+def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
+    """Of what the limits bound: many rows that are one large object, or one cell."""
+    one = {"text": "x" * 5000}
+    n = 1 << 20
+    values = torch.zeros(n, dtype=torch.int64)
+    td = TensorDict({"mm": NonTensorStack(*[one] * 200)}, batch_size=[200])
+    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, n]))
+    for value in (td, TensorDict({"zeros": column}, [1])):
+        assert size(encode(value, elide=True)) < 10_000
+        with monkeypatch.context() as patch:
+            patch.setattr(Limits, "expanded", 100)
+            frames = encode(value, elide=True)
+        assert frames == encode(value)
+        assert_same(decode(frames), value)

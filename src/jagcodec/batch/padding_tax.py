@@ -138,27 +138,42 @@ def padding_tax(
     if isinstance(source, TensorDictBase):
         return _of_batch(source, {}, padded_width)
     if isinstance(source, Mapping):
-        if lengths is None:
-            raise ArgumentError(
-                "bad_option",
-                "padding_tax(lengths)",
-                "expected the lengths of padded columns, found None; without them nothing is "
-                "known to be padding",
-            )
-        td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
-        padded: dict[tuple[str, ...], int] = {
-            (name,): column.numel() * column.itemsize
-            for name, column in source.items()
-            if isinstance(column, torch.Tensor) and not is_jagged(column)
-        }
+        td, padded = packed_columns(source, lengths, token_aligned_fields, "padding_tax")
         return _of_batch(td, {} if padded_width else padded, padded_width)
-    return _of_lengths(source, padded_width, bytes_per_token)
+    return tax_of_lengths(source, padded_width, bytes_per_token, "padding_tax")
 
 
-def _of_lengths(
-    source: torch.Tensor | Iterable[int], padded_width: int | None, bytes_per_token: int
+def packed_columns(
+    source: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    where: str,
+) -> tuple[TensorDictBase, dict[tuple[str, ...], int]]:
+    """Padded columns as a batch, and the bytes of each as it was; `where` names the function."""
+    if lengths is None:
+        raise ArgumentError(
+            "bad_option",
+            f"{where}(lengths)",
+            "expected the lengths of padded columns, found None; without them nothing is "
+            "known to be padding",
+        )
+    td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=token_aligned_fields)
+    padded: dict[tuple[str, ...], int] = {
+        (name,): column.numel() * column.itemsize
+        for name, column in source.items()
+        if isinstance(column, torch.Tensor) and not is_jagged(column)
+    }
+    return td, padded
+
+
+def tax_of_lengths(
+    source: torch.Tensor | Iterable[int],
+    padded_width: int | None,
+    bytes_per_token: int,
+    function: str,
 ) -> PaddingTax:
-    where = "padding_tax(source)"
+    """The tax of one per-token column of these lengths; `function` is named in errors."""
+    where = f"{function}(source)"
     try:
         tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -174,12 +189,13 @@ def _of_lengths(
     ):
         raise ArgumentError(
             "bad_option",
-            "padding_tax(bytes_per_token)",
+            f"{function}(bytes_per_token)",
             f"expected 1 or more, found {bytes_per_token!r}",
         )
     row_splits = read_lengths(tensor, where)
     total = row_splits.total
-    cells = row_splits.rows * _width(row_splits.max, padded_width, where)
+    width = checked_width(row_splits.max, padded_width, where, function)
+    cells = row_splits.rows * width
     field = FieldTax("tokens", "jagged", cells * bytes_per_token, total * bytes_per_token)
     fill = total / cells if cells else 1.0
     return PaddingTax(row_splits.rows, fill, (field,), row_splits.host.nbytes)
@@ -203,7 +219,9 @@ def _of_batch(
         elif is_jagged(leaf):
             path = f"padding_tax({name!r})"
             view = view_of(leaf, path, pool)
-            shape = padded_shape(view, _width(view.row_splits.max, width, path))
+            shape = padded_shape(
+                view, checked_width(view.row_splits.max, width, path, "padding_tax")
+            )
             rectangle = padded.get(key, math.prod(shape) * view.dtype.itemsize)
             size = math.prod(view.values_shape) * view.dtype.itemsize
             fields.append(FieldTax(name, "jagged", rectangle, size))
@@ -232,12 +250,13 @@ def _leaves(td: TensorDictBase, above: tuple[str, ...]) -> Iterable[tuple[tuple[
             yield key, leaf
 
 
-def _width(longest: int, width: int | None, path: str) -> int:
+def checked_width(longest: int, width: int | None, path: str, function: str) -> int:
+    """The width of rectangles that hold a longest row; `function` is named in errors."""
     if width is None:
         return longest
     if isinstance(width, bool) or not isinstance(width, int):
         raise ArgumentTypeError(
-            "bad_type", "padding_tax(padded_width)", f"expected a width, found {width!r}"
+            "bad_type", f"{function}(padded_width)", f"expected a width, found {width!r}"
         )
     if longest > width:
         raise ArgumentError(

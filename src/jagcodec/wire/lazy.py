@@ -289,17 +289,18 @@ class WireBatch:
             slicer = self._slicer()
             if slicer is not None:
                 return slicer.cut(chosen.start, chosen.stop)
-        readable = message.to_read()
-        batch = WireBatch(
-            readable, self._nodes, self._rows, self._names, chosen, None, (), self._inner
-        )
-        flat = len(self._rows) == 1 and self._names is None
-        value: Any = batch._raw_columns() if flat else batch.to_tensordict()
-        options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
+        value = self.to_encode()
         shared = any(message.is_made_of_parts(node) for node in self._nodes.values())
-        if flat and (shared or value.repeats()):
-            options["elide"] = True
-        return encode(value, **options)
+        options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
+        elide = isinstance(value, Columns) and (shared or value.repeats())
+        return encode(value, elide=elide, **options)
+
+    def to_encode(self) -> Any:
+        """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
+        columns = self._message.to_read(), self._nodes, self._rows, self._names, self._chosen
+        batch = WireBatch(*columns, None, (), self._inner)
+        flat = len(self._rows) == 1 and self._names is None
+        return batch._raw_columns() if flat else batch.to_tensordict()
 
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.

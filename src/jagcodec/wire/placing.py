@@ -35,11 +35,14 @@ from jagcodec.wire.elision import (
 )
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import TORCH_NAMES, Dense, Documents, Lowered, Narrow, Ragged
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.spec import (
     ALIGNMENT,
+    DOCUMENT_COST,
+    EXPANSION,
     INTEGER_DTYPES,
     MAX_UNBACKED_ROWS,
     PARTS,
@@ -121,12 +124,17 @@ class Placing:
         self._shared: dict[int, tuple[int, int, int]] = {}
         # These themselves, so that no other gets the identity of one.
         self._alive: list[Any] = []
+        # What a reader counts of columns that are made of parts.
+        self._expanded = 0
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
     def message(self, lowered: Lowered, checksum: bool) -> PendingMessage:
         """The message of a lowered value."""
         self._place(lowered.items)
+        if self._expanded > EXPANSION * self._payload() + Limits.expanded:
+            # More than a reader takes by default: sent as it is.
+            return Placing(self._copies_of, self._narrow, self._keep_on).message(lowered, checksum)
         buffers: list[Any] = []
         if self._small_size or self._large:
             if self._small and not (self._rows and self._rows_in_first()):
@@ -158,6 +166,8 @@ class Placing:
                     for extent in shape:
                         size *= extent
                 if i in cells:
+                    if i in parts:
+                        self._expanded += size + 8 * row_splits.rows * len(parts[i])
                     numbers += self._place_shared(cells[i], parts.get(i), ragged=True)
                 elif self._keep_on is not None and view.device == self._keep_on:
                     numbers += (*self._keep(values_of(view)), PLAIN)
@@ -182,6 +192,9 @@ class Placing:
                 numbers += shape
             elif kind is Dense:
                 if i in cells:
+                    if i in parts:
+                        rows = parts[i][0].splits.rows
+                        self._expanded += len(cells[i].data) + 8 * rows
                     numbers += self._place_shared(cells[i], parts.get(i), ragged=False)
                 else:
                     self._place_cells(item)
@@ -263,6 +276,8 @@ class Placing:
                 place = (*self._place_bytes(data), PLAIN)
         if parts is not None:
             place = self._place_parts(parts, ragged=True)
+            cost = 1 if shared is not None and shared.one_object else DOCUMENT_COST
+            self._expanded += cost * row_splits.total + 8 * row_splits.rows * len(parts)
         self._numbers += (*place, self._new_group(row_splits), row_splits.total)
 
     def _message_in_row(self, row: Lowered, *, narrow: bool) -> list[Any]:
@@ -328,6 +343,10 @@ class Placing:
         nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self._large.append(flat_bytes(tensor) if tensor.numel() else nothing)
         return (len(self._large), 0)
+
+    def _payload(self) -> int:
+        large = (part if type(part) is int else part.nbytes for part in self._large)
+        return self._small_size + sum(large)
 
     def _is_narrow(self, item: int) -> bool:
         """Whether the item of this index is stored narrow, if it can be."""

@@ -455,7 +455,7 @@ def check_numbers(
         elif kind is _TENSORDICT and node.fields[0] == 1 and numbers[i] <= MAX_UNBACKED_ROWS:
             continue
         try:
-            _check_node(node, numbers, groups, places)
+            check_node(node, numbers, groups, places)
         except WireFormatError as error:
             raise _failed(schema, node, error) from error
 
@@ -492,9 +492,8 @@ def _no_group(group: int, groups: int) -> WireFormatError:
     return fail("bad_record", f"expected a ragged group below {groups}, found {group}")
 
 
-def _check_node(
-    node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places
-) -> None:
+def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
+    """Check the numbers of one node, and claim every place that they name."""
     kind, i = node.kind, node.number
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]

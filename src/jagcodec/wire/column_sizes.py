@@ -1,0 +1,239 @@
+"""What each column of a batch takes of a message: the bytes that its numbers name, counted once."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgpack
+
+from jagcodec.wire.compressed import opened
+from jagcodec.wire.frames import blob_end, is_blob
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.message import Message, open_frames
+from jagcodec.wire.parts import table_of
+from jagcodec.wire.registry import BATCHED_DATA_DICT
+from jagcodec.wire.schema import FORMS, Node, Places, check_node, stored_size
+from jagcodec.wire.spec import PARTS, PLAIN, Kind
+
+
+class ColumnSize(NamedTuple):
+    """A column of a message.
+
+    Attributes:
+        name: Its keys, from the outermost.
+        layout: ``"jagged"``, ``"rectangular"``, ``"object"`` or ``"other"``.
+        sent: Bytes of it: cells, tables and indices that no column before it names, and documents.
+        rows: Of a jagged one: how many.
+        longest: Of a jagged one: tokens of its longest row.
+        tokens: Of a jagged one: of all its rows.
+        token: Of a jagged one: bytes of one, as wide as its dtype.
+    """
+
+    name: tuple[str, ...]
+    layout: str
+    sent: int
+    rows: int = 0
+    longest: int = 0
+    tokens: int = 0
+    token: int = 0
+
+
+class MessageSize(NamedTuple):
+    """A message, in bytes.
+
+    Attributes:
+        total: All of it, as a blob if it is one, and otherwise its frames.
+        plain: The same before it was compressed; of frames.
+        columns: Those of its batch.
+        narrow: Whether any cells are stored narrow.
+        elide: Whether any column is made of parts.
+        compress: The codec that it is compressed with.
+        checksum: Whether it has checksums.
+    """
+
+    total: int
+    plain: int
+    columns: list[ColumnSize]
+    narrow: bool
+    elide: bool
+    compress: str | None
+    checksum: bool
+
+
+def message_size(frames: Any, path: str) -> MessageSize:
+    """What a message is made of, column by column; `frames` are those of a batch, or its blob.
+
+    Raises:
+        ArgumentTypeError: It is neither frames nor a blob.
+        WireFormatError: It is malformed.
+        ArgumentError: It is compressed, and the library for that is not installed.
+    """
+    outer, arrays = open_frames(frames, path, DEFAULT_LIMITS)
+    total = sum(map(len, arrays))
+    if not isinstance(frames, (list, tuple)) or (len(frames) == 1 and _is_blob(frames[0])):
+        total = blob_end(len(arrays[0]), outer.sizes)
+    root = outer.schema.root
+    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
+    header, payload = opened(outer, arrays[1:], None, by_range=True)
+    message = Message(header, payload, None, False)
+    # The header inside a compressed message is one of its values.
+    size = len(arrays[0]) if compress is None else len(outer.values[0])
+    weighing = _Weighing(message)
+    columns = [weighing.column(name, node) for name, node in _columns(header.schema.root, ())]
+    plain = size + sum(header.sizes)
+    seen = weighing.narrow, weighing.elide, compress, outer.checksums is not None
+    return MessageSize(total, plain, columns, *seen)
+
+
+def _is_blob(buffer: Any) -> bool:
+    data = memoryview(buffer)
+    return data.nbytes > 0 and is_blob(data.cast("B")[:8])  # type: ignore[arg-type]
+
+
+def _columns(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The columns of the batch that a message holds, where `open_wire` finds it."""
+    if not above:
+        if node.kind is Kind.USER and node.fields[0] == BATCHED_DATA_DICT:
+            node = node.children[0].children[0]
+        elif node.kind is Kind.MAP:
+            (node,) = (child for child in node.children if child.kind is Kind.TENSORDICT)
+    for name, child in zip(node.fields[-1], node.children, strict=True):
+        if child.kind is Kind.TENSORDICT:
+            yield from _columns(child, (*above, name))
+        else:
+            yield (*above, name), child
+
+
+class _Named(Places):
+    """The places that the numbers of a node name."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes, 0)
+        self.named: list[tuple[int, int, int]] = []
+
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        if size:
+            self.named.append((buffer, offset, size))
+
+
+class _Weighing:
+    """The state of one walk over the columns of a message: which bytes were counted already."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self.narrow = self.elide = False
+        # Of each buffer, where counted ranges begin and where they end; none touch or overlap.
+        self._counted: list[tuple[list[int], list[int]]] = [([], []) for _ in message.header.sizes]
+        for group in message.header.groups:
+            if group.rows > 1:
+                # Offsets of rows belong to no column: all of their group share them.
+                self._fresh(group.buffer, group.offset, 8 * (group.rows + 1))
+        self._values = _value_sizes(message.header.packed_values)
+
+    def column(self, name: tuple[str, ...], node: Node) -> ColumnSize:
+        sent = sum(map(self._sent, _within(node)))
+        if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
+            return ColumnSize(name, _LAYOUTS.get(node.kind, "other"), sent)
+        if node.kind is Kind.INNER_FIRST:
+            (node,) = node.children
+        shape = list(self._message.shape(node))
+        del shape[node.fields[2] - 1]
+        splits = self._message.row_splits(self._message.numbers[node.number + 3])
+        token = math.prod(shape) * node.itemsize
+        return ColumnSize(name, "jagged", sent, splits.rows, splits.max, splits.total, token)
+
+    def _sent(self, node: Node) -> int:
+        if node.kind is Kind.VALUE:
+            return self._values[node.value]
+        if node.kind not in FORMS or not FORMS[node.kind].numbers:
+            return 0
+        numbers, groups = self._message.numbers, self._message.header.groups
+        places = _Named(self._message.header.sizes)
+        check_node(node, numbers, groups, places)
+        named = places.named
+        if named and FORMS[node.kind].numbers[2:3] == ("stored",):
+            stored = numbers[node.number + 2]
+            if stored > PARTS:
+                self.elide = True
+                named = named + self._parts(node, *named[0][:2], stored)
+            elif stored != PLAIN:
+                self.narrow = True
+        return sum(self._fresh(*place) for place in named)
+
+    def _parts(
+        self, node: Node, buffer: int, offset: int, stored: int
+    ) -> list[tuple[int, int, int]]:
+        """The places that a table names."""
+        places: list[tuple[int, int, int]] = []
+        tensor = node.kind in (Kind.TENSOR, Kind.JAGGED)
+        dtype = node.fields[0] if tensor else "uint8"
+        each = 1
+        if tensor:
+            dims = list(self._message.shape(node))
+            del dims[0]  # tables are of ragged dim 1
+            each = math.prod(dims)
+        for part in table_of(self._message, buffer, offset, stored):
+            size = stored_size(dtype, part.stored, part.cells * each)
+            index = stored_size("int64", part.index_stored, part.indices)
+            self.narrow = self.narrow or bool(size and part.stored != PLAIN)
+            places += [
+                place
+                for place in (
+                    (part.buffer, part.offset, size),
+                    (part.index_buffer, part.index_offset, index),
+                )
+                if place[2]
+            ]
+        return places
+
+    def _fresh(self, buffer: int, offset: int, size: int) -> int:
+        """How many bytes at a place nobody has counted yet; from now on they are."""
+        if not 0 <= buffer < len(self._counted):
+            return 0  # of a table that is malformed, which reading its column says
+        starts, ends = self._counted[buffer]
+        end = offset + size
+        first = bisect_left(ends, offset)
+        last = first
+        counted = 0
+        begin, stop = offset, end
+        while last < len(starts) and starts[last] <= end:
+            counted += max(0, min(end, ends[last]) - max(offset, starts[last]))
+            begin, stop = min(begin, starts[last]), max(stop, ends[last])
+            last += 1
+        starts[first:last] = [begin]
+        ends[first:last] = [stop]
+        return size - counted
+
+
+_LAYOUTS = {
+    Kind.TENSOR: "rectangular",
+    Kind.ARRAY: "rectangular",
+    Kind.NON_TENSOR_DATA: "object",
+    Kind.NON_TENSOR_ROWS: "object",
+    Kind.NON_TENSOR_STACK: "object",
+    Kind.OBJECT_ARRAY: "object",
+    Kind.LIST: "object",
+    Kind.VALUE: "object",
+}
+
+
+def _within(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from _within(child)
+
+
+def _value_sizes(packed: bytes) -> list[int]:
+    """Bytes of each document of a header."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1, strict_map_key=False)
+    unpacker.feed(packed)
+    count = unpacker.read_array_header()
+    at, sizes = unpacker.tell(), []
+    for _ in range(count):
+        unpacker.skip()
+        sizes.append(unpacker.tell() - at)
+        at = unpacker.tell()
+    return sizes
