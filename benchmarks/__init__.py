@@ -48,6 +48,7 @@ shows where.
     stages     single steps of jagcodec beside the copies they stand for
     memory     peak memory of a trip
     bars       what the project asks of itself, and whether it is met
+    bytes      what each option of `encode` saves, and what it costs
     small      messages of few rows beside pickle
     before     an earlier version of the library beside this one; before_worker, before_values
     house      lines and import chains of the library

@@ -9,9 +9,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from benchmarks import before, before_values, costs, house, limits, rows, small, trips, wide
+from benchmarks import bytes as saved
 from benchmarks.bars import bars
 from benchmarks.shapes import PADS, SMALL, Batch, Case, make_batch, make_small_batch
-from jagcodec import pack_rows
+from jagcodec import encode, pack_rows
 
 EXTRAS = {"rows", "safetensors", "arrow"}  # need packages that only `make bench` installs
 BATCH = make_batch(Case("lognormal", 16, 64).lengths())
@@ -318,3 +319,51 @@ def test_a_stage_that_wants_few_layers_reads_few_bytes():
     assert {size < cells // 2 + spare for _, size, *_ in wide.measure_encoding(column, 1)[2:]} == {
         True
     }
+
+
+# --- bytes -------------------------------------------------------------------------------------
+
+
+def test_bytes_are_weighed_with_each_option(tmp_path, capsys):
+    file = tmp_path / "bytes.json"
+    asked = ["--turns=1", "--images=2", "--shrink=64", "--only=verl,images,noise,experts"]
+    assert saved.main([*asked, "--options=none;narrow;elide;narrow, elide", f"--json={file}"]) == 0
+    report = json.loads(file.read_text())
+    kinds = [f"images, {kind}" for kind in ("jagged", "one", "equal", "tensor")]
+    few = ["noise, 512 x 1536", "noise, 8 x 64"]
+    assert list(report["batches"]) == ["verl", *kinds, *few, "experts"]
+    sizes = {
+        batch: {option: own["bytes"] for option, own in found["options"].items()}
+        for batch, found in report["batches"].items()
+    }
+    for batch in kinds:
+        # What is beside the images counts for more in small ones.
+        assert sizes[batch]["elide"] < report["batches"][batch]["once"] + 4096 + 400 * 16
+    assert sizes["verl"]["narrow, elide"] < sizes["verl"]["none"] / 5
+    for batch in few:
+        assert sizes[batch]["narrow, elide"] == sizes[batch]["narrow"]
+    assert sizes["experts"]["narrow"] < sizes["experts"]["none"] / 7
+    assert len(report["bars"]) == 16
+    assert capsys.readouterr().out.count(": bytes more than narrow alone") == 2
+
+
+def test_a_value_that_is_lost_ends_the_weighing():
+    made = saved.make_noise([3, 4])
+    other = saved.make_noise([3, 5])
+    with pytest.raises(SystemExit, match="VERIFICATION FAILED: noise: decode"):
+        saved.verify(made.value, encode(other.value), "noise")
+    with pytest.raises(SystemExit, match="VERIFICATION FAILED: a column"):
+        saved.same_column(torch.ones(2), torch.zeros(2), "a column")
+
+
+def test_speeds_at_which_an_option_breaks_even():
+    assert saved.break_even(10**6, 8.0) == pytest.approx(1.0)
+    assert saved.break_even(10**6, -1.0) is None  # whatever the link
+    assert saved.break_even(-1, 1.0) == 0
+
+
+@pytest.mark.parametrize("given", ["", "verl,rows"])
+def test_a_batch_of_no_name_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        saved.main([f"--only={given}"])
+    assert "expected some of verl, images" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
+from benchmarks.costs import functions_entered
 from jagcodec import (
     ArgumentError,
     ArgumentTypeError,
@@ -396,3 +399,54 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
             frames = encode(value, elide=True)
         assert frames == encode(value)
         assert_same(decode(frames), value)
+
+
+# --- rows that begin alike ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.int64])
+@pytest.mark.parametrize("tail", [(), (3,)])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rows_of_every_width_that_repeat_are_found(dtype, tail, grouped):
+    rng = np.random.default_rng(7)
+    kinds = [rng.integers(0, 100, (n, *tail)) for n in (0, 1, 3, 5, 200, 201)]
+    rows = [kinds[i % 6] for i in range(48)]
+    td = TensorDict({"a": nested(rows, dtype)}, batch_size=[48])
+    groups = [i % 6 for i in range(48)] if grouped else None
+    frames = encode(td, elide=True, groups=groups)
+    assert forms_of(frames, "a") == ["AT"]
+    own = sum(kind.size for kind in kinds) * dtype.itemsize
+    assert size(frames) < own + 1024
+    assert_same(decode(frames), td)
+    assert_reads([bytes(memoryview(frame)) for frame in frames], td)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tail", [(), (3,)])
+def test_cells_of_a_rectangle_that_repeat_are_found(dtype, tail, eager):
+    rng = np.random.default_rng(8)
+    few = torch.as_tensor(rng.normal(size=(5, *tail)) * 50).abs().to(dtype)
+    if dtype.is_floating_point:
+        few[0], few[1], few[2] = 0.0, -0.0, float("nan")
+    td = TensorDict({"a": few[torch.from_numpy(rng.integers(0, 5, 900))]}, batch_size=[900])
+    frames = encode(td, elide=True)
+    assert forms_of(frames, "a") == ["AT"]
+    assert_same(decode(frames), td)
+
+
+def test_rows_that_begin_otherwise_are_not_looked_at_one_by_one():
+    def entered(rows):
+        rng = np.random.default_rng(9)
+        columns = {
+            "ids": nested([rng.integers(0, 1 << 40, 8) for _ in range(rows)]),
+            "rewards": torch.from_numpy(rng.integers(0, 1 << 40, rows) % 9),
+        }
+        td = TensorDict(columns, batch_size=[rows])
+        package = Path(elision.__file__).parents[1]
+        return [
+            functions_entered(partial(encode, td, elide=True, groups=groups), package)
+            for groups in (None, [row // 8 for row in range(rows)])
+        ]
+
+    one_by_one = 512 - 64
+    assert all(b - a < one_by_one / 4 for a, b in zip(entered(64), entered(512), strict=True))

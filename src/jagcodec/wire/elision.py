@@ -201,7 +201,7 @@ class _Search:
             return None
         # Windows of neighbours: of noise nearly all differ.
         width = min(16, count - 1)
-        first = np.linspace(0, count - 1 - width, 64).astype(np.int64)[:, None]
+        first = (np.arange(64) * (count - 1 - width) // 63)[:, None]
         near = words[first + np.arange(width + 1)]
         if 8 * np.count_nonzero(_differ(near[:, 1:], near[:, :-1], 2)) > 64 * width:
             return None
@@ -326,7 +326,10 @@ class _Search:
             return None
         if groups is not None and len(groups) == splits.rows:
             like = _first_of_each(groups)
-            shared = np.array([_common(column, a, b) for a, b in enumerate(like.tolist())])
+            firsts, shared = _firsts(column), np.zeros(splits.rows, dtype=np.int64)
+            alike = (firsts == firsts[like]) & (like != np.arange(splits.rows))
+            for row in np.flatnonzero(alike).tolist():
+                shared[row] = _common(column, row, int(like[row]))
         else:
             found = _alike(column)
             if found is None:
@@ -377,13 +380,25 @@ def _alike(column: Column) -> tuple[IntArray, IntArray] | None:
     A row that others are like is like itself.
     """
     size, splits = column.size, column.splits
+    firsts = _firsts(column)
+    if column.dense and size <= 8:  # which is all there is of a row
+        like = _first_of_each(firsts)
+        return like, np.full(splits.rows, size, dtype=np.int64)
+    # Of noise nearly all rows begin otherwise than all others, which is seen without a loop.
+    ordered = np.sort(firsts)
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(again):
+        return None
     data = column.cells.data.data
     bounds = (splits.host * size).tolist()
-    heads = [bytes(data[a : min(a + _HEAD, b)]) for a, b in pairwise(bounds)]
+    heads = {
+        row: bytes(data[bounds[row] : min(bounds[row] + _HEAD, bounds[row + 1])])
+        for row in np.flatnonzero(np.isin(firsts, again)).tolist()
+    }
     counts: dict[bytes, int] = {}
-    for head in heads:
+    for head in heads.values():
         counts[head] = counts.get(head, 0) + 1
-    several = [row for row, head in enumerate(heads) if counts[head] > 1 and head]
+    several = [row for row, head in heads.items() if counts[head] > 1 and head]
     if not several:
         return None
     most = max(_HEAD, _MOST_SORTED // len(several))
@@ -406,7 +421,22 @@ def _alike(column: Column) -> tuple[IntArray, IntArray] | None:
     return like, shared
 
 
-def _first_of_each(groups: IntArray) -> IntArray:
+def _firsts(column: Column) -> AnyArray:
+    """(N,) a number for each row, of its first bytes: rows that begin alike have the same."""
+    size, splits = column.size, column.splits
+    data = column.cells.data
+    if size in (4, 8) or (column.dense and size in (1, 2)):
+        words = _words(data, size)
+        return words if column.dense else words[np.minimum(splits.starts, splits.total - 1)]
+    # Up to eight bytes; zeros behind a row that has fewer.
+    at, within = (splits.starts * size)[:, None], np.arange(8)
+    inside = within < (splits.lengths * size)[:, None]
+    first = np.where(inside, data[np.where(inside, at + within, 0)], 0)
+    firsts: AnyArray = first.astype(np.uint8).view(np.uint64)[:, 0]
+    return firsts
+
+
+def _first_of_each(groups: AnyArray) -> IntArray:
     """(N,) the first row of the group that each row is of."""
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     rows: IntArray = first[inverse]

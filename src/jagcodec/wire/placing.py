@@ -144,7 +144,11 @@ class Placing:
         return with_header(lowered, numbers, groups, buffers, checksum, self._fill, self._sources)
 
     def _place(self, items: list[Any]) -> None:
-        cells = self._cells(items) if self._narrow or self._elide else {}
+        cells: dict[int, Cells] = {}
+        if self._narrow or self._elide:
+            # Which are looked at more than once.
+            items = [self._view(item) if type(item) is Ragged else item for item in items]
+            cells = self._cells(items)
         parts = self._parts(items, cells) if self._elide else {}
         numbers, group_of = self._numbers, self._group_of
         for i, item in enumerate(items):

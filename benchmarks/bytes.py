@@ -1,0 +1,475 @@
+"""Which option of `encode` saves how many bytes, and what it costs: ``python -m benchmarks.bytes``.
+
+    python -m benchmarks.bytes [--turns 5] [--images 8] [--only verl,demo] [--options 'none;elide']
+                               [--json FILE]
+
+    verl      512 rows of 64 prompts as verl holds them: about 0.5 M prompt and 2.1 M response
+              tokens, seven int64 columns, float32 log-probabilities and rm_scores of zeros
+    images    `images` of 1,200 to 2,500 patches in bfloat16, each of 8 rows: as a jagged column,
+              as payloads of rows that are one dict (`one`), as equal dicts and tensors (`equal`),
+              and as dicts that differ but hold one tensor (`tensor`)
+    demo      the batch of 512 GSM8K rows that `make demo` sends
+    noise     nothing to elide: random ids and log-probabilities, 512 x 1536 and 8 x 64
+    experts   what tokens were routed to, (tokens, 40, 8) int64, beside their ids
+
+Every batch is written with each option, copied as a transport would, read by `decode` and by
+`materialize`; all options in every turn, in an order drawn anew. What is read is compared with the
+input, bit for bit, in a first turn that is not timed. Times are medians, and ratios the medians of
+the ratios within a turn. The speed at which an option breaks even is that of a link on which the
+bytes that it saves take as long as what both ends spend more, one message after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import NonTensorStack, TensorDict
+from torch.nn.utils.rnn import pad_sequence
+
+from benchmarks.machine import machine, versions
+from benchmarks.rows import check
+from benchmarks.shapes import Case
+from benchmarks.small import copied
+from benchmarks.trips import quieted
+from examples.grpo_demo.batch import PER_TOKEN
+from examples.grpo_demo.batch import make_batch as make_demo_batch
+from jagcodec import decode, encode, materialize, pack_jagged_fields
+from jagcodec.data import rollout_table
+from jagcodec.testing import assert_same
+
+VOCABULARY = 151_936
+PER_PROMPT = 8
+PATCH = 1176  # cells of one patch of an image
+LAYERS, EXPERTS = 40, 8
+SHORT_MS = 20.0  # what takes less is done several times over
+
+Option = dict[str, Any]
+OPTIONS: dict[str, Option] = {
+    "none": {},
+    "narrow": {"narrow": True},
+    "elide": {"elide": True},
+    "narrow, elide": {"narrow": True, "elide": True},
+    "narrow, elide, zstd": {"narrow": True, "elide": True, "compress": "zstd"},
+    "zstd": {"compress": "zstd"},
+}
+STEPS = ("write", "decode", "materialize")
+
+
+class Made(NamedTuple):
+    """A batch.
+
+    Attributes:
+        value: What is encoded.
+        options: Those of `OPTIONS`, and what else is of interest for this batch.
+        once: Bytes of what is in it only once, if that is known.
+    """
+
+    value: TensorDict
+    options: dict[str, Option]
+    once: int = 0
+
+
+class Bar(NamedTuple):
+    """What is asked of a figure."""
+
+    what: str
+    asked: float
+    found: float
+
+    @property
+    def met(self) -> bool:
+        return self.found <= self.asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    quieted()
+    report: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.bytes", *(arguments or sys.argv[1:])]),
+        "machine": machine(),
+        "versions": versions(),
+        "batches": {},
+    }
+    for what in ("machine", "versions"):
+        print(", ".join(f"{name} {value}" for name, value in report[what].items()))
+    for name in given.only:
+        for part, made in PARTS[name](given.images, given.shrink):
+            wanted = {k: v for k, v in made.options.items() if k in (given.options or made.options)}
+            found = measured(made._replace(options=wanted), given.turns, part)
+            report["batches"][part] = found
+            print(f"\n{text(part, found)}", flush=True)
+    report["bars"] = [{**bar._asdict(), "met": bar.met} for bar in bars(report["batches"])]
+    print(f"\n{'bar':62}{'asked':>10}{'found':>10}")
+    for bar in bars(report["batches"]):
+        verdict = "met" if bar.met else "MISSED"
+        print(f"{bar.what:62}{bar.asked:10.2f}{bar.found:10.2f}  {verdict}")
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bytes", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--turns", type=int, default=5, help="in which every option is used once")
+    parser.add_argument("--images", type=int, default=8, help="the bar is about 32")
+    parser.add_argument("--only", type=_parts, default=tuple(PARTS), help="verl,demo,...")
+    parser.add_argument("--options", type=_options, help="'none;narrow;narrow, elide', say")
+    parser.add_argument("--shrink", type=int, default=1, help="rows so many times shorter")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    return parser
+
+
+def _parts(given: str) -> tuple[str, ...]:
+    names = tuple(given.split(","))
+    if not set(names) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(PARTS)}, found {given!r}")
+    return names
+
+
+def _options(given: str) -> tuple[str, ...]:
+    return tuple(given.split(";"))
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+def nested(rows: Sequence[Any]) -> torch.Tensor:
+    """Rows as a jagged column, which has offsets of its own."""
+    return torch.nested.as_nested_tensor(list(map(torch.as_tensor, rows)), layout=torch.jagged)
+
+
+def lengths_around(rng: np.random.Generator, mean: float, rows: int) -> list[int]:
+    """Lengths from a quarter to seven quarters of a mean."""
+    found: list[int] = rng.integers(max(1, int(mean / 4)), int(mean * 7 / 4) + 2, rows).tolist()
+    return found
+
+
+def make_verl(shrink: int) -> Made:
+    """A batch as verl holds it, whose columns say the same thing several times."""
+    rng = np.random.default_rng(0)
+
+    def ids(tokens: int) -> Any:
+        # The rank of a token and how often it comes go as one over the other.
+        return np.exp(rng.random(tokens) * math.log(VOCABULARY)).astype(np.int64) - 1
+
+    asked = [ids(n) for n in lengths_around(rng, 977 / shrink, 64)]
+    prompts = [prompt for prompt in asked for _ in range(PER_PROMPT)]
+    responses = [ids(n) for n in lengths_around(rng, 4_100 / shrink, len(prompts))]
+    both = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
+    logprobs = [-rng.exponential(0.5, len(row)).astype(np.float32) for row in responses]
+    columns = {
+        "prompts": nested(prompts),
+        "responses": nested(responses),
+        "input_ids": nested(both),
+        "attention_mask": nested([np.ones(len(row), np.int64) for row in both]),
+        "position_ids": nested([np.arange(len(row)) for row in both]),
+        "response_mask": nested([np.ones(len(row), np.int64) for row in responses]),
+        "loss_mask": nested([np.ones(len(row), np.int64) for row in responses]),
+        "rollout_log_probs": nested(logprobs),
+        "rm_scores": nested([np.zeros(len(row), np.float32) for row in responses]),
+    }
+    # Ids below 151,936 take three bytes.
+    once = 3 * sum(map(len, asked)) + (3 + 4) * sum(map(len, responses))
+    grouped = [prompt for prompt in range(len(asked)) for _ in range(PER_PROMPT)]
+    options = {**OPTIONS, "narrow, elide, groups": {**OPTIONS["narrow, elide"], "groups": grouped}}
+    return Made(TensorDict(columns, batch_size=[len(prompts)]), options, once)
+
+
+def make_images(kind: str, images: int, shrink: int) -> Made:
+    """Images, each in the rows of one prompt."""
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1_200 // shrink, 2_500 // shrink + 1, images).tolist()
+    noise = torch.Generator().manual_seed(1)
+    pixels = [torch.randn(n, PATCH, generator=noise).to(torch.bfloat16) for n in sizes]
+    rows = [image for image in pixels for _ in range(PER_PROMPT)]
+    column: Any
+    if kind == "jagged":
+        column = nested(rows)
+    else:
+        one = [{"pixel_values": image} for image in pixels]
+        payloads: dict[str, Callable[[int], Any]] = {
+            "one": lambda i: one[i // PER_PROMPT],
+            "equal": lambda i: {"pixel_values": rows[i].clone()},
+            "tensor": lambda i: {"pixel_values": rows[i], "row": i},
+        }
+        column = NonTensorStack(*map(payloads[kind], range(len(rows))))
+    columns = {"images": column, "number": torch.arange(len(rows))}
+    once = sum(image.nbytes for image in pixels)
+    return Made(TensorDict(columns, batch_size=[len(rows)]), OPTIONS, once)
+
+
+def make_demo() -> Made:
+    """What the demo sends."""
+    batch = make_demo_batch(rollout_table(), 1, 512)
+    fields = {
+        name: column if column.dtype == object else torch.from_numpy(column)
+        for name, column in batch.columns.items()
+    }
+    lengths = torch.from_numpy(batch.columns["input_lengths"])
+    value = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    return Made(value, OPTIONS)
+
+
+def make_noise(lengths: Sequence[int]) -> Made:
+    """Columns that repeat nothing."""
+    rng = np.random.default_rng(2)
+    columns = {
+        "input_ids": nested([rng.integers(0, VOCABULARY, n) for n in lengths]),
+        **{
+            name: nested([rng.normal(size=n).astype(np.float32) for n in lengths])
+            for name in ("logprobs", "ref_logprobs", "advantages")
+        },
+    }
+    return Made(TensorDict(columns, batch_size=[len(lengths)]), OPTIONS)
+
+
+def make_experts(shrink: int) -> Made:
+    """What tokens were routed to, by a router that prefers some experts."""
+    rng = np.random.default_rng(3)
+    lengths = lengths_around(rng, 976 / shrink, 8)
+    columns = {
+        "input_ids": nested([rng.integers(0, VOCABULARY, n) for n in lengths]),
+        "routed_experts": nested([rng.integers(0, 128, (n, LAYERS, EXPERTS)) for n in lengths]),
+    }
+    options = {**OPTIONS, "narrow of the column": {"narrow": {"routed_experts": True}}}
+    options["narrow of the column, outermost"] = {
+        "narrow": {"routed_experts": True},
+        "outermost": {"routed_experts": 1},
+    }
+    return Made(TensorDict(columns, batch_size=[len(lengths)]), options)
+
+
+Parts = Iterator[tuple[str, Made]]
+
+
+def verl(_: int, shrink: int) -> Parts:
+    """The batch as verl holds it."""
+    yield "verl", make_verl(shrink)
+
+
+def images(count: int, shrink: int) -> Parts:
+    """Images, in each of four ways."""
+    for kind in ("jagged", "one", "equal", "tensor"):
+        yield f"images, {kind}", make_images(kind, count, shrink)
+
+
+def demo(_: int, shrink: int) -> Parts:
+    """The batch of the demo."""
+    yield "demo", make_demo()
+
+
+def noise(_: int, shrink: int) -> Parts:
+    """Nothing to elide, in a large batch and in a small one."""
+    yield "noise, 512 x 1536", make_noise(Case("lognormal", 512, 1536 // shrink).lengths().tolist())
+    yield "noise, 8 x 64", make_noise(lengths_around(np.random.default_rng(4), 36, 8))
+
+
+def experts(_: int, shrink: int) -> Parts:
+    """Routed experts beside ids."""
+    yield "experts", make_experts(shrink)
+
+
+_ALL = (verl, images, demo, noise, experts)
+PARTS: dict[str, Callable[[int, int], Parts]] = {part.__name__: part for part in _ALL}
+
+
+# --- verifying ---------------------------------------------------------------------------------
+
+
+def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
+    """See that a message gives every value back, by both ways to read it.
+
+    Raises:
+        SystemExit: It does not.
+    """
+    try:
+        assert_same(decode(frames), value)
+    except AssertionError as error:
+        check(False, f"{what}: decode: {error}")
+    rectangles: dict[Any, Any] = dict(materialize(frames))
+    check(set(rectangles) == set(value.keys()), f"{what}: columns")
+    for name in value.keys():  # noqa: SIM118  of a TensorDict
+        same_column(rectangles[name], value.get(name), f"{what}: materialize: {name}")
+
+
+def same_column(found: Any, column: Any, what: str) -> None:
+    """See that a column of a batch is that of a TensorDict, padded with zeros."""
+    if not isinstance(column, torch.Tensor):
+        try:
+            assert_same(list(found), column.tolist())
+        except AssertionError as error:
+            check(False, f"{what}: {error}")
+        return
+    wanted = pad_sequence(list(column.unbind()), batch_first=True) if column.is_nested else column
+    check(found.dtype == wanted.dtype and torch.equal(found, wanted), what)
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def measured(made: Made, turns: int, what: str) -> dict[str, Any]:
+    """Bytes and milliseconds of each option, and ratios to those of no option and of narrow."""
+    order = random.Random(0)
+    sizes: dict[str, int] = {}
+    ms: dict[str, dict[str, list[float]]] = {}
+    often = 1
+    for name, option in made.options.items():
+        start = time.perf_counter()
+        frames = copied(encode(made.value, **option))
+        took = 1e3 * (time.perf_counter() - start)
+        often = max(often, min(10, int(SHORT_MS / took))) if turns > 1 else 1
+        sizes[name] = sum(map(len, frames))
+        verify(made.value, frames, f"{what}: {name}")
+        ms[name] = {step: [] for step in STEPS}
+    # Of short ones, more turns and several calls in each, for their medians.
+    turns = max(turns, min(3 * turns, often * turns))
+    names = list(made.options)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(turns):
+            order.shuffle(names)
+            for name in names:
+                for step, took in zip(STEPS, trip(made, name, often), strict=True):
+                    ms[name][step].append(took)
+            gc.collect()
+    finally:
+        gc.enable()
+    rows = {name: line(name, sizes, ms) for name in made.options}
+    return {"turns": turns, "once": made.once, "rows": len(made.value), "options": rows}
+
+
+def trip(made: Made, name: str, often: int) -> tuple[float, float, float]:
+    """Milliseconds to write a message with an option, to decode it and to materialize it."""
+    option = made.options[name]
+    frames: list[Any] = []
+
+    def timed(call: Callable[[], Any]) -> float:
+        made_by_call: Any = None
+        start = time.perf_counter()
+        for _ in range(often):
+            made_by_call = call()
+        took = 1e3 * (time.perf_counter() - start) / often
+        frames[:] = frames or copied(made_by_call)
+        return took
+
+    write = timed(lambda: encode(made.value, **option))
+    return write, timed(lambda: decode(frames)), timed(lambda: materialize(frames))
+
+
+def line(
+    name: str, sizes: Mapping[str, int], ms: Mapping[str, Mapping[str, list[float]]]
+) -> dict[str, Any]:
+    """The figures of one option."""
+    own = ms[name]
+    found: dict[str, Any] = {"bytes": sizes[name]}
+    for step in STEPS:
+        found[step] = statistics.median(own[step])
+    for other in ("none", "narrow"):
+        if other not in ms:
+            continue
+        beside = ms[other]
+        for step in STEPS:
+            pairs = list(zip(own[step], beside[step], strict=True))
+            found[f"{step} / {other}"] = statistics.median(a / b for a, b in pairs)
+            found[f"{step} - {other}"] = statistics.median(a - b for a, b in pairs)
+        saved = sizes[other] - sizes[name]
+        for step in ("decode", "materialize"):
+            extra = found[f"write - {other}"] + found[f"{step} - {other}"]
+            found[f"break-even {step} / {other}"] = break_even(saved, extra)
+    return found
+
+
+def break_even(saved: int, extra_ms: float) -> float | None:
+    """Gbit/s below which bytes saved are worth that time; None of any speed, 0 of none."""
+    if saved <= 0:
+        return 0.0 if extra_ms >= 0 else None
+    return None if extra_ms <= 0 else 8 * saved / extra_ms / 1e6
+
+
+def bars(found: Mapping[str, Any]) -> list[Bar]:
+    """What this library asks of itself, of the batches that were measured."""
+    asked: list[Bar] = []
+
+    def figure(batch: str, option: str, what: str) -> Any:
+        return found.get(batch, {}).get("options", {}).get(option, {}).get(what)
+
+    def ask(what: str, most: float, value: float | None, scale: float = 1.0) -> None:
+        if value is not None:
+            asked.append(Bar(what, most, value * scale))
+
+    both = "narrow, elide"
+    ask("verl, narrow and elide: MB", 20, figure("verl", both, "bytes"), 1e-6)
+    for step, most in zip(STEPS, (2.0, 1.0, 1.0), strict=True):
+        ratio = figure("verl", both, f"{step} / narrow")
+        ask(f"verl, narrow and elide: time to {step} / narrow alone", most, ratio)
+    for kind in ("jagged", "one", "equal", "tensor"):
+        batch = f"images, {kind}"
+        if size := figure(batch, "elide", "bytes"):
+            ask(f"{batch}, elide: bytes / one copy", 1.05, size / found[batch]["once"])
+    for batch, option, most in (("demo", both, 0.6), ("experts", "narrow of the column", 1.0)):
+        size, plain = figure(batch, option, "bytes"), figure(batch, "none", "bytes")
+        if size and plain:
+            ask(f"{batch}, {option}: bytes / no option", most, size / plain)
+    for batch in ("noise, 512 x 1536", "noise, 8 x 64"):
+        size, alone = figure(batch, both, "bytes"), figure(batch, "narrow", "bytes")
+        if not size or not alone:
+            continue
+        ask(f"{batch}, {both}: bytes more than narrow alone", 0, size - alone)
+        for step in STEPS:
+            more = figure(batch, both, f"{step} - narrow")
+            most = max(0.1 * figure(batch, "narrow", step), 0.3)
+            ask(f"{batch}, {both}: ms more to {step}", most, more)
+    return asked
+
+
+def text(name: str, found: Mapping[str, Any]) -> str:
+    """One batch as a table."""
+    once = f", {found['once'] / 1e6:.1f} MB of it once" if found["once"] else ""
+    head = f"{name}: {found['rows']} rows{once}, {found['turns']} turns"
+    lines = [
+        head,
+        f"  {'':31}{'MB':>9}{'of none':>9}"
+        + "".join(f"{step + ' ms':>16}{'/ narrow':>9}" for step in STEPS)
+        + f"{'Gbit/s':>9}{'/ narrow':>9}",
+    ]
+    options = found["options"]
+    plain = options.get("none", {}).get("bytes")
+    for option, own in options.items():
+        cells = f"  {option:31}{own['bytes'] / 1e6:9.3f}"
+        cells += f"{own['bytes'] / plain:9.3f}" if plain else f"{'':9}"
+        for step in STEPS:
+            cells += f"{own[step]:16.2f}{_ratio(own.get(f'{step} / narrow')):>9}"
+        for other in ("none", "narrow"):
+            key = f"break-even decode / {other}"
+            cells += f"{_speed(own[key]) if key in own and option != other else '':>9}"
+        lines.append(cells.rstrip())
+    return "\n".join(lines)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _speed(value: float | None) -> str:
+    if value is None:
+        return "any"
+    return f"{value:.1f}" if value else "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
