@@ -7,6 +7,7 @@ is left as it is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -129,6 +130,7 @@ class _Search:
         self.columns = list(columns)
         self.found: list[Parts | tuple[int, ...] | None] = [None] * len(columns)
         self._widths: dict[int, int] = {}
+        self._near: dict[int, IntArray] = {}
         # The first column with cells that begin and end like these, and columns of one dtype.
         self._known: dict[Any, int] = {}
         self._alike: dict[Any, list[int]] = {}
@@ -200,10 +202,10 @@ class _Search:
         if count < 2:
             return None
         # Windows of neighbours: of noise nearly all differ.
-        width = min(16, count - 1)
-        first = (np.arange(64) * (count - 1 - width) // 63)[:, None]
-        near = words[first + np.arange(width + 1)]
-        if 8 * np.count_nonzero(_differ(near[:, 1:], near[:, :-1], 2)) > 64 * width:
+        near = words[self._windows(count)]
+        if 8 * np.count_nonzero(_differ(near[:, 1:], near[:, :-1], 2)) > near.shape[0] * (
+            near.shape[1] - 1
+        ):
             return None
         changes = np.flatnonzero(_differ(words[1:], words[:-1], 1)) + 1
         if not self._pays(column, count, len(changes)):
@@ -214,6 +216,15 @@ class _Search:
         if not self._pays(column, count, self._most(values, counts) + _TABLE):
             return None
         return [FoundPart(PartForm.REPEATED, splits, values, len(starts), counts)]
+
+    def _windows(self, count: int) -> IntArray:
+        """Some places of neighbours among this many cells."""
+        found = self._near.get(count)
+        if found is None:
+            width = min(16, count - 1)
+            first = np.arange(32) * (count - 1 - width) // 31
+            found = self._near[count] = first[:, None] + np.arange(width + 1)
+        return found
 
     def ramp(self, i: int) -> Parts | None:
         """Integers that rise, or fall, by one step in all rows."""
@@ -227,7 +238,7 @@ class _Search:
         long = np.flatnonzero(lengths > 1)
         if not len(long):
             return None
-        few = starts[long[:: -(-len(long) // 16)]]
+        few = starts[long[:: -(-len(long) // 4)]]
         steps = numbers[few + 1] - numbers[few]
         step = steps[0]
         if not step or (steps != step).any():
@@ -370,6 +381,12 @@ _ITEMSIZES = {name: TORCH_DTYPES[name] for name in INTEGER_DTYPES}
 _HEAD = 128
 """Bytes by which rows are told apart first."""
 
+_FEW_ROWS = 128
+"""How many of many rows are looked at first."""
+
+_ODD = 0x9E3779B1
+"""What numbers are multiplied with before others are added, so that few sums are equal."""
+
 _MOST_SORTED = 32 << 20
 """Bytes of rows that are sorted, so as to find those that begin alike."""
 
@@ -380,15 +397,18 @@ def _alike(column: Column) -> tuple[IntArray, IntArray] | None:
     A row that others are like is like itself.
     """
     size, splits = column.size, column.splits
+    # Of noise nearly all rows begin otherwise than all others, which is seen without a loop. Of
+    # many rows, if enough of them repeat to matter, some of a few do.
+    if splits.rows > 2 * _FEW_ROWS:
+        if not len(_repeated(_firsts(column, _some_rows(splits.rows)))):
+            return None
     firsts = _firsts(column)
+    again = _repeated(firsts)
+    if not len(again):
+        return None
     if column.dense and size <= 8:  # which is all there is of a row
         like = _first_of_each(firsts)
         return like, np.full(splits.rows, size, dtype=np.int64)
-    # Of noise nearly all rows begin otherwise than all others, which is seen without a loop.
-    ordered = np.sort(firsts)
-    again = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(again):
-        return None
     data = column.cells.data.data
     bounds = (splits.host * size).tolist()
     heads = {
@@ -421,19 +441,41 @@ def _alike(column: Column) -> tuple[IntArray, IntArray] | None:
     return like, shared
 
 
-def _firsts(column: Column) -> AnyArray:
-    """(N,) a number for each row, of its first bytes: rows that begin alike have the same."""
+def _firsts(column: Column, some: Any = slice(None)) -> AnyArray:
+    """A number for each of some rows, of its first bytes: rows that begin alike have the same."""
     size, splits = column.size, column.splits
     data = column.cells.data
+    starts, lengths = splits.starts[some], splits.lengths[some]
+    firsts: AnyArray
     if size in (4, 8) or (column.dense and size in (1, 2)):
         words = _words(data, size)
-        return words if column.dense else words[np.minimum(splits.starts, splits.total - 1)]
+        if column.dense:
+            firsts = words[some]
+            return firsts
+        # Of two cells: one number more or less of a vocabulary is soon found twice by chance.
+        last = splits.total - 1
+        second = words[np.minimum(starts + (lengths > 1), last)]
+        firsts = words[np.minimum(starts, last)] * words.dtype.type(_ODD) + second
+        return firsts
     # Up to eight bytes; zeros behind a row that has fewer.
-    at, within = (splits.starts * size)[:, None], np.arange(8)
-    inside = within < (splits.lengths * size)[:, None]
+    at, within = (starts * size)[:, None], np.arange(8)
+    inside = within < (lengths * size)[:, None]
     first = np.where(inside, data[np.where(inside, at + within, 0)], 0)
-    firsts: AnyArray = first.astype(np.uint8).view(np.uint64)[:, 0]
+    firsts = first.astype(np.uint8).view(np.uint64)[:, 0]
     return firsts
+
+
+def _repeated(firsts: AnyArray) -> AnyArray:
+    """Those that occur more than once."""
+    ordered = np.sort(firsts)
+    again: AnyArray = ordered[1:][ordered[1:] == ordered[:-1]]
+    return again
+
+
+@functools.lru_cache(64)
+def _some_rows(rows: int) -> IntArray:
+    """A few of many rows, from anywhere, and the same each time."""
+    return np.unique(np.random.default_rng(0).integers(0, rows, _FEW_ROWS))
 
 
 def _first_of_each(groups: AnyArray) -> IntArray:
