@@ -354,9 +354,10 @@ def _several_parts(f: Forge, i: int, rows: int) -> Part:
 
 
 def _tensor_of_parts(f: Forge, i: int, rows: int) -> Part:
-    place = f.put(bytes(24 + rows))
+    # Of cells so large that few of them are looked at when they are written again, too.
+    place = f.put(bytes(128 + rows))
     numbers = part("AT", min(rows, 1), place, index=place, narrow=1, indices=rows)
-    return node("TENSOR", "int64", 2, numbers=[*_table(f, numbers), rows, 3])
+    return node("TENSOR", "int64", 2, numbers=[*_table(f, numbers), rows, 16])
 
 
 def _rows_of_parts(*, one: bool) -> Column:

@@ -214,7 +214,7 @@ class JoinedRows(_Composite):
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
-        kind, dtype, shape = self._part(0, name).schema[name]
+        kind, dtype, shape = self._part(0, name).select([name]).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
 
     def _kind(self, name: str) -> Kind | None:
@@ -326,11 +326,11 @@ class JoinedRows(_Composite):
         views: list[tuple[int, int, RaggedView]] = []
         end = 0
         for i in wanted:
-            part = messages.open_part(i)
+            part = messages.open_part(i).select([name])
             if part.schema[name].kind != "jagged":
                 return None
             try:
-                ((_, view),) = part.select([name]).columns()
+                ((_, view),) = part.columns()
             except WireFormatError as error:
                 raise of_message(i, error) from error
             first = views[0][2] if views else view
