@@ -565,7 +565,9 @@ class Tree:
         """What the fields and numbers of a node are, by their names."""
         s, form = self.s, FORMS[kind]
         rank, cells, of_parts = len(dims), max(0, math.prod(dims)), False
-        lengths = [1] * dims[0] if kind is Kind.TENSOR and rank and 0 < cells < 512 else []
+        lengths: list[int] = []
+        if kind is Kind.TENSOR and rank and 0 < cells < 512:
+            lengths = [1] * dims[0]
         facts: dict[str, Any] = {"rank": rank, "group": s.byte() % 5, "stored": 0}
         if "dtype" in form.fields:
             if kind is Kind.ARRAY:
@@ -603,10 +605,10 @@ class Tree:
         if "size" in form.numbers and "group" in form.numbers:
             rows = self._rows if kind is Kind.NON_TENSOR_ROWS else cells
             facts |= self._documents(min(rows, 4), repeat=odd & 12 == 12)
-        elif of_parts and sum(lengths) and 0 < cells < 512:
+        elif of_parts and any(lengths) and 0 < cells < 512:
             group = facts["group"] if kind is Kind.JAGGED else None
-            place = self.parts(lengths, group, cells // sum(lengths) * itemsize)
-            facts["buffer"], facts["offset"], facts["stored"] = place
+            table = self.parts(lengths, group, cells // sum(lengths) * itemsize)
+            facts["buffer"], facts["offset"], facts["stored"] = table
         elif "buffer" in form.numbers:
             facts["size"] = cells
             size = cells if kind is Kind.BYTES else cells * itemsize

@@ -227,7 +227,7 @@ def _check_error(error: WireFormatError) -> None:
         cause = cause.__cause__
 
 
-def _bytes_of(value: Any, **options: bool) -> list[bytes] | None:
+def _bytes_of(value: Any, **options: Any) -> list[bytes] | None:
     """The message of a value that was read, or None if it holds what only a reader takes."""
     try:
         return [bytes(memoryview(frame)) for frame in encode(value, **options)]

@@ -125,9 +125,9 @@ def shared_places():
     place = f.put(table(numbers))
     other = f.put(table(part("REPEATED", 1, cells, group=group)))
     leaves = {
-        "a": jagged(group, 1, [4], "uint8", *place, 65),
-        "b": jagged(group, 1, [4], "uint8", *place, 65),
-        "c": jagged(group, 1, [4], "uint8", *other, 65),
+        "a": jagged(group, 1, [4], "uint8", place[0], place[1], 65),
+        "b": jagged(group, 1, [4], "uint8", place[0], place[1], 65),
+        "c": jagged(group, 1, [4], "uint8", other[0], other[1], 65),
         "d": tensor("uint8", [2], *cells),
     }
     return f.message(tensordict([2], leaves))
@@ -141,7 +141,7 @@ def over_its_own_table():
     rows = part("AT", 88, place, group=group, index=place, narrow=1, indices=2)
     rows[6:8] = [0, place[1] + 80]  # the step's bytes, which are zero
     f._frames[0][place[1] : place[1] + 88] = table(rows)
-    leaf = jagged(group, 1, [176], "uint8", *place, 65)
+    leaf = jagged(group, 1, [176], "uint8", place[0], place[1], 65)
     return f.message(tensordict([2], {"a": leaf}))
 
 
@@ -150,9 +150,8 @@ def in_a_row(frames, rows=1):
     blob = row_message(frames)
     f = Forge()
     if rows == 1:
-        return f.message(
-            rows_node(len(blob), *f.put(blob), group=f.group([len(blob)])),
-        )
+        buffer, offset = f.put(blob)
+        return f.message(rows_node(len(blob), buffer, offset, f.group([len(blob)])))
     lengths = [len(blob)] * rows
     made = made_of("AT", blob, [0] * rows, narrow=1)
     return f.message(column(f, "NON_TENSOR_ROWS", [made], lengths))

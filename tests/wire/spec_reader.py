@@ -505,7 +505,8 @@ class Reader:
             whole = sum(mine)
             highest = {1: sum(lengths), 3: max(len(mine), 1)}.get(form, whole)
             need(0 <= cells <= highest, "cells")
-            data = self.shared(*place, dtype, cells * cell)
+            at, start, kept = place
+            data = self.shared(at, start, kept, dtype, cells * cell)
             wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
             need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")
             index = np.frombuffer(
