@@ -63,11 +63,11 @@ def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -
         ArgumentKeyError: One of them is not a column.
     """
     listed = [names] if isinstance(names, str) else list(names)
-    columns = list(columns)
-    known = set(columns)
+    # Of a batch of many columns, names may be asked for one by one.
+    known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
     for name in listed:
         if name not in known:
-            raise unknown_name(name, columns, path)
+            raise unknown_name(name, list(known), path)
     return listed
 
 

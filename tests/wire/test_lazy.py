@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
+    ArgumentKeyError,
     FieldSchema,
     WireFormatError,
     decode,
@@ -25,6 +26,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec._arguments import known_names
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from tests.helpers import receive
 from tests.wire.forge import (
@@ -462,3 +464,20 @@ def test_pickled_columns_go_on_only_where_they_may_be_read():
         open_wire(frames).rows([0]).to_frames()
     again = open_wire(frames, allow_pickle=True).rows([0]).to_frames()
     assert decode(again, allow_pickle=True)["path"] is pickle.PickleError
+
+
+def test_a_column_is_chosen_without_a_look_at_all_others():
+    """Joins ask for each column by itself, of messages that may have very many."""
+
+    class Counted(dict):
+        looked = 0
+
+        def __iter__(self):
+            Counted.looked += 1
+            return super().__iter__()
+
+    columns = Counted({f"c{i}": i for i in range(9)})
+    assert known_names(["c3"], columns, "select") == ["c3"]
+    assert Counted.looked == 0
+    with pytest.raises(ArgumentKeyError):
+        known_names(["d"], columns, "select")
