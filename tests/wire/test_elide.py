@@ -31,8 +31,10 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.joined import readable
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.testing import assert_same, tensordicts, trees
-from jagcodec.wire import elision
+from jagcodec.wire import cell_columns, elision, rows_alike
+from jagcodec.wire.cell_columns import Cells, Column
 from jagcodec.wire.spec import PARTS, PartForm
 from tests.wire.test_spec_reader import assert_reads
 
@@ -46,11 +48,15 @@ def nested(rows, dtype=torch.int64):
     return torch.nested.nested_tensor(rows, layout=torch.jagged)
 
 
+def look_eagerly(patch):
+    patch.setattr(elision, "_FEWEST", 1)
+    patch.setattr(cell_columns, "SLACK", -(1 << 20))
+
+
 @pytest.fixture
 def eager(monkeypatch):
     """Whatever is found is sent as parts, whether it pays or not."""
-    monkeypatch.setattr(elision, "_FEWEST", 1)
-    monkeypatch.setattr(elision, "_SLACK", -(1 << 20))
+    look_eagerly(monkeypatch)
 
 
 def forms_of(frames, name):
@@ -129,24 +135,75 @@ def test_integers_of_every_width_rise_and_repeat(dtype, eager):
         assert_reads([bytes(memoryview(frame)) for frame in frames], td)
 
 
-def test_rows_of_one_prompt_share_what_they_begin_with():
-    """Without a column of prompts, and with a system prompt that all rows share."""
+@pytest.mark.parametrize("systems", [1, 3])
+def test_rows_of_one_prompt_share_what_they_begin_with(systems):
+    """Without a column of prompts; the questions share a system prompt, or one of several."""
     rng = np.random.default_rng(1)
-    system, rows = rng.integers(0, 9, 50), []
-    for _ in range(5):
+    prompts = [rng.integers(0, 9, 100) for _ in range(systems)]
+    rows = []
+    for i in range(15):
         question = rng.integers(0, 9, 150)
         for _ in range(4):
-            rows.append(np.concatenate([system, question, rng.integers(0, 9, 30)]))
-    td = TensorDict({"ids": nested(rows)}, batch_size=[20])
-    uid = [f"prompt {i // 4}" for i in range(20)]
-    for options in ({}, {"groups": uid}, {"groups": torch.arange(20) // 4}):
-        frames = encode(td, elide=True, **options)
+            rows.append(np.concatenate([prompts[i % systems], question, rng.integers(0, 9, 30)]))
+    order = rng.permutation(60)
+    td = TensorDict({"ids": nested([rows[i] for i in order])}, batch_size=[60])
+    frames = encode(td, elide=True)
+    assert forms_of(frames, "ids") == ["AT", "AT", "IN_ORDER"]
+    assert_same(decode(frames), td)
+    assert_reads([bytes(memoryview(frame)) for frame in frames], td)
+    # The system prompts, fifteen questions, and sixty answers.
+    assert size(frames) < 8 * (systems * 100 + 15 * 150 + 60 * 30) + 5000
+    chosen = open_wire(frames).rows([7, 2, 7])
+    assert_same(chosen.to_tensordict(), select_rows(td, [7, 2, 7]))
+    # Compared with the first of its group only, a row begins like that one.
+    for groups in ([f"prompt {i // 4}" for i in order], torch.as_tensor(order) // 4):
+        frames = encode(td, elide=True, groups=groups)
         assert forms_of(frames, "ids") == ["AT", "IN_ORDER"]
         assert_same(decode(frames), td)
-        # Five prompts, and twenty answers.
-        assert size(frames) < 8 * (5 * 200 + 20 * 30) + 1500
-    frames = encode(td, elide=True, groups=range(20))
+        assert size(frames) < 8 * (15 * 250 + 60 * 30) + 4000
+    frames = encode(td, elide=True, groups=range(60))
     assert forms_of(frames, "ids") is None
+
+
+def test_steps_of_an_agent_are_sent_with_the_last_one():
+    """Each step of an episode begins with all of the step before it; episodes share a prompt."""
+    rng = np.random.default_rng(2)
+    prompt, rows = rng.integers(0, 9, 200), []
+    for _ in range(4):
+        steps = [prompt, *(rng.integers(0, 9, 50) for _ in range(5))]
+        rows += [np.concatenate(steps[: 2 + i]) for i in range(5)]
+    td = TensorDict({"ids": nested(rows)}, batch_size=[20])
+    frames = encode(td, elide=True)
+    assert_same(decode(frames), td)
+    assert size(frames) < 8 * (200 + 4 * 250) + 2000
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([b"", b"a", b"ab" * 20, b"cd" * 70]), max_size=4), max_size=20
+    )
+)
+def test_what_rows_begin_with_is_kept_by_the_row_they_are_looked_up_in(made):
+    rows = [b"".join(row) for row in made]
+    data = np.frombuffer(b"".join(rows), np.uint8)
+    splits = RowSplits.from_lengths(np.array(list(map(len, rows)), dtype=np.int64))
+    if not splits.total:
+        return
+    column = Column(Cells(data), 1, splits, False)
+    found = rows_alike.beginnings(column, rows_alike.looked_at(splits))
+    if found is None:
+        return
+    numbers = (part.tolist() for part in found)
+    for row, outer, behind_outer, inner, behind_inner in zip(rows, *numbers, strict=True):
+        assert 0 <= behind_outer <= behind_inner <= len(row)
+        # Both begin like the row, and have sent these cells of it with themselves.
+        assert rows[outer][:behind_outer] == row[:behind_outer]
+        assert rows[inner][:behind_inner] == row[:behind_inner]
+        if behind_outer:
+            assert found.behind_inner[outer] == 0
+        if behind_inner > behind_outer:
+            assert found.behind_inner[inner] == found.behind_outer[inner] == behind_outer
 
 
 def test_a_column_ends_with_the_answers_or_begins_with_the_prompts():
@@ -266,6 +323,38 @@ def test_rows_of_a_message_are_shared_until_a_rectangle_is_made():
     assert isinstance(dict(whole.columns())["input_ids"].memory, tuple)
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_of_chosen_rows_nothing_else_is_fetched(narrow):
+    td = rollouts(prompts=64, repeats=8)
+    store = bytes(memoryview(to_blob(encode(td, narrow=narrow, elide=True))))
+    batch = open_wire(lambda offset, size: store[offset : offset + size])
+    whole = len(store)
+
+    def fetched(rows, name):
+        fetched = []
+
+        def fetch(offset, size):
+            fetched.append(size)
+            return store[offset : offset + size]
+
+        chosen = open_wire(fetch).rows(rows)
+        opened = sum(fetched)
+        assert_same(chosen[name], select_rows(td, list(rows))[name])
+        return sum(fetched) - opened
+
+    assert_same(batch.to_tensordict(), td)
+    cell = 2 if narrow else 8
+    for rows in (range(16, 24), [16, 500, 17, 16], range(0)):
+        asked, answers = (
+            int(td[name].offsets().diff()[list(rows)].sum()) for name in ("prompts", "responses")
+        )
+        # Tables, offsets and indices of all rows; of cells, those of the rows.
+        besides = 2 * 8 * 513 + 8 * 512 + 1000
+        assert fetched(rows, "prompts") <= besides + cell * asked
+        assert fetched(rows, "input_ids") <= 2 * besides + cell * (asked + answers) + 8 * 513
+    assert fetched(range(512), "input_ids") < whole
+
+
 @pytest.mark.parametrize(
     "options", [{"narrow": True}, {"elide": True}, {"narrow": True, "elide": True}]
 )
@@ -317,11 +406,10 @@ def test_any_value_comes_back(value, narrow):
 def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
     rng = random.Random(seed)
     patch = pytest.MonkeyPatch()
-    patch.setattr(elision, "_FEWEST", 1)
-    patch.setattr(elision, "_SLACK", -(1 << 20))
-    patch.setattr(elision, "_HEAD", 16)
+    look_eagerly(patch)
+    patch.setattr(rows_alike, "_HEAD", 16)
     dtype = rng.choice([torch.int64, torch.int16, torch.bool, torch.float32, torch.uint8])
-    rows = rng.randrange(1, 7)
+    rows = rng.randrange(1, 13)
     base = [[rng.randrange(2) for _ in range(rng.randrange(5))] for _ in range(3)]
     heads = [rng.choice(base) for _ in range(rows)]
     tails = [rng.choice(base) for _ in range(rows)]
@@ -331,8 +419,9 @@ def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
         "both": [a + b for a, b in zip(heads, tails, strict=True)],
         "ones": [[1] * len(row) for row in heads],
         "rises": [list(range(i, i + len(row))) for i, row in enumerate(tails)],
+        "trees": [rng.choice(base) * 2 + rng.choice(base) * 3 + row for row in tails],
     }
-    names = rng.sample(list(columns), rng.randrange(1, 6))
+    names = rng.sample(list(columns), rng.randrange(1, 7))
     td = TensorDict({n: nested(columns[n], dtype) for n in names}, batch_size=[rows])
     try:
         groups = rng.choice([None, [rng.randrange(2) for _ in range(rows)]])
@@ -344,6 +433,10 @@ def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
     assert_same(
         open_wire(frames).rows([0, rows - 1, 0]).to_tensordict(), select_rows(td, [0, rows - 1, 0])
     )
+    store = bytes(memoryview(to_blob(frames)))
+    chosen = [rng.randrange(rows) for _ in range(rng.randrange(4))]
+    part = open_wire(lambda offset, size: store[offset : offset + size]).rows(chosen)
+    assert_same(part.to_tensordict(), select_rows(td, chosen))
     made, wanted = materialize(frames), materialize(td)
     for name in wanted:
         assert torch.equal(made[name], wanted[name])

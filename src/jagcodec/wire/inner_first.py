@@ -16,8 +16,9 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import InnerFirst
-from jagcodec.wire.message import MOST_RANGES, Message, joined_rows, other_total, torch_dtype
+from jagcodec.wire.message import Message, joined_rows, other_total, torch_dtype
 from jagcodec.wire.schema import Node
+from jagcodec.wire.stored_cells import MOST_RANGES
 
 Picked = Mapping[int, Chosen]
 """Cells chosen along inner dims, by the dim."""

@@ -29,19 +29,18 @@ from jagcodec.wire.frames import (
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.parts import Part, Place, Rows, table_of, view_of_parts
+from jagcodec.wire.parts import Part, PickedRows, Rows, table_of, view_of_parts
 from jagcodec.wire.records import bad, revived, unknown_dtype
 from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node, stored_size
 from jagcodec.wire.spec import (
-    BITS,
     DOCUMENT_COST,
     EXPANSION,
     PARTS,
     PLAIN,
-    STORED_WIDTHS,
     TORCH_DTYPES,
     Kind,
 )
+from jagcodec.wire.stored_cells import MOST_RANGES, Place, cell_range
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -244,22 +243,9 @@ class Message:
 
         With `keep`, memory that a tensor may alias; otherwise to be looked at only.
         """
-        i = node.number
-        buffer, offset, stored = self.numbers[i : i + 3]
-        name = node.fields[0]
-        if stored == PLAIN or start == end:
-            size = node.itemsize
-            place = (buffer, offset + start * size, (end - start) * size)
-            return self.payload.bytes_at(*place, size) if keep else self.payload.read(*place)
-        if stored == BITS:
-            # Bits are read by the byte, and those before the first cell thrown away.
-            first = start // 8
-            data = self.payload.read(buffer, offset + first, (end + 7) // 8 - first)
-            cells = widened(data, stored, name, end - 8 * first)
-            return cells[(start - 8 * first) * node.itemsize :]
-        width, _ = STORED_WIDTHS[stored]
-        data = self.payload.read(buffer, offset + start * width, (end - start) * width)
-        return widened(data, stored, name, end - start)
+        buffer, offset, stored = self.numbers[node.number : node.number + 3]
+        place = Place(buffer, offset, stored, end, node.fields[0])
+        return cell_range(self.payload, place, start, end, keep=keep)
 
     def _rows_of_tensor(self, node: Node, shape: tuple[int, ...], chosen: Chosen) -> torch.Tensor:
         per_row = math.prod(shape[1:])
@@ -380,14 +366,19 @@ class Message:
     def _view_of_parts(self, node: Node, chosen: Chosen | None) -> RaggedView:
         i = node.number
         whole = self._views.get(i)
-        if whole is None:
-            whole = self._views[i] = view_of_parts(self, self._rows(node), self.parts(node))
         if chosen is None:
+            if whole is None:
+                whole = self._views[i] = view_of_parts(self, self._rows(node), self.parts(node))
             return whole
-        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
         if node.kind is Kind.TENSOR:
-            return whole.choose(rows, _single_cells(len(chosen)))
-        return whole.choose(rows, self._choose(self.numbers[i + 3], chosen).row_splits)
+            splits = _single_cells(len(chosen))
+        else:
+            splits = self._choose(self.numbers[i + 3], chosen).row_splits
+        if whole is None and not self.payload.in_memory:
+            picked = PickedRows(np.asarray(chosen, dtype=np.int64), splits)
+            return view_of_parts(self, self._rows(node), self.parts(node), picked)
+        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        return self._view_of_parts(node, None).choose(rows, splits)
 
     def is_made_of_parts(self, node: Node) -> bool:
         """Whether a table of parts lies at the place of a column; how nothing is stored means
@@ -484,10 +475,6 @@ def other_total(group: int, cells: int, found: int) -> WireFormatError:
         f"expected the offsets of ragged group {group} to end at the {cells} cells of the values, "
         f"found {found}",
     )
-
-
-MOST_RANGES = 4096
-"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
 
 class RowRange(NamedTuple):

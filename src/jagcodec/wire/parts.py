@@ -21,12 +21,12 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import Payload
 from jagcodec.wire.header import Header
-from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import stored_size
 from jagcodec.wire.spec import INTEGER_DTYPES, PART_NUMBERS, PARTS, PLAIN, PartForm
+from jagcodec.wire.stored_cells import MOST_RANGES, Place, cell_range
 
-Place: TypeAlias = tuple[int, int, int, int, str]
-"""Buffer, offset, how cells are stored, how many of a dtype there are, and which dtype."""
+Chosen: TypeAlias = slice | IntArray
+"""All rows, or which."""
 
 
 class Source(Protocol):
@@ -81,6 +81,18 @@ class Rows(NamedTuple):
     group: int | None
 
 
+class PickedRows(NamedTuple):
+    """Some rows of a column.
+
+    Attributes:
+        rows: (R,) which.
+        splits: They alone.
+    """
+
+    rows: IntArray
+    splits: RowSplits
+
+
 def table_of(source: Source, buffer: int, offset: int, stored: int) -> list[Part]:
     """The parts of a column that is stored as `stored` at a place."""
     count = stored - PARTS
@@ -90,13 +102,19 @@ def table_of(source: Source, buffer: int, offset: int, stored: int) -> list[Part
     return [Part(*part) for part in numbers.tolist()]
 
 
-def view_of_parts(source: Source, rows: Rows, parts: list[Part]) -> RaggedView:
+def view_of_parts(
+    source: Source, rows: Rows, parts: list[Part], picked: PickedRows | None = None
+) -> RaggedView:
     """The rows of a column where their cells lie, in its message or beside it.
+
+    Of some rows no cells are read but theirs, those of runs and ramps aside.
 
     Raises:
         WireFormatError: The parts are not those of these rows.
     """
-    splits, inner = rows.splits, rows.inner
+    inner = rows.inner
+    splits = rows.splits if picked is None else picked.splits
+    chosen = slice(None) if picked is None else picked.rows
     cell = math.prod(inner) * rows.dtype.itemsize
     if not cell or not splits.total:
         shape = (splits.total, *inner)
@@ -104,23 +122,23 @@ def view_of_parts(source: Source, rows: Rows, parts: list[Part]) -> RaggedView:
     if len(parts) == 1:
         if rows.group is not None and parts[0].group != rows.group:
             raise _other_rows(parts[0].group)
-        memory, starts = _made(source, rows, parts[0], splits, cell)
+        memory, starts = _made(source, rows, parts[0], rows.splits, cell, chosen)
         shape = (len(memory) // cell, *inner)
         return RaggedView(memory, rows.dtype, shape, 1, starts, splits)
     memories: list[ByteArray] = []
     starts = np.empty((splits.rows, len(parts)), dtype=np.int64)
     runs = np.empty_like(starts)
     end = 0
-    left = splits.lengths
+    left = rows.splits.lengths
     for k, part in enumerate(parts):
         own = source.row_splits(_group(source, part.group))
-        if own.rows != splits.rows or (own.lengths > left).any():
+        if own.rows != rows.splits.rows or (own.lengths > left).any():
             raise _other_rows(part.group)
         left = left - own.lengths
-        memory, begins = _made(source, rows, part, own, cell)
+        memory, begins = _made(source, rows, part, own, cell, chosen)
         memories.append(memory)
         starts[:, k] = begins * cell + end
-        runs[:, k] = own.lengths
+        runs[:, k] = own.lengths[chosen]
         end += len(memory)
     if left.any():
         raise _other_rows(parts[-1].group)
@@ -134,26 +152,58 @@ def shares_objects(parts: list[Part]) -> bool:
 
 
 def _made(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
+    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int, chosen: Chosen
 ) -> tuple[ByteArray, IntArray]:
-    """The cells of a part, and where its rows begin among them."""
-    make = _FORMS.get(part.form)
-    if make is None:
-        raise fail("bad_record", f"expected a known form of parts, found {brief(part.form)}")
-    return make(source, rows, part, splits, cell)
+    """Cells of a part, and where the chosen ones of its rows begin among them."""
+    if part.form == PartForm.IN_ORDER:
+        starts = _in_order(source, rows, part, splits)
+    elif part.form == PartForm.AT:
+        starts = _at(source, rows, part, splits)
+    else:
+        make = _FORMS.get(part.form)
+        if make is None:
+            raise fail("bad_record", f"expected a known form of parts, found {brief(part.form)}")
+        memory, starts = make(source, rows, part, splits, cell)
+        return memory, starts[chosen]
+    place = _place(rows, part, cell)
+    if isinstance(chosen, slice):
+        return _read(source, place), starts
+    return _ranges(source, place, starts[chosen], splits.lengths[chosen], part.cells)
 
 
-def _in_order(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
+def _ranges(
+    source: Source, place: Place, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
+    """The cells of some rows alone, and where each begins among these."""
+    held = np.flatnonzero(lengths)
+    if not len(held):
+        return np.empty(0, dtype=np.uint8), np.zeros_like(starts)
+    order = held[np.argsort(starts[held], kind="stable")]
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    apart = np.append(True, begins[1:] > ends[:-1])  # rows may have cells in common
+    firsts, lasts = begins[apart], ends[np.append(apart[1:], True)]
+    if len(firsts) > MOST_RANGES:
+        return _read(source, place), starts
+    _check_place(source, place)
+    each = place.cells // cells
+    data = [
+        cell_range(source.payload, place, each * a, each * b, keep=False)
+        for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
+    ]
+    among = RowSplits.from_lengths(lasts - firsts).starts
+    which = np.searchsorted(firsts, starts, side="right") - 1
+    moved = np.where(lengths > 0, starts - firsts[which] + among[which], 0)
+    return np.concatenate(data), moved
+
+
+def _in_order(source: Source, rows: Rows, part: Part, splits: RowSplits) -> IntArray:
     expect(part.cells == splits.total, "bad_offsets", f"{splits.total} cells", part.cells)
     _index(source, part, 0)
-    return _cells(source, rows, part, cell), splits.starts
+    return splits.starts
 
 
-def _at(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
-) -> tuple[ByteArray, IntArray]:
+def _at(source: Source, rows: Rows, part: Part, splits: RowSplits) -> IntArray:
     most = rows.splits.total  # of the column: its parts may have their cells in common
     expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     starts = _index(source, part, splits.rows)
@@ -164,7 +214,7 @@ def _at(
             "out_of_bounds",
             f"expected row {row} of {length} within {part.cells} cells, found it at {starts[row]}",
         )
-    return _cells(source, rows, part, cell), starts
+    return starts
 
 
 def _repeated(
@@ -206,8 +256,6 @@ def _ramp(
 
 _Form: TypeAlias = Callable[[Source, Rows, Part, RowSplits, int], tuple[ByteArray, IntArray]]
 _FORMS: dict[int, _Form] = {
-    int(PartForm.IN_ORDER): _in_order,
-    int(PartForm.AT): _at,
     int(PartForm.REPEATED): _repeated,
     int(PartForm.RAMP): _ramp,
 }
@@ -223,39 +271,45 @@ def _other_rows(group: int) -> WireFormatError:
     return fail("bad_offsets", f"expected parts of the rows, found others in ragged group {group}")
 
 
+def _place(rows: Rows, part: Part, cell: int) -> Place:
+    each = cell // rows.dtype.itemsize
+    return Place(part.buffer, part.offset, part.stored, part.cells * each, rows.name)
+
+
 def _cells(source: Source, rows: Rows, part: Part, cell: int) -> ByteArray:
     """The cells of a part, as wide as their dtype."""
-    each = cell // rows.dtype.itemsize
-    place = (part.buffer, part.offset, part.stored, part.cells * each, rows.name)
-    return _read(source, place)
+    return _read(source, _place(rows, part, cell))
 
 
 def _index(source: Source, part: Part, count: int) -> IntArray:
     """The numbers beside the cells of a part, of which there are `count`."""
     expect(part.indices == count, "bad_offsets", f"{count} numbers", part.indices)
-    place = (part.index_buffer, part.index_offset, part.index_stored, count, "int64")
-    data, stored = _stored(source, place)
+    place = Place(part.index_buffer, part.index_offset, part.index_stored, count, "int64")
+    data = _all_cells(source, place)
     # A copy: what was checked must not change with the message's memory.
-    own: Any = data.tobytes() if stored == PLAIN else widened(data, stored, "int64", count)
-    return np.frombuffer(own, dtype=np.int64)
+    return np.frombuffer(data.tobytes() if place.stored == PLAIN else data, dtype=np.int64)
 
 
 def _read(source: Source, place: Place) -> ByteArray:
-    """Cells at a place that nobody has checked yet, as wide as their dtype."""
+    """All cells of a place, made as wide as their dtype only once."""
     known = source.widened.get(place)
     if known is None:
-        _, _, _, cells, name = place
-        known, stored = _stored(source, place)
-        if stored != PLAIN:
-            known = source.widened[place] = widened(known, stored, name, cells)
+        known = _all_cells(source, place)
+        if place.stored != PLAIN:
+            source.widened[place] = known
     return known
 
 
-def _stored(source: Source, place: Place) -> tuple[ByteArray, int]:
-    """Cells at a place that nobody has checked yet as they lie there, and how they are stored."""
+def _all_cells(source: Source, place: Place) -> ByteArray:
+    if not place.cells:
+        return np.empty(0, dtype=np.uint8)
+    _check_place(source, place)
+    return cell_range(source.payload, place, 0, place.cells, keep=False)
+
+
+def _check_place(source: Source, place: Place) -> None:
+    """Refuse a place of some cells that is not in the payload."""
     buffer, offset, stored, cells, name = place
-    if not cells:
-        return np.empty(0, dtype=np.uint8), PLAIN
     sizes = source.header.sizes
     size = stored_size(name, stored, cells)
     if not (0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size):
@@ -264,7 +318,6 @@ def _stored(source: Source, place: Place) -> tuple[ByteArray, int]:
             f"expected {size} bytes of a part in the payload, found buffer {brief(buffer)}, "
             f"offset {brief(offset)}",
         )
-    return source.payload.read(buffer, offset, size), stored
 
 
 def _words(data: ByteArray, cell: int) -> Any:

@@ -23,22 +23,15 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.elision import (
-    Cells,
-    Column,
-    FoundPart,
-    Parts,
-    SharedDocuments,
-    elided,
-    parts_of_frames,
-    same_documents,
-)
+from jagcodec.wire.cell_columns import Cells, Column, FoundPart, Parts
+from jagcodec.wire.elision import elided
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import TORCH_NAMES, Dense, Documents, Lowered, Narrow, Ragged
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
+from jagcodec.wire.shared_documents import SharedDocuments, parts_of_frames, same_documents
 from jagcodec.wire.spec import (
     ALIGNMENT,
     DOCUMENT_COST,
@@ -120,10 +113,8 @@ class Placing:
         self._first: ByteArray | None = None
         # The other frames; an int is the size of one that is still to be written.
         self._large: list[Any] = []
-        # Where cells and tables lie that columns may share, by the identity of what they are.
-        self._shared: dict[int, tuple[int, int, int]] = {}
-        # These themselves, so that no other gets the identity of one.
-        self._alive: list[Any] = []
+        # Where cells lie that columns may share.
+        self._shared: dict[Cells, tuple[int, int, int]] = {}
         # What a reader counts of columns that are made of parts.
         self._expanded = 0
         # Rows to be copied: the frame, the offset in it, and their bytes.
@@ -170,9 +161,12 @@ class Placing:
                     for extent in shape:
                         size *= extent
                 if i in cells:
-                    if i in parts:
-                        self._expanded += size + 8 * row_splits.rows * len(parts[i])
-                    numbers += self._place_shared(cells[i], parts.get(i), ragged=True)
+                    own = parts.get(i)
+                    if own is None:
+                        numbers += self._place_shared(cells[i])
+                    else:
+                        self._expanded += size + 8 * row_splits.rows * len(own)
+                        numbers += self._place_parts(own, ragged=True)
                 elif self._keep_on is not None and view.device == self._keep_on:
                     numbers += (*self._keep(values_of(view)), PLAIN)
                 elif size >= SMALL_BUFFER:
@@ -196,10 +190,12 @@ class Placing:
                 numbers += shape
             elif kind is Dense:
                 if i in cells:
-                    if i in parts:
-                        rows = parts[i][0].splits.rows
-                        self._expanded += len(cells[i].data) + 8 * rows
-                    numbers += self._place_shared(cells[i], parts.get(i), ragged=False)
+                    own = parts.get(i)
+                    if own is None:
+                        numbers += self._place_shared(cells[i])
+                    else:
+                        self._expanded += len(cells[i].data) + 8 * own[0].splits.rows
+                        numbers += self._place_parts(own, ragged=False)
                 else:
                     self._place_cells(item)
             elif kind is Documents:
@@ -290,32 +286,19 @@ class Placing:
 
     # What columns share
 
-    def _place_shared(
-        self, cells: Cells, parts: Parts | None, *, ragged: bool
-    ) -> tuple[int, int, int]:
-        """The place of cells that several columns may name, or of the table of their parts."""
-        key = id(cells.data) if parts is None else id(parts)
-        known = self._shared.get(key)
+    def _place_shared(self, cells: Cells) -> tuple[int, int, int]:
+        """The place of cells that several columns may name."""
+        known = self._shared.get(cells)
         if known is None:
-            self._alive.append(cells.data if parts is None else parts)
-            known = self._shared[key] = (
-                self._place_narrow(cells)
-                if parts is None
-                else self._place_parts(parts, ragged=ragged)
-            )
+            stored = cells.narrowed() or (PLAIN, cells.data)
+            known = self._shared[cells] = (*self._place_bytes(stored[1]), stored[0])
         return known
-
-    def _place_narrow(self, cells: Cells) -> tuple[int, int, int]:
-        stored = cells.narrowed()
-        if stored is None:
-            return (*self._place_bytes(cells.data), PLAIN)
-        return (*self._place_bytes(stored[1]), stored[0])
 
     def _place_parts(self, parts: Parts, *, ragged: bool) -> tuple[int, int, int]:
         """The place of a table, with what it names placed before it."""
         table: list[int] = []
         for form, splits, cells, number, indices, step in parts:
-            place = self._place_shared(cells, None, ragged=ragged)
+            place = self._place_shared(cells)
             index = (0, 0, PLAIN, 0)
             if indices is not None:
                 data = indices.view(np.uint8)
