@@ -115,15 +115,18 @@ class Placing:
         self._large: list[Any] = []
         # Where cells lie that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
-        # What a reader counts of columns that are made of parts.
+        # What a reader counts of columns that are made of parts, and of the documents among them.
         self._expanded = 0
+        self._documents = 0
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
     def message(self, lowered: Lowered, checksum: bool) -> PendingMessage:
         """The message of a lowered value."""
         self._place(lowered.items)
-        if self._expanded > EXPANSION * self._payload() + Limits.expanded:
+        free = EXPANSION * self._payload()
+        documents = DOCUMENT_COST * (self._documents - free)
+        if max(self._expanded - free, documents) > Limits.expanded:
             # More than a reader takes by default: sent as it is.
             return Placing(self._copies_of, self._narrow, self._keep_on).message(lowered, checksum)
         buffers: list[Any] = []
@@ -276,8 +279,9 @@ class Placing:
                 place = (*self._place_bytes(data), PLAIN)
         if parts is not None:
             place = self._place_parts(parts, ragged=True)
-            cost = 1 if shared is not None and shared.one_object else DOCUMENT_COST
-            self._expanded += cost * row_splits.total + 8 * row_splits.rows * len(parts)
+            self._expanded += row_splits.total + 8 * row_splits.rows * len(parts)
+            one_object = shared is not None and shared.one_object
+            self._documents += parts[0].number if one_object else row_splits.total
         self._numbers += (*place, self._new_group(row_splits), row_splits.total)
 
     def _message_in_row(self, row: Lowered, *, narrow: bool) -> list[Any]:
