@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict
-from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.machine import machine, versions
 from benchmarks.rows import check
@@ -47,7 +46,7 @@ from examples.grpo_demo.batch import PER_TOKEN
 from examples.grpo_demo.batch import make_batch as make_demo_batch
 from jagcodec import decode, encode, materialize, pack_jagged_fields
 from jagcodec.data import rollout_table
-from jagcodec.testing import assert_same
+from jagcodec.testing import is_same
 
 VOCABULARY = 151_936
 PER_PROMPT = 8
@@ -291,15 +290,25 @@ PARTS: dict[str, Callable[[int, int], Parts]] = {part.__name__: part for part in
 
 
 def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
-    """See that a message gives every value back, by both ways to read it.
+    """See that a message gives every value back, bit for bit, by both ways to read it.
+
+    Rows are compared one by one, so that this takes no memory but what is read.
 
     Raises:
         SystemExit: It does not.
     """
-    try:
-        assert_same(decode(frames), value)
-    except AssertionError as error:
-        check(False, f"{what}: decode: {error}")
+    decoded = decode(frames)
+    check(type(decoded) is TensorDict, f"{what}: decode: a {type(decoded).__name__}")
+    check(decoded.batch_size == value.batch_size, f"{what}: decode: {decoded.batch_size}")
+    check(list(decoded.keys()) == list(value.keys()), f"{what}: decode: columns")
+    for name in value.keys():  # noqa: SIM118  of a TensorDict
+        found, column = decoded.get(name), value.get(name)
+        check(found.shape[0] == column.shape[0], f"{what}: decode: rows of {name}")
+        check(type(found) is type(column), f"{what}: decode: {name}: a {type(found).__name__}")
+        if isinstance(column, torch.Tensor):
+            check(found.layout == column.layout, f"{what}: decode: {name}: {found.layout}")
+        same_column(found, column, f"{what}: decode: {name}")
+    del decoded, found
     rectangles: dict[Any, Any] = dict(materialize(frames))
     check(set(rectangles) == set(value.keys()), f"{what}: columns")
     for name in value.keys():  # noqa: SIM118  of a TensorDict
@@ -307,15 +316,50 @@ def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
 
 
 def same_column(found: Any, column: Any, what: str) -> None:
-    """See that a column of a batch is that of a TensorDict, padded with zeros."""
+    """See that a column is that of a TensorDict, row by row; a rectangle of rows has zeros behind.
+
+    Raises:
+        SystemExit: It is not.
+    """
     if not isinstance(column, torch.Tensor):
-        try:
-            assert_same(list(found), column.tolist())
-        except AssertionError as error:
-            check(False, f"{what}: {error}")
+        payloads = found.tolist()
+        check(len(payloads) == len(column.tolist()), f"{what}: rows")
+        for i, (payload, expected) in enumerate(zip(payloads, column.tolist(), strict=True)):
+            same_payload(payload, expected, f"{what}[{i}]")
         return
-    wanted = pad_sequence(list(column.unbind()), batch_first=True) if column.is_nested else column
-    check(found.dtype == wanted.dtype and torch.equal(found, wanted), what)
+    check(found.dtype == column.dtype, f"{what}: {found.dtype}")
+    if not column.is_nested:
+        same_cells(found, column, what)
+        return
+    rows = column.unbind()
+    check(len(found) == len(rows), f"{what}: rows")
+    longest = max(map(len, rows), default=0)
+    check(found.is_nested or found.shape[1] == longest, f"{what}: width")
+    for i, (row, expected) in enumerate(zip(found.unbind(), rows, strict=True)):
+        same_cells(row[: len(expected)], expected, f"{what}[{i}]")
+        rest = row[len(expected) :]
+        check(not (rest.nelement() and bool(rest.view(torch.uint8).any())), f"{what}[{i}]: padding")
+        check(not (found.is_nested and len(rest)), f"{what}[{i}]: {len(row)} tokens")
+
+
+def same_payload(found: Any, expected: Any, what: str) -> None:
+    """See that an object is another one: dicts of tensors item by item, others as the oracle."""
+    if type(expected) is dict:
+        check(type(found) is dict and list(found) == list(expected), f"{what}: keys")
+        for key, item in expected.items():
+            same_payload(found[key], item, f"{what}[{key!r}]")
+    elif isinstance(expected, torch.Tensor):
+        check(isinstance(found, torch.Tensor) and found.dtype == expected.dtype, f"{what}: dtype")
+        same_cells(found, expected, what)
+    else:
+        check(is_same(found, expected), what)
+
+
+def same_cells(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """See that the bits of two strided tensors of one dtype are equal: not that -0.0 is 0.0."""
+    check(found.shape == expected.shape, f"{what}: {tuple(found.shape)}")
+    cells = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (found, expected)]
+    check(torch.equal(*cells), what)
 
 
 # --- measuring ---------------------------------------------------------------------------------
