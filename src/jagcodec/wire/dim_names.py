@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jagcodec.errors import brief
-from jagcodec.wire.checks import fail
+from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.spec import Kind
 
 _BATCHES = (Kind.TENSORDICT, Kind.LAZY_STACK)
@@ -31,8 +30,9 @@ def check_dim_names(node: Any) -> None:
         if own is None:
             own = found
         if found != own:
-            raise fail(
+            raise WireFormatError(
                 "bad_record",
+                "$",
                 f"expected dim names {brief([*own.values()])} in each batch in a {node.kind.name}, "
                 f"found {brief([*found.values()])}",
             )
