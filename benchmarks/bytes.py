@@ -1,7 +1,7 @@
 """Which option of `encode` saves how many bytes, and what it costs: ``python -m benchmarks.bytes``.
 
-    python -m benchmarks.bytes [--turns 5] [--images 8] [--only verl,demo] [--options 'none;elide']
-                               [--json FILE]
+    python -m benchmarks.bytes [--turns 5] [--images 32] [--only verl,demo]
+                               [--options 'none;elide'] [--json FILE] [--write] [--page]
 
     verl      512 rows of 64 prompts as verl holds them: about 0.5 M prompt and 2.1 M response
               tokens, seven int64 columns, float32 log-probabilities and rm_scores of zeros
@@ -11,12 +11,16 @@
     demo      the batch of 512 GSM8K rows that `make demo` sends
     noise     nothing to elide: random ids and log-probabilities, 512 x 1536 and 8 x 64
     experts   what tokens were routed to, (tokens, 40, 8) int64, beside their ids
+    codecs    1.5 M tokens without repeats, with each codec and some levels: ids of the words in
+              Python's own source code, a mask, and log-probabilities of what a softmax gives
 
 Every batch is written with each option, copied as a transport would, read by `decode` and by
 `materialize`; all options in every turn, in an order drawn anew. What is read is compared with the
 input, bit for bit, in a first turn that is not timed. Times are medians, and ratios the medians of
 the ratios within a turn. The speed at which an option breaks even is that of a link on which the
 bytes that it saves take as long as what both ends spend more, one message after the other.
+``--write`` stores a run in docs/measured/bytes.json and writes the tables of docs/bytes.md from it,
+and ``--page`` writes these alone.
 """
 
 from __future__ import annotations
@@ -25,19 +29,23 @@ import argparse
 import gc
 import json
 import math
+import os
 import random
+import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict
-from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks import bytes_page, pages
 from benchmarks.machine import machine, versions
 from benchmarks.rows import check
 from benchmarks.shapes import Case
@@ -45,9 +53,9 @@ from benchmarks.small import copied
 from benchmarks.trips import quieted
 from examples.grpo_demo.batch import PER_TOKEN
 from examples.grpo_demo.batch import make_batch as make_demo_batch
-from jagcodec import decode, encode, materialize, pack_jagged_fields
+from jagcodec import Compression, decode, encode, materialize, pack_jagged_fields
 from jagcodec.data import rollout_table
-from jagcodec.testing import assert_same
+from jagcodec.testing import is_same
 
 VOCABULARY = 151_936
 PER_PROMPT = 8
@@ -65,6 +73,20 @@ OPTIONS: dict[str, Option] = {
     "zstd": {"compress": "zstd"},
 }
 STEPS = ("write", "decode", "materialize")
+CODECS: dict[str, Option] = {
+    "none": {},
+    "narrow": {"narrow": True},
+    **{
+        f"narrow, zstd of level {level}": {
+            "narrow": True,
+            "compress": Compression("zstd", level=level),
+        }
+        for level in (-5, -1, 1, 3)
+    },
+    "narrow, lz4": {"narrow": True, "compress": "lz4"},
+    "zstd": {"compress": "zstd"},
+    "lz4": {"compress": "lz4"},
+}
 
 
 class Made(NamedTuple):
@@ -95,8 +117,12 @@ class Bar(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
+    if given.page:
+        bytes_page.rewrite()
+        return 0
     quieted()
     report: dict[str, Any] = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python -m benchmarks.bytes", *(arguments or sys.argv[1:])]),
         "machine": machine(),
         "versions": versions(),
@@ -117,6 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{bar.what:62}{bar.asked:10.2f}{bar.found:10.2f}  {verdict}")
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
+    if given.write:
+        pages.record(bytes_page.RECORD, report)
+        bytes_page.rewrite()
     return 0
 
 
@@ -125,11 +154,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.bytes", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--turns", type=int, default=5, help="in which every option is used once")
-    parser.add_argument("--images", type=int, default=8, help="the bar is about 32")
+    parser.add_argument("--images", type=int, default=32, help="each of 2.8 to 5.9 MB, in 8 rows")
     parser.add_argument("--only", type=_parts, default=tuple(PARTS), help="verl,demo,...")
     parser.add_argument("--options", type=_options, help="'none;narrow;narrow, elide', say")
     parser.add_argument("--shrink", type=int, default=1, help="rows so many times shorter")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--write", action="store_true", help="store what is measured")
+    parser.add_argument("--page", action="store_true", help="write the tables of the page alone")
     return parser
 
 
@@ -209,7 +240,8 @@ def make_images(kind: str, images: int, shrink: int) -> Made:
         column = NonTensorStack(*map(payloads[kind], range(len(rows))))
     columns = {"images": column, "number": torch.arange(len(rows))}
     once = sum(image.nbytes for image in pixels)
-    return Made(TensorDict(columns, batch_size=[len(rows)]), OPTIONS, once)
+    options = {name: OPTIONS[name] for name in ("none", "elide")}  # floats are never narrowed
+    return Made(TensorDict(columns, batch_size=[len(rows)]), options, once)
 
 
 def make_demo() -> Made:
@@ -253,6 +285,36 @@ def make_experts(shrink: int) -> Made:
     return Made(TensorDict(columns, batch_size=[len(lengths)]), options)
 
 
+def make_codecs(shrink: int) -> Made:
+    """Tokens as a model sees them, so that they compress as those do."""
+    tokens = 1_500_000 // shrink
+    rng = np.random.default_rng(5)
+    ids = words_of_python(tokens)
+    logits = rng.normal(size=(len(ids), 32)) * 4
+    logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+    drawn = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    logprobs = np.take_along_axis(logits, drawn[:, None], 1)[:, 0].astype(np.float32)
+    lengths = np.array_split(np.arange(len(ids)), max(1, len(ids) // 3_000))
+    columns = {
+        "input_ids": nested([ids[row] for row in lengths]),
+        "loss_mask": nested([(row >= row[len(row) // 4]).astype(np.int64) for row in lengths]),
+        "logprobs": nested([logprobs[row] for row in lengths]),
+    }
+    return Made(TensorDict(columns, batch_size=[len(lengths)]), CODECS)
+
+
+def words_of_python(tokens: int) -> Any:
+    """So many ids of the words and signs in the standard library, the most frequent one 0."""
+    words: list[str] = []
+    for path in sorted(Path(os.__file__).parent.rglob("*.py")):
+        if "site-packages" not in path.parts:
+            words += re.findall(r"\s+|\w+|[^\w\s]", path.read_text(errors="replace"))
+        if len(words) >= tokens:
+            break
+    ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
+    return np.array([ranks[word] for word in words[:tokens]], dtype=np.int64) % VOCABULARY
+
+
 Parts = Iterator[tuple[str, Made]]
 
 
@@ -283,7 +345,12 @@ def experts(_: int, shrink: int) -> Parts:
     yield "experts", make_experts(shrink)
 
 
-_ALL = (verl, images, demo, noise, experts)
+def codecs(_: int, shrink: int) -> Parts:
+    """Each codec, on what repeats no row."""
+    yield "codecs", make_codecs(shrink)
+
+
+_ALL = (verl, images, demo, noise, experts, codecs)
 PARTS: dict[str, Callable[[int, int], Parts]] = {part.__name__: part for part in _ALL}
 
 
@@ -291,15 +358,25 @@ PARTS: dict[str, Callable[[int, int], Parts]] = {part.__name__: part for part in
 
 
 def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
-    """See that a message gives every value back, by both ways to read it.
+    """See that a message gives every value back, bit for bit, by both ways to read it.
+
+    Rows are compared one by one, so that this takes no memory but what is read.
 
     Raises:
         SystemExit: It does not.
     """
-    try:
-        assert_same(decode(frames), value)
-    except AssertionError as error:
-        check(False, f"{what}: decode: {error}")
+    decoded = decode(frames)
+    check(type(decoded) is TensorDict, f"{what}: decode: a {type(decoded).__name__}")
+    check(decoded.batch_size == value.batch_size, f"{what}: decode: {decoded.batch_size}")
+    check(list(decoded.keys()) == list(value.keys()), f"{what}: decode: columns")
+    for name in value.keys():  # noqa: SIM118  of a TensorDict
+        found, column = decoded.get(name), value.get(name)
+        check(found.shape[0] == column.shape[0], f"{what}: decode: rows of {name}")
+        check(type(found) is type(column), f"{what}: decode: {name}: a {type(found).__name__}")
+        if isinstance(column, torch.Tensor):
+            check(found.layout == column.layout, f"{what}: decode: {name}: {found.layout}")
+        same_column(found, column, f"{what}: decode: {name}")
+    del decoded, found
     rectangles: dict[Any, Any] = dict(materialize(frames))
     check(set(rectangles) == set(value.keys()), f"{what}: columns")
     for name in value.keys():  # noqa: SIM118  of a TensorDict
@@ -307,15 +384,54 @@ def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
 
 
 def same_column(found: Any, column: Any, what: str) -> None:
-    """See that a column of a batch is that of a TensorDict, padded with zeros."""
+    """See that a column is that of a TensorDict, row by row; a rectangle of rows has zeros behind.
+
+    Raises:
+        SystemExit: It is not.
+    """
     if not isinstance(column, torch.Tensor):
-        try:
-            assert_same(list(found), column.tolist())
-        except AssertionError as error:
-            check(False, f"{what}: {error}")
+        payloads = found.tolist()
+        check(len(payloads) == len(column.tolist()), f"{what}: rows")
+        for i, (payload, expected) in enumerate(zip(payloads, column.tolist(), strict=True)):
+            same_payload(payload, expected, f"{what}[{i}]")
         return
-    wanted = pad_sequence(list(column.unbind()), batch_first=True) if column.is_nested else column
-    check(found.dtype == wanted.dtype and torch.equal(found, wanted), what)
+    check(found.dtype == column.dtype, f"{what}: {found.dtype}")
+    if not column.is_nested:
+        same_cells(found, column, what)
+        return
+    rows = column.unbind()
+    check(len(found) == len(rows), f"{what}: rows")
+    longest = max(map(len, rows), default=0)
+    check(found.is_nested or found.shape[1] == longest, f"{what}: width")
+    for i, (row, expected) in enumerate(zip(found.unbind(), rows, strict=True)):
+        same_cells(row[: len(expected)], expected, f"{what}[{i}]")
+        rest = row[len(expected) :]
+        check(not _bits(rest).any(), f"{what}[{i}]: padding")
+        check(not (found.is_nested and len(rest)), f"{what}[{i}]: {len(row)} tokens")
+
+
+def same_payload(found: Any, expected: Any, what: str) -> None:
+    """See that an object is another one: dicts of tensors item by item, others as the oracle."""
+    if type(expected) is dict:
+        check(type(found) is dict and list(found) == list(expected), f"{what}: keys")
+        for key, item in expected.items():
+            same_payload(found[key], item, f"{what}[{key!r}]")
+    elif isinstance(expected, torch.Tensor):
+        check(isinstance(found, torch.Tensor) and found.dtype == expected.dtype, f"{what}: dtype")
+        same_cells(found, expected, what)
+    else:
+        check(is_same(found, expected), what)
+
+
+def same_cells(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """See that the bits of two strided tensors of one dtype are equal: not that -0.0 is 0.0."""
+    check(found.shape == expected.shape, f"{what}: {tuple(found.shape)}")
+    check(np.array_equal(_bits(found), _bits(expected)), what)
+
+
+def _bits(tensor: torch.Tensor) -> Any:
+    # No torch, whose threads wait for each other where other things run.
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 # --- measuring ---------------------------------------------------------------------------------
@@ -326,17 +442,19 @@ def measured(made: Made, turns: int, what: str) -> dict[str, Any]:
     order = random.Random(0)
     sizes: dict[str, int] = {}
     ms: dict[str, dict[str, list[float]]] = {}
-    often = 1
+    often: dict[str, int] = {}
+    taken = 0.0
     for name, option in made.options.items():
         start = time.perf_counter()
         frames = copied(encode(made.value, **option))
         took = 1e3 * (time.perf_counter() - start)
-        often = max(often, min(10, int(SHORT_MS / took))) if turns > 1 else 1
+        taken += took
+        often[name] = max(1, min(10, int(SHORT_MS / took))) if turns > 1 else 1
         sizes[name] = sum(map(len, frames))
         verify(made.value, frames, f"{what}: {name}")
         ms[name] = {step: [] for step in STEPS}
-    # Of short ones, more turns and several calls in each, for their medians.
-    turns = max(turns, min(3 * turns, often * turns))
+    # Of short ones, more turns, for their medians.
+    turns *= 3 if turns > 1 and taken < 10 * SHORT_MS else 1
     names = list(made.options)
     gc.collect()
     gc.disable()
@@ -344,7 +462,7 @@ def measured(made: Made, turns: int, what: str) -> dict[str, Any]:
         for _ in range(turns):
             order.shuffle(names)
             for name in names:
-                for step, took in zip(STEPS, trip(made, name, often), strict=True):
+                for step, took in zip(STEPS, trip(made, name, often[name]), strict=True):
                     ms[name][step].append(took)
             gc.collect()
     finally:

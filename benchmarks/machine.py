@@ -21,6 +21,8 @@ PACKAGES = (
     "msgspec",
     "safetensors",
     "pyarrow",
+    "zstandard",
+    "lz4",
 )
 
 

@@ -356,6 +356,30 @@ def test_a_value_that_is_lost_ends_the_weighing():
         saved.same_column(torch.ones(2), torch.zeros(2), "a column")
 
 
+def test_every_bit_of_what_is_weighed_is_compared():
+    column = saved.nested([np.zeros(2, np.float32), np.ones(3, np.float32)])
+    for found in (column, column.to_padded_tensor(0.0)):
+        saved.same_column(found, column, "a column")
+    other = saved.nested([np.array([0, -0.0], np.float32), np.ones(3, np.float32)])
+    longer = saved.nested([np.zeros(3, np.float32), np.ones(3, np.float32)])
+    padded = column.to_padded_tensor(0.0)
+    padded[0, 2] = -0.0
+    payloads, wrong = NonTensorStack({"a": torch.zeros(2)}), NonTensorStack({"a": -torch.zeros(2)})
+    saved.same_column(payloads, payloads, "a column")
+    pairs = [(other, column), (longer, column), (padded, column), (column.double(), column)]
+    for found, expected in [*pairs, (wrong, payloads)]:
+        with pytest.raises(SystemExit, match="VERIFICATION FAILED: a column"):
+            saved.same_column(found, expected, "a column")
+
+
+def test_codecs_are_weighed(tmp_path):
+    file = tmp_path / "bytes.json"
+    assert saved.main(["--turns=1", "--shrink=100", "--only=codecs", f"--json={file}"]) == 0
+    options = json.loads(file.read_text())["batches"]["codecs"]["options"]
+    assert list(options) == list(saved.CODECS)
+    assert options["narrow, lz4"]["bytes"] < options["narrow"]["bytes"] < options["none"]["bytes"]
+
+
 def test_speeds_at_which_an_option_breaks_even():
     assert saved.break_even(10**6, 8.0) == pytest.approx(1.0)
     assert saved.break_even(10**6, -1.0) is None  # whatever the link

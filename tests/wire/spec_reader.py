@@ -634,8 +634,12 @@ class Reader:
         return dims
 
     def tensordict(self, *items, names, keys, dims):
+        own = [*(names or [None] * len(dims))]
         for item in items:
             need(batch_of(item)[: len(dims)] == self.batch_size(dims), "rows")
+            if item[0] in ("TENSORDICT", "LAZY_STACK"):
+                found = names_of(item)
+                need((found or [None] * len(dims))[: len(dims)] == own, "names of a batch in it")
         return self.batch_size(dims), names, dict(zip(keys, items, strict=True))
 
     def lazy_stack(self, *items, stack_dim, dim_name):

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from jagcodec import (
     TransportError,
@@ -16,6 +16,7 @@ from jagcodec import (
     encode,
     materialize,
     open_wire,
+    register_type,
     to_blob,
 )
 from jagcodec.wire.spec import Kind
@@ -154,10 +155,49 @@ def test_strided_nested_rows_are_chosen_without_the_others():
         assert [part.tolist() for part in found.unbind()] == [part.tolist() for part in expected]
 
 
-def test_whoever_opens_a_batch_sees_the_dim_names_that_decode_sees():
+@pytest.mark.parametrize("names", [None, [None]])
+def test_a_batch_without_dim_names_holds_none_with_names(names):
+    """It took them, and a batch with names gave its own to others."""
     inner = [Kind.TENSORDICT, 2, ["rows", None], []]
-    frames = message([Kind.TENSORDICT, 1, None, ["a"], inner], [2, 2, 3])
-    assert open_wire(frames).to_tensordict().names == decode(frames).names
+    frames = message([Kind.TENSORDICT, 1, names, ["a"], inner], [2, 2, 3])
+    for read in (decode, open_wire):
+        with pytest.raises(WireFormatError, match="expected dim names") as caught:
+            read(frames)
+        assert caught.value.reason == "bad_record"
+    same = message([Kind.TENSORDICT, 1, ["rows"], ["a"], inner], [2, 2, 3])
+    for td in (decode(same), open_wire(same).to_tensordict()):
+        assert (td.names, td["a"].names) == (["rows"], ["rows", None])
+
+
+@tensorclass
+class Info:
+    score: torch.Tensor
+
+
+register_type(Info, "tests.hostile.Info")
+INFO: Any = Info
+
+
+@pytest.mark.parametrize("around", [["rows"], None])
+def test_a_tensorclass_has_the_dim_names_of_the_batch_around_it(around):
+    """Its names are in its state, which a reader makes before it knows what it is."""
+    other = None if around else ["rows"]
+    frames = [
+        bytes(frame)
+        for frame in encode(
+            TensorDict({"info": INFO(score=torch.ones(2), batch_size=[2])}, [2], names=around)
+        )
+    ]
+    head = msgpack.unpackb(frames[0])
+    schema = msgpack.unpackb(head["schema"].data)
+    (state,) = schema[4][2:]
+    assert (state[0], state[2]) == (Kind.TENSORDICT, around)
+    state[2] = other
+    head["schema"] = msgpack.ExtType(head["schema"].code, msgpack.packb(schema))
+    forged = [msgpack.packb(head), *frames[1:]]
+    for read in (decode, lambda message: open_wire(message).to_tensordict()):
+        with pytest.raises(WireFormatError, match="expected dim names"):
+            read(forged)
 
 
 def test_a_structured_array_without_dims_is_as_large_as_its_dtype():

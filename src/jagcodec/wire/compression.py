@@ -34,7 +34,7 @@ class Compression:
 
     Args:
         codec: ``"zstd"``; or ``"lz4"``, which takes half the time or less, and leaves a quarter
-            more. docs/performance.md says at which speeds of a link each of them pays.
+            more. docs/bytes.md says at which speeds of a link each of them pays.
         level: Of zstd from -7 to 22, of lz4 from -64 to 1: lower is faster and larger.
         threshold: Frames of fewer bytes are not compressed.
         block_size: Bytes that are compressed by themselves. A reader of ranges fetches and

@@ -52,6 +52,7 @@ from jagcodec.wire.message import (
     open_frames,
     torch_dtype,
 )
+from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.parts import shares_objects
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
@@ -412,7 +413,7 @@ def _tensordict(message: Message, node: Node) -> TensorDict:
                     fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
                 else:
                     leaf = leaves[key] = build(message, child)
-                    _check_leaf(leaf, child, size)
+                    _check_leaf(leaf, child, size, names)
                     fits = fits and _stacked_rows(leaf) == size[0]
             except WireFormatError as error:
                 raise inside(error, key) from error
@@ -427,7 +428,7 @@ def _tensordict(message: Message, node: Node) -> TensorDict:
     return td
 
 
-def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
+def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
     if not is_leaf(leaf):
         raise bad("a leaf", type(leaf).__name__)
     own = node.kind is Kind.USER and not isinstance(leaf, (torch.Tensor, UnbatchedTensor))
@@ -436,6 +437,8 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
         found = list(leaf.batch_size)
         if found[: len(size)] != size:
             raise rows_differ(size, found)
+    if own:
+        check_names(leaf, names, len(size))
 
 
 def _levels(message: Message, members: Iterable[Any]) -> int:

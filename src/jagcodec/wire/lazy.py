@@ -50,6 +50,7 @@ from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, 
 from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
@@ -418,6 +419,8 @@ class WireBatch:
         shape = sizes_of(leaf, len(self._rows))
         if shape != self._rows:
             raise rows_differ(self._rows, shape)
+        if kind is Kind.USER:
+            check_names(leaf, self._names, len(shape))
         if chosen is None:
             return leaf
         return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
+from jagcodec.wire.dim_names import check_dim_names
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
@@ -307,6 +308,8 @@ class Schema:
                     raise inside(error, child_step(node, i)) from error
         if kind is Kind.INNER_FIRST:
             _check_inner_first(node)
+        elif kind in (Kind.TENSORDICT, Kind.LAZY_STACK):
+            check_dim_names(node)
         return node
 
 
