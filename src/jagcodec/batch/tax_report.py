@@ -133,29 +133,38 @@ class TaxReport:
     message: MessageNow | None
 
     @property
+    def _whole(self) -> Taxes:
+        parts = (*self.columns, self.overhead)
+        padded, jagged = (
+            sum(getattr(part, f"{form}_bytes") for part in parts) for form in _FORMS[:2]
+        )
+        rest = (_sum(getattr(part, f"{form}_bytes") for part in parts) for form in _FORMS[2:])
+        return Taxes("", "", padded, jagged, *rest)
+
+    @property
     def padded_bytes(self) -> int:
         """All columns as rectangles."""
-        return sum(column.padded_bytes for column in self.columns)
+        return self._whole.padded_bytes
 
     @property
     def jagged_bytes(self) -> int:
         """The message without options."""
-        return sum(part.jagged_bytes for part in (*self.columns, self.overhead))
+        return self._whole.jagged_bytes
 
     @property
     def narrow_bytes(self) -> int | None:
         """The message with `narrow`."""
-        return _sum(part.narrow_bytes for part in (*self.columns, self.overhead))
+        return self._whole.narrow_bytes
 
     @property
     def elide_bytes(self) -> int | None:
         """The message with `elide`."""
-        return _sum(part.elide_bytes for part in (*self.columns, self.overhead))
+        return self._whole.elide_bytes
 
     @property
     def both_bytes(self) -> int | None:
         """The message with `narrow` and `elide`."""
-        return _sum(part.both_bytes for part in (*self.columns, self.overhead))
+        return self._whole.both_bytes
 
     @property
     def padding_bytes(self) -> int:
@@ -165,14 +174,12 @@ class TaxReport:
     @property
     def repeats_bytes(self) -> int | None:
         """The tax of repeats: what `elide` saves of the message."""
-        return None if self.elide_bytes is None else self.jagged_bytes - self.elide_bytes
+        return self._whole.repeats_bytes
 
     @property
     def width_bytes(self) -> int | None:
         """The tax of width: what `narrow` saves besides."""
-        if self.elide_bytes is None or self.both_bytes is None:
-            return None
-        return self.elide_bytes - self.both_bytes
+        return self._whole.width_bytes
 
     @property
     def advice(self) -> str:
