@@ -301,15 +301,17 @@ def test_names_of_no_column_are_refused(option):
     value = True if option == "narrow" else 1
     for sent in (batch, BatchedDataDict(batch.to_dict()), {"batch": batch}, [1, "a"]):
         for name in ("c", "b", ("a", "b"), ("c",)):
+            options: Any = {option: {name: value}}
             with pytest.raises(ArgumentKeyError) as raised:
-                encode(sent, **{option: {name: value}})
+                encode(sent, **options)
             assert raised.value.path.startswith(f"{option}(")
+    options = {option: {"x": value}}
     with pytest.raises(ArgumentKeyError, match="expected one of 'a', 'inner'"):
-        encode(batch, **{option: {"c": value}})
-    for frames in (encode_fields, encode_rows):
-        lengths = {"lengths": [3]} if frames is encode_fields else {}
-        with pytest.raises(ArgumentKeyError, match="found 'x'"):
-            frames({"a": torch.ones(1, 3)}, **lengths, **{option: {"x": value}})
+        encode(batch, **options)
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_fields({"a": torch.ones(1, 3)}, lengths=[3], **options)
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_rows([{"a": [1, 2]}], **options)
 
 
 def dict_batch(rows):
@@ -643,6 +645,67 @@ def test_joined_messages():
     beside = join_columns([first.select(["ids"]), second.select(["wide"])])
     few = beside.inner({"wide": (2, slice(1, 3))}).rows(slice(0, 1))
     assert_rows(few["wide"], [parts[0][0][:, :, 1:3]])
+
+
+def test_joins_sent_on_keep_the_order_of_cells():
+    lengths = ([300, 0, 5], [150, 45])
+    parts: Any = [
+        [torch.randint(0, 99, (n, 40, 8), dtype=torch.int16) for n in ns] for ns in lengths
+    ]
+    rows = [*parts[0], *parts[1]]
+    first, second = (
+        open_wire(encode(batch_of(part, (40, 8), torch.int16), outermost={"wide": 1}))
+        for part in parts
+    )
+    other = open_wire(encode(batch_of(parts[1], (40, 8), torch.int16), outermost={"wide": 2}))
+    plain = open_wire(encode(batch_of(parts[1], (40, 8), torch.int16)))
+    joined = concat_rows([first, second])
+    index = [4, 0, 0, 2]
+    layers = slice(5, 10)
+    for batch, wanted in (
+        (joined, rows),
+        (joined.rows(index), [rows[i] for i in index]),
+        (concat_rows([first, other]).rows([2, 0]), [rows[2], rows[0]]),
+        (join_columns([first.select(["ids"]), first.select(["wide"])]), parts[0]),
+        (join_columns([joined.select(["ids"]), joined.select(["wide"])]), rows),
+    ):
+        sent = batch.to_frames()
+        assert columns_of(sent)[0]["wide"].kind is Kind.INNER_FIRST
+        assert columns_of(sent)[0]["wide"].fields == [1]
+        assert_rows(decode(sent)["wide"], wanted)
+        source, asked = counted(bytes(to_blob(sent)))
+        stage = open_wire(source).inner({"wide": (1, layers)})
+        assert_rows(stage["wide"], [row[:, layers] for row in wanted])
+        assert sum(asked) <= sum(row.nbytes for row in wanted) // 8 + 32 + len(bytes(sent[0])) + 48
+        few = batch.inner({"wide": (1, [3, 1])})
+        assert_rows(decode(few.to_frames())["wide"], [row[:, [3, 1]] for row in wanted])
+        assert columns_of(few.to_frames())[0]["wide"].kind is Kind.INNER_FIRST
+    for batch in (concat_rows([first, other]), concat_rows([first, plain])):
+        sent = batch.to_frames()
+        assert columns_of(sent)[0]["wide"].kind is Kind.JAGGED
+        assert_rows(decode(sent)["wide"], rows)
+    none = joined.rows([]).to_frames()
+    assert len(open_wire(none)) == 0
+
+
+def test_only_the_layers_that_are_wanted_are_read_of_each_message_of_a_join():
+    parts: Any = [
+        [torch.randint(0, 99, (n, 40, 8), dtype=torch.int16) for n in ns]
+        for ns in ([300, 150], [50, 400])
+    ]
+    sent = [encode(batch_of(p, (40, 8), torch.int16), outermost={"wide": 1}) for p in parts]
+    for index in (None, [3, 0, 1], [1]):
+        sources = [counted(bytes(to_blob(frames))) for frames in sent]
+        joined = concat_rows([open_wire(source) for source, _ in sources])
+        stage = joined.inner({"wide": (1, slice(5, 10))})
+        chosen = [*range(4)] if index is None else index
+        if index is not None:
+            stage = stage.rows(index)
+        rows = [*parts[0], *parts[1]]
+        assert_rows(stage["wide"], [rows[i][:, 5:10] for i in chosen])
+        for k, (_, asked) in enumerate(sources):
+            wanted = sum(rows[i].nbytes for i in set(chosen) if i // 2 == k)
+            assert sum(asked) <= wanted // 8 + len(bytes(sent[k][0])) + 48
 
 
 def test_messages_that_differ_in_layers():
