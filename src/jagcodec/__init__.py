@@ -36,6 +36,7 @@ from jagcodec.pack.tensors import (
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.pack.token_lists import pack_token_lists, pad_token_lists, unpack_token_lists
 from jagcodec.pack.trimming import restore_padding, trim_padding
 from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
 from jagcodec.ragged.varlen import PackedColumn
@@ -102,6 +103,8 @@ __all__ = [
     "pack_masked_fields",
     "pack_per_token_field",
     "pack_rows",
+    "pack_token_lists",
+    "pad_token_lists",
     "padding_tax",
     "register_stdlib_types",
     "register_type",
@@ -118,5 +121,6 @@ __all__ = [
     "to_rows",
     "trim_padding",
     "unpack_masked_fields",
+    "unpack_token_lists",
     "unwrap_wire_stripped_payload",
 ]

@@ -15,6 +15,7 @@ from jagcodec import (
     ArgumentTypeError,
     concat_rows,
     encode,
+    join_columns,
     materialize,
     open_wire,
     stack_or_nest,
@@ -193,3 +194,64 @@ def test_an_empty_batch():
     frames = encode(batch, outermost={"experts": 1})
     assert materialize(open_wire(frames).rows([]), like=LIKE)["experts"].shape == (0, 0, 3, 2)
     assert materialize(frames, like=LIKE)["experts"].tolist() == [[[[0, 0]] * 3]]
+
+
+# --- joins of columns --------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=4), st.data())
+def test_columns_that_cover_the_beginnings_of_their_tokens_are_put_beside_them(pairs, data):
+    lengths = [n + more for n, more in pairs]
+    batch, experts = batch_of(lengths, [n for n, _ in pairs])
+    of_tokens, of_beginnings = (
+        open_wire(encode(batch.select(name))) for name in ("ids", "experts")
+    )
+    order = [of_tokens, of_beginnings]
+    if data.draw(st.booleans()):
+        order.reverse()
+    both = join_columns(order, like=LIKE)
+    assert set(both.fields) == {"ids", "experts"}
+    for joined, rows in ((both, experts), (both.rows([-1, 0]), [experts[-1], experts[0]])):
+        found = materialize(joined, like=LIKE, pad_value_dict={"experts": -1})
+        assert found["experts"].shape[:2] == found["ids"].shape
+        for i, row in enumerate(rows):
+            assert torch.equal(found["experts"][i, : len(row)], row)
+            assert (found["experts"][i, len(row) :] == -1).all()
+    if any(more for _, more in pairs):
+        row = next(i for i, (_, more) in enumerate(pairs) if more)
+        with pytest.raises(ArgumentError) as raised:
+            join_columns(order)
+        assert raised.value.path.endswith(f"row {row}")
+
+
+def test_a_third_message_is_still_compared_with_the_tokens():
+    batch, _ = batch_of([3, 4], [2, 4])
+    first = open_wire(encode(batch))
+    other = {"logprobs": stack_or_nest([torch.ones(2), torch.ones(4)], always_nest=True)}
+    short = open_wire(encode(TensorDict(other, [2])))
+    with pytest.raises(ArgumentError) as raised:
+        join_columns([first, short], like=LIKE)
+    assert raised.value.path == "join_columns(batches[1])['logprobs'], row 0"
+    assert raised.value.detail.startswith("expected 3 tokens like 'ids'")
+    assert join_columns([first, short], like={**LIKE, "logprobs": "ids"}).fields[-1] == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("like", "error", "text"),
+    [
+        (["experts"], ArgumentTypeError, "join_columns(like): expected a mapping"),
+        ({"experts": "no"}, ArgumentKeyError, "join_columns(like)('no'): expected one of"),
+        ({"no": "ids"}, ArgumentKeyError, "join_columns(like)('no'): expected one of"),
+        ({"experts": "tag"}, ArgumentTypeError, "expected jagged columns, found 'tag'"),
+        ({"experts": "ids", "ids": "tag"}, ArgumentError, "not itself like another, found 'ids'"),
+        (LIKE, ArgumentError, "join_columns('experts'), row 1: expected at most the 2 cells of"),
+    ],
+)
+def test_joins_of_what_is_no_beginning(like, error, text):
+    batch, _ = batch_of([3, 2], [2, 3])
+    batch["tag"] = NonTensorStack("x", "y")
+    first, second = (open_wire(encode(batch.select(*n))) for n in (("ids", "tag"), ("experts",)))
+    with pytest.raises(error) as raised:
+        join_columns([first, second], like=like)
+    assert text in str(raised.value)

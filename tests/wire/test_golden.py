@@ -332,7 +332,7 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
             },
             batch_size=[3],
         ),
-        {"outermost": {"layers": 1, "chosen": 2, "none": 1}},
+        {"outermost": {"layers": 1, "chosen": 2}},
     ),
     "inner_first_narrow": (
         "stored narrow by name, and a column beside it that is not",

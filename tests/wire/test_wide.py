@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -287,10 +287,117 @@ def test_long_rows_of_a_rectangle_and_with_holes():
     assert_rows(back, rows)
 
 
-def test_columns_that_are_not_jagged_and_names_of_none_are_let_be():
+def test_columns_that_are_not_jagged_are_let_be():
     batch = TensorDict({"a": torch.ones(2, 3, 4), "b": NonTensorStack("x", "y")}, [2])
-    outermost = {"a": 1, "b": 1, "c": 1, ("a", "b"): 2}
+    outermost = {"a": 1, "b": 1, ("b",): 2}
     assert message(encode(batch, outermost=outermost)) == message(encode(batch))
+
+
+@pytest.mark.parametrize("option", ["narrow", "outermost"])
+def test_names_of_no_column_are_refused(option):
+    batch = TensorDict(
+        {"a": torch.ones(2, 3, 4), "inner": TensorDict({"b": torch.ones(2)}, [2])}, [2]
+    )
+    value = True if option == "narrow" else 1
+    for sent in (batch, BatchedDataDict(batch.to_dict()), {"batch": batch}, [1, "a"]):
+        for name in ("c", "b", ("a", "b"), ("c",)):
+            options: Any = {option: {name: value}}
+            with pytest.raises(ArgumentKeyError) as raised:
+                encode(sent, **options)
+            assert raised.value.path.startswith(f"{option}(")
+    options = {option: {"x": value}}
+    with pytest.raises(ArgumentKeyError, match="expected one of 'a', 'inner'"):
+        encode(batch, **options)
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_fields({"a": torch.ones(1, 3)}, lengths=[3], **options)
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_rows([{"a": [1, 2]}], **options)
+
+
+def dict_batch(rows):
+    wide: Any = nested(rows, (4, 2), torch.int64)
+    inner = BatchedDataDict({"wide": wide, "b": torch.arange(len(rows))})
+    beside = TensorDict({"wide": wide}, [len(rows)])
+    columns = {"wide": wide, "inner": inner, "td": beside, "tag": list("abc")[: len(rows)]}
+    return BatchedDataDict({**columns, "b": torch.arange(len(rows))}, meta_info={"wide": 3})
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [3, 1], [300, 0, 2]])
+def test_columns_of_a_batched_data_dict_are_named_as_any(lengths):
+    rows = [torch.randint(0, 99, (n, 4, 2)) for n in lengths]
+    batch = dict_batch(rows)
+    plain = encode(batch)
+    assert message(encode(batch, narrow={"wide": False, "b": False})) == message(plain)
+    every = {"b", "inner.b", "inner.wide", "td.wide", "wide"}
+    if not sum(lengths):
+        every = {"b", "inner.b"} if lengths else set()
+    for narrow, names in (
+        ({"wide": True}, {"wide"}),
+        ({("inner", "wide"): True, "b": True}, {"inner.wide", "b"}),
+        ({"inner": True}, {"inner.wide", "inner.b"}),
+        ({"inner": True, ("inner", "b"): False, ("td", "wide"): True}, {"inner.wide", "td.wide"}),
+    ):
+        for outermost, moved in (
+            ({}, set()),
+            ({"wide": 1}, {"wide"}),
+            ({("inner", "wide"): 2, ("td", "wide"): 1}, {"inner.wide", "td.wide"}),
+        ):
+            frames = encode(batch, narrow=narrow, outermost=outermost)
+            back = decode(frames)
+            assert back.meta_info == {"wide": 3}
+            assert_same(back, batch)
+            nodes, numbers = dict_nodes(frames)
+            assert {name for name, node in nodes.items() if node.kind is Kind.INNER_FIRST} == moved
+            found = {name for name in every if stored_as(nodes[name], numbers) != PLAIN}
+            assert found == names & every
+            assert_rows(open_wire(frames)["wide"], rows)
+
+
+def dict_nodes(frames):
+    """The nodes of a BatchedDataDict's tensors, by their names."""
+    header = read_header(frames[0])
+
+    def nodes_of(node, above):
+        if node.kind is Kind.USER:
+            (node,) = node.children
+            node = node.children[0]
+        names = node.fields[0 if node.kind is Kind.MAP else 2]
+        for name, child in zip(names, node.children, strict=True):
+            if child.kind in (Kind.USER, Kind.TENSORDICT):
+                yield from nodes_of(child, f"{above}{name}.")
+            else:
+                yield f"{above}{name}", child
+
+    return dict(nodes_of(header.schema.root, "")), header.numbers
+
+
+def stored_as(node, numbers):
+    while node.kind is Kind.INNER_FIRST:
+        (node,) = node.children
+    return numbers[node.number + 2]
+
+
+def test_only_the_layers_that_are_wanted_are_read_of_a_batched_data_dict():
+    rows = [torch.randint(0, 256, (n, 40, 8), dtype=torch.int16) for n in (300, 150)]
+    wide: Any = nested(rows, (40, 8), torch.int16)
+    frames = encode(BatchedDataDict({"wide": wide}), outermost={"wide": 1})
+    source, asked = counted(bytes(to_blob(frames)))
+    picked = open_wire(source).inner({"wide": (1, slice(5, 10))})
+    assert_rows(picked["wide"], [row[:, 5:10] for row in rows])
+    assert sum(asked) <= sum(row.nbytes for row in rows) // 8 + len(bytes(frames[0])) + 48
+
+
+def test_members_of_a_lazy_stack_in_a_batch_are_called_by_their_names():
+    member = TensorDict({"wide": torch.arange(3)}, [])
+    stack = LazyStackedTensorDict(member, member.clone(), stack_dim=0)
+    batch = TensorDict({"stack": stack, "wide": torch.arange(2)}, [2])
+    frames = encode(batch, narrow={("stack", "wide"): True})
+    header = read_header(frames[0])
+    assert_same(decode(frames), batch)
+    kinds = [
+        header.numbers[n.number + 2] != PLAIN for n in header.schema.nodes if n.kind is Kind.TENSOR
+    ]
+    assert kinds == [True, True, False]
 
 
 def test_nested_batches_batches_in_dicts_and_lazy_stacks():
@@ -385,7 +492,7 @@ def test_columns_that_are_named_are_narrow_and_no_others():
     wide = narrow_ones(False)[1]
     small = narrow_ones(True)[1]
     assert small < wide
-    assert narrow_ones({"none": True}) == ("", wide)
+    assert narrow_ones({}) == ("", wide)
     assert narrow_ones(True) == ("abcde", small)
     assert narrow_ones({"a": True}) == ("a", wide)
     assert narrow_ones({"a": False, "b": True}) == ("b", wide)
@@ -538,6 +645,67 @@ def test_joined_messages():
     beside = join_columns([first.select(["ids"]), second.select(["wide"])])
     few = beside.inner({"wide": (2, slice(1, 3))}).rows(slice(0, 1))
     assert_rows(few["wide"], [parts[0][0][:, :, 1:3]])
+
+
+def test_joins_sent_on_keep_the_order_of_cells():
+    lengths = ([300, 0, 5], [150, 45])
+    parts: Any = [
+        [torch.randint(0, 99, (n, 40, 8), dtype=torch.int16) for n in ns] for ns in lengths
+    ]
+    rows = [*parts[0], *parts[1]]
+    first, second = (
+        open_wire(encode(batch_of(part, (40, 8), torch.int16), outermost={"wide": 1}))
+        for part in parts
+    )
+    other = open_wire(encode(batch_of(parts[1], (40, 8), torch.int16), outermost={"wide": 2}))
+    plain = open_wire(encode(batch_of(parts[1], (40, 8), torch.int16)))
+    joined = concat_rows([first, second])
+    index = [4, 0, 0, 2]
+    layers = slice(5, 10)
+    for batch, wanted in (
+        (joined, rows),
+        (joined.rows(index), [rows[i] for i in index]),
+        (concat_rows([first, other]).rows([2, 0]), [rows[2], rows[0]]),
+        (join_columns([first.select(["ids"]), first.select(["wide"])]), parts[0]),
+        (join_columns([joined.select(["ids"]), joined.select(["wide"])]), rows),
+    ):
+        sent = batch.to_frames()
+        assert columns_of(sent)[0]["wide"].kind is Kind.INNER_FIRST
+        assert columns_of(sent)[0]["wide"].fields == [1]
+        assert_rows(decode(sent)["wide"], wanted)
+        source, asked = counted(bytes(to_blob(sent)))
+        stage = open_wire(source).inner({"wide": (1, layers)})
+        assert_rows(stage["wide"], [row[:, layers] for row in wanted])
+        assert sum(asked) <= sum(row.nbytes for row in wanted) // 8 + 32 + len(bytes(sent[0])) + 48
+        few = batch.inner({"wide": (1, [3, 1])})
+        assert_rows(decode(few.to_frames())["wide"], [row[:, [3, 1]] for row in wanted])
+        assert columns_of(few.to_frames())[0]["wide"].kind is Kind.INNER_FIRST
+    for batch in (concat_rows([first, other]), concat_rows([first, plain])):
+        sent = batch.to_frames()
+        assert columns_of(sent)[0]["wide"].kind is Kind.JAGGED
+        assert_rows(decode(sent)["wide"], rows)
+    none = joined.rows([]).to_frames()
+    assert len(open_wire(none)) == 0
+
+
+def test_only_the_layers_that_are_wanted_are_read_of_each_message_of_a_join():
+    parts: Any = [
+        [torch.randint(0, 99, (n, 40, 8), dtype=torch.int16) for n in ns]
+        for ns in ([300, 150], [50, 400])
+    ]
+    sent = [encode(batch_of(p, (40, 8), torch.int16), outermost={"wide": 1}) for p in parts]
+    for index in (None, [3, 0, 1], [1]):
+        sources = [counted(bytes(to_blob(frames))) for frames in sent]
+        joined = concat_rows([open_wire(source) for source, _ in sources])
+        stage = joined.inner({"wide": (1, slice(5, 10))})
+        chosen = [*range(4)] if index is None else index
+        if index is not None:
+            stage = stage.rows(index)
+        rows = [*parts[0], *parts[1]]
+        assert_rows(stage["wide"], [rows[i][:, 5:10] for i in chosen])
+        for k, (_, asked) in enumerate(sources):
+            wanted = sum(rows[i].nbytes for i in set(chosen) if i // 2 == k)
+            assert sum(asked) <= wanted // 8 + len(bytes(sent[k][0])) + 48
 
 
 def test_messages_that_differ_in_layers():

@@ -14,6 +14,7 @@ from jagcodec.errors import ArgumentError
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
 from jagcodec.ragged.select import without_rest
 from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
 
 Self = TypeVar("Self", bound="BatchedDataDict")
@@ -253,7 +254,7 @@ def _restored(cls: type[Self], columns: dict[str, Any], meta_info: dict[str, Any
 
 
 def _state(batch: BatchedDataDict) -> list[dict[str, Any]]:
-    return [dict(batch), batch.meta_info]
+    return [ColumnDict(batch), batch.meta_info]
 
 
 def _of_state(state: Any) -> BatchedDataDict:

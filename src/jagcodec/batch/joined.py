@@ -122,6 +122,8 @@ class _Composite(WireBatch):
                     columns[name] = list(column)
             value = Columns(len(self), columns)
         options: Any = {"allow_pickle": self._allow_pickle, "meta": self.meta or None}
+        # Moved back and forth on the way, so that who reads it reads no more than of the messages.
+        options["outermost"] = self.outermost() or None
         if value is not None and value.repeats():
             options["elide"] = True
         return encode(self.to_tensordict() if value is None else value, **options)
@@ -211,6 +213,22 @@ class JoinedRows(_Composite):
             return None
         view = self._view(name) or view_of(self._read_apart(name), name, self._pool)
         return view.row_splits.lengths
+
+    def outermost(self) -> dict[str, int]:
+        """Those that all messages have of which there are rows."""
+        messages = self._messages
+        apart = [name for name in self._fields if messages.column(name) is None]
+        if not apart:
+            return {}
+        part_of: Any = range(len(messages.counts))
+        if self._chosen is not None:
+            part_of = np.unique(messages.find(self._chosen)[0]).tolist()
+        first, *others = [messages.open_part(i).outermost() for i in part_of] or [{}]
+        return {
+            name: first[name]
+            for name in apart
+            if name in first and all(other.get(name) == first[name] for other in others)
+        }
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
@@ -507,6 +525,11 @@ class JoinedColumns(_Composite):
                     column = replace(column, row_splits=self._pool.unique(column.row_splits))
                 found[name] = column
         return [(name, found[name]) for name in self._fields]
+
+    def outermost(self) -> dict[str, int]:
+        dims = {id(batch): batch.outermost() for batch in self._batches}
+        found = {name: dims[id(source)].get(name) for name, source in self._sources.items()}
+        return {name: dim for name, dim in found.items() if dim is not None}
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")

@@ -239,7 +239,7 @@ def materialize(
         else name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
         name_set(keep_jagged, f"{where}(keep_jagged)"),
         masks_of(attention_mask_of),
-        likes_of(like),
+        likes_of(like, "materialize"),
         None if device is None else usable_device(device, f"{where}(device)"),
         pin_memory,
         container,

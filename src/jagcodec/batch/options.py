@@ -153,8 +153,8 @@ def masks_of(given: Any) -> Mapping[Any, str]:
     return given
 
 
-def likes_of(given: Any) -> Mapping[Any, Any]:
-    """Columns to the columns that they are laid out like, of `like`.
+def likes_of(given: Any, where: str) -> Mapping[Any, Any]:
+    """Columns to the columns that they are laid out like, of `like` of a function.
 
     Raises:
         ArgumentError: A column is to be like one that is itself to be like another.
@@ -162,7 +162,7 @@ def likes_of(given: Any) -> Mapping[Any, Any]:
     """
     if given is None:
         return {}
-    where = "materialize(like)"
+    where = f"{where}(like)"
     if not isinstance(given, Mapping):
         raise ArgumentTypeError(
             "bad_type",

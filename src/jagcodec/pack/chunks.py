@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, resolved
-from jagcodec.pack.numbers import CODES, DEFAULTS, filled, misfits, refusal
+from jagcodec.pack.numbers import CODES, DEFAULTS, filled, misfits, option_of, refusal
 
 Cells = npt.NDArray[Any]
 
@@ -202,7 +203,7 @@ def cells_of(chunk: Chunk, dtype: torch.dtype, path: str, name: str) -> Cells:
         wrong = misfits(torch.from_numpy(np.array(numbers)), dtype)
         if wrong.any():
             number = numbers.reshape(-1)[int(np.argmax(wrong.reshape(-1)))].item()
-            raise refusal(path, number, dtype, name)
+            raise refusal(path, number, dtype, partial(option_of, name))
     cells: Cells = as_dtype(numbers, dtype, path, bits=True)
     return cells
 
@@ -217,22 +218,22 @@ def _of_python(items: list[Any], dtype: torch.dtype, path: str, name: str) -> Ce
         if dtype == torch.bool:
             for item in items:
                 if type(item) is float or item not in (0, 1):
-                    raise refusal(path, item, dtype, name)
+                    raise refusal(path, item, dtype, partial(option_of, name))
             return np.array(items, dtype=np.bool_)
         if type(item) is bool:
             return _of_python([+item for item in items], dtype, path, name)
         if type(item) is int or not dtype.is_floating_point:
-            raise refusal(path, item, dtype, name)
+            raise refusal(path, item, dtype, partial(option_of, name))
     items = [+item for item in items]  # False and True as ints
     wide, bad = filled([items], (len(items),), torch.float64)
     if bad is not None:
-        raise refusal(path, items[bad[1]], dtype, name)
+        raise refusal(path, items[bad[1]], dtype, partial(option_of, name))
     narrow: Cells = as_dtype(wide, dtype, path, bits=True)
     made = tensor_over(narrow, dtype)
     back: Cells = narrow if made is None else made.to(torch.float64).numpy()
     for item, same in zip(items, (back == wide).tolist(), strict=True):
         if type(item) is int and not same:
-            raise refusal(path, item, dtype, name)
+            raise refusal(path, item, dtype, partial(option_of, name))
     return narrow
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,10 +124,15 @@ def _ends(dtype: torch.dtype) -> tuple[int, int]:
     return info.min, info.max
 
 
+def option_of(name: str, dtype: str) -> str:
+    """How a caller says what the cells of a column are."""
+    return f"dtypes={{{name!r}: {dtype}}}"
+
+
 def refusal(
-    path: str, number: float, dtype: torch.dtype, name: str
+    path: str, number: float, dtype: torch.dtype, option: Callable[[str], str]
 ) -> ArgumentError | ArgumentTypeError:
-    """Why a number is none of a column's."""
+    """Why a number is none of a column's; `option` says how a caller chooses another dtype."""
     wanted = str(dtype).removeprefix("torch.")
     if isinstance(number, float) and not dtype.is_floating_point:
         expected = "bools" if dtype == torch.bool else "integers"
@@ -135,12 +140,12 @@ def refusal(
             "bad_type",
             path,
             f"expected {expected} (the column is {wanted}), found {number!r}; for floats pass "
-            f"dtypes={{{name!r}: torch.float32}}",
+            f"{option('torch.float32')}",
         )
     exactly = "" if isinstance(number, float) else " exactly"
     return ArgumentError(
         "bad_dtype",
         path,
         f"expected a number that {wanted} holds{exactly}, found {brief(number)}; for other cells "
-        f"pass dtypes={{{name!r}: ...}}",
+        f"pass {option('...')}",
     )

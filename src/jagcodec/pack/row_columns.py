@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from jagcodec.pack.numbers import (
     default_dtype,
     filled,
     misfits,
+    option_of,
     plain_number,
     refusal,
 )
@@ -91,7 +93,10 @@ class RowColumns:
 
     Attributes:
         lengths: Of the rows of each column of sequences.
+        first: What errors call the row that decides what a column is.
     """
+
+    first = "row 0"
 
     def __init__(self, where: str, own: bool) -> None:
         """Name `where` in errors. With `own` no column may alias its rows."""
@@ -154,7 +159,7 @@ class RowColumns:
         if wanted.dtype is None or wanted.cell_shape is None:
             raise ArgumentError(
                 "bad_shape",
-                f"{self._where}({name!r})",
+                self._at(name),
                 "expected rows, found none; to make an empty column, say what it would be with "
                 f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object",
             )
@@ -168,6 +173,20 @@ class RowColumns:
     def _sort_of_row(row: Any) -> str:
         sort = _sort(type(row))
         return _OBJECT if sort is _ARRAY and not _is_tensor_of_numbers(row) else sort
+
+    # Errors
+
+    def _at(self, name: str, row: int | None = None) -> str:
+        """Where a column is, or one of its rows."""
+        return f"{self._where}({name!r})" + ("" if row is None else f", row {row}")
+
+    def _option(self, name: str, dtype: str) -> str:
+        """How a caller says what the cells of a column are."""
+        return option_of(name, dtype)
+
+    def _as_objects(self, name: str) -> str:
+        """What to do about rows that are no numbers."""
+        return f"; for a column of Python objects pass {option_of(name, 'object')}"
 
     # Numbers
 
@@ -189,14 +208,14 @@ class RowColumns:
         if dtype not in CODES:
             raise ArgumentTypeError(
                 "bad_dtype",
-                f"{self._where}({name!r})",
+                self._at(name),
                 f"expected a dtype that Python's numbers can have, found {dtype}; make the rows "
                 "tensors",
             )
         try:
             values, bad = filled(rows, lengths, dtype)
         except (ValueError, IndexError) as error:
-            raise ArgumentError("row_mismatch", f"{self._where}({name!r})", str(error)) from error
+            raise ArgumentError("row_mismatch", self._at(name), str(error)) from error
         if bad is not None:
             row, index = bad
             # One number per row, or the rows themselves.
@@ -205,11 +224,11 @@ class RowColumns:
 
     def _refuse(self, name: str, row: int, item: Any, dtype: torch.dtype) -> NoReturn:
         """Say why a number is none of a column's."""
-        path = f"{self._where}({name!r}), row {row}"
+        path = self._at(name, row)
         number = item if isinstance(item, (int, float)) else plain_number(item)
         plain = isinstance(number, (int, float)) and not isinstance(number, bool)
         if plain and dtype != torch.bool:
-            raise refusal(path, number, dtype, name)
+            raise refusal(path, number, dtype, partial(self._option, name))
         wanted = str(dtype).removeprefix("torch.")
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
         self._unlike(path, name, expected, item)
@@ -219,8 +238,7 @@ class RowColumns:
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected {expected}, found {found}; for a column of Python objects pass "
-            f"dtypes={{{name!r}: object}}",
+            f"expected {expected}, found {found}{self._as_objects(name)}",
         )
 
     # Sequences
@@ -233,9 +251,9 @@ class RowColumns:
             if dtype is None:
                 raise ArgumentError(
                     "bad_dtype",
-                    f"{self._where}({name!r})",
+                    self._at(name),
                     "expected a number in one of the rows, found only empty ones; say what the "
-                    f"cells are with dtypes={{{name!r}: torch.int64}}, or object",
+                    f"cells are with {self._option(name, 'torch.int64')}{self._as_objects(name)}",
                 )
             return self._rows(name, torch.empty((0, *shape), dtype=dtype), lengths, wanted)
         leaf: Any = first
@@ -268,7 +286,7 @@ class RowColumns:
                     if not isinstance(item, (list, tuple)) or len(item) != size or not size:
                         raise ArgumentError(
                             "bad_shape",
-                            f"{self._where}({name!r}), row {i}",
+                            self._at(name, i),
                             f"expected lists of {size} in a row, found {brief(item)}; for lists "
                             f"of any length pass dtypes={{{name!r}: object}}",
                         )
@@ -287,8 +305,9 @@ class RowColumns:
                 if like
                 else (numbers.index(True))
             )
-            expected = "numbers" if like else f"an object, as {type(rows[0]).__name__} in row 0"
-            self._unlike(f"{self._where}({name!r}), row {i}", name, expected, rows[i])
+            of_first = f"as {type(rows[0]).__name__} in {self.first}"
+            expected = "numbers" if like else f"an object, {of_first}"
+            self._unlike(self._at(name, i), name, expected, rows[i])
         return list(rows)
 
     def _is_numbers(self, row: Any) -> bool:
@@ -369,16 +388,16 @@ class RowColumns:
             if part.dtype != dtype:
                 raise ArgumentTypeError(
                     "bad_dtype",
-                    f"{self._where}({name!r}), row {i}",
-                    f"expected {dtype} like row 0, found {part.dtype}; "
-                    f"say which with dtypes={{{name!r}: ...}}",
+                    self._at(name, i),
+                    f"expected {dtype} like {self.first}, found {part.dtype}; "
+                    f"say which with {self._option(name, '...')}",
                 )
             if part.ndim != ndim or part.shape[1:] != shape:
                 expected = ("tokens", *shape) if ndim else ()
                 raise ArgumentError(
                     "bad_shape",
-                    f"{self._where}({name!r}), row {i}",
-                    f"expected shape ({', '.join(map(str, expected))}) like row 0, "
+                    self._at(name, i),
+                    f"expected shape ({', '.join(map(str, expected))}) like {self.first}, "
                     f"found {tuple(part.shape)}",
                 )
 
@@ -395,7 +414,7 @@ class RowColumns:
         if dtype not in CODES or found.is_complex or torch.bool in (found, dtype):
             raise ArgumentTypeError(
                 "bad_dtype",
-                f"{self._where}({name!r}), row {row}",
+                self._at(name, row),
                 f"expected {dtype}, found {found}",
             )
         bad = misfits(tensor, dtype)
@@ -423,7 +442,7 @@ class RowColumns:
             if self._sort_of_row(row) is _ARRAY:
                 parts.append(row)
                 continue
-            single = RowColumns(f"{self._where}({name!r}), row {i}: ", False)
+            single = RowColumns(f"{self._at(name, i)}: ", False)
             made = single.column(name, [row], Wanted(dtype, rectangular=True))
             made = made if isinstance(made, torch.Tensor) else torch.from_numpy(made)
             parts.append(made[0])
@@ -440,7 +459,7 @@ class RowColumns:
             if length != lengths[0]:
                 raise ArgumentError(
                     "bad_length",
-                    f"{self._where}({name!r}), row {i}",
+                    self._at(name, i),
                     f"expected {lengths[0]} items like row 0, since rectangular= names the column, "
                     f"found {length}",
                 )

@@ -157,9 +157,10 @@ def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSpli
 
 _INT64 = torch.int64
 _LARGEST = np.iinfo(np.int64).max
-_LENGTH_DTYPES = frozenset(
+LENGTH_DTYPES = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
+"""The dtypes that lengths may have."""
 
 
 def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
@@ -211,7 +212,7 @@ def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
         raise ArgumentTypeError(
             "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
         )
-    if lengths.dtype not in _LENGTH_DTYPES:
+    if lengths.dtype not in LENGTH_DTYPES:
         raise ArgumentTypeError(
             "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
         )

@@ -2,64 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from jagcodec._arguments import check_known
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.ragged.inner_dims import moved_first
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lowered import InnerFirst
+from jagcodec.wire.lowered import InnerFirst, OfColumns
 
 Name: TypeAlias = Any
 """A column's name; inside a nested batch a tuple of all of them."""
 
 
-class ByColumn:
+class _Column(NamedTuple):
+    """A column that the walk is in.
+
+    Attributes:
+        path: Where it is in the value.
+        names: What it is called.
+        around: The column that the batch of it is, or is in.
+    """
+
+    path: list[Any]
+    names: tuple[str, ...]
+    around: _Column | None
+
+
+class _Mark(NamedTuple):
+    """From the item `at` of the list `items` on, items are of a column, and narrow or not."""
+
+    items: list[Any]
+    at: int
+    narrow: bool
+    column: _Column | None
+
+
+class ByColumn(OfColumns):
     """The columns of a value during one walk over it: which is which, and what was said of it.
 
-    A column is called by its names from the outermost TensorDict on, wherever that lies.
+    A column is called by its name, and inside a nested batch by those of the columns around it too.
     """
 
     def __init__(self, narrow: Mapping[Name, bool], outermost: Mapping[Name, int]) -> None:
+        super().__init__()
         self._narrow = narrow
         self._outermost = outermost
-        self._base: list[Any] | None = None
+        self._names: dict[tuple[str, ...], None] = {}
         self._pool = RowSplitsPool()
-        # From which item of which list on items are stored narrow, or no longer.
-        self.marks: list[tuple[list[Any], int, bool]] = []
+
+    def columns(
+        self, path: list[Any], items: list[Any], columns: Iterable[tuple[str, Any]]
+    ) -> Iterable[tuple[str, Any]]:
+        return ((name, self.column(path, items, name, column)) for name, column in columns)
 
     def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
-        """A column that comes next in the batch at `path`, as it is to be lowered."""
-        if self._base is None or path[: len(self._base)] != self._base:
-            self._base = path.copy()
-        names = (*path[len(self._base) :], name)
-        self._mark(items, names)
+        around = self._around(path)
+        names = (name,) if around is None else (*around.names, name)
+        self._names[names] = None
+        self._mark(items, _Column([*path, name], names, around))
         dim = _said(self._outermost, names)
         return column if dim is None else self._inner_first(column, names, dim)
 
     def end(self, path: list[Any], items: list[Any]) -> None:
-        """See that what follows the batch at `path` is no part of its last column."""
-        base = self._base
-        inside = base is not None and path[: len(base)] == base
-        self._mark(items, tuple(path[len(base) :]) if inside and base is not None else ())
+        # What follows the batch is no part of its last column.
+        self._mark(items, self._around(path))
+
+    def check_names(self) -> None:
+        """Refuse names that are none of the columns that there were.
+
+        Raises:
+            ArgumentKeyError: One of them is not.
+        """
+        known = [names if len(names) > 1 else names[0] for names in self._names]
+        for option, given in (("narrow", self._narrow), ("outermost", self._outermost)):
+            names = (name[0] if type(name) is tuple and len(name) == 1 else name for name in given)
+            check_known(names, known, option)
 
     def narrow_items(self, items: Sequence[Any], of: list[Any]) -> frozenset[int]:
         """The indices of the items that are stored narrow, which were marked in the list `of`."""
-        marks = [(at, narrow) for marked, at, narrow in self.marks if marked is of]
-        ends = [*(at for at, _ in marks[1:]), len(items)]
+        marks = [mark for mark in self.marks if mark.items is of]
+        ends = [*(mark.at for mark in marks[1:]), len(items)]
         spans = zip(marks, ends, strict=False)
-        return frozenset(i for (at, narrow), end in spans if narrow for i in range(at, end))
+        return frozenset(i for mark, end in spans if mark.narrow for i in range(mark.at, end))
 
-    def _mark(self, items: list[Any], names: tuple[Any, ...]) -> None:
-        if self._narrow:
-            # What is said of a batch holds for the columns in it of which nothing is said.
-            said = (_said(self._narrow, names[:end]) for end in range(len(names), 0, -1))
-            narrow = next((value for value in said if value is not None), False)
-            self.marks.append((items, len(items), narrow))
+    def _around(self, path: list[Any]) -> _Column | None:
+        """The column that something at `path` is in."""
+        column: _Column | None = self.marks[-1].column if self.marks else None
+        while column is not None and path[: len(column.path)] != column.path:
+            column = column.around
+        return column
+
+    def _mark(self, items: list[Any], column: _Column | None) -> None:
+        names = () if column is None else column.names
+        # What is said of a batch holds for the columns in it of which nothing is said.
+        said = (_said(self._narrow, names[:end]) for end in range(len(names), 0, -1))
+        narrow = next((value for value in said if value is not None), False)
+        self.marks.append(_Mark(items, len(items), narrow, column))
 
     def _inner_first(self, column: Any, names: tuple[Any, ...], dim: int) -> Any:
         """A jagged column with a dim outermost; any other as it is."""

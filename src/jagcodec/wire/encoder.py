@@ -26,7 +26,7 @@ from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.by_column import by_column
 from jagcodec.wire.compression import Compress, compressed, usable_compression
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Ragged
+from jagcodec.wire.lowered import NO_COLUMNS, Columns, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
@@ -79,8 +79,9 @@ def encode(
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
             looks at each of them here and a copy there. True is for all of them; a mapping of
-            names to True or False for the columns of TensorDicts that it names, those of a nested
-            one by a tuple of names, and for none of the rest. Names that are no column are ignored.
+            names to True or False for the columns that it names, of every TensorDict and
+            `BatchedDataDict` in `obj`, those of a nested one by a tuple of names, and for none of
+            the rest.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell
@@ -88,7 +89,7 @@ def encode(
             as it is. Objects of rows that are one object are one again.
         groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
             compared with the first of their group only. None compares those that begin alike.
-        outermost: Name of a jagged column of a TensorDict, as for `narrow`, to the inner dim of its
+        outermost: Name of a jagged column, as for `narrow`, to the inner dim of its
             rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
             layers, k) puts each layer into one range of bytes, so that who wants some of the
             layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
@@ -126,6 +127,7 @@ def encode(
     Raises:
         ArgumentError: There is no codec of the name `compress`, or its library is not installed; or
             `outermost` names a dim that the rows of a column do not have.
+        ArgumentKeyError: `narrow` or `outermost` names a column that `obj` does not have.
         ArgumentTypeError: `narrow`, `outermost`, `groups` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
@@ -173,8 +175,10 @@ def pending(
     """
     how = None if compress is None else usable_compression(compress)
     every, named = by_column(narrow, outermost)
-    lowering = Lowering(allow_pickle, default, named)
+    lowering = Lowering(allow_pickle, default, named or NO_COLUMNS)
     tree = lowering.lower(obj)
+    if named is not None:
+        named.check_names()
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None

@@ -303,6 +303,11 @@ class WireBatch:
         flat = len(self._rows) == 1 and self._names is None
         return batch._raw_columns() if flat else batch.to_tensordict()
 
+    def outermost(self) -> dict[str, int]:
+        """The inner dims that lie outermost, by column, as `encode` takes them."""
+        nodes = self._nodes.items()
+        return {name: node.fields[0] for name, node in nodes if node.kind is Kind.INNER_FIRST}
+
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.
         message = self._message

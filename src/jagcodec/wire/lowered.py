@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -92,16 +92,38 @@ class InnerFirst(NamedTuple):
     view: RaggedView
 
 
-class OfColumns(Protocol):
-    """Who is asked about each column while a value is lowered; see `ByColumn`."""
+class ColumnDict(dict[str, Any]):
+    """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
 
-    marks: list[tuple[list[Any], int, bool]]
+
+class OfColumns:
+    """Who is asked about each column while a value is lowered: here one that changes none.
+
+    Attributes:
+        marks: What was noted on the way, of which the last is taken back with what was lowered.
+    """
+
+    marks: list[Any]
+
+    def __init__(self) -> None:
+        self.marks = []
+
+    def columns(
+        self, path: list[Any], items: list[Any], columns: Iterable[tuple[str, Any]]
+    ) -> Iterable[tuple[str, Any]]:
+        """All columns of the batch at `path`, as they are to be lowered, one after the other."""
+        return columns
 
     def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
         """A column that comes next in the batch at `path`, as it is to be lowered."""
+        return column
 
     def end(self, path: list[Any], items: list[Any]) -> None:
         """The batch at `path` has no more columns."""
+
+
+NO_COLUMNS = OfColumns()
+"""Where nothing was said of single columns."""
 
 
 class Documents(NamedTuple):

@@ -41,10 +41,12 @@ from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.lowered import (
+    NO_COLUMNS,
     NUMPY_NAMES,
     REMEDY,
     REMEDY_OF_BATCHES,
     TORCH_NAMES,
+    ColumnDict,
     Columns,
     Dense,
     Documents,
@@ -69,7 +71,7 @@ from jagcodec.wire.spec import (
     Code,
     Kind,
 )
-from jagcodec.wire.tensor_views import Merged, merge
+from jagcodec.wire.tensor_views import COMPRESSED_LAYOUTS, Merged, compressed_indices, merge
 
 # What msgpack holds by itself and gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -83,7 +85,7 @@ class Lowering:
         self,
         allow_pickle: bool,
         default: Callable[[Any], Any] | None = None,
-        by_column: OfColumns | None = None,
+        by_column: OfColumns = NO_COLUMNS,
     ) -> None:
         self._allow_pickle = allow_pickle
         self._by_column = by_column
@@ -141,8 +143,7 @@ class Lowering:
     def _or_default(self, handler: Callable[[Lowering, Any], Tree], value: Any) -> Tree:
         """The tree of a value; of what `default` makes of it, if it is what is refused."""
         outer = self.items, self.values, self.unbacked
-        lists: tuple[list[Any], ...] = (*outer, self.on_devices, self.off_devices, self._path)
-        lists += () if self._by_column is None else (self._by_column.marks,)
+        lists: Any = (*outer, self.on_devices, self.off_devices, self._path, self._by_column.marks)
         sizes = [len(found) for found in lists]
         stacks = self._stacks
         try:
@@ -432,11 +433,8 @@ class Lowering:
             self.items += (int(tensor.is_coalesced()), *shape)
             parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
             return (Code.SPARSE_COO, len(shape), *parts_)
-        if tensor.layout in _COMPRESSED:
-            row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-            compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
-            plain = tensor.col_indices() if row_first else tensor.row_indices()
-            layout = str(tensor.layout).removeprefix("torch.")
+        if tensor.layout in COMPRESSED_LAYOUTS:
+            layout, compressed, plain = compressed_indices(tensor)
             if layout in BLOCKED_LAYOUTS and 0 in tensor.values().shape[1:3]:
                 raise self._refusal(tensor, " with blocks of no cells")
             self.items += shape
@@ -522,10 +520,7 @@ class Lowering:
         items = self.items
         items.append(value.rows)
         nodes: list[Tree] = []
-        by_column = self._by_column
-        for name, column in value.columns.items():
-            if by_column is not None:
-                column = by_column.column(self._path, self.items, name, column)
+        for name, column in self._by_column.columns(self._path, items, value.columns.items()):
             kind = type(column)
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
@@ -557,9 +552,18 @@ class Lowering:
                 else:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
-        if by_column is not None:
-            by_column.end(self._path, self.items)
+        self._by_column.end(self._path, items)
         return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+
+    def _column_dict(self, columns: ColumnDict) -> Tree:
+        """The columns of a batch that is a dict."""
+        if not _STRING.issuperset(map(type, columns)):
+            return self._dict_of_any_keys(columns)
+        pairs = self._by_column.columns(self._path, self.items, columns.items())
+        trees, nodes = self._children(columns, (column for _, column in pairs))
+        self._by_column.end(self._path, self.items)
+        node = (Code.MAP, tuple(columns), *trees)
+        return node if nodes else dict(zip(columns, trees, strict=True))
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
         """Rows of a rectangle that is not an array, and the name of their dtype."""
@@ -584,8 +588,7 @@ class Lowering:
                 wrong = nested_mismatch(key, leaf, td, names)
                 if wrong is not None:
                     raise self._refused("row_mismatch", wrong)
-            if self._by_column is not None:
-                leaf = self._by_column.column(self._path, self.items, key, leaf)
+            leaf = self._by_column.column(self._path, self.items, key, leaf)
             keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
@@ -594,8 +597,7 @@ class Lowering:
                     leaf, " as a leaf of a TensorDict; make it a NonTensorData of the batch's size"
                 )
             nodes.append(node)
-        if self._by_column is not None:
-            self._by_column.end(self._path, self.items)
+        self._by_column.end(self._path, self.items)
         dims = tuple(names) if any(name is not None for name in names) else None
         return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
@@ -656,7 +658,6 @@ class Lowering:
 
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
@@ -674,6 +675,7 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     torch.dtype: lambda _, v: [TAGS[Kind.DTYPE], str(v).removeprefix("torch.")],
     torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
+    ColumnDict: Lowering._column_dict,
     InnerFirst: Lowering._inner_first,
     **dict.fromkeys(LIST_TYPES, Lowering._list),
     **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import write_header
-from jagcodec.wire.spec import ALIGNMENT, PLAIN, SMALL_BUFFER
+from jagcodec.wire.spec import ALIGNMENT, GAPS, PLAIN, SMALL_BUFFER
 
 Bytes: TypeAlias = memoryview | npt.NDArray[Any]
 """Contiguous memory, of which only the bytes count."""
@@ -23,8 +23,6 @@ Bytes: TypeAlias = memoryview | npt.NDArray[Any]
 OrderedColumn: TypeAlias = tuple[Bytes, tuple[int, ...] | None, tuple[int, ...] | None]
 """The bytes of a column; where its rows begin and end, in cells, from 0 on, or None of a rectangle;
 and the dims of a cell, or None of documents."""
-
-_GAPS = tuple(map(bytes, range(ALIGNMENT)))
 
 
 def frames_of_rows(
@@ -52,7 +50,7 @@ def frames_of_rows(
             buffer = len(large)
         elif size:
             at = (end + 63) & -ALIGNMENT
-            pieces += (_GAPS[at - end], data)
+            pieces += (GAPS[at - end], data)
             end = at + size
         if offsets is None:
             numbers += (buffer, at, PLAIN, rows, *(dims or ()))
@@ -70,7 +68,7 @@ def frames_of_rows(
                     place = (len(large), 0)
                 else:
                     place = (0, (end + 63) & -ALIGNMENT)
-                    pieces += (_GAPS[place[1] - end], packed)
+                    pieces += (GAPS[place[1] - end], packed)
                     end = place[1] + len(packed)
                 groups.append((*place, rows, min(lengths), max(lengths)))
         if dims is None:

@@ -21,6 +21,9 @@ BLOB_MAGIC = b"jagcodec"
 ALIGNMENT = 64
 """Small buffers start at multiples of this inside the frame they share: one cache line."""
 
+GAPS = tuple(map(bytes, range(ALIGNMENT)))
+"""What lies between small buffers, by its size."""
+
 SMALL_BUFFER = 16 * 1024
 """Buffers below this many bytes share frame 1: copying them costs less than a frame each."""
 
