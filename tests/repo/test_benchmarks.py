@@ -367,9 +367,10 @@ def test_every_bit_of_what_is_weighed_is_compared():
     payloads, wrong = NonTensorStack({"a": torch.zeros(2)}), NonTensorStack({"a": -torch.zeros(2)})
     saved.same_column(payloads, payloads, "a column")
     pairs = [(other, column), (longer, column), (padded, column), (column.double(), column)]
-    for found, expected in [*pairs, (wrong, payloads)]:
+    wrongly: list[tuple[object, object]] = [*pairs, (wrong, payloads)]
+    for other_column, expected in wrongly:
         with pytest.raises(SystemExit, match="VERIFICATION FAILED: a column"):
-            saved.same_column(found, expected, "a column")
+            saved.same_column(other_column, expected, "a column")
 
 
 def test_codecs_are_weighed(tmp_path):

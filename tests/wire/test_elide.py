@@ -502,7 +502,9 @@ def test_as_much_is_sent_once_as_a_reader_takes(kind, monkeypatch):
     """Documents count for more than their bytes only beyond what a message is always given."""
     monkeypatch.setattr(Limits, "expanded", 0)
     image = torch.rand(60, 100)
-    rows = [{"pixels": image.clone() if kind == "equal objects" else image} for _ in range(40)]
+    rows: list[Any] = [
+        {"pixels": image.clone() if kind == "equal objects" else image} for _ in range(40)
+    ]
     if kind == "one tensor":
         rows = [{**row, "id": i} for i, row in enumerate(rows)]
     td = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[40])

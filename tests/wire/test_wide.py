@@ -299,7 +299,7 @@ def test_names_of_no_column_are_refused(option):
         {"a": torch.ones(2, 3, 4), "inner": TensorDict({"b": torch.ones(2)}, [2])}, [2]
     )
     value = True if option == "narrow" else 1
-    for sent in (batch, BatchedDataDict(batch.to_dict()), {"batch": batch}, [1, "a"]):
+    for sent in (batch, BatchedDataDict(batch.to_dict()), {"batch": batch}):
         for name in ("c", "b", ("a", "b"), ("c",)):
             options: Any = {option: {name: value}}
             with pytest.raises(ArgumentKeyError) as raised:
@@ -312,6 +312,9 @@ def test_names_of_no_column_are_refused(option):
         encode_fields({"a": torch.ones(1, 3)}, lengths=[3], **options)
     with pytest.raises(ArgumentKeyError, match="found 'x'"):
         encode_rows([{"a": [1, 2]}], **options)
+    # One encoder sends batches, and what has no columns.
+    command = {"stop": True, "steps": [1, 2]}
+    assert decode(encode(command, **options)) == command
 
 
 def dict_batch(rows):

@@ -75,9 +75,14 @@ class ByColumn(OfColumns):
     def check_names(self) -> None:
         """Refuse names that are none of the columns that there were.
 
+        Where there were none at all, as in a message that only says something to a worker, nothing
+        could be named.
+
         Raises:
             ArgumentKeyError: One of them is not.
         """
+        if not self._names:
+            return
         known = [names if len(names) > 1 else names[0] for names in self._names]
         for option, given in (("narrow", self._narrow), ("outermost", self._outermost)):
             names = (name[0] if type(name) is tuple and len(name) == 1 else name for name in given)

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.rowcopy import Copy
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.spec import PART_NUMBERS, PartForm
 
@@ -155,11 +153,3 @@ def row_chunks(splits: RowSplits, size: int) -> Iterator[slice]:
         end = min(max(end, start + 1), splits.rows)
         yield slice(start, end)
         start = end
-
-
-def gathered_cells(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:
-    """Rows of cells, end to end."""
-    out = np.empty(int(lengths.sum()) * size, dtype=np.uint8)
-    if len(out):
-        rowcopy.copy_all([Copy(out, data, None, np.ascontiguousarray(starts), lengths, size)])
-    return out

@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec import rowcopy
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.rowcopy import Copy
 from jagcodec.wire import cell_columns
 from jagcodec.wire.cell_columns import (
     TABLE,
@@ -23,7 +25,6 @@ from jagcodec.wire.cell_columns import (
     Parts,
     differ,
     equal,
-    gathered_cells,
     index_size,
     row_chunks,
     word_bytes,
@@ -265,7 +266,7 @@ class _Search:
                 return False
         for rows in row_chunks(splits, size):
             a, b = splits.host[rows.start] * size, splits.host[rows.stop] * size
-            there = gathered_cells(column.cells.data, starts[rows], splits.lengths[rows], size)
+            there = _gathered(column.cells.data, starts[rows], splits.lengths[rows], size)
             if not equal(there, inner.cells.data[a:b]):
                 return False
         return True
@@ -275,7 +276,7 @@ class _Search:
         cells, size, splits, _ = column
         rest = splits.lengths - inner
         starts = splits.starts + inner if behind else splits.starts
-        data = gathered_cells(cells.data, starts, rest, size)
+        data = _gathered(cells.data, starts, rest, size)
         own = Column(cells.of(data), size, RowSplits.from_lengths(rest), False)
         self.columns.append(own)
         self.found.append(None)
@@ -320,7 +321,7 @@ class _Search:
         if not self._pays(column, splits.total - rest.total, cost):
             return None
         at = splits.starts + behind_inner
-        kept = cells.of(gathered_cells(cells.data, at, rest.lengths, size))
+        kept = cells.of(_gathered(cells.data, at, rest.lengths, size))
         if in_one:
             return [FoundPart(PartForm.AT, splits, kept, rest.total, prefixes[0][1])]
         return [
@@ -343,3 +344,11 @@ class _Search:
         if not self._pays(column, int((behind_inner - behind_outer)[~whole].sum()), cost):
             behind_inner = np.where(whole, behind_inner, behind_outer)
         return Beginnings(outer, behind_outer, inner, behind_inner)
+
+
+def _gathered(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:
+    """Rows of cells, end to end."""
+    out = np.empty(int(lengths.sum()) * size, dtype=np.uint8)
+    if len(out):
+        rowcopy.copy_all([Copy(out, data, None, np.ascontiguousarray(starts), lengths, size)])
+    return out

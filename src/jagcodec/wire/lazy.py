@@ -35,21 +35,16 @@ from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, schema_of, sizes_of
 from jagcodec.wire.frames import (
-    PREAMBLE,
-    Fetch,
     Frame,
     Payload,
-    buffer_bytes,
     file_path,
     read_file,
-    read_preamble,
-    starts_of,
 )
-from jagcodec.wire.header import Header, read_header
+from jagcodec.wire.header import Header
 from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, then_picked
 from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
-from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.message import Message, check_frames, open_frames, open_store
 from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
@@ -606,7 +601,7 @@ def open_wire(
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         source = read_file(name, "open_wire(source)", taken, mmap=True)
     if callable(source):
-        header, fetch = _fetched(source, taken)
+        header, fetch = open_store(source, taken)
         header, payload = opened_ranges(header, fetch, copy)
     else:
         header, frames = open_frames(source, "open_wire(source)", taken)
@@ -622,25 +617,6 @@ def open_whole(source: Any, path: str) -> WireBatch:
         check_frames(frames[1:], header.checksums)
     header, payload = opened(header, frames[1:], None, by_range=True)
     return batch_of_message(Message(header, payload, None, False), frames)
-
-
-def _fetched(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
-    def get(offset: int, size: int) -> ByteArray:
-        data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
-        if len(data) != size:
-            raise WireFormatError(
-                "frame_size",
-                f"bytes {offset} to {offset + size}",
-                f"expected {size} bytes from the source, found {len(data)}",
-            )
-        return data
-
-    size = read_preamble(get(0, PREAMBLE.size))
-    if size > limits.header:
-        raise exceeded("header", limits.header, size, "bytes", "preamble")
-    header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.sizes)
-    return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
 
 
 def batch_of_message(message: Message, frames: list[ByteArray] | None) -> WireBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,15 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, inside
 from jagcodec.wire.frames import (
+    PREAMBLE,
+    Fetch,
     Payload,
+    buffer_bytes,
     frame_arrays,
     is_blob,
     read_preamble,
     split_blob,
+    starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.limits import Limits, exceeded
@@ -70,6 +74,27 @@ def open_blob(
     frame = split_blob(blob, size, ())[0].data
     header = read_header(frame, limits, in_row=in_row, repeated=repeated)
     return header, split_blob(blob, size, header.sizes)
+
+
+def open_store(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
+    """As `open_frames`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
+
+    def get(offset: int, size: int) -> ByteArray:
+        data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
+        if len(data) != size:
+            raise WireFormatError(
+                "frame_size",
+                f"bytes {offset} to {offset + size}",
+                f"expected {size} bytes from the source, found {len(data)}",
+            )
+        return data
+
+    size = read_preamble(get(0, PREAMBLE.size))
+    if size > limits.header:
+        raise exceeded("header", limits.header, size, "bytes", "preamble")
+    header = read_header(get(PREAMBLE.size, size).data, limits)
+    starts = starts_of(size, header.sizes)
+    return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:

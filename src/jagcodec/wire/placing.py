@@ -36,6 +36,7 @@ from jagcodec.wire.spec import (
     ALIGNMENT,
     DOCUMENT_COST,
     EXPANSION,
+    GAPS,
     INTEGER_DTYPES,
     MAX_UNBACKED_ROWS,
     PARTS,
@@ -79,10 +80,6 @@ def with_header(
 
 def nothing_left(memory: list[ByteArray]) -> None:
     """Writes what is left to be written of a message that is finished."""
-
-
-# Between two buffers of frame 1.
-_GAPS = tuple(map(bytes, range(ALIGNMENT)))
 
 
 class Placing:
@@ -447,7 +444,7 @@ class Placing:
         pieces: list[Any] = []
         end = 0
         for offset, data in self._small:
-            pieces += (_GAPS[offset - end], data)
+            pieces += (GAPS[offset - end], data)
             end = offset + data.nbytes
         return np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
 
