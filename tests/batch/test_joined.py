@@ -768,5 +768,5 @@ def test_nested_batches_with_other_dim_names_are_a_bad_message():
     inner = tensordict([1], {}, ["b"])
     frames = message(tensordict([1], {"x": inner}, ["a"]))
     for read in (lambda: open_wire(frames), lambda: join_messages([frames, frames], "test")):
-        with pytest.raises(WireFormatError, match="columns of one batch"):
+        with pytest.raises(WireFormatError, match=r"expected dim names \['a'\] in each batch"):
             read().to_tensordict()
