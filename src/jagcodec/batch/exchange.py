@@ -28,7 +28,7 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import batch_of, leaf_of_rows
+from jagcodec.ragged.non_tensor import batch_of, holds_rows, leaf_of_rows, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.lazy import WireBatch
@@ -112,8 +112,8 @@ def _plain_column(name: str, leaf: Any) -> Any:
         return leaf
     if isinstance(leaf, WireBatch):
         raise _refused(name, "a batch in a batch", "td.flatten_keys() takes it apart")
-    if isinstance(leaf, NonTensorStack) and leaf.batch_dims == 1:
-        items = leaf.tolist()
+    if holds_rows(leaf) or (isinstance(leaf, NonTensorStack) and leaf.batch_dims == 1):
+        items = list(rows_of_leaf(leaf, len(leaf)))
         for kind in (str, bytes):
             if all(type(item) is kind for item in items):
                 return items

@@ -304,13 +304,19 @@ def describe(found: OpenMessage) -> MessageDescription:
         weighing.narrow,
         weighing.elide,
         compress,
-        outer.checksums is not None,
+        has_checksums(outer),
         tuple(described[0]),
         tuple(described[1]),
         _meta_names(message),
         rows_of,
         plain - counted,
     )
+
+
+def has_checksums(header: Header) -> bool:
+    """Whether a message has checksums; where it has no payload, of its header alone."""
+    plain = header.schema.numbers + 2 + 5 * len(header.groups) + len(header.sizes)
+    return len(header.numbers) > plain
 
 
 def _value_name(root: Node, batch: bool) -> str:
