@@ -136,9 +136,10 @@ def test_chosen_columns_and_names_that_are_none():
 
 
 def test_arrays_and_plain_values():
-    a = {"x": np.arange(6).reshape(2, 3), "y": (1, 2.5, {"k": b"1"})}
-    b = {"x": a["x"].copy(), "y": (1, 2.5, {"k": b"1"})}
-    assert first_difference(a, b) is None
-    b["x"][1, 2] = 7
-    found = first_difference(a, b)
+    x = np.arange(6).reshape(2, 3)
+    changed = x.copy()
+    rest = (1, 2.5, {"k": b"1"})
+    assert first_difference({"x": x, "y": rest}, {"x": changed, "y": rest}) is None
+    changed[1, 2] = 7
+    found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,9 +137,12 @@ def test_what_safetensors_reads():
 
 def test_files_that_others_wrote():
     stream = io.BytesIO()
-    np.savez_compressed(
-        stream, a=np.ones((2, 3), ">f4"), **{"x.values": np.arange(3), "x.offsets": [0, 1, 3]}
-    )
+    arrays: dict[str, Any] = {
+        "a": np.ones((2, 3), ">f4"),
+        "x.values": np.arange(3),
+        "x.offsets": [0, 1, 3],
+    }
+    np.savez_compressed(stream, **arrays)
     td = batch_of_columns(from_npz(stream.getvalue()))
     assert td["a"].dtype == torch.float32
     assert [row.tolist() for row in td["x"].unbind()] == [[0], [1, 2]]
