@@ -271,6 +271,13 @@ def test_a_closed_pipe_is_quiet(file):
     assert done.returncode == 141
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_never_ends_is_no_message(run, command):
+    status, out, err = run(command, "/dev/zero")
+    assert (status, out) == (2, "")
+    assert "this is no jagcodec blob" in err
+
+
 def test_every_command_has_help(capsys):
     for command in ("inspect", "diff", "verify", "convert", "tax", "bench"):
         with pytest.raises(SystemExit) as left:

@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 from jagcodec.errors import JagcodecError
 from jagcodec.wire.spec import BLOB_MAGIC
@@ -18,21 +18,29 @@ def display_name(file: str) -> str:
     return "standard input" if file == "-" else file
 
 
-def head_and_rest(file: str) -> tuple[bytes, bool]:
+def head_and_rest(file: str, *, only_message: bool = False) -> tuple[bytes, bool]:
     """The bytes of a file; or only its first, and True, of a message that can be mapped.
+
+    With `only_message` little more is read of what is no message, which may never end.
 
     Raises:
         OSError: It cannot be read.
     """
     if file == "-":
-        return sys.stdin.buffer.read(), False
+        return _read(sys.stdin.buffer, only_message), False
     with open(file, "rb") as stream:
-        data = stream.read(len(BLOB_MAGIC))
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-        if data == BLOB_MAGIC and regular:
-            return data, True
+        if regular and stream.peek(len(BLOB_MAGIC)).startswith(BLOB_MAGIC):
+            return BLOB_MAGIC, True
         # A pipe can be read but once.
-        return data + stream.read(), False
+        return _read(stream, only_message), False
+
+
+def _read(stream: BinaryIO, only_message: bool) -> bytes:
+    start = stream.read(64)
+    if only_message and not start.startswith(BLOB_MAGIC):
+        return start
+    return start + stream.read()
 
 
 def read_message(file: str) -> Any:
@@ -47,7 +55,7 @@ def read_message(file: str) -> Any:
     from jagcodec.wire.frames import read_file, read_preamble
     from jagcodec.wire.limits import DEFAULT_LIMITS
 
-    data, mapped = head_and_rest(file)
+    data, mapped = head_and_rest(file, only_message=True)
     if mapped:
         return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
     read_preamble(np.frombuffer(data, dtype=np.uint8))
