@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from jagcodec import ArgumentError, JagcodecError, padding_tax
-from jagcodec.cli import add_lengths_options, positive, read_lengths
+from jagcodec.cli.arguments import positive
+from jagcodec.cli.lengths import add_lengths_options, read_lengths
 
 Form: TypeAlias = Literal["padded", "packed"]
 FORMS: tuple[Form, Form] = ("padded", "packed")

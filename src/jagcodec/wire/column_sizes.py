@@ -47,7 +47,7 @@ class MessageSize(NamedTuple):
     Attributes:
         total: All of it, as a blob if it is one, and otherwise its frames.
         plain: The same before it was compressed; of frames.
-        columns: Those of its batch.
+        columns: Those of its batch; none where it holds none.
         narrow: Whether any cells are stored narrow.
         elide: Whether any column is made of parts.
         compress: The codec that it is compressed with.
@@ -81,8 +81,9 @@ def message_size(frames: Any, path: str) -> MessageSize:
     message = Message(header, payload, None, False)
     # The header inside a compressed message is one of its values.
     size = len(arrays[0]) if compress is None else len(outer.values[0])
-    weighing = _Weighing(message)
-    columns = [weighing.column(name, node) for name, node in _columns(header.schema.root, ())]
+    weighing = Weighing(message)
+    batch = batch_node(header.schema.root)
+    columns = [weighing.column(*column) for column in columns_of(batch)] if batch else []
     plain = size + sum(header.sizes)
     seen = weighing.narrow, weighing.elide, compress, outer.checksums is not None
     return MessageSize(total, plain, columns, *seen)
@@ -93,21 +94,27 @@ def _is_blob(buffer: Any) -> bool:
     return data.nbytes > 0 and is_blob(data.cast("B")[:8])  # type: ignore[arg-type]
 
 
-def _columns(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """The columns of the batch that a message holds, where `open_wire` finds it."""
-    if not above:
-        if node.kind is Kind.USER and node.fields[0] == BATCHED_DATA_DICT:
-            node = node.children[0].children[0]
-        elif node.kind is Kind.MAP:
-            (node,) = (child for child in node.children if child.kind is Kind.TENSORDICT)
+def batch_node(root: Node) -> Node | None:
+    """The columns of a message, where `open_wire` finds them; None where it finds none."""
+    if root.kind is Kind.TENSORDICT:
+        return root
+    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = root.children[0].children
+        return state[0] if len(state) == 2 and state[0].kind is Kind.MAP else None
+    found = [child for child in root.children if child.kind is Kind.TENSORDICT]
+    return found[0] if root.kind is Kind.MAP and len(found) == 1 else None
+
+
+def columns_of(node: Node, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The columns of a batch with their keys, those of the batches in it too."""
     for name, child in zip(node.fields[-1], node.children, strict=True):
         if child.kind is Kind.TENSORDICT:
-            yield from _columns(child, (*above, name))
+            yield from columns_of(child, (*above, name))
         else:
             yield (*above, name), child
 
 
-class _Named(Places):
+class Named(Places):
     """The places that the numbers of a node name."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -119,7 +126,7 @@ class _Named(Places):
             self.named.append((buffer, offset, size))
 
 
-class _Weighing:
+class Weighing:
     """The state of one walk over the columns of a message: which bytes were counted already."""
 
     def __init__(self, message: Message) -> None:
@@ -133,8 +140,13 @@ class _Weighing:
                 self._fresh(group.buffer, group.offset, 8 * (group.rows + 1))
         self._values = _value_sizes(message.header.packed_values)
 
+    def sent(self, node: Node) -> int:
+        """Bytes of a node and what is in it that nobody has counted yet."""
+        return sum(map(self._sent, _within(node)))
+
     def column(self, name: tuple[str, ...], node: Node) -> ColumnSize:
-        sent = sum(map(self._sent, _within(node)))
+        """What a column takes."""
+        sent = self.sent(node)
         if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
             return ColumnSize(name, _LAYOUTS.get(node.kind, "other"), sent)
         if node.kind is Kind.INNER_FIRST:
@@ -151,7 +163,7 @@ class _Weighing:
         if node.kind not in FORMS or not FORMS[node.kind].numbers:
             return 0
         numbers, groups = self._message.numbers, self._message.header.groups
-        places = _Named(self._message.header.sizes)
+        places = Named(self._message.header.sizes)
         check_node(node, numbers, groups, places)
         named = places.named
         if named and FORMS[node.kind].numbers[2:3] == ("stored",):
@@ -228,12 +240,17 @@ def _within(node: Node) -> Iterator[Node]:
 
 def _value_sizes(packed: bytes) -> list[int]:
     """Bytes of each document of a header."""
+    return [end - start for start, end in document_bounds(packed)]
+
+
+def document_bounds(packed: bytes) -> list[tuple[int, int]]:
+    """Where each document of a header begins and ends."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1, strict_map_key=False)
     unpacker.feed(packed)
     count = unpacker.read_array_header()
-    at, sizes = unpacker.tell(), []
+    at, bounds = unpacker.tell(), []
     for _ in range(count):
         unpacker.skip()
-        sizes.append(unpacker.tell() - at)
+        bounds.append((at, unpacker.tell()))
         at = unpacker.tell()
-    return sizes
+    return bounds

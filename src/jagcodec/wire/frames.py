@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
@@ -357,10 +357,15 @@ def _regular(status: os.stat_result, where: str) -> os.stat_result:
 
 
 def write_file(path: str, frames: Sequence[Any], where: str) -> None:
-    """Write frames as a blob to a file, whole or not at all.
+    """Write frames as a blob to a file, whole or not at all."""
+    write_whole(path, blob_pieces([memoryview(frame) for frame in frames]), where)
 
-    The blob goes to a temporary file beside `path`, to the disk, and then takes its name: a crash
-    at any moment leaves the old file, or none.
+
+def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
+    """Write buffers to a file end to end, whole or not at all.
+
+    They go to a temporary file beside `path`, to the disk, and then take its name: a crash at any
+    moment leaves the old file, or none.
     """
     mode = None
     with suppress(FileNotFoundError):
@@ -375,7 +380,7 @@ def write_file(path: str, frames: Sequence[Any], where: str) -> None:
         with open(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(descriptor, mode)  # which the umask may have narrowed
-            _write(file, frames)
+            _write(file, pieces)
             file.flush()
             os.fsync(descriptor)
         os.replace(name, path)
@@ -388,8 +393,8 @@ def write_file(path: str, frames: Sequence[Any], where: str) -> None:
         _sync_directory(directory or os.curdir)
 
 
-def _write(file: BinaryIO, frames: Sequence[Any]) -> None:
-    for piece in blob_pieces([memoryview(frame) for frame in frames]):
+def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
+    for piece in pieces:
         file.write(piece)
 
 

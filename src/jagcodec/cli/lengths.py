@@ -1,80 +1,15 @@
-"""The command line: ``jagcodec tax``."""
+"""Lengths of rows, as they lie in files of all kinds."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import json
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
-from jagcodec._version import __version__
-from jagcodec.batch.padding_tax import padding_tax
-from jagcodec.batch.tax_report import TaxReport, tax_report
-from jagcodec.data import rollout_table
+from jagcodec.cli.arguments import positive
 from jagcodec.errors import ArgumentTypeError, JagcodecError, brief
-from jagcodec.wire.spec import BLOB_MAGIC
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: The arguments; those of the process by default.
-
-    Returns:
-        The exit status: 0, 2 for arguments or files that are wrong, or 130 if interrupted.
-        For arguments that do not parse, `SystemExit` is raised with 2.
-    """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.file is not None and options.lengths is not None:
-        parser.error("expected FILE or --lengths, found both")
-    try:
-        _tax(options)
-    except (JagcodecError, OSError) as error:
-        print(f"jagcodec: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("jagcodec: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jagcodec",
-        description="The jagged wire codec for reinforcement-learning rollout batches.",
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    tax = commands.add_parser(
-        "tax",
-        help="say what padding, repeats and wide cells cost",
-        description="Say what a batch costs as rectangles and under each option of encode; or, "
-        "without FILE, what padding costs one per-token column.",
-    )
-    tax.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        help="a message as dump writes it, or tokens per row as JSON, JSON lines, text or .npy; "
-        "- reads standard input",
-    )
-    add_lengths_options(tax)
-    tax.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    tax.add_argument(
-        "--bytes-per-token",
-        metavar="B",
-        type=positive,
-        default=8,
-        help="size of one token's cell; by default 8, as of int64 ids",
-    )
-    return parser
 
 
 def add_lengths_options(parser: argparse.ArgumentParser) -> None:
@@ -93,13 +28,6 @@ def add_lengths_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def positive(text: str) -> int:
-    """A number above 0, as `argparse` wants its types."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
-    return int(text)
-
-
 def read_lengths(path: Path | None, notes: TextIO | None = None) -> list[int]:
     """The lengths in a file; without one, those of `rollout_table`, whose source is printed.
 
@@ -108,6 +36,8 @@ def read_lengths(path: Path | None, notes: TextIO | None = None) -> list[int]:
         OSError: The file cannot be read.
     """
     if path is None:
+        from jagcodec.data import rollout_table
+
         table = rollout_table()
         print(f"lengths: {table.source}; tokens by {table.tokenizer}", file=notes)
         return [int(length) for length in table.lengths]
@@ -121,7 +51,9 @@ def read_lengths(path: Path | None, notes: TextIO | None = None) -> list[int]:
 
 
 def checked_lengths(lengths: Any, where: str) -> list[int]:
-    """What a JSON text says, if it is a list of whole numbers."""
+    """What a JSON text says, if it is a list of whole numbers, or a table of rollouts."""
+    if isinstance(lengths, dict) and {"columns", "rows"} <= lengths.keys():
+        return _of_table(lengths, where)
     if not isinstance(lengths, list):
         raise ArgumentTypeError(
             "bad_type",
@@ -138,42 +70,35 @@ def checked_lengths(lengths: Any, where: str) -> list[int]:
     return lengths
 
 
-def _tax(options: argparse.Namespace) -> None:
-    how: Any = {"padded_width": options.width, "bytes_per_token": options.bytes_per_token}
-    if options.file is not None:
-        report = _report(options.file, how)
-    elif options.json:
-        report = tax_report(read_lengths(options.lengths, sys.stderr), **how)
-    else:
-        print(padding_tax(read_lengths(options.lengths), **how))
-        return
-    print(json.dumps(report.as_dict(), indent=2) if options.json else report)
+def _of_table(table: dict[str, Any], where: str) -> list[int]:
+    """The lengths in a table of rollouts, as the package brings one with it."""
+    wanted = ("prompt_tokens", "response_tokens")
+    columns, rows = table["columns"], table["rows"]
+    if (
+        not isinstance(columns, list)
+        or not isinstance(rows, list)
+        or not any(name in columns for name in wanted)
+    ):
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            f"expected a table of rows with the columns {' and '.join(wanted)}, found "
+            f"{json.dumps(columns):.80}",
+        )
+    places = [columns.index(name) for name in wanted if name in columns]
+    for row, cells in enumerate(rows):
+        if not isinstance(cells, list) or len(cells) != len(columns):
+            raise ArgumentTypeError(
+                "bad_type",
+                f"{where}, row {row}",
+                f"expected {len(columns)} numbers, found {json.dumps(cells):.40}",
+            )
+        checked_lengths([cells[place] for place in places], f"{where}, row {row}")
+    return [sum(cells[place] for place in places) for cells in rows]
 
 
-def _report(file: str, how: Mapping[str, Any]) -> TaxReport:
-    """The report of a message or of lengths, told apart by how the file begins."""
-    if file == "-":
-        name, data = "standard input", sys.stdin.buffer.read()
-    else:
-        name = file
-        with Path(file).open("rb") as stream:
-            data = stream.read(len(BLOB_MAGIC))
-            # A message is mapped, and not read; a pipe can be read but once.
-            if data != BLOB_MAGIC or not stream.seekable():
-                data += stream.read()
-    try:
-        if data.startswith(BLOB_MAGIC):
-            return tax_report(file if data == BLOB_MAGIC and file != "-" else data, **how)
-        return tax_report(_lengths_of(data, name), **how)
-    except JagcodecError as error:
-        path = error.path.replace("tax_report(source)", name)
-        raise type(error)(
-            error.reason, path if name in path else f"{name}, {path}", error.detail
-        ) from error
-
-
-def _lengths_of(data: bytes, name: str) -> list[int]:
-    """Lengths as .npy, as a JSON list, or line by line as numbers or as JSON lists of them."""
+def lengths_of(data: bytes, name: str) -> list[int]:
+    """Lengths as .npy, as JSON, or line by line as numbers or as JSON lists of them."""
     if data.startswith(_NPY):
         return _of_npy(data, name)
     try:
@@ -215,6 +140,8 @@ _NPY = b"\x93NUMPY"
 
 
 def _of_npy(data: bytes, name: str) -> list[int]:
+    import numpy as np
+
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -1,0 +1,87 @@
+"""The command line. Each command is a module, and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from jagcodec._version import __version__
+from jagcodec.cli import bench, convert, diff, inspection, tax, verify
+from jagcodec.errors import JagcodecError, shown
+
+COMMANDS = (inspection, diff, verify, convert, tax, bench)
+"""Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
+
+INTERRUPTED, CLOSED_PIPE = 130, 141
+"""What shells say of a process that SIGINT or SIGPIPE ended."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The arguments; those of the process by default.
+
+    Returns:
+        The exit status: 0; 1 where `diff` finds a difference; 2 for arguments, files or messages
+        that are wrong; 130 if interrupted; 141 if the reader of the output is gone. For arguments
+        that do not parse, `SystemExit` is raised with 2.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _close_quietly()
+        return CLOSED_PIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        with warnings.catch_warnings():
+            # Of torch, about kinds of tensors that a message holds.
+            warnings.simplefilter("ignore", UserWarning)
+            status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        raise
+    except (JagcodecError, OSError) as error:
+        print(f"jagcodec: error: {shown(str(error), 1000)}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("jagcodec: error: there is not enough memory for it", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jagcodec: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _close_quietly() -> None:
+    """Let nothing be written to a closed pipe as the process ends, which would be a traceback."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # of a stream in memory
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jagcodec",
+        description="The jagged wire codec for reinforcement-learning rollout batches.",
+        epilog="Exit status: 0; 1 where diff finds a difference; 2 for arguments, files or "
+        "messages that are wrong; 130 if interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser

@@ -1,0 +1,105 @@
+"""Tables, bars and values as text."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from jagcodec.errors import shown
+
+LONGEST_NAME = 32
+
+
+def name_text(name: str) -> str:
+    """A name that a stranger may have chosen, on one line."""
+    return shown(name, LONGEST_NAME)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    """Lines of cells in columns as wide as they must be; those of `right` are numbers."""
+    widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def bar(value: float, most: float, width: int = 40) -> str:
+    """A bar of at most `width` characters; any value above 0 is seen."""
+    if not value:
+        return ""
+    return "#" * max(1, round(width * value / most))
+
+
+def counted(number: int, one: str) -> str:
+    """A number of things."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def json_text(value: Any) -> str:
+    """JSON, as text that every terminal can print."""
+    return json.dumps(value, indent=2)
+
+
+def cells_text(value: Any) -> str:
+    """A value of a row on one line, shortened as numpy does it; safe to print."""
+    import numpy as np
+
+    array = _as_array(value)
+    if isinstance(array, np.ndarray) and array.dtype != object and array.dtype.names is None:
+        if not array.ndim:
+            return str(array[()])
+        with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
+            return shown(" ".join(np.array2string(array).split()), 400)
+    return shown(_SHORT.repr(value), 400)
+
+
+def _as_array(value: Any) -> Any:
+    """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_nested or value.layout is not torch.strided:
+        return value
+    try:
+        return value.numpy()
+    except (TypeError, RuntimeError):
+        pass
+    try:
+        wide = torch.complex64 if value.is_complex() else torch.float32
+        return value.to(wide).numpy()  # exact: every such dtype is narrower
+    except (TypeError, RuntimeError, NotImplementedError):
+        return value.view(torch.uint8).numpy()
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
+
+
+def cells_json(value: Any) -> Any:
+    """A value of a row for JSON; numbers that JSON does not have, and other objects, as text."""
+    import numpy as np
+
+    array = _as_array(value)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biufc":
+        return _plain(array.tolist())
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float and abs(value) < float("inf"):
+        return value
+    return repr(value) if isinstance(value, float | complex) else _SHORT.repr(value)

@@ -1,0 +1,553 @@
+"""What a message says of itself: columns, rows, bytes; whether it is sound; one row of it.
+
+No cell is read to describe one, and no value is made of types that this process does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from jagcodec._arguments import known_names
+from jagcodec.errors import ArgumentIndexError, WireFormatError, child_path
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_index import Chosen
+from jagcodec.wire.checks import inside
+from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
+from jagcodec.wire.compressed import opened
+from jagcodec.wire.decoder import build, objects
+from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.header import Header
+from jagcodec.wire.inner_first import tensor_of
+from jagcodec.wire.lazy import batch_of_message
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.schema import FORMS, Node, child_step
+from jagcodec.wire.spec import PLAIN, TORCH_DTYPES, Kind
+
+# --- opening -----------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A column of a message, or another value in it.
+
+    Attributes:
+        name: Of a column its keys, joined with dots; of anything else a path that begins with $.
+        node: What it is made of.
+    """
+
+    name: str
+    node: Node
+
+
+class OpenMessage(NamedTuple):
+    """A message whose header was read.
+
+    Attributes:
+        header: That of the whole message: of a compressed one the header around it.
+        message: What is inside.
+        bytes: All of it, as a blob if it is one, and otherwise its frames.
+        behind: Bytes behind the end of a blob, which nobody reads.
+        columns: Those of its batch; where it holds none, the values that its value is made of.
+        beside: What stands beside the batch.
+        batch: Whether it holds one.
+    """
+
+    header: Header
+    message: Message
+    bytes: int
+    behind: int
+    columns: list[Entry]
+    beside: list[Entry]
+    batch: bool
+
+
+def open_message(source: Any, path: str) -> OpenMessage:
+    """A message of any value, with its checksums compared, if it has any.
+
+    Args:
+        source: Its frames, or a blob; only read, and kept alive.
+        path: What errors call it.
+
+    Raises:
+        ArgumentTypeError: It is neither frames nor a blob.
+        WireFormatError: It is malformed, or damaged.
+        ArgumentError: It is compressed, and the library for that is not installed.
+    """
+    outer, arrays = open_frames(source, path, DEFAULT_LIMITS)
+    if outer.checksums is not None:
+        check_frames(arrays[1:], outer.checksums)
+    total, behind = sum(map(len, arrays)), 0
+    one = source if not isinstance(source, (list, tuple)) else source[0]
+    whole = buffer_bytes(one, path)
+    if len(arrays) == 1 + len(outer.sizes) and is_blob(whole):
+        total = blob_end(len(arrays[0]), outer.sizes)
+        behind = len(whole) - total
+    header, payload = opened(outer, arrays[1:], False, by_range=True)
+    message = Message(header, payload, None, False)
+    root = header.schema.root
+    batch = batch_node(root)
+    if batch is None:
+        return OpenMessage(outer, message, total, behind, _values_of(root), [], False)
+    columns = [Entry(".".join(name), node) for name, node in columns_of(batch)]
+    return OpenMessage(outer, message, total, behind, columns, _beside(root, batch), True)
+
+
+def _values_of(root: Node) -> list[Entry]:
+    """What a value that is no batch is made of, one level down."""
+    if root.kind not in _CONTAINERS or not root.children:
+        return [Entry("$", root)]
+    found = []
+    for i, child in enumerate(root.children):
+        step = child_step(root, i)
+        found.append(Entry(f"$[{i}]" if type(step) is not str else child_path("$", step), child))
+    return found
+
+
+_CONTAINERS = frozenset((Kind.LIST, Kind.TUPLE, Kind.MAP))
+
+
+def _beside(root: Node, batch: Node) -> list[Entry]:
+    if root.kind is Kind.USER:
+        return [Entry("$.meta_info", root.children[0].children[1])]
+    if root.kind is not Kind.MAP:
+        return []
+    pairs = zip(root.fields[0], root.children, strict=True)
+    return [Entry(child_path("$", name), node) for name, node in pairs if node is not batch]
+
+
+# --- descriptions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """A column of a message, or another value in it.
+
+    Attributes:
+        name: Of a column its keys, joined with dots; of anything else a path that begins with $.
+        kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
+        dtype: What its cells are called on the wire; None where there are none.
+        shape: With None for the ragged dim; None where it has none.
+        stored: ``"narrow"`` where cells take fewer bytes than their dtype, ``"parts"`` where what
+            repeats is there once, else empty.
+        bytes: What it takes of the message; cells that columns share are counted at the first.
+        share: The same, of the whole message before it was compressed; 0 to 1.
+        rows: Which of `MessageDescription.rows_of` its rows are; None where it is not jagged.
+        largest_row: Of jagged columns and rows of objects: the number of the first of the largest.
+        largest_row_bytes: How many bytes its cells, or its document, take.
+    """
+
+    name: str
+    kind: str
+    dtype: str | None
+    shape: tuple[int | None, ...] | None
+    stored: str
+    bytes: int
+    share: float
+    rows: int | None
+    largest_row: int | None
+    largest_row_bytes: int | None
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Rows that columns share.
+
+    Attributes:
+        columns: Their names.
+        lengths: (N,) tokens of each row.
+    """
+
+    columns: tuple[str, ...]
+    lengths: IntArray = field(repr=False)
+
+    def histogram(self, bins: int = 8) -> list[tuple[int, int, int]]:
+        """(first length, last length, rows) of at most `bins` ranges of lengths, equally wide."""
+        if not len(self.lengths):
+            return []
+        least, most = int(self.lengths.min()), int(self.lengths.max())
+        width = -(-(most - least + 1) // bins)
+        counts = np.bincount((self.lengths - least) // width)
+        ends = (least + width * (i + 1) - 1 for i in range(len(counts)))
+        return [
+            (end - width + 1, min(end, most), int(count))
+            for end, count in zip(ends, counts, strict=True)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the lengths themselves, for JSON."""
+        lengths = self.lengths
+        numbers: dict[str, Any] = dict.fromkeys(("min", "mean", "median", "max"))
+        if len(lengths):
+            numbers = {
+                "min": int(lengths.min()),
+                "mean": float(lengths.mean()),
+                "median": float(np.median(lengths)),
+                "max": int(lengths.max()),
+            }
+        return {
+            "columns": list(self.columns),
+            "rows": len(lengths),
+            "tokens": int(lengths.sum()),
+            **numbers,
+            "histogram": [list(each) for each in self.histogram()],
+        }
+
+
+@dataclass(frozen=True)
+class MessageDescription:
+    """What a message is made of.
+
+    Attributes:
+        value: ``"TensorDict"``, ``"BatchedDataDict"`` or ``"dict"`` where `open_wire` finds a batch
+            in it, else the kind of its value in small letters.
+        rows: Of the batch; None where there is none, or it has no rows.
+        bytes: All of it, as a blob if it is one, and otherwise its frames.
+        plain_bytes: Header and frames before it was compressed.
+        frames: How many, the header included.
+        behind: Bytes behind the end of a blob, which nobody reads.
+        narrow: Whether any cells are stored narrow.
+        elide: Whether any column is made of parts.
+        compress: The codec that it is compressed with; None where it is not.
+        checksum: Whether it has checksums, which were compared.
+        columns: Those of the batch, or the values that the value is made of.
+        beside: What stands beside the batch in a dict, or is its `meta_info`.
+        meta: The names in `meta` of `encode`.
+        rows_of: The rows of jagged columns.
+        overhead: Bytes of the header, of offsets of rows, and of gaps.
+    """
+
+    value: str
+    rows: int | None
+    bytes: int
+    plain_bytes: int
+    frames: int
+    behind: int
+    narrow: bool
+    elide: bool
+    compress: str | None
+    checksum: bool
+    columns: tuple[ColumnDescription, ...]
+    beside: tuple[ColumnDescription, ...]
+    meta: tuple[str, ...] | None
+    rows_of: tuple[RowLengths, ...]
+    overhead: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        found = dict(vars(self))
+        for name in ("columns", "beside"):
+            found[name] = [
+                {**vars(column), "shape": None if column.shape is None else list(column.shape)}
+                for column in found[name]
+            ]
+        found["meta"] = None if self.meta is None else list(self.meta)
+        found["rows_of"] = [rows.as_dict() for rows in self.rows_of]
+        return found
+
+
+def describe_message(source: Any) -> MessageDescription:
+    """What a message of any value is made of, from its header and the offsets of its rows.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields
+        >>> from jagcodec.wire.description import describe_message
+        >>> frames = encode_fields({"ids": torch.arange(12).view(3, 4)}, lengths=[3, 4, 3])
+        >>> found = describe_message(frames)
+        >>> found.rows, found.columns[0].kind, found.columns[0].shape, found.columns[0].bytes
+        (3, 'jagged', (3, None), 80)
+        >>> found.columns[0].largest_row, found.rows_of[0].lengths.tolist()
+        (1, [3, 4, 3])
+
+    Args:
+        source: Frames or a blob; only read. Checksums are compared; no cell is looked at.
+
+    Raises:
+        ArgumentTypeError: It is neither frames nor a blob.
+        WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
+        ArgumentError: It is compressed, and the library for that is not installed.
+    """
+    return describe(open_message(source, "describe_message(source)"))
+
+
+def describe(found: OpenMessage) -> MessageDescription:
+    """As `describe_message`, of a message that is open."""
+    message, outer = found.message, found.header
+    header, root = message.header, outer.schema.root
+    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
+    # The header inside a compressed message is one of its values.
+    head = outer.total - sum(outer.sizes) if compress is None else len(outer.values[0])
+    plain = head + sum(header.sizes)
+    weighing = Weighing(message)
+    groups: dict[int, list[str]] = {}
+    described = [
+        [_column(message, entry, weighing, plain, groups) for entry in entries]
+        for entries in (found.columns, found.beside)
+    ]
+    rows_of = tuple(
+        RowLengths(tuple(names), message.row_splits(group).lengths)
+        for group, names in groups.items()
+    )
+    counted = sum(column.bytes for columns in described for column in columns)
+    return MessageDescription(
+        _value_name(header.schema.root, found.batch),
+        _rows(message) if found.batch else None,
+        found.bytes,
+        plain,
+        1 + len(outer.sizes),
+        found.behind,
+        weighing.narrow,
+        weighing.elide,
+        compress,
+        has_checksums(outer),
+        tuple(described[0]),
+        tuple(described[1]),
+        _meta_names(message),
+        rows_of,
+        plain - counted,
+    )
+
+
+def has_checksums(header: Header) -> bool:
+    """Whether a message has checksums; where it has no payload, of its header alone."""
+    plain = header.schema.numbers + 2 + 5 * len(header.groups) + len(header.sizes)
+    return len(header.numbers) > plain
+
+
+def _value_name(root: Node, batch: bool) -> str:
+    if batch:
+        return {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
+    return f"user type {root.fields[0]}" if root.kind is Kind.USER else root.kind.name.lower()
+
+
+def _rows(message: Message) -> int | None:
+    try:
+        return len(batch_of_message(message, None))
+    except WireFormatError:  # a batch without dims
+        return None
+
+
+def _meta_names(message: Message) -> tuple[str, ...] | None:
+    """The names in `meta`; None of what this process cannot read."""
+    try:
+        return tuple(map(str, message.meta()))
+    except WireFormatError as error:
+        if error.reason not in UNKNOWN:
+            raise
+        return None
+
+
+UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
+"""Reasons of errors about values that this process cannot make, of messages that may be sound."""
+
+
+def _column(
+    message: Message, entry: Entry, weighing: Weighing, plain: int, groups: dict[int, list[str]]
+) -> ColumnDescription:
+    name, node = entry
+    sent = weighing.sent(node)
+    cells = node.children[0] if node.kind is Kind.INNER_FIRST else node
+    group = largest = largest_bytes = None
+    if cells.kind in _GROUPED:
+        number = message.numbers[cells.number + 3]
+        lengths = message.row_splits(number).lengths
+        each = 1
+        if cells.kind is Kind.JAGGED:
+            groups.setdefault(number, []).append(name)
+            group = [*groups].index(number)
+            dims = list(message.shape(cells))
+            del dims[cells.fields[2] - 1]
+            each = cells.itemsize * int(np.prod(dims, dtype=object))
+        if len(lengths):
+            largest = int(lengths.argmax())
+            largest_bytes = int(lengths[largest]) * each
+    return ColumnDescription(
+        name,
+        _kind(node),
+        _dtype(cells),
+        _shape(message, node),
+        _stored(message, cells),
+        sent,
+        sent / plain if plain else 0.0,
+        group,
+        largest,
+        largest_bytes,
+    )
+
+
+_GROUPED = frozenset((Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY))
+_KINDS = {
+    **dict.fromkeys((Kind.JAGGED, Kind.INNER_FIRST), "jagged"),
+    **dict.fromkeys((Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK), "object"),
+}
+
+
+def _kind(node: Node) -> str:
+    if node.kind is Kind.USER:
+        return f"type {node.fields[0]}"
+    return _KINDS.get(node.kind, node.kind.name.lower())
+
+
+def _dtype(node: Node) -> str | None:
+    if "dtype" not in FORMS.get(node.kind, _NO_FORM).fields:
+        return None
+    name = node.fields[0]
+    return name if type(name) is str else str(name[0])
+
+
+_NO_FORM = FORMS[Kind.TUPLE]
+
+
+def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
+    """Its dims, with None for the ragged one and (rows, ...) in front of it."""
+    kind = node.kind
+    if kind is Kind.INNER_FIRST:
+        (child,), (dim,) = node.children, node.fields
+        first, _, *rest = message.shape(child)
+        dims: list[int | None] = [None, *rest]
+        dims.insert(dim, first)
+        return (message.row_splits(message.numbers[child.number + 3]).rows, *dims)
+    if kind is Kind.JAGGED:
+        dims = [*message.shape(node)]
+        dims[node.fields[2] - 1] = None
+        return (message.row_splits(message.numbers[node.number + 3]).rows, *dims)
+    if kind is Kind.NON_TENSOR_ROWS:
+        return (message.row_splits(message.numbers[node.number + 3]).rows,)
+    form = FORMS.get(kind, _NO_FORM)
+    dimensional = form.numbers[-1:] == ("*",) and kind is not Kind.TENSOR_VIEWS
+    return message.shape(node) if dimensional else None
+
+
+def _stored(message: Message, node: Node) -> str:
+    form = FORMS.get(node.kind, _NO_FORM)
+    if form.numbers[2:3] != ("stored",):
+        return ""
+    stored = message.numbers[node.number + 2]
+    if stored == PLAIN:
+        return ""
+    if message.is_made_of_parts(node):
+        return "parts"
+    return "narrow" if "dtype" in form.fields and node.fields[0] in TORCH_DTYPES else ""
+
+
+# --- soundness ---------------------------------------------------------------------------------
+
+
+def check_message(source: Any) -> tuple[OpenMessage, dict[str, str]]:
+    """Read a message whole, as `decode` does, and keep nothing of it.
+
+    Returns:
+        The message; and of each value that this process cannot make, because its type is not
+        registered or it is pickled, the name and why.
+
+    Raises:
+        ArgumentTypeError: As `describe_message`.
+        WireFormatError: It is not a sound message; where, and why.
+        ArgumentError: As `describe_message`.
+    """
+    found = open_message(source, "check_message(source)")
+    message, unknown = found.message, {}
+    for entry in (*found.columns, *found.beside):
+        try:
+            build(message, entry.node)
+        except WireFormatError as error:
+            if error.reason not in UNKNOWN:
+                raise in_entry(entry, error) from error
+            unknown[entry.name] = str(error)
+    try:
+        message.meta()
+    except WireFormatError as error:
+        if error.reason not in UNKNOWN:
+            raise
+        unknown["meta"] = str(error)
+    if not unknown:
+        build(message, message.header.schema.root)  # whether they fit together
+    return found, unknown
+
+
+def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
+    """The error of one column, or of another value, with its name in the path."""
+    if entry.name.startswith("$"):
+        return WireFormatError(
+            error.reason, entry.name + error.path.removeprefix("$"), error.detail
+        )
+    return inside(error, entry.name)
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def chosen_entries(found: OpenMessage, names: Sequence[str] | None) -> list[Entry]:
+    """The columns of these names, in this order; all of them for None."""
+    everything = {entry.name: entry for entry in (*found.columns, *found.beside)}
+    if names is None:
+        return found.columns
+    return [everything[name] for name in known_names(names, everything, "columns")]
+
+
+def rows_at(
+    found: OpenMessage, row: int, entries: Iterable[Entry]
+) -> Iterator[tuple[str, Any, WireFormatError | None]]:
+    """One row of each of these: its name, and the cells or the value; or why there is none.
+
+    Where a value belongs to the whole batch it is the value itself.
+
+    Raises:
+        ArgumentIndexError: A column has no such row.
+        WireFormatError: A column is malformed. Of a type that this process does not know the error
+            is handed out in place of the value.
+    """
+    for entry in entries:
+        try:
+            yield entry.name, _row_at(found.message, entry, row), None
+        except WireFormatError as error:
+            if error.reason not in UNKNOWN:
+                raise in_entry(entry, error) from error
+            yield entry.name, None, error
+
+
+def _row_at(message: Message, entry: Entry, row: int) -> Any:
+    node = entry.node
+    chosen: Chosen = range(row, row + 1)
+    shape = _shape(message, node)
+    if node.kind in _ROWS_AT and shape:
+        _check_row(entry, row, shape[0] or 0)
+        return _ROWS_AT[node.kind](message, node, chosen)
+    value = build(message, node)
+    return _row_of(entry, value, row)
+
+
+def _row_of(entry: Entry, value: Any, row: int) -> Any:
+    """A row of a value of any kind."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        value = value.unbind()
+    elif isinstance(value, torch.Tensor) and value.dim() and value.layout is not torch.strided:
+        value = value.to_dense()
+    if hasattr(value, "tolist") and hasattr(value, "tensordicts"):  # a stack of payloads
+        value = value.tolist()
+    sized = isinstance(value, (list, tuple)) or (
+        hasattr(value, "shape") and hasattr(value, "__getitem__") and len(value.shape)
+    )
+    if not sized or entry.node.kind is Kind.NON_TENSOR_DATA:
+        return getattr(value, "data", value) if entry.node.kind is Kind.NON_TENSOR_DATA else value
+    _check_row(entry, row, len(value))
+    return value[row]
+
+
+def _check_row(entry: Entry, row: int, rows: int) -> None:
+    if row >= rows:
+        expected = f"a row from 0 to {rows - 1}" if rows else "no row, for there is none"
+        raise ArgumentIndexError("no_such_row", entry.name, f"expected {expected}, found {row}")
+
+
+_ROWS_AT: dict[Kind, Callable[[Message, Node, Chosen], Any]] = {
+    Kind.JAGGED: lambda message, node, chosen: message.jagged(node, chosen).unbind()[0],
+    Kind.INNER_FIRST: lambda message, node, chosen: tensor_of(message, node, chosen).unbind()[0],
+    Kind.TENSOR: lambda message, node, chosen: message.tensor(node, chosen)[0],
+    Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(message, node, chosen)[0],
+}

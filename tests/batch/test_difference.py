@@ -1,0 +1,145 @@
+"""The first difference of two batches, against the oracle and against what was changed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+
+from jagcodec import ArgumentKeyError, decode, encode, encode_fields, pack_jagged_fields
+from jagcodec.batch.difference import first_difference, message_difference
+from jagcodec.testing import is_same
+from jagcodec.testing.strategies import tensordicts, trees
+
+VALUES = st.one_of(tensordicts(), trees())
+
+
+@given(VALUES, VALUES)
+def test_two_batches_differ_where_the_oracle_says_so(a, b):
+    assert first_difference(a, decode(encode(a))) is None
+    assert message_difference(encode(a), encode(a, narrow=True, checksum=True)) is None
+    same = is_same(a, b)
+    assert (first_difference(a, b) is None) == same
+    found = message_difference(encode(a), encode(b))
+    assert (found is None) == same
+
+
+@given(st.data(), st.sampled_from([torch.int64, torch.float32, torch.bfloat16, torch.bool]))
+def test_the_changed_cell_is_found(data, dtype):
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+    rows = [i for i, length in enumerate(lengths) if length]
+    cells = torch.zeros(len(lengths), 5, 2, dtype=dtype)
+    changed = cells.clone()
+    where = data.draw(st.sampled_from(rows)) if rows else 0
+    token = data.draw(st.integers(0, max(lengths[where] - 1, 0)))
+    changed[where, token, 1] = 1
+    batches = [
+        {"first": torch.ones(len(lengths)), "ids": each, "reward": torch.ones(len(lengths))}
+        for each in (cells, changed)
+    ]
+    names = ["ids"]
+    packed = [
+        pack_jagged_fields(batch, lengths=lengths, token_aligned_fields=names) for batch in batches
+    ]
+    frames = [
+        encode_fields(batch, lengths=lengths, token_aligned_fields=names) for batch in batches
+    ]
+    for found in (first_difference(*packed), message_difference(*frames)):
+        if rows:
+            assert (found.column, found.row, found.cell) == ("ids", where, (token, 1))
+            assert found.what == "value"
+            assert (float(eval(found.left)), float(eval(found.right))) == (0, 1)
+        else:
+            assert found is None
+
+
+IDS = torch.tensor([[1, 2], [3, 4]])
+NAN = torch.tensor([math.nan, 1.0])
+OTHER_NAN = (NAN.view(torch.int32) + 1).view(torch.float32)
+
+
+def batch(**columns):
+    return TensorDict(columns, batch_size=[2])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        ({"ids": IDS}, {"ids": IDS.int()}, "column ids: dtype torch.int64 and torch.int32"),
+        ({"ids": IDS}, {"ids": IDS[:, :1]}, "column ids: shape [2, 2] and [2, 1]"),
+        ({"ids": IDS, "x": IDS}, {"ids": IDS}, "the whole: columns only x and no more"),
+        ({"a": IDS, "b": NAN}, {"b": NAN, "a": IDS}, "the whole: order of columns a, b and b, a"),
+        # Dtypes of all columns before the cells of any.
+        (
+            {"a": IDS, "b": IDS},
+            {"a": IDS + 1, "b": IDS.int()},
+            "column b: dtype torch.int64 and torch.int32",
+        ),
+        ({"r": NAN}, {"r": NAN.clone()}, None),
+        (
+            {"r": NAN},
+            {"r": OTHER_NAN},
+            "column r, row 0: value nan (bits 7fc00000) and nan (bits 7fc00001)",
+        ),
+        ({"r": torch.zeros(2)}, {"r": -torch.zeros(2)}, "column r, row 0: value 0.0 and -0.0"),
+        (
+            {"tag": NonTensorStack({"a": [1, 2]}, "x")},
+            {"tag": NonTensorStack({"a": [1, True]}, "x")},
+            "column tag, row 0, $.a[1]: type int and bool",
+        ),
+        (
+            {"tag": NonTensorStack("x", "y")},
+            {"tag": NonTensorStack("x", "z")},
+            "column tag, row 1: value 'y' and 'z'",
+        ),
+    ],
+)
+def test_what_is_said(left, right, said):
+    for found in (
+        first_difference(batch(**left), batch(**right)),
+        message_difference(encode(batch(**left)), encode(batch(**right))),
+    ):
+        assert str(found).replace("torch.", "") == str(said).replace("torch.", "")
+
+
+def test_nested_batches_and_rows_of_other_lengths():
+    rows = [torch.ones(2), torch.ones(3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    longer = torch.nested.nested_tensor([rows[0], torch.ones(4)], layout=torch.jagged)
+    a, b = ({"inner": batch(ids=IDS, x=each)} for each in (jagged, longer))
+    for found in (
+        first_difference(batch(**a), batch(**b)),
+        message_difference(encode(batch(**a)), encode(batch(**b))),
+    ):
+        assert str(found) == "column inner.x, row 1: tokens 3 and 4"
+
+
+def test_what_stands_beside_the_batch_and_meta_are_compared():
+    td = batch(ids=IDS)
+    found = message_difference(encode(td, meta={"step": 1}), encode(td, meta={"step": 2}))
+    assert str(found) == "column meta, $.step: value 1 and 2"
+    found = message_difference(
+        encode({"td": td, "w": torch.ones(3)}), encode({"td": td, "w": torch.zeros(3)})
+    )
+    assert (found.column, found.row) == ("$.w", 0)
+
+
+def test_chosen_columns_and_names_that_are_none():
+    a, b = (encode(batch(ids=IDS, x=x)) for x in (IDS, IDS + 1))
+    assert message_difference(a, b, columns=["ids"]) is None
+    assert message_difference(a, b, columns=["x"]).column == "x"
+    with pytest.raises(ArgumentKeyError):
+        message_difference(a, b, columns=["nothing"])
+
+
+def test_arrays_and_plain_values():
+    x = np.arange(6).reshape(2, 3)
+    changed = x.copy()
+    rest = (1, 2.5, {"k": b"1"})
+    assert first_difference({"x": x, "y": rest}, {"x": changed, "y": rest}) is None
+    changed[1, 2] = 7
+    found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
+    assert (found.column, found.row, found.cell) == ("x", 1, (2,))

@@ -1,0 +1,286 @@
+"""Commands beside `tax`: what they print, what they refuse, and how they end."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from jagcodec import cli, dump, load, pack_jagged_fields
+from jagcodec.cli.text import cells_text
+from jagcodec.data import rollout_table
+from jagcodec.testing import assert_same
+from tests.helpers import ROOT
+
+LENGTHS = [3, 5, 1, 5]
+COLUMNS = {
+    "ids": torch.arange(24).view(4, 6) * 1000,
+    "logprobs": torch.arange(24).view(4, 6) / 2,
+    "reward": torch.tensor([0.5, 1.0, 2.0, 4.0]),
+}
+
+
+def batch():
+    return pack_jagged_fields(COLUMNS, lengths=LENGTHS, token_aligned_fields=["ids", "logprobs"])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "batch.jag"
+    dump(batch(), path, checksum=True, meta={"step": 7})
+    return path
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        status = cli.main([*map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_inspect_says_which_column_which_row_and_how_many_bytes(run, file):
+    status, out, _ = run("inspect", file)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == (
+        f"{file}: TensorDict of 4 rows, {file.stat().st_size} B in 2 frames; checksums verified"
+    )
+    ids = next(line for line in lines if line.startswith("ids "))
+    assert ids.split()[:5] == ["ids", "jagged", "int64", "[4,", "*]"]
+    assert "112" in ids.split()
+    assert ids.endswith("1: 40 B")
+    assert "meta: step" in lines
+    assert "rows of ids, logprobs: 1 to 5 tokens, mean 3.5, median 4.0, 14 in all" in lines
+    assert f"  5 to 5  2  {'#' * 40}" in lines
+    assert any(line.startswith("taxes: padding 28.1% of 256 B as rectangles") for line in lines)
+
+
+def test_inspect_of_one_row_and_chosen_columns(run, file):
+    status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward")
+    assert status == 0
+    assert out == "row 1\nids     [ 6000 7000 8000 9000 10000]\nreward  1.0\n"
+    status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward", "--json")
+    expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
+    assert json.loads(out) == {"row": 1, "columns": expected}
+    status, out, _ = run("inspect", file, "--columns", "reward", "--no-taxes")
+    assert "reward" in out
+    assert "ids" not in out
+    assert "taxes" not in out
+
+
+def test_inspect_reads_standard_input(run, file, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    status, out, _ = run("inspect", "-", "--json")
+    assert status == 0
+    assert json.loads(out)["file"] == "standard input"
+    assert json.loads(out)["taxes"]["rows"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["inspect", "FILE", "--row", "4"], "expected a row from 0 to 3, found 4"),
+        (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
+        (["inspect", "NOWHERE"], "No such file"),
+        (["inspect", "FOLDER"], "Is a directory"),
+        (["inspect", "TEXT"], "preamble: expected 24 bytes, found 7"),
+        (["inspect", "CUT"], "expected a blob of at least"),
+        (["inspect", "DAMAGED"], "expected a CRC-32"),
+        (["verify", "DAMAGED"], "expected a CRC-32"),
+        (["diff", "FILE", "DAMAGED"], "expected a CRC-32"),
+        (["diff", "FILE", "FILE", "--columns", "nothing"], "found 'nothing'"),
+        (["convert", "DAMAGED", "x.npz"], "expected a CRC-32"),
+        (["convert", "TEXT.npz", "x.jag"], "expected a .npz"),
+        (["bench", "TEXT"], "expected a whole number of tokens"),
+        (["tax", "FILE", "--columns", "ids:int64"], "expected lengths of rows, found a message"),
+        (["tax", "--plot", "x.doc"], "expected"),
+        (["bench", "--plot", "x.doc"], "expected"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said):
+    data = file.read_bytes()
+    damaged = bytearray(data)
+    damaged[-3] ^= 1
+    names = {"FILE": file, "NOWHERE": tmp_path / "nowhere", "FOLDER": tmp_path}
+    for name, content in (("TEXT", b"one two"), ("CUT", data[:-1]), ("DAMAGED", damaged)):
+        names[name] = tmp_path / name
+        names[name].write_bytes(content)
+    names["TEXT.npz"] = tmp_path / "TEXT.npz"
+    names["TEXT.npz"].write_bytes(b"one two")
+    status, out, err = run(*(names.get(argument, argument) for argument in arguments))
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("jagcodec: error: ")
+    assert said in err
+
+
+def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
+    other = tmp_path / "other.jag"
+    changed = batch()
+    changed["logprobs"].values()[4] = -1.0  # row 1, token 1
+    dump(changed, other, narrow=True, meta={"step": 7})
+    assert run("diff", file, file) == (0, "", "")
+    status, out, _ = run("diff", file, other)
+    assert status == 1
+    assert out == f"{file} {other} differ: column logprobs, row 1, cell [1]: value 3.5 and -1.0\n"
+    status, out, _ = run("diff", file, other, "--json")
+    assert status == 1
+    assert json.loads(out)["first"]["row"] == 1
+    assert run("diff", file, other, "--columns", "ids,reward")[0] == 0
+
+
+def test_verify_goes_on_after_a_message_that_is_not_sound(run, file, tmp_path):
+    bad = tmp_path / "bad.jag"
+    bad.write_bytes(file.read_bytes()[:-1])
+    status, out, err = run("verify", bad, file)
+    assert status == 2
+    assert f"{file}: sound, " in out
+    assert str(bad) in err
+    status, out, _ = run("verify", bad, file, "--json")
+    assert status == 2
+    assert [each["sound"] for each in json.loads(out)] == [False, True]
+    assert json.loads(out)[0]["reason"] == "frame_size"
+
+
+@pytest.mark.parametrize("ending", ["npz", "arrow", "safetensors"])
+def test_convert_there_and_back(run, file, tmp_path, ending):
+    pytest.importorskip({"npz": "numpy", "arrow": "pyarrow"}.get(ending, ending))
+    there, back = tmp_path / f"there.{ending}", tmp_path / "back.jag"
+    assert run("convert", file, there)[0] == 0
+    assert run("convert", there, back)[0] == 0
+    assert run("diff", file, back) == (0, "", "")
+    assert_same(load(back), load(file))
+    assert run("convert", there, back, "--columns", "reward", "--no-meta")[0] == 0
+    assert list(load(back).keys()) == ["reward"]
+
+
+def test_a_file_that_cannot_be_converted_leaves_the_old_one(run, tmp_path):
+    source, target = tmp_path / "odd.jag", tmp_path / "x.npz"
+    dump(pack_jagged_fields({"x": torch.ones(2).bfloat16()}, lengths=[1, 1]), source)
+    target.write_bytes(b"old")
+    status, _, err = run("convert", source, target)
+    assert status == 2
+    assert "column x: " in err
+    assert target.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == [source, target]
+
+
+def test_tax_of_columns_and_of_the_table_that_comes_with_the_package(run):
+    table = ROOT / "src/jagcodec/data/gsm8k_rollout_lengths.json"
+    lengths = rollout_table().lengths
+    for arguments in (["tax", table], ["tax", "--lengths", table]):
+        status, out, _ = run(*arguments, "--columns", "ids:int64,logprobs:bf16", "--json")
+        assert status == 0
+        found = json.loads(out)
+        assert [column["name"] for column in found["columns"]] == ["ids", "logprobs"]
+        cells = len(lengths) * int(lengths.max())
+        assert [c["padded_bytes"] for c in found["columns"]] == [8 * cells, 2 * cells]
+        assert [c["jagged_bytes"] for c in found["columns"]] == [
+            8 * int(lengths.sum()),
+            2 * int(lengths.sum()),
+        ]
+        assert found["padded_bytes"] == 10 * cells
+
+
+@pytest.mark.parametrize("text", ["ids", "ids:int65", ":int64", "ids:int64,ids:int8"])
+def test_columns_that_do_not_parse(text, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["tax", "--columns", text])
+    assert left.value.code == 2
+    assert "such as ids:int64,logprobs:bf16" in capsys.readouterr().err
+
+
+def test_bench_of_given_lengths(run, tmp_path, file):
+    lengths = tmp_path / "lengths"
+    lengths.write_text("3 5 1 5")
+    status, out, _ = run(
+        *("bench", lengths, "--rounds", 2, "--columns", "ids:i64,lp:bf16,mask:bool", "--json")
+    )
+    assert status == 0
+    found = json.loads(out)
+    assert (found["rows"], found["tokens"], found["width"]) == (4, 14, 5)
+    ways = {way["way"]: way for way in found["ways"]}
+    assert {"jagcodec", "padded pickle", "pickle out of band"} <= set(ways)
+    for way in ways.values():
+        assert way["bytes"] > 14 * 11
+        assert 0 < way["whole"] < 60
+    status, out, _ = run("bench", file, "--rounds", 1, "--width", 9)
+    assert status == 0
+    assert out.startswith("4 rows of 14 tokens, width 9, 38.9% full; 4 columns, 1 round, medians")
+    assert out.endswith("results are equal bit for bit\n")
+
+
+def test_a_way_that_brings_back_something_else_is_found():
+    from jagcodec.cli.arguments import TokenColumn
+    from jagcodec.cli.trips import Way, WrongResultError, make_columns, timed_trips, ways_of
+
+    columns = make_columns(LENGTHS, 6, [TokenColumn("ids", "int64")])
+    (way, *_) = ways_of(columns, LENGTHS, 6)
+    wrong = Way("wrong", way.write, lambda got: {"ids": columns["ids"] + 1})
+    with pytest.raises(WrongResultError, match="wrong: expected what was sent in 'ids'"):
+        timed_trips([way, wrong], columns, 1, iter)
+
+
+@pytest.mark.parametrize("command", ["tax", "bench"])
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_charts(run, tmp_path, command, ending):
+    pytest.importorskip("matplotlib")
+    lengths, chart = tmp_path / "lengths", tmp_path / f"chart.{ending}"
+    lengths.write_text("3 5 1 5")
+    assert run(command, lengths, "--plot", chart, "--columns", "a$b:int64")[0] == 0
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[ending]
+    assert chart.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.arange(100), "[ 0 1 2 3 ... 96 97 98 99]"),
+        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "[ 1.5 -2. ]"),
+        (torch.tensor(1.5).to(torch.float8_e5m2), "1.5"),
+        (np.array([True, False]), "[ True False]"),
+        ("a\x1b[31m", "'a\\x1b[31m'"),
+        ({"role": "user"}, "{'role': 'user'}"),
+    ],
+)
+def test_cells_are_shortened_and_safe_to_print(value, text):
+    assert cells_text(value) == text
+
+
+def jagcodec(*arguments, **options):
+    command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=120, **options)
+
+
+def test_a_closed_pipe_is_quiet(file):
+    """As of `head`, which closes it after a few lines."""
+    code = "import subprocess, sys; sys.exit(0)"
+    command = [sys.executable, "-m", "jagcodec", "inspect", str(file), "--json"]
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as reader:
+        reader.wait()
+        done = subprocess.run(
+            command, stdout=reader.stdin, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_what_never_ends_is_no_message(run, command):
+    status, out, err = run(command, "/dev/zero")
+    assert (status, out) == (2, "")
+    assert "this is no jagcodec blob" in err
+
+
+def test_every_command_has_help(capsys):
+    for command in ("inspect", "diff", "verify", "convert", "tax", "bench"):
+        with pytest.raises(SystemExit) as left:
+            cli.main([command, "--help"])
+        assert left.value.code == 0
+        assert f"jagcodec {command}" in capsys.readouterr().out

@@ -1,0 +1,146 @@
+"""Every golden message is described, verified and compared: no kind of value stops a command."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jagcodec import WireFormatError, cli, to_blob
+from jagcodec.wire.description import check_message, describe_message
+from tests.wire import corpus
+from tests.wire.test_golden import NAMES, load, message_of
+
+
+def golden(name):
+    return message_of(load(f"{name}.json"))
+
+
+@pytest.fixture
+def run(capsys):
+    """(arguments) -> exit status, standard output, standard error."""
+
+    def run(*arguments):
+        status = cli.main([*map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """(name) -> the file of a golden message."""
+
+    def stored(name):
+        path = tmp_path / f"{name}.jag"
+        path.write_bytes(to_blob(golden(name)))
+        return path
+
+    return stored
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_golden_message_is_described(name, run, stored):
+    path = stored(name)
+    status, out, err = run("inspect", path)
+    assert (status, err) == (0, "")
+    assert f"{path.stat().st_size:,} B in" in out
+    status, out, err = run("inspect", path, "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["bytes"] == path.stat().st_size
+    assert found["checksum"] == ("checksum" in load(f"{name}.json")["options"])
+    entries = found["columns"] + found["beside"]
+    # All bytes belong to a column, or to none.
+    assert sum(entry["bytes"] for entry in entries) + found["overhead"] == found["plain_bytes"]
+    assert found["overhead"] > 0
+    for entry in entries:
+        if entry["rows"] is not None:
+            rows = found["rows_of"][entry["rows"]]
+            assert entry["name"] in rows["columns"]
+            assert sum(count for *_, count in rows["histogram"]) == rows["rows"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_golden_message_is_sound(name, run, stored):
+    status, out, err = run("verify", stored(name))
+    assert (status, err) == (0, "")
+    assert ("not read" in out) == (name == "pickle")
+    status, out, err = run("verify", stored(name), "--json")
+    assert status == 0
+    assert json.loads(out)[0]["sound"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_golden_message_is_the_same_as_itself_and_as_no_other(name, run, stored):
+    path = stored(name)
+    assert run("diff", path, path) == (0, "", "")
+    other = "small_batch" if name != "small_batch" else "rollout"
+    status, out, err = run("diff", stored(other), path)
+    if name == "pickle":  # whose value cannot be looked at
+        assert status == 2
+        assert "pickle" in err
+        return
+    assert (status, err) == (1, "")
+    assert out.count("\n") == 1
+    status, out, _ = run("diff", stored(other), path, "--json")
+    assert status == 1
+    assert json.loads(out)["same"] is False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_every_golden_message(name, run, stored):
+    status, out, err = run("inspect", stored(name), "--row", "0")
+    if status == 2:  # there is no row 0 in a value without rows
+        assert "expected no row, for there is none, found 0" in err
+        return
+    assert (status, err) == (0, "")
+    assert out.startswith("row 0\n")
+    status, out, _ = run("inspect", stored(name), "--row", "0", "--json")
+    assert status == 0
+    assert json.loads(out)["row"] == 0
+
+
+@pytest.mark.parametrize("name", [*corpus.GOOD])
+def test_good_messages_are_described_and_sound(name):
+    message = message_of(load("good.json")[name])
+    found = describe_message(message)
+    assert sum(c.bytes for c in (*found.columns, *found.beside)) + found.overhead > 0
+    assert check_message(message)[1] == {}
+
+
+@pytest.mark.parametrize("name", [*corpus.BAD])
+def test_bad_messages_are_not_sound_for_the_reason_that_decode_gives(name):
+    entry = load("bad.json")[name]
+    message = message_of(entry)
+    if entry["reason"] in ("unknown_type", "pickle_refused"):
+        # What this process does not know says nothing of the message.
+        assert check_message(message)[1]
+        return
+    with pytest.raises(WireFormatError) as raised:
+        check_message(message)
+    assert raised.value.reason == entry["reason"]
+
+
+def test_messages_with_the_same_values_stored_otherwise_are_the_same(run, stored):
+    assert run("diff", stored("rollout"), stored("rollout_narrow")) == (0, "", "")
+    assert run("diff", stored("compressed"), stored("compressed_lz4")) == (0, "", "")
+
+
+def test_types_that_are_not_registered_are_named_and_the_rest_described(stored):
+    """In processes of their own: here the type is known."""
+    path, other = stored("user"), stored("rollout")
+
+    def jagcodec(*arguments):
+        command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    done = jagcodec("inspect", path, "--row", "0")
+    assert done.returncode == 0, done.stderr
+    assert "unknown: " in done.stdout
+    assert "golden.Point" in done.stdout
+    done = jagcodec("verify", path, other)
+    assert done.returncode == 0, done.stderr
+    assert "2 values of types that are not known here" in done.stdout
+    assert jagcodec("diff", path, path).returncode == 0
