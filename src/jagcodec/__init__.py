@@ -10,6 +10,7 @@ from jagcodec.batch.materialize import materialize
 from jagcodec.batch.options import Layout, PaddingSide
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.schemas import Schema, schema_of
 from jagcodec.batch.tax_report import tax_report
 from jagcodec.batch.to_rows import RowsAs, to_rows
 from jagcodec.errors import (
@@ -19,6 +20,7 @@ from jagcodec.errors import (
     ArgumentTypeError,
     JagcodecError,
     JagcodecWarning,
+    SchemaError,
     TransportError,
     TransportTimeoutError,
     UnsupportedTypeError,
@@ -75,6 +77,8 @@ __all__ = [
     "PaddingSide",
     "RowBuilder",
     "RowsAs",
+    "Schema",
+    "SchemaError",
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTypeError",
@@ -109,6 +113,7 @@ __all__ = [
     "response_from_nested",
     "response_to_nested",
     "restore_padding",
+    "schema_of",
     "select_rows",
     "split_rows",
     "stack_or_nest",
