@@ -41,6 +41,7 @@ from jagcodec.pack.tensors import (
 from jagcodec.pack.trimming import restore_padding, trim_padding
 from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
 from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.record import RecordInfo, RecordReader, RecordWriter
 from jagcodec.wire.blobs import (
     decode_batch,
     dump,
@@ -75,6 +76,9 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "RecordInfo",
+    "RecordReader",
+    "RecordWriter",
     "RowBuilder",
     "RowsAs",
     "Schema",

@@ -209,9 +209,7 @@ class Schema:
 
     def _more(self, found: Schema) -> Iterator[tuple[Reason, str, str]]:
         for name, field in found.columns.items():
-            if name not in self.columns and not _lies_in_another(
-                name, found.columns, self.columns
-            ):
+            if name not in self.columns and not _lies_in_another(name, found.columns, self.columns):
                 yield (
                     "new_field",
                     _path(name),
