@@ -249,7 +249,7 @@ def test_steps_rise_and_none_is_replaced(tmp_path):
             with pytest.raises(ArgumentError, match=f"above 5.*found {step}; rewind") as caught:
                 writer.write(step, batch(0))
             assert caught.value.reason == "conflict"
-        writer.write(np.int64(6), batch(6))
+        writer.write(np.int64(6), batch(6))  # type: ignore[arg-type]
     assert reader.steps == (5, 6)
     assert path_of(tmp_path, 5).read_bytes() == before
 
@@ -291,7 +291,7 @@ def test_what_is_open_stays_when_its_step_is_deleted(tmp_path):
 
 
 def test_nothing_is_deleted_before_what_is_newer_is_on_the_disk(tmp_path, monkeypatch):
-    events = []
+    events: list[tuple[str, ...]] = []
     fsync, replace, unlink = os.fsync, os.replace, os.unlink
 
     def note_fsync(descriptor):
@@ -718,4 +718,4 @@ def test_what_is_no_record(tmp_path):
     with pytest.raises(ArgumentError, match=r"RecordReader.read\(device\)"):
         reader.read(0, device="nowhere")
     with pytest.raises(ArgumentError, match=r"RecordReader.read\(step\): expected 0 or more"):
-        reader.read("0")  # type: ignore[arg-type]
+        reader.read("0")

@@ -12,7 +12,7 @@ dtypes. ``new.check(old)`` says whether that is so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -99,8 +99,9 @@ class Schema:
     A schema is immutable, hashable, and equal to one of the same columns in any order.
     """
 
-    columns: Mapping[Name, FieldSchema]
-    optional: frozenset[Name] = frozenset()
+    # Not of Name, of which a dict of plain names would be no mapping.
+    columns: Mapping[Any, FieldSchema]
+    optional: Collection[Name] = frozenset()
 
     def __post_init__(self) -> None:
         where = "Schema(columns)"
@@ -122,7 +123,7 @@ class Schema:
         object.__setattr__(self, "optional", optional)
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.columns.items()), self.optional))
+        return hash((frozenset(self.columns.items()), frozenset(self.optional)))
 
     def __reduce__(self) -> Any:
         return Schema, (dict(self.columns), self.optional)
@@ -159,7 +160,7 @@ class Schema:
         Raises:
             ArgumentKeyError: There is no such column.
         """
-        return Schema(self.columns, self.optional.union(map(_usable_name, names)))
+        return Schema(self.columns, {*self.optional, *map(_usable_name, names)})
 
     def check(self, batch: Any, *, new_columns: bool = False) -> None:
         """Refuse a batch that is not of this schema; no cell is read.
