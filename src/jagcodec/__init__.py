@@ -10,6 +10,7 @@ from jagcodec.batch.materialize import materialize
 from jagcodec.batch.options import Layout, PaddingSide
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.schemas import Schema, schema_of
 from jagcodec.batch.tax_report import tax_report
 from jagcodec.batch.to_rows import RowsAs, to_rows
 from jagcodec.errors import (
@@ -19,6 +20,7 @@ from jagcodec.errors import (
     ArgumentTypeError,
     JagcodecError,
     JagcodecWarning,
+    SchemaError,
     TransportError,
     TransportTimeoutError,
     UnsupportedTypeError,
@@ -40,6 +42,7 @@ from jagcodec.pack.token_lists import pack_token_lists, pad_token_lists, unpack_
 from jagcodec.pack.trimming import restore_padding, trim_padding
 from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
 from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.record import RecordInfo, RecordReader, RecordWriter
 from jagcodec.wire.blobs import (
     decode_batch,
     dump,
@@ -74,8 +77,13 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
+    "RecordInfo",
+    "RecordReader",
+    "RecordWriter",
     "RowBuilder",
     "RowsAs",
+    "Schema",
+    "SchemaError",
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTypeError",
@@ -112,6 +120,7 @@ __all__ = [
     "response_from_nested",
     "response_to_nested",
     "restore_padding",
+    "schema_of",
     "select_rows",
     "split_rows",
     "stack_or_nest",

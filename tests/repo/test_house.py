@@ -16,7 +16,7 @@ SOURCE = Path(jagcodec.__file__).parent
 LAYERS = (
     *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
-    "batch",
+    *("batch", "record"),
     *("testing", "integrations", "cli", "__main__"),
 )
 FRONT_DOOR = {
@@ -33,6 +33,7 @@ FRONT_DOOR = {
     *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     *("pack_token_lists", "pad_token_lists", "unpack_token_lists"),
     *("repeat_rows", "restore_padding", "trim_padding"),
+    *("RecordInfo", "RecordReader", "RecordWriter", "Schema", "SchemaError", "schema_of"),
     *("response_from_nested", "response_to_nested", "select_rows", "split_rows", "stack_or_nest"),
     *(
         "tax_report",

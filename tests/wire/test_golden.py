@@ -704,7 +704,7 @@ NOT_OF_MESSAGES = {
     *("no_such_key", "no_room", "busy"),
     "conflict",
     *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option", "row_mismatch"),
-    *("row_too_long", "empty_prompt", "no_such_field", "no_such_row"),
+    *("row_too_long", "empty_prompt", "no_such_field", "no_such_row", "new_field"),
     *("unsupported_type", "too_large"),
 }
 

@@ -9,6 +9,7 @@ import torch
 
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.message import Message, torch_dtype
+from jagcodec.wire.registry import EMPTY_STACK
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import Kind
 
@@ -28,7 +29,7 @@ class FieldSchema(NamedTuple):
     shape: tuple[int | None, ...] | None
 
 
-def schema_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chosen]) -> FieldSchema:
+def field_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chosen]) -> FieldSchema:
     """What the header says of a column, of `rows` rows and the cells `picked` in them.
 
     Raises:
@@ -36,6 +37,8 @@ def schema_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chos
     """
     kind = node.kind
     if kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
+        return FieldSchema("object", None, None)
+    if kind is Kind.USER and node.fields[0] == EMPTY_STACK:
         return FieldSchema("object", None, None)
     dims: list[int | None]
     if kind is Kind.INNER_FIRST:

@@ -373,9 +373,20 @@ def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
     directory, _ = os.path.split(path)
     # Of its own length, whatever that of the file's name: file systems limit it.
     name = os.path.join(directory, f".{secrets.token_hex(8)}.part")
+    replace_file(name, path, pieces, mode)
+    # The file is there, whether or not the directory can be opened and synchronised.
+    with suppress(OSError):
+        sync_directory(directory or os.curdir)
+
+
+def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | None = None) -> None:
+    """Write bytes to a new file and to the disk, and then give it the name `path`.
+
+    What fails leaves no temporary file behind; a process that is killed may.
+    """
     # Not tempfile's: its files are for their owner alone, whatever the umask says.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(name, flags, 0o666 if mode is None else mode)
+    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
@@ -383,14 +394,11 @@ def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
             _write(file, pieces)
             file.flush()
             os.fsync(descriptor)
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
-    # The file is there, whether or not the directory can be opened and synchronised.
-    with suppress(OSError):
-        _sync_directory(directory or os.curdir)
 
 
 def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
@@ -398,7 +406,8 @@ def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
         file.write(piece)
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
+    """Bring the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -33,7 +33,7 @@ from jagcodec.wire.checks import inside
 from jagcodec.wire.compressed import opened, opened_ranges
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.field_schema import FieldSchema, schema_of, sizes_of
+from jagcodec.wire.field_schema import FieldSchema, field_of, sizes_of
 from jagcodec.wire.frames import (
     Frame,
     Payload,
@@ -446,7 +446,7 @@ class WireBatch:
 
     def _schema(self, name: str) -> FieldSchema:
         node = self._node(name, "schema")
-        return schema_of(self._message, node, len(self), self._inner.get(node, {}))
+        return field_of(self._message, node, len(self), self._inner.get(node, {}))
 
     # Pickled, as by a queue of multiprocessing: what was chosen, as a message
 
