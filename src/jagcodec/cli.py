@@ -1,4 +1,4 @@
-"""The command line: ``jagcodec tax``."""
+"""The command line: ``jagcodec tax`` and ``jagcodec doctor``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from jagcodec._version import __version__
 from jagcodec.batch.padding_tax import padding_tax
 from jagcodec.batch.tax_report import TaxReport, tax_report
 from jagcodec.data import rollout_table
+from jagcodec.doctor import doctor
 from jagcodec.errors import ArgumentTypeError, JagcodecError, brief
 from jagcodec.wire.spec import BLOB_MAGIC
 
@@ -27,11 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of the process by default.
 
     Returns:
-        The exit status: 0, 2 for arguments or files that are wrong, or 130 if interrupted.
+        The exit status: 0, 1 if `doctor` finds that the library cannot be imported, 2 for
+        arguments or files that are wrong, or 130 if interrupted.
         For arguments that do not parse, `SystemExit` is raised with 2.
     """
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.command == "doctor":
+        return _doctor(options)
     if options.file is not None and options.lengths is not None:
         parser.error("expected FILE or --lengths, found both")
     try:
@@ -51,7 +55,14 @@ def _parser() -> argparse.ArgumentParser:
         description="The jagged wire codec for reinforcement-learning rollout batches.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
+    commands = parser.add_subparsers(metavar="command", dest="command", required=True)
+    installed = commands.add_parser(
+        "doctor",
+        help="say what is installed here, and what copies rows",
+        description="Say which versions are installed, which kernel copies rows and with how many "
+        "threads, and which extras are here.",
+    )
+    installed.add_argument("--json", action="store_true", help="print JSON instead of text")
     tax = commands.add_parser(
         "tax",
         help="say what padding, repeats and wide cells cost",
@@ -136,6 +147,12 @@ def checked_lengths(lengths: Any, where: str) -> list[int]:
                 f"expected a whole number of tokens, found {json.dumps(length):.40}",
             )
     return lengths
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    report = doctor()
+    print(json.dumps(report.as_dict(), indent=2) if options.json else report)
+    return 0 if report.problem is None else 1
 
 
 def _tax(options: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ def imports_for_type_checkers():
     return {
         alias.name: node.module.removeprefix("jagcodec.")
         for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
 

@@ -17,7 +17,7 @@ LAYERS = (
     *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
     "batch",
-    *("testing", "integrations", "cli", "__main__"),
+    *("testing", "integrations", "doctor", "cli", "__main__"),
 )
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),

@@ -16,16 +16,22 @@ import numpy as np
 from jagcodec.cells import python_cells
 from jagcodec.memory.tensor_bytes import IntArray
 
-__all__ = ["PACKED", "fill", "pack", "unpack"]
+__all__ = ["PACKED", "fill", "missing", "pack", "unpack"]
 
 _active: Any = python_cells
+_missing: str | None = "JAGCODEC_ROWCOPY=numpy"
 if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
     try:
-        from jagcodec.cells import _cells
-    except ImportError:
-        pass
+        import jagcodec.cells._cells as _cells  # says "no module" where there is none
+    except ImportError as error:
+        _missing = str(error)
     else:
-        _active = _cells
+        _active, _missing = _cells, None
+
+
+def missing() -> str | None:
+    """Why the compiled extension is not in use; None if it is."""
+    return _missing
 
 
 def fill(
