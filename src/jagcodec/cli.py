@@ -8,17 +8,16 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jagcodec._version import __version__
-from jagcodec.batch.padding_tax import padding_tax
-from jagcodec.batch.tax_report import TaxReport, tax_report
-from jagcodec.data import rollout_table
 from jagcodec.doctor import doctor
 from jagcodec.errors import ArgumentTypeError, JagcodecError, brief
 from jagcodec.wire.spec import BLOB_MAGIC
+
+# What needs torch is imported by the commands that need it, so that --help need not wait.
+if TYPE_CHECKING:
+    from jagcodec.batch.tax_report import TaxReport
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,6 +118,8 @@ def read_lengths(path: Path | None, notes: TextIO | None = None) -> list[int]:
         OSError: The file cannot be read.
     """
     if path is None:
+        from jagcodec.data import rollout_table
+
         table = rollout_table()
         print(f"lengths: {table.source}; tokens by {table.tokenizer}", file=notes)
         return [int(length) for length in table.lengths]
@@ -156,6 +157,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _tax(options: argparse.Namespace) -> None:
+    from jagcodec.batch.padding_tax import padding_tax
+    from jagcodec.batch.tax_report import tax_report
+
     how: Any = {"padded_width": options.width, "bytes_per_token": options.bytes_per_token}
     if options.file is not None:
         report = _report(options.file, how)
@@ -169,6 +173,8 @@ def _tax(options: argparse.Namespace) -> None:
 
 def _report(file: str, how: Mapping[str, Any]) -> TaxReport:
     """The report of a message or of lengths, told apart by how the file begins."""
+    from jagcodec.batch.tax_report import tax_report
+
     if file == "-":
         name, data = "standard input", sys.stdin.buffer.read()
     else:
@@ -232,6 +238,8 @@ _NPY = b"\x93NUMPY"
 
 
 def _of_npy(data: bytes, name: str) -> list[int]:
+    import numpy as np
+
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

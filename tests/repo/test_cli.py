@@ -238,7 +238,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "padding_tax", interrupted)
+    monkeypatch.setattr("jagcodec.batch.padding_tax.padding_tax", interrupted)
     assert cli.main(["tax"]) == 130
     assert "interrupted" in capsys.readouterr().err
 

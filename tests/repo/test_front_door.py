@@ -46,6 +46,21 @@ def test_import_alone_imports_nothing_else():
     assert said_by(code) == []
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["tax", "--help"]])
+def test_help_waits_for_neither_torch_nor_numpy(arguments):
+    code = f"""
+import contextlib, io, json, sys
+from jagcodec.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:
+    main({arguments!r})
+heavy = ["torch", "tensordict", "numpy", "msgpack"]
+print(json.dumps([printed.getvalue(), [name for name in heavy if name in sys.modules]]))
+"""
+    printed, found = said_by(code)
+    assert "jagcodec" in printed
+    assert found == []
+
+
 def test_a_name_brings_its_own_module_and_not_all():
     code = """
 import json, sys
