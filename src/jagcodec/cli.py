@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jagcodec._version import __version__
-from jagcodec.doctor import doctor
 from jagcodec.errors import ArgumentTypeError, JagcodecError, brief
 from jagcodec.wire.spec import BLOB_MAGIC
 
@@ -151,6 +150,8 @@ def checked_lengths(lengths: Any, where: str) -> list[int]:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from jagcodec.doctor import doctor
+
     report = doctor()
     print(json.dumps(report.as_dict(), indent=2) if options.json else report)
     return 0 if report.problem is None else 1

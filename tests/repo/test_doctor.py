@@ -18,7 +18,7 @@ from jagcodec.doctor import EXTRAS, REQUIRED, doctor
 from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NOT_FOR_USERS = {"all", "bench", "dev", "fuzz", "package"}
+NOT_FOR_USERS = {"all", "bench", "dev", "fuzz"}
 
 
 def names_of(requirements):
