@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help wheel sdist-test coverage spelling workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20

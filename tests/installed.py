@@ -26,9 +26,7 @@ def main() -> None:
     binaries = sorted(path.name for path in package.rglob("*.so"))
     done = []
     if options.compiled:
-        check(
-            binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}"
-        )
+        check(binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}")
         call_cells(package / "cells" / "_cells.abi3.so")
         call_kernel(package / "rowcopy" / "_kernel.abi3.so")
         done.append("C modules")

@@ -135,8 +135,7 @@ def doctor() -> DoctorReport:
         huge_pages=_huge_pages(),
         kept_blocks=_keeps_blocks(),
         extras={
-            extra: {name: _version(name) for name in packages}
-            for extra, packages in EXTRAS.items()
+            extra: {name: _version(name) for name in packages} for extra, packages in EXTRAS.items()
         },
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )

@@ -42,7 +42,9 @@ def test_type_checkers_and_processes_find_the_same_names_in_the_same_modules():
 
 def test_import_alone_imports_nothing_else():
     heavy = ["torch", "tensordict", "numpy", "msgpack", "jagcodec.wire", "jagcodec.errors"]
-    code = f"import json, sys, jagcodec; print(json.dumps([n for n in {heavy} if n in sys.modules]))"
+    code = (
+        f"import json, sys, jagcodec; print(json.dumps([n for n in {heavy} if n in sys.modules]))"
+    )
     assert said_by(code) == []
 
 

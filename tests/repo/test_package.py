@@ -133,7 +133,9 @@ def test_metadata_says_who_made_it_and_where_it_lives(metadata):
 
 
 def test_all_is_every_extra_that_is_installed_beside_the_others():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     (everything,) = map(Requirement, extras["all"])
     # verl decides over the whole environment.
     assert everything.extras == set(extras) - {"all", "verl", "bench", "fuzz", "dev"}
