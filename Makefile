@@ -69,7 +69,7 @@ wheel: $(VENV)-package/.package ## build, check and try the wheel and the sdist,
 	$(PACKAGE)/check-wheel-contents dist/*.whl build/pure/*-py3-none-any.whl
 	$(PACKAGE)/twine check --strict dist/* build/pure/*.whl
 	.ci/try-wheel dist/*.whl --compiled $(PYTHON) $(OTHERS)
-	.ci/try-wheel build/pure/*.whl --pure $(OTHERS)
+	.ci/try-wheel build/pure/*.whl --pure $(PYTHON)
 
 # From an unpacked sdist, in a fresh environment: nothing that a checkout has and the sdist has not.
 sdist-test: $(VENV)-package/.package ## run the suite from an unpacked sdist, in a fresh environment

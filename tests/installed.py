@@ -20,7 +20,9 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--pure", action="store_true")
     options = parser.parse_args()
-    package = Path(importlib.util.find_spec("jagcodec").origin).parent  # type: ignore[union-attr, arg-type]
+    spec = importlib.util.find_spec("jagcodec")
+    check(spec is not None and spec.origin is not None, "expected jagcodec, found no such package")
+    package = Path(spec.origin).parent  # type: ignore[arg-type]
     checkout = Path(__file__).resolve().parent.parent
     check(checkout / "src" not in package.parents, f"expected what is installed, found {package}")
     binaries = sorted(path.name for path in package.rglob("*.so"))
@@ -49,7 +51,7 @@ def check(holds: bool, said: str) -> None:
 def loaded(path: Path):
     """A C module by its file, without the package around it, which needs torch."""
     spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
-    module = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)
     return module
 

@@ -7,6 +7,7 @@ does without this extension too.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,11 +23,9 @@ _active: Any = python_cells
 _missing: str | None = "JAGCODEC_ROWCOPY=numpy"
 if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
     try:
-        import jagcodec.cells._cells as _cells  # says "no module" where there is none
+        _active, _missing = importlib.import_module("jagcodec.cells._cells"), None
     except ImportError as error:
         _missing = str(error)
-    else:
-        _active, _missing = _cells, None
 
 
 def missing() -> str | None:
