@@ -46,10 +46,10 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 # Of every line and branch of the package that the suite reaches in one process, without clusters and
-# devices. FLOOR is a little below what was measured.
-FLOOR = 90
+# devices. FLOOR=90 fails below 90%; there is none as long as no figure of the whole suite is recorded.
+FLOOR = 0
 
-coverage: $(VENV)/.dev ## how much of the package the suite reaches, with a floor
+coverage: $(VENV)/.dev ## how much of the package the suite reaches: FLOOR=90 fails below
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
 
 # One abi3 wheel and the sdist, into dist/, checked, and then used in a fresh environment of each Python
