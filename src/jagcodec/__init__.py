@@ -3,63 +3,76 @@
 Write site: `pack_jagged_fields`, `encode`. Fetch site: `decode`, `materialize`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jagcodec._version import __version__
-from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.concat import concat_rows, join_columns
-from jagcodec.batch.materialize import materialize
-from jagcodec.batch.options import Layout, PaddingSide
-from jagcodec.batch.padding_tax import padding_tax
-from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
-from jagcodec.batch.schemas import Schema, schema_of
-from jagcodec.batch.tax_report import tax_report
-from jagcodec.batch.to_rows import RowsAs, to_rows
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentIndexError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    JagcodecError,
-    JagcodecWarning,
-    SchemaError,
-    TransportError,
-    TransportTimeoutError,
-    UnsupportedTypeError,
-    WireFormatError,
-)
-from jagcodec.pack.builder import RowBuilder
-from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
-from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
-from jagcodec.pack.rows import encode_rows, pack_rows
-from jagcodec.pack.tensors import (
-    maybe_pack_jagged,
-    pack_per_token_field,
-    response_from_nested,
-    response_to_nested,
-    stack_or_nest,
-    to_nested_by_length,
-)
-from jagcodec.pack.token_lists import pack_token_lists, pad_token_lists, unpack_token_lists
-from jagcodec.pack.trimming import restore_padding, trim_padding
-from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
-from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.record import RecordInfo, RecordReader, RecordWriter
-from jagcodec.wire.blobs import (
-    decode_batch,
-    dump,
-    encode_batch_into,
-    encode_into,
-    encoded_size,
-    load,
-    to_blob,
-)
-from jagcodec.wire.compression import Compression
-from jagcodec.wire.decoder import MsgpackDecoder, decode
-from jagcodec.wire.encoder import MsgpackEncoder, encode
-from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.lazy import WireBatch, open_wire
-from jagcodec.wire.limits import Limits
-from jagcodec.wire.registry import register_type
-from jagcodec.wire.stdlib_types import register_stdlib_types
+
+# What a type checker reads. A process reads `_HOMES` below instead, so that what needs no tensor,
+# such as `jagcodec --help`, does not wait for torch.
+if TYPE_CHECKING:
+    from jagcodec.batch.batched_data_dict import BatchedDataDict
+    from jagcodec.batch.concat import concat_rows, join_columns
+    from jagcodec.batch.materialize import materialize
+    from jagcodec.batch.options import Layout, PaddingSide
+    from jagcodec.batch.padding_tax import padding_tax
+    from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+    from jagcodec.batch.schemas import Schema, schema_of
+    from jagcodec.batch.tax_report import tax_report
+    from jagcodec.batch.to_rows import RowsAs, to_rows
+    from jagcodec.errors import (
+        ArgumentError,
+        ArgumentIndexError,
+        ArgumentKeyError,
+        ArgumentTypeError,
+        JagcodecError,
+        JagcodecWarning,
+        SchemaError,
+        TransportError,
+        TransportTimeoutError,
+        UnsupportedTypeError,
+        WireFormatError,
+    )
+    from jagcodec.pack.builder import RowBuilder
+    from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
+    from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
+    from jagcodec.pack.rows import encode_rows, pack_rows
+    from jagcodec.pack.tensors import (
+        maybe_pack_jagged,
+        pack_per_token_field,
+        response_from_nested,
+        response_to_nested,
+        stack_or_nest,
+        to_nested_by_length,
+    )
+    from jagcodec.pack.token_lists import (
+        pack_token_lists,
+        pad_token_lists,
+        unpack_token_lists,
+    )
+    from jagcodec.pack.trimming import restore_padding, trim_padding
+    from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
+    from jagcodec.ragged.varlen import PackedColumn
+    from jagcodec.record import RecordInfo, RecordReader, RecordWriter
+    from jagcodec.wire.blobs import (
+        decode_batch,
+        dump,
+        encode_batch_into,
+        encode_into,
+        encoded_size,
+        load,
+        to_blob,
+    )
+    from jagcodec.wire.compression import Compression
+    from jagcodec.wire.decoder import MsgpackDecoder, decode
+    from jagcodec.wire.encoder import MsgpackEncoder, encode
+    from jagcodec.wire.field_schema import FieldSchema
+    from jagcodec.wire.lazy import WireBatch, open_wire
+    from jagcodec.wire.limits import Limits
+    from jagcodec.wire.registry import register_type
+    from jagcodec.wire.stdlib_types import register_stdlib_types
 
 __all__ = [
     "ArgumentError",
@@ -133,3 +146,61 @@ __all__ = [
     "unpack_token_lists",
     "unwrap_wire_stripped_payload",
 ]
+
+# The same once more, for a process: a module is imported when one of its names is asked for.
+_HOMES = {
+    "batch.batched_data_dict": "BatchedDataDict",
+    "batch.concat": "concat_rows join_columns",
+    "batch.materialize": "materialize",
+    "batch.options": "Layout PaddingSide",
+    "batch.padding_tax": "padding_tax",
+    "batch.rows": "balance_rows repeat_rows select_rows split_rows",
+    "batch.schemas": "Schema schema_of",
+    "batch.tax_report": "tax_report",
+    "batch.to_rows": "RowsAs to_rows",
+    "errors": (
+        "ArgumentError ArgumentIndexError ArgumentKeyError ArgumentTypeError JagcodecError "
+        "JagcodecWarning SchemaError TransportError TransportTimeoutError UnsupportedTypeError "
+        "WireFormatError"
+    ),
+    "pack.builder": "RowBuilder",
+    "pack.columns": "encode_fields merge_columns pack_jagged_fields",
+    "pack.masked": "pack_masked_fields unpack_masked_fields",
+    "pack.rows": "encode_rows pack_rows",
+    "pack.tensors": (
+        "maybe_pack_jagged pack_per_token_field response_from_nested response_to_nested "
+        "stack_or_nest to_nested_by_length"
+    ),
+    "pack.token_lists": "pack_token_lists pad_token_lists unpack_token_lists",
+    "pack.trimming": "restore_padding trim_padding",
+    "ragged.non_tensor": "unwrap_wire_stripped_payload",
+    "ragged.varlen": "PackedColumn",
+    "record": "RecordInfo RecordReader RecordWriter",
+    "wire.blobs": "decode_batch dump encode_batch_into encode_into encoded_size load to_blob",
+    "wire.compression": "Compression",
+    "wire.decoder": "MsgpackDecoder decode",
+    "wire.encoder": "MsgpackEncoder encode",
+    "wire.field_schema": "FieldSchema",
+    "wire.lazy": "WireBatch open_wire",
+    "wire.limits": "Limits",
+    "wire.registry": "register_type",
+    "wire.stdlib_types": "register_stdlib_types",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_PACKAGES = ("batch", "cells", "data", "errors", "memory", "pack", "ragged", "rowcopy", "wire")
+
+if not TYPE_CHECKING:  # for whom there would be no name that does not exist
+
+    def __getattr__(name: str) -> Any:
+        """A public name, or a package, when it is asked for first."""
+        if name in _PACKAGES:
+            return importlib.import_module(f"jagcodec.{name}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'jagcodec' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"jagcodec.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PACKAGES, *__all__})

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import tomllib
 
 import numpy as np
 import pytest
@@ -17,7 +19,10 @@ from jagcodec.data import rollout_table
 from jagcodec.wire import documents, schema, spec
 from tests.helpers import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def page(name):
@@ -55,8 +60,32 @@ def words(row):
 
 def test_readme_commands_exist():
     makefile = page("Makefile")
-    for target in re.findall(r"`make ([\w-]+)`", page("README.md")):
-        assert re.search(rf"^{target}:", makefile, re.M), target
+    for name in ("README.md", "CONTRIBUTING.md", "docs/stability.md"):
+        for target in re.findall(r"`make ([\w-]+)", page(name)):
+            assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_make_help_lists_every_target():
+    """What .PHONY lists are the targets that people ask for."""
+    makefile = page("Makefile")
+    (asked_for,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
+    run = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert sorted(line.split()[0] for line in run.stdout.splitlines()) == sorted(asked_for.split())
+
+
+def test_the_changelog_has_a_section_of_this_version_that_the_next_one_goes_above():
+    text = page("CHANGELOG.md")
+    settings = tomllib.loads(page("pyproject.toml"))["tool"]["towncrier"]
+    before, mark, after = text.partition(settings["start_string"])
+    assert mark
+    assert "\n## " not in before
+    assert re.match(rf"\n## {jagcodec.__version__} \((\d{{4}}-\d\d-\d\d|unreleased)\)\n", after)
+    kinds = {kind["directory"] for kind in settings["type"]}
+    fragments = [path.name for path in (ROOT / settings["directory"]).iterdir()]
+    for name in set(fragments) - {"README.md"}:
+        assert re.fullmatch(rf"(\d+|\+[\w-]+)\.({'|'.join(kinds)})\.md", name), name
 
 
 def generated(name):

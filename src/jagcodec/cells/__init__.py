@@ -7,6 +7,7 @@ does without this extension too.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,16 +17,20 @@ import numpy as np
 from jagcodec.cells import python_cells
 from jagcodec.memory.tensor_bytes import IntArray
 
-__all__ = ["PACKED", "fill", "pack", "unpack"]
+__all__ = ["PACKED", "fill", "missing", "pack", "unpack"]
 
 _active: Any = python_cells
+_missing: str | None = "JAGCODEC_ROWCOPY=numpy"
 if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
     try:
-        from jagcodec.cells import _cells
-    except ImportError:
-        pass
-    else:
-        _active = _cells
+        _active, _missing = importlib.import_module("jagcodec.cells._cells"), None
+    except ImportError as error:
+        _missing = str(error)
+
+
+def missing() -> str | None:
+    """Why the compiled extension is not in use; None if it is."""
+    return _missing
 
 
 def fill(

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 
 from jagcodec._version import __version__
-from jagcodec.cli import bench, convert, diff, inspection, tax, verify
+from jagcodec.cli import bench, convert, diff, doctor, inspection, tax, verify
 from jagcodec.errors import JagcodecError, shown
 
-COMMANDS = (inspection, diff, verify, convert, tax, bench)
+COMMANDS = (inspection, diff, verify, convert, tax, bench, doctor)
 """Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of the process by default.
 
     Returns:
-        The exit status: 0; 1 where `diff` finds a difference; 2 for arguments, files or messages
+        The exit status: 0; 1 where `diff` finds a difference, or `doctor` a library that cannot be
+            imported; 2 for arguments, files or messages
         that are wrong; 130 if interrupted; 141 if the reader of the output is gone. For arguments
         that do not parse, `SystemExit` is raised with 2.
     """
@@ -77,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jagcodec",
         description="The jagged wire codec for reinforcement-learning rollout batches.",
-        epilog="Exit status: 0; 1 where diff finds a difference; 2 for arguments, files or "
-        "messages that are wrong; 130 if interrupted.",
+        epilog="Exit status: 0; 1 where diff finds a difference, or doctor a fault; 2 for "
+        "arguments, files or messages that are wrong; 130 if interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)

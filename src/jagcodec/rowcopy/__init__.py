@@ -54,7 +54,7 @@ Name = Literal["compiled", "numpy"]
 _KERNELS: dict[str, Kernel] = {"numpy": numpy_kernel}
 _missing: str | None = None
 try:
-    from jagcodec.rowcopy import _kernel
+    import jagcodec.rowcopy._kernel as _kernel  # says "no module" where there is none
 except ImportError as error:
     _missing = str(error)
 else:

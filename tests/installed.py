@@ -1,0 +1,116 @@
+"""What is installed is used, in a process that sees no checkout: ``python -I tests/installed.py``.
+
+`make wheel` and cibuildwheel run this in fresh environments. With torch, a batch makes the whole
+trip; without it, on a Python that torch has no wheel for, the C modules are called by themselves.
+``--compiled`` asks for them, ``--pure`` for none.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from array import array
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--pure", action="store_true")
+    options = parser.parse_args()
+    spec = importlib.util.find_spec("jagcodec")
+    check(spec is not None and spec.origin is not None, "expected jagcodec, found no such package")
+    package = Path(spec.origin).parent  # type: ignore[arg-type]
+    checkout = Path(__file__).resolve().parent.parent
+    check(checkout / "src" not in package.parents, f"expected what is installed, found {package}")
+    binaries = sorted(path.name for path in package.rglob("*.so"))
+    done = []
+    if options.compiled:
+        check(binaries == ["_cells.abi3.so", "_kernel.abi3.so"], f"expected both, found {binaries}")
+        call_cells(package / "cells" / "_cells.abi3.so")
+        call_kernel(package / "rowcopy" / "_kernel.abi3.so")
+        done.append("C modules")
+    if options.pure:
+        check(binaries == [], f"expected no binaries, found {binaries}")
+    command()
+    done.append("command")
+    if importlib.util.find_spec("torch") is not None:
+        trip(options)
+        done.append("whole trip")
+    version = importlib.metadata.version("jagcodec")
+    print(f"jagcodec {version} on Python {sys.version.split()[0]}: {', '.join(done)}")
+
+
+def check(holds: bool, said: str) -> None:
+    if not holds:
+        raise SystemExit(f"installed.py: {said}")
+
+
+def loaded(path: Path):
+    """A C module by its file, without the package around it, which needs torch."""
+    spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)
+    return module
+
+
+def call_cells(path: Path) -> None:
+    cells = loaded(path)
+    check(cells.pack([1, -2, 300]) == ("int16", b"\x01\x00\xfe\xff,\x01"), "pack")
+    lengths, out = array("q", [2, 1]), array("i", [0, 0, 0])
+    check(cells.fill([[5, 6], (7,)], lengths, out, "i", 0, None) is None, "fill")
+    check(list(out) == [5, 6, 7], f"fill wrote {out}")
+    check(cells.fill([[5, 6], (1 << 31,)], lengths, out, "i", 0, None) == (1, 0), "fill of 2**31")
+
+
+def call_kernel(path: Path) -> None:
+    kernel = loaded(path)
+    source, end_to_end = bytes(range(12)), bytearray(5)
+    starts, lengths = array("q", [1, 8]), array("q", [2, 3])
+    kernel.copy([(end_to_end, source, None, starts, lengths, 1)], 2)
+    check(end_to_end == bytes([1, 2, 8, 9, 10]), f"copy wrote {bytes(end_to_end)!r}")
+    rectangle = bytearray(8)
+    kernel.pad([(rectangle, source, starts, lengths, None, 4, 1, b"\xff")], 1)
+    check(rectangle == bytes([1, 2, 255, 255, 8, 9, 10, 255]), f"pad wrote {bytes(rectangle)!r}")
+    try:
+        kernel.copy([(end_to_end, source, None, array("q", [1, 11]), lengths, 1)], 1)
+    except ValueError:
+        return
+    check(False, "a row behind the end of its source was copied")
+
+
+def command() -> None:
+    """--help and the report, which need no torch; without it the report says so and fails."""
+    script = Path(sysconfig.get_path("scripts"), "jagcodec")
+    without_torch = importlib.util.find_spec("torch") is None
+    for arguments, status in ((["--help"], 0), (["doctor"], int(without_torch))):
+        run = subprocess.run([script, *arguments], capture_output=True, text=True, cwd="/")
+        found = f"{run.returncode}: {run.stdout}{run.stderr}"
+        check(run.returncode == status and not run.stderr, f"{arguments} ended with {found}")
+    print(run.stdout, end="")
+
+
+def trip(options: argparse.Namespace) -> None:
+    import torch
+
+    from jagcodec import decode, encode_fields, materialize, rowcopy
+
+    name = rowcopy.backend().name
+    check(name == "compiled" or not options.compiled, f"expected the compiled kernel, found {name}")
+    check(name == "numpy" or not options.pure, f"expected numpy, found {name}")
+    ids = torch.arange(1, 13).view(3, 4)
+    lengths = torch.tensor([2, 4, 3])
+    columns = {"ids": ids, "answer": ["42", "", "yes"]}
+    frames = encode_fields(columns, lengths=lengths, token_aligned_fields=["ids"])
+    received = [bytes(memoryview(frame)) for frame in frames]
+    batch = materialize(received, pad_value_dict={"ids": -1})
+    masked = torch.where(torch.arange(4) < lengths[:, None], ids, -1)
+    check(torch.equal(batch["ids"], masked), f"found {batch['ids']}")
+    check(batch["answer"].tolist() == ["42", "", "yes"], f"found {batch['answer']}")
+    check(decode(received)["ids"].offsets().tolist() == [0, 2, 6, 9], "offsets")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What is built for an index: tags, metadata, what the sdist holds, and what CI says of retries."""
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+
+import pytest
+from packaging.requirements import Requirement
+
+from jagcodec import __version__
+from tests.helpers import ROOT
+
+REPOSITORY = "https://github.com/jagcodec/jagcodec"
+pytest.importorskip("setuptools", minversion="77")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of what a wheel is built from, without anything that was built."""
+    copied = tmp_path / "source"
+    copied.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, copied)
+    built = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", copied / "src", ignore=built)
+    return copied
+
+
+def build(hook, source, out, **environment):
+    """Run a hook of the build backend in a process of its own, as pip does."""
+    out.mkdir()
+    code = f"from setuptools import build_meta; print('made', build_meta.{hook}({str(out)!r}))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": "", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_wheel_without_c_is_one_for_every_platform(source, tmp_path):
+    run = build("build_wheel", source, tmp_path / "out", CC="false")
+    assert run.returncode == 0, run.stderr
+    (wheel,) = (tmp_path / "out").iterdir()
+    assert wheel.name == f"jagcodec-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as opened:
+        names = opened.namelist()
+        tags = opened.read(f"jagcodec-{__version__}.dist-info/WHEEL").decode()
+    assert not [name for name in names if name.endswith((".so", ".c"))]
+    assert "jagcodec/py.typed" in names
+    assert "jagcodec/rowcopy/_kernel.pyi" in names
+    assert "Root-Is-Purelib: true\nTag: py3-none-any\n" in tags
+
+
+def test_a_build_that_has_to_be_compiled_fails_without_a_compiler(source, tmp_path):
+    how = {"CC": "false", "JAGCODEC_REQUIRE_COMPILED": "1"}
+    run = build("build_wheel", source, tmp_path / "out", **how)
+    assert run.returncode != 0
+    assert "_kernel.c" in run.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_another_word_for_one_is_refused(source, tmp_path):
+    how = {"CC": "false", "JAGCODEC_REQUIRE_COMPILED": "yes"}
+    run = build("build_wheel", source, tmp_path / "out", **how)
+    assert run.returncode != 0
+    assert "JAGCODEC_REQUIRE_COMPILED: expected 0 or 1, found 'yes'" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_one_wheel_is_for_every_python_and_a_later_one_without_c_has_nothing_of_it(
+    source, tmp_path
+):
+    run = build("build_wheel", source, tmp_path / "out", JAGCODEC_REQUIRE_COMPILED="1")
+    assert run.returncode == 0, run.stderr
+    (wheel,) = (tmp_path / "out").iterdir()
+    assert wheel.name.startswith(f"jagcodec-{__version__}-cp311-abi3-")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"jagcodec/cells/_cells.abi3.so", "jagcodec/rowcopy/_kernel.abi3.so"} <= set(names)
+    # What this build left in build/ must not get into the next one.
+    assert list(source.glob("build/lib*/jagcodec/rowcopy/_kernel.abi3.so"))
+    run = build("build_wheel", source, tmp_path / "pure", CC="false")
+    assert run.returncode == 0, run.stderr
+    (pure,) = (tmp_path / "pure").iterdir()
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(pure).namelist() if name.endswith(".so")]
+
+
+@pytest.fixture
+def metadata(source, tmp_path):
+    run = build("prepare_metadata_for_build_wheel", source, tmp_path / "metadata")
+    assert run.returncode == 0, run.stderr
+    (file,) = (tmp_path / "metadata").glob("*/METADATA")
+    return email.message_from_string(file.read_text())
+
+
+def test_links_and_pictures_of_the_index_page_are_absolute_and_lead_somewhere(metadata):
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)\"", page)
+    assert len(targets) > 10
+    for target in (either or other for either, other in targets):
+        assert re.match(r"https://|#", target), target
+        ours = re.match(rf"{REPOSITORY}/(?:raw|blob)/v{__version__}/([^#]+)", target)
+        assert not target.startswith(REPOSITORY) or (ours and (ROOT / ours[1]).exists()), target
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
+        assert f"{REPOSITORY}/raw/" in picture
+    # Nothing else of it is changed.
+    back = re.sub(rf"\({REPOSITORY}/(?:raw|blob)/v{__version__}/", "(", page)
+    assert back.strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_metadata_says_who_made_it_and_where_it_lives(metadata):
+    assert metadata["Author"] == "jagcodec contributors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+    assert {"Homepage", "Documentation", "Source", "Changelog", "Issues"} == set(urls)
+    assert all(url.startswith(REPOSITORY) for url in urls.values())
+    classifiers = metadata.get_all("Classifier")
+    versions = [c.rpartition(" :: ")[2] for c in classifiers if re.search(r":: 3\.\d+$", c)]
+    assert versions == ["3.11", "3.12", "3.13"]
+
+
+def test_all_is_every_extra_that_is_installed_beside_the_others():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    (everything,) = map(Requirement, extras["all"])
+    # verl decides over the whole environment.
+    assert everything.extras == set(extras) - {"all", "verl", "bench", "fuzz", "dev"}
+
+
+def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not (ROOT / ".git").exists():  # an sdist may lie in a checkout
+        pytest.skip("not a git checkout")
+    tracked = set(listed.stdout.split("\n")) - {""}
+    for name in tracked:
+        if (ROOT / name).exists():
+            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "source" / name)
+    run = build("build_sdist", tmp_path / "source", tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    (sdist,) = (tmp_path / "out").iterdir()
+    with tarfile.open(sdist) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    assert tracked - held == set()
+    assert not [name for name in held if name.endswith((".so", ".pyc"))]
+
+
+# --- retries -------------------------------------------------------------------------------------
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a" name="test_one"/>
+<testcase classname="tests.a" name="test_two[x]"><failure message="m">m</failure></testcase>
+<testcase classname="tests.b" name="test_three"><error message="m">m</error></testcase>
+</testsuite></testsuites>"""
+
+
+def run_integrations(tmp_path, statuses, report=REPORT):
+    """`.ci/integrations` with a make that ends with one status after the other."""
+    make = tmp_path / "make"
+    make.write_text(f"""#!/usr/bin/env bash
+echo "make $*" >> {tmp_path}/asked
+for word in "$@"; do
+    case $word in *--junit-xml=*) cp {tmp_path}/report "${{word##*--junit-xml=}}" ;; esac
+done
+statuses=({" ".join(map(str, statuses))})
+exit ${{statuses[$(($(wc -l < {tmp_path}/asked) - 1))]}}
+""")
+    make.chmod(0o755)
+    (tmp_path / "report").write_text(report)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    run = subprocess.run(
+        [ROOT / ".ci" / "integrations"], env=environment, capture_output=True, text=True
+    )
+    return run, (tmp_path / "asked").read_text().splitlines()
+
+
+def test_what_passes_at_once_is_run_once(tmp_path):
+    run, asked = run_integrations(tmp_path, [0])
+    assert (run.returncode, len(asked)) == (0, 1)
+    assert "RETRIED" not in run.stdout
+
+
+def test_what_passes_the_second_time_only_is_named(tmp_path):
+    run, asked = run_integrations(tmp_path, [2, 0])
+    assert run.returncode == 0
+    assert asked[1].endswith("ARGS=--last-failed")
+    assert "RETRIED: these tests failed first" in run.stdout
+    named = run.stdout.partition("RETRIED")[2].splitlines()[1:]
+    assert named == ["  tests.a::test_two[x]", "  tests.b::test_three"]
+    assert "tests.b::test_three" in (tmp_path / "summary").read_text()
+
+
+def test_what_fails_twice_fails(tmp_path):
+    run, asked = run_integrations(tmp_path, [2, 2])
+    assert (run.returncode, len(asked)) == (1, 2)
+    assert "RETRIED" not in run.stdout
+
+
+@pytest.mark.parametrize("report", ["<testsuites/>", "", REPORT[:120]])
+def test_a_run_that_did_not_get_as_far_as_a_failed_test_is_not_run_again(tmp_path, report):
+    run, asked = run_integrations(tmp_path, [2, 0], report)
+    assert (run.returncode, len(asked)) == (1, 1)
