@@ -48,8 +48,8 @@ _FEWEST = 256
 _MOST_ALIKE = 16
 """Columns of one dtype whose rows are looked for in each other."""
 
-_WINDOWS, _NEAR = 16, 17
-"""How many windows of neighbours are looked at for runs, and of how many cells each."""
+_NEIGHBOURS = 128
+"""Cells that are compared with the next one before all of a column are."""
 
 _ITEMSIZES = {name: TORCH_DTYPES[name] for name in INTEGER_DTYPES}
 
@@ -158,14 +158,10 @@ class _Search:
         count = splits.total
         if count < 2:
             return None
-        # Windows of neighbours: of noise nearly all differ.
-        every = count // _WINDOWS
-        near = numbers[None]
-        if every > _NEAR:
-            near = numbers[: _WINDOWS * every].reshape(_WINDOWS, every, *numbers.shape[1:])
-            near = near[:, :_NEAR]
-        changed = differ(near[:, 1:], near[:, :-1], 2)
-        if 8 * np.count_nonzero(changed) > changed.size:
+        # Some neighbours: of noise nearly all differ.
+        every = -(-count // _NEIGHBOURS)
+        changed = differ(numbers[1::every], numbers[:-1:every], 1)
+        if 8 * np.count_nonzero(changed) > len(changed):
             return None
         changes = np.flatnonzero(differ(numbers[1:], numbers[:-1], 1)) + 1
         if not self._pays(column, count, len(changes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,18 +11,16 @@ import numpy as np
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.cell_columns import AnyArray, Column, common, words
+from jagcodec.wire.spec import INTEGER_DTYPES
 
 _HEAD = 128
 """Bytes by which rows are told apart first."""
 
 _FEW_ROWS = 128
-"""How many of many rows are looked at first."""
+"""Of more rows, only some are looked at first."""
 
-_BLOCKS = (np.arange(_FEW_ROWS // 4) + np.random.default_rng(0).random(_FEW_ROWS // 4) / 2) / (
-    _FEW_ROWS // 4
-)
-"""Where they lie, four together, as shares of all rows: in each share of as many, in its first
-half, so that none is looked at twice."""
+_GOLDEN = 0.6180339887
+"""Multiples of it are spread evenly between whole numbers."""
 
 _ODD = 0x9E3779B1
 """What numbers are multiplied with before others are added, so that few sums are equal."""
@@ -71,14 +70,20 @@ class Looked(NamedTuple):
 def looked_at(splits: RowSplits, *, all_rows: bool = False) -> Looked:
     """The rows that are looked at first, the same ones each time."""
     rows: slice | IntArray = slice(None)
-    if not all_rows and splits.rows > 2 * _FEW_ROWS:
-        # Neighbours, as repeats often are, from anywhere.
-        first = (_BLOCKS * splits.rows).astype(np.int64)
+    if not all_rows and splits.rows > _FEW_ROWS:
+        # Neighbours, as repeats often are, from places all over. If rows are in no order, but each
+        # is there twice, the square of how many are looked at over all rows says how many pairs
+        # are found: about four.
+        blocks = math.isqrt(splits.rows // 2)
+        places = np.arange(blocks)
+        # Each in the first half of a share of its own, so that no row is looked at twice.
+        first = ((places + places * _GOLDEN % 1 / 2) * (splits.rows / blocks)).astype(np.int64)
         rows = (first[:, None] + np.arange(4)).reshape(-1)
-    starts = splits.starts[rows]
-    last = splits.total - 1
-    second = np.minimum(starts + (splits.lengths[rows] > 1), last)
-    return Looked(rows, np.minimum(starts, last), second)
+    first, lengths = splits.starts[rows], splits.lengths[rows]
+    if splits.min > 1:
+        return Looked(rows, first, first + 1)
+    last = splits.total - 1  # where there may be empty rows at the end
+    return Looked(rows, np.minimum(first, last), np.minimum(first + (lengths > 1), last))
 
 
 def beginnings(column: Column, looked: Looked) -> Beginnings | None:
@@ -171,8 +176,11 @@ def _firsts(column: Column, looked: Looked) -> AnyArray:
         if column.dense:
             firsts = cells[looked.rows]
             return firsts
+        firsts = cells[looked.first]
+        if column.cells.dtype not in INTEGER_DTYPES:
+            return firsts
         # Of two cells: one number more or less of a vocabulary is soon found twice by chance.
-        firsts = cells[looked.first] * cells.dtype.type(_ODD) + cells[looked.second]
+        firsts = firsts * cells.dtype.type(_ODD) + cells[looked.second]
         return firsts
     # Up to eight bytes; zeros behind a row that has fewer.
     starts, lengths = splits.starts[looked.rows], splits.lengths[looked.rows]
@@ -184,7 +192,7 @@ def _firsts(column: Column, looked: Looked) -> AnyArray:
 
 
 def _all_differ(firsts: AnyArray) -> bool:
-    if len(firsts) <= 2 * _FEW_ROWS:  # where numpy's calls take longer
+    if len(firsts) <= _FEW_ROWS:  # where numpy's calls take longer
         return len(set(firsts.tolist())) == len(firsts)
     return not len(_repeated(firsts))
 
