@@ -695,7 +695,7 @@ class Tree:
                 number = 1 if s.byte() & 1 else len(own)
             data = s.take(s.byte() & 15) if cells is None else cells
             place = self.put(data[: number * cell].ljust(number * cell, b"\0"))
-            narrow = s.byte() < 128
+            narrow = s.byte() < 128 and max(index, default=0) < 256
             at = self.put(bytes(index) if narrow else _words(index))
             # Groups of equal rows are one, as `encode` has it; of one part, it is the column's.
             own_group = (group or 0) if one else self.group(own)

@@ -2,6 +2,7 @@
 
 import mmap
 import pickle
+import re
 import tracemalloc
 from typing import Any
 
@@ -481,3 +482,35 @@ def test_a_column_is_chosen_without_a_look_at_all_others():
     assert Counted.looked == 0
     with pytest.raises(ArgumentKeyError):
         known_names(["d"], columns, "select")
+
+
+@pytest.mark.parametrize("options", [{}, {"narrow": True, "elide": True}])
+def test_a_batch_of_two_dims_has_columns_that_are_ragged_behind_them(options):
+    rows = [torch.arange(2 * n).view(2, 1, n) for n in (3, 1, 0)]
+    ragged = torch.nested.nested_tensor_from_jagged(
+        torch.cat(rows, dim=2), torch.tensor([0, 3, 4, 4]), jagged_dim=3
+    )
+    td = TensorDict({"x": ragged, "y": torch.arange(6).view(3, 2)}, [3, 2])
+    frames = encode(td, **options)
+    batch = open_wire(frames)
+    assert_same(batch.to_tensordict(), decode(frames))
+    assert_same(batch.to_tensordict(), td)
+    assert batch.schema["x"].shape == (3, 2, 1, None)
+    picked = torch.nested.nested_tensor_from_jagged(
+        torch.cat([rows[2], rows[0]], dim=2), torch.tensor([0, 0, 3]), jagged_dim=3
+    )
+    assert_same(batch.rows([2, 0])["x"], picked)
+    made, wanted = materialize(batch), materialize(td)
+    assert torch.equal(made["x"], wanted["x"])
+    assert made["x"].shape == (3, 2, 1, 3)
+    # Dims that are not those of the batch, and more dims than there are before the ragged one.
+    payload = np.array([0, 2, 4]).tobytes() + bytes(12)
+    for sizes, found in (([2, 3], None), ([2, 5], [2, 3]), ([2, 3, 4], [2, 3])):
+        column = jagged(dim=2, shape=[3, 4])
+        frames = message(tensordict(sizes, {"x": column}), payload, groups=[[0, 0, 2, 2, 2]])
+        if found is None:
+            assert_same(open_wire(frames)["x"], decode(frames)["x"])
+            continue
+        for read in (lambda f: open_wire(f)["x"], decode):
+            with pytest.raises(WireFormatError, match=re.escape(f"{sizes}")):
+                read(frames)

@@ -426,13 +426,18 @@ class WireBatch:
         return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
 
     def _row_splits(self, node: Node) -> RowSplits:
-        message = self._message
+        message, dims_before = self._message, 0
         if node.kind is Kind.INNER_FIRST:
             (node,) = node.children
+        else:
+            dims_before = node.fields[2] - 1
         group = message.numbers[node.number + 3]
         whole = message.row_splits(group)
-        if whole.rows != self._rows[0] or len(self._rows) != 1:
-            raise rows_differ(self._rows, [whole.rows])
+        # Batches of several dims have columns that are ragged in a later one.
+        outer = message.numbers[node.dims : node.dims + dims_before]
+        sizes = [whole.rows, *outer][: len(self._rows)]
+        if sizes != self._rows:
+            raise rows_differ(self._rows, sizes)
         return whole if self._chosen is None else message.row_splits(group, self._chosen)
 
     def _objects(self, node: Node) -> list[Any]:
@@ -511,7 +516,7 @@ class WireBatch:
             try:
                 if node.kind is _JAGGED:
                     group = message.numbers[node.number + 3]
-                    if group not in checked:
+                    if group not in checked or len(self._rows) > 1:
                         self._row_splits(node)
                         checked.add(group)
                     column: Any = message.view(node, chosen)
