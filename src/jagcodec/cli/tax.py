@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jagcodec.cli.arguments import (
@@ -112,6 +111,8 @@ def _of_columns(
     lengths: Sequence[int], how: Mapping[str, Any], columns: Sequence[TokenColumn]
 ) -> TaxReport:
     """The report of per-token columns of these dtypes, of which only the padding is known."""
+    from dataclasses import replace
+
     from jagcodec.batch.tax_report import tax_report
 
     reports = [
