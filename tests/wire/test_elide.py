@@ -355,6 +355,25 @@ def test_of_chosen_rows_nothing_else_is_fetched(narrow):
     assert fetched(range(512), "input_ids") < whole
 
 
+@pytest.mark.parametrize("kind", ["one object", "equal objects", "one tensor"])
+def test_of_chosen_payloads_nothing_else_is_fetched(kind):
+    rows, images = payloads(kind)
+    td = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[8])
+    store = bytes(memoryview(to_blob(encode(td, elide=True))))
+    sizes = []
+
+    def fetch(offset, size):
+        sizes.append(size)
+        return store[offset : offset + size]
+
+    for chosen in ([3, 2, 3], [6]):
+        sizes.clear()
+        found = open_wire(fetch).rows(chosen)["mm"].tolist()
+        assert_same(found, [rows[i] for i in chosen])
+        assert sum(sizes) < images[0].nbytes + 8000
+        assert (found[0] is found[-1]) == (kind == "one object" or len(chosen) == 1)
+
+
 @pytest.mark.parametrize(
     "options", [{"narrow": True}, {"elide": True}, {"narrow": True, "elide": True}]
 )

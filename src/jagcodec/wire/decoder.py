@@ -524,13 +524,12 @@ def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[
 
 def _shared_objects(message: Message, node: Node, chosen: Chosen | None) -> list[Any]:
     """The objects of rows that share bytes: one for rows that were one, else one for each row."""
-    view = message.view(node)
+    view = message.view(node, chosen)
     shared = shares_objects(message.parts(node))
-    made, _ = _distinct(view) if shared else (view, None)
-    message.count_documents(node, made.row_splits.total)
-    if chosen is not None:
-        view = message.view(node, chosen)
     view, index = _distinct(view) if shared else (view, None)
+    # Of rows that are one object, one is made; of others it counts what all of them come to.
+    whole = message.numbers[node.number + 4]
+    message.count_documents(node, view.row_splits.total if shared else whole)
     data = as_bytes(values_of(view))
     payload = FramePayload([data], copy=False)
     items = _documents(message, payload, 0, 0, view.row_splits.host, 0) if len(data) else []
