@@ -37,17 +37,17 @@ from jagcodec.wire.spec import ALIGNMENT
 
 try:
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.mooncake needs Mooncake: pip install 'jagcodec[mooncake]', or a "
         "mooncake-transfer-engine for your accelerator",
-        name=error.name,
-    ) from error
-except ImportError as error:
+        name=_error.name,
+    ) from _error
+except ImportError as _error:
     raise ImportError(
-        f"jagcodec.integrations.mooncake needs the system libraries of Mooncake: {error}; on "
+        f"jagcodec.integrations.mooncake needs the system libraries of Mooncake: {_error}; on "
         "Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
-    ) from error
+    ) from _error
 
 __all__ = ["Store"]
 

@@ -29,12 +29,12 @@ from jagcodec.wire.registry import register_type, use_loaded
 try:
     from verl.protocol import DataProto
     from verl.utils import metric as metrics
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.verl needs verl: pip install verl; docs/verl.md says how to install "
         "it without changing the other packages of an environment",
-        name=error.name,
-    ) from error
+        name=_error.name,
+    ) from _error
 
 if find_spec("PIL") is not None:  # without Pillow no value holds an image
     from jagcodec.integrations.pillow import register_images

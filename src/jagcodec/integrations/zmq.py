@@ -31,12 +31,12 @@ from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 try:
     import zmq
     import zmq.asyncio
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.split(".")[0] != "zmq":
+except ModuleNotFoundError as _error:
+    if _error.name is None or _error.name.split(".")[0] != "zmq":
         raise
     raise ModuleNotFoundError(
-        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=error.name
-    ) from error
+        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=_error.name
+    ) from _error
 
 Envelope: TypeAlias = "bytes | Sequence[bytes]"
 """The frames before a message: peer identities, an empty delimiter, or a topic."""
