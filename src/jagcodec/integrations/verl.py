@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
+from jagcodec.memory.buffers import MessageLike
 from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.compression import Compress
 from jagcodec.wire.decoder import decode
@@ -79,7 +80,7 @@ def encode_dataproto(data: DataProto, **options: Unpack[EncodeOptions]) -> list[
 
 
 def decode_dataproto(
-    frames: Any,
+    frames: MessageLike,
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,

@@ -23,6 +23,7 @@ from jagcodec.errors import (
     TransportTimeoutError,
     WireFormatError,
 )
+from jagcodec.memory.buffers import Buffer
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.limits import Limits
@@ -173,7 +174,7 @@ def recv(
 
 def send_frames(
     socket: zmq.Socket[Any],
-    frames: Sequence[Any],
+    frames: Sequence[Buffer],
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
@@ -285,7 +286,7 @@ async def async_recv(
 
 async def async_send_frames(
     socket: zmq.asyncio.Socket,
-    frames: Sequence[Any],
+    frames: Sequence[Buffer],
     *,
     envelope: Envelope = (),
     timeout: float | None = None,

@@ -23,7 +23,8 @@ class StridedRows:
     def __init__(self, nested: torch.Tensor) -> None:
         self.rows: list[torch.Tensor] = list(nested.unbind())
         shapes = np.array([row.shape for row in self.rows], dtype=np.int64)
-        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero((shapes != shapes[:1]).any(axis=0))]
+        differs = (shapes != shapes[:1]).any(axis=0)
+        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero(differs)]
         self.ragged_dim: int = self.dims[0] if len(self.dims) == 1 else 1
         lengths: IntArray = shapes[:, self.ragged_dim - 1].copy()
         self.row_splits: RowSplits = RowSplits.from_lengths(lengths)
