@@ -1,4 +1,4 @@
-"""What type checkers know of the package; `make verify-types` asks pyright the same of every symbol."""
+"""What type checkers know of the package: of calls, and of every public symbol."""
 
 import os
 import re
@@ -15,18 +15,10 @@ CALLS = ROOT / "tests" / "typing" / "calls.py"
 pytestmark = pytest.mark.slow
 
 
-def mypy(file, *options):
-    """What mypy says of a file, under the settings of the project but for what tests are spared."""
+def mypy(file):
+    """What mypy says of a file, under the settings of the project."""
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--no-error-summary",
-            "--hide-error-context",
-            *options,
-            file,
-        ],
+        [sys.executable, "-m", "mypy", "--no-error-summary", file],
         cwd=ROOT,
         env={**os.environ, "MYPYPATH": str(Path(jagcodec.__file__).parents[1])},
         capture_output=True,

@@ -99,7 +99,7 @@ def usable_compression(compress: Any) -> Compression:
     if isinstance(compress, Compression):
         return compress
     if isinstance(compress, str):
-        return Compression(compress)
+        return Compression(compress)  # type: ignore[arg-type]  # it looks at the name
     names = " or ".join(map(repr, CODECS))
     found = type(compress).__name__
     raise ArgumentTypeError(
