@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help wheel sdist-test coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -44,6 +44,10 @@ lint: $(VENV)/.dev ## ruff and codespell
 
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
+
+# It asks the `python` that comes first in the path where torch and the rest are.
+verify-types: $(VENV)/.pyright ## pyright: every public symbol has a known type
+	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src $(BIN)/pyright --verifytypes jagcodec --ignoreexternal
 
 # Of every line and branch of the package that the suite reaches in one process, without clusters and
 # devices. FLOOR=90 fails below 90%; there is none as long as no figure of the whole suite is recorded.
@@ -167,6 +171,11 @@ $(VENV)/.demo: $(BUILD)
 $(VENV)/.dev: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+# With a Node of its own, which pyright runs on.
+$(VENV)/.pyright: $(VENV)/.dev
+	$(PIP) 'pyright[nodejs]'
 	touch $@
 
 # Without its requirements, which the environment already has, and without the constraints, which

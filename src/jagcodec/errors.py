@@ -220,5 +220,7 @@ class TransportTimeoutError(TransportError, TimeoutError):
     def __init__(self, reason: Reason, path: str, detail: str) -> None:
         super().__init__(reason, path, detail)
         # A TimeoutError is an OSError, which would read three arguments as errno, text and file.
-        self.args = (reason, self.path, self.detail)
-        self.errno = self.strerror = self.filename = None
+        self.args: tuple[Any, ...] = (reason, self.path, self.detail)
+        self.errno: int | None = None
+        self.strerror: str | None = None
+        self.filename: Any = None

@@ -51,7 +51,7 @@ def messages_of(batches, kind, **options):
     if kind == "opened":
         return list(map(open_wire, listed))
     blobs = list(map(to_blob, listed))
-    return [open_wire(lambda a, n, blob=blob: blob[a : a + n]) for blob in blobs]
+    return [open_wire(lambda a, n, blob=blob: blob[a : a + n]) for blob in blobs]  # type: ignore[misc]
 
 
 def joined(batches, kind="frames", **options):
@@ -250,7 +250,7 @@ def test_a_flat_list_of_buffers_is_one_message():
     assert_same(materialize(to_blob(frames))["ids"], materialize(expected(ROWS))["ids"])
     assert_same(materialize(tuple(frames))["ids"], materialize(expected(ROWS))["ids"])
     assert_same(materialize(open_wire(frames))["ids"], materialize(expected(ROWS))["ids"])
-    mixed = [frames, open_wire(encode(ROWS[0]))]
+    mixed: list[Any] = [frames, open_wire(encode(ROWS[0]))]
     assert materialize(mixed)["ids"].shape == (8, 7)
 
 
@@ -308,7 +308,7 @@ def test_what_is_not_several_messages():
         materialize([])
     for value in (None, "batch.jag", 3, {"ids": torch.ones(2)}):
         with pytest.raises(ArgumentTypeError, match="materialize"):
-            materialize(value)
+            materialize(value)  # type: ignore[arg-type]
     with pytest.raises(WireFormatError):
         materialize([b"abc", b"def"])
 

@@ -273,7 +273,7 @@ def test_gradient_carrying_columns_can_be_padded():
         (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[call-overload]
         (
-            lambda td: materialize(dict(td)),
+            lambda td: materialize(dict(td)),  # type: ignore[call-overload]
             TypeError,
             "expected a TensorDict, a message .*, or a list of messages, found dict",
         ),

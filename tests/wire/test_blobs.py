@@ -83,7 +83,7 @@ def test_any_writable_memory_will_do(make):
 def test_shared_memory_between_processes():
     memory = shared_memory.SharedMemory(create=True, size=encoded_size(VALUE))
     try:
-        encode_into(VALUE, memory.buf)
+        encode_into(VALUE, memory.buf)  # type: ignore[arg-type]
         code = (
             "import sys, jagcodec; from multiprocessing import shared_memory, resource_tracker;"
             f"m = shared_memory.SharedMemory({memory.name!r});"
@@ -543,4 +543,4 @@ def test_blobs_where_there_should_be_one_or_several():
         decode_batch([blob], device="no")
     for already in (blob, [blob]):
         with pytest.raises(ArgumentError, match="a blob already"):
-            to_blob(already)
+            to_blob(already)  # type: ignore[arg-type]

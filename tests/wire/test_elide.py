@@ -475,7 +475,7 @@ def test_every_encoder_takes_it():
 def test_groups_are_one_hashable_value_per_row():
     td = rollouts()
     with pytest.raises(ArgumentTypeError) as caught:
-        encode(td, elide=True, groups=[[0]] * 24)
+        encode(td, elide=True, groups=[[0]] * 24)  # type: ignore[list-item]
     assert caught.value.path == "groups"
     with pytest.raises(ArgumentError) as other:
         encode(td, elide=True, groups=range(23))

@@ -440,7 +440,7 @@ def test_what_is_chosen_goes_on_as_a_message(form, fields, data):
         "blob with more behind it": blob + b"secret",
         "callable": lambda offset, size: blob[offset : offset + size],
     }[form]
-    opened = open_wire(source)
+    opened = open_wire(source)  # type: ignore[arg-type]
     assert_same(decode(opened.to_frames()), batch)
     index, _ = data.draw(choices(len(opened)))
     chosen = opened.rows(index)

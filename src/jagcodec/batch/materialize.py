@@ -14,6 +14,7 @@ from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.joined import readable
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.options import (
+    BatchLike,
     Layout,
     Options,
     PaddingSide,
@@ -29,6 +30,7 @@ from jagcodec.batch.options import (
 )
 from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
+from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
@@ -49,7 +51,7 @@ T = TypeVar("T")
 
 @overload
 def materialize(
-    td: Any,
+    td: BatchLike,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -64,14 +66,14 @@ def materialize(
     like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
-    out: Any = ...,
+    out: Mapping[str, Any] | WritableBuffer | None = ...,
     strict: bool = ...,
 ) -> BatchedDataDict: ...
 
 
 @overload
 def materialize(
-    td: Any,
+    td: BatchLike,
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -86,14 +88,14 @@ def materialize(
     like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
-    out: Any = ...,
+    out: Mapping[str, Any] | WritableBuffer | None = ...,
     strict: bool = ...,
     container: Callable[[dict[str, Any]], T],
 ) -> T: ...
 
 
 def materialize(
-    td: Any,
+    td: BatchLike,
     layout: Layout = "padded",
     pad_value_dict: Mapping[str, Any] | None = None,
     pad_to_seqlen: int = 0,
@@ -108,7 +110,7 @@ def materialize(
     like: Mapping[Any, Any] | None = None,
     device: torch.device | str | None = None,
     pin_memory: bool = False,
-    out: Any = None,
+    out: Mapping[str, Any] | WritableBuffer | None = None,
     strict: bool = False,
     container: Callable[[dict[str, Any]], Any] = BatchedDataDict,
 ) -> Any:

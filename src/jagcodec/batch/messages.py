@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import WireFormatError
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.message import torch_dtype
@@ -68,9 +68,9 @@ class Messages:
             frames: Their frames.
             beside: Whether anything stands beside the batch in some of the messages.
         """
-        self.counts = counts
-        self.ends = counts.cumsum()
-        self.buffers = frames.buffers
+        self.counts: IntArray = counts
+        self.ends: IntArray = counts.cumsum()
+        self.buffers: tuple[ByteArray, ...] = frames.buffers
         self._stacks = stacks
         self._beside = beside
         self._open_part = open_part

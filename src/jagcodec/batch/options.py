@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from jagcodec._arguments import check_known
 from jagcodec.batch.rectangles import Key
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
+from jagcodec.memory.buffers import Buffer, MessageLike
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.lazy import WireBatch
 
@@ -20,6 +21,11 @@ Layout = Literal["padded", "jagged", "packed"]
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row lie."""
+
+BatchLike: TypeAlias = (
+    TensorDictBase | WireBatch | MessageLike | Sequence[WireBatch | Sequence[Buffer]]
+)
+"""What `materialize` takes: a batch, the message of one, or several messages."""
 
 
 class Options(NamedTuple):

@@ -31,6 +31,7 @@ from jagcodec.errors import (
     child_path,
     describe,
 )
+from jagcodec.memory.buffers import WireSource
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import TENSORDICT_TYPES, is_non_tensor
 from jagcodec.wire.field_schema import FieldSchema
@@ -253,7 +254,7 @@ class Schema:
 _MOST_NAMED = 8
 
 
-def schema_of(batch: Any) -> Schema:
+def schema_of(batch: TensorDictBase | WireBatch | dict[str, Any] | WireSource) -> Schema:
     """The schema of a batch or message, without a look at any of its cells.
 
     Args:

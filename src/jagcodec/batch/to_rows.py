@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,23 @@ RowsAs = Literal["tensor", "numpy", "list"]
 
 _FORMS = get_args(RowsAs)
 
+Rows: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
+"""A batch whose rows are looked at: a TensorDict, an open message, or a dict of columns."""
 
-def to_rows(batch: Any, columns: Any = None, as_: RowsAs = "tensor") -> list[Any]:
+
+@overload
+def to_rows(batch: Rows, columns: str, as_: RowsAs = ...) -> list[Any]: ...
+
+
+@overload
+def to_rows(
+    batch: Rows, columns: Iterable[str] | None = ..., as_: RowsAs = ...
+) -> list[dict[str, Any]]: ...
+
+
+def to_rows(
+    batch: Rows, columns: str | Iterable[str] | None = None, as_: RowsAs = "tensor"
+) -> list[Any]:
     """The rows of a batch, one mapping of names to values each; or the rows of one column.
 
     Example:

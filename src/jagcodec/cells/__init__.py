@@ -24,8 +24,8 @@ _missing: str | None = "JAGCODEC_ROWCOPY=numpy"
 if os.environ.get("JAGCODEC_ROWCOPY") != "numpy":
     try:
         _active, _missing = importlib.import_module("jagcodec.cells._cells"), None
-    except ImportError as error:
-        _missing = str(error)
+    except ImportError as _error:
+        _missing = str(_error)
 
 
 def missing() -> str | None:

@@ -51,7 +51,7 @@ class RankMessage(NamedTuple):
                     allow_pickle=allow_pickle,
                     limits=limits,
                 )
-            frames = [self.header, *self.buffers]
+            frames: list[Any] = [self.header, *self.buffers]
             return decode(frames, device=device, allow_pickle=allow_pickle, limits=limits)
         except WireFormatError as error:
             path = f"{self.origin}: {error.path}"

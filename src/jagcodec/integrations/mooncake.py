@@ -37,17 +37,17 @@ from jagcodec.wire.spec import ALIGNMENT
 
 try:
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         "jagcodec.integrations.mooncake needs Mooncake: pip install 'jagcodec[mooncake]', or a "
         "mooncake-transfer-engine for your accelerator",
-        name=error.name,
-    ) from error
-except ImportError as error:
+        name=_missing.name,
+    ) from _missing
+except ImportError as _missing:
     raise ImportError(
-        f"jagcodec.integrations.mooncake needs the system libraries of Mooncake: {error}; on "
+        f"jagcodec.integrations.mooncake needs the system libraries of Mooncake: {_missing}; on "
         "Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
-    ) from error
+    ) from _missing
 
 __all__ = ["Store"]
 

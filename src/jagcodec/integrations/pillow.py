@@ -10,11 +10,11 @@ from jagcodec.wire.registry import register_type
 
 try:
     from PIL import Image, ImageFile, PngImagePlugin
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.pillow needs Pillow: pip install 'jagcodec[pillow]'",
-        name=error.name,
-    ) from error
+        name=_error.name,
+    ) from _error
 
 
 def register_images() -> None:

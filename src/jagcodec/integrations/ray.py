@@ -22,10 +22,10 @@ from jagcodec.wire.limits import NO_LIMITS
 
 try:
     from ray import cloudpickle
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
-        "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=error.name
-    ) from error
+        "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=_error.name
+    ) from _error
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
 

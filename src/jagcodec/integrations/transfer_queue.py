@@ -59,19 +59,19 @@ try:
             (StorageManager, "_do_handshake_with_controller"),
         )
     }
-except (ImportError, AttributeError, KeyError) as error:
+except (ImportError, AttributeError, KeyError) as _error:
     if "transfer_queue" not in sys.modules or sys.modules["transfer_queue"] is None:
         raise ModuleNotFoundError(
             "jagcodec.integrations.transfer_queue needs TransferQueue: "
             "pip install 'jagcodec[transfer-queue]'",
-            name=getattr(error, "name", None),
-        ) from error
-    found = getattr(sys.modules["transfer_queue"], "__version__", "another")
+            name=getattr(_error, "name", None),
+        ) from _error
+    _found = getattr(sys.modules["transfer_queue"], "__version__", "another")
     raise ImportError(
         "jagcodec.integrations.transfer_queue replaces functions of TransferQueue 0.1.9 to 0.1.11, "
-        f"found version {found}, where one of them is missing ({error}); "
+        f"found version {_found}, where one of them is missing ({_error}); "
         "pip install 'jagcodec[transfer-queue]'",
-    ) from error
+    ) from _error
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
+from jagcodec.memory.buffers import MessageLike
 from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.compression import Compress
 from jagcodec.wire.decoder import decode
@@ -29,12 +30,12 @@ from jagcodec.wire.registry import register_type, use_loaded
 try:
     from verl.protocol import DataProto
     from verl.utils import metric as metrics
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.verl needs verl: pip install verl; docs/verl.md says how to install "
         "it without changing the other packages of an environment",
-        name=error.name,
-    ) from error
+        name=_error.name,
+    ) from _error
 
 if find_spec("PIL") is not None:  # without Pillow no value holds an image
     from jagcodec.integrations.pillow import register_images
@@ -79,7 +80,7 @@ def encode_dataproto(data: DataProto, **options: Unpack[EncodeOptions]) -> list[
 
 
 def decode_dataproto(
-    frames: Any,
+    frames: MessageLike,
     *,
     device: torch.device | str | None = None,
     allow_pickle: bool = False,

@@ -23,6 +23,7 @@ from jagcodec.errors import (
     TransportTimeoutError,
     WireFormatError,
 )
+from jagcodec.memory.buffers import Buffer
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.limits import Limits
@@ -31,12 +32,12 @@ from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 try:
     import zmq
     import zmq.asyncio
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.split(".")[0] != "zmq":
+except ModuleNotFoundError as _error:
+    if _error.name is None or _error.name.split(".")[0] != "zmq":
         raise
     raise ModuleNotFoundError(
-        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=error.name
-    ) from error
+        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=_error.name
+    ) from _error
 
 Envelope: TypeAlias = "bytes | Sequence[bytes]"
 """The frames before a message: peer identities, an empty delimiter, or a topic."""
@@ -173,7 +174,7 @@ def recv(
 
 def send_frames(
     socket: zmq.Socket[Any],
-    frames: Sequence[Any],
+    frames: Sequence[Buffer],
     *,
     envelope: Envelope = (),
     timeout: float | None = None,
@@ -285,7 +286,7 @@ async def async_recv(
 
 async def async_send_frames(
     socket: zmq.asyncio.Socket,
-    frames: Sequence[Any],
+    frames: Sequence[Buffer],
     *,
     envelope: Envelope = (),
     timeout: float | None = None,

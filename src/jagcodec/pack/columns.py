@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import check_fields, check_known, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
+from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.pack.strictness import (
@@ -115,7 +116,7 @@ def encode_fields(
     *,
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = ...,
-    out: Any,
+    out: Target,
     strict: bool = ...,
     **options: Unpack[EncodeOptions],
 ) -> int: ...
@@ -126,7 +127,7 @@ def encode_fields(
     *,
     lengths: Lengths | None,
     token_aligned_fields: Iterable[str] | None = None,
-    out: Any = None,
+    out: Target | None = None,
     strict: bool = False,
     **options: Unpack[EncodeOptions],
 ) -> list[Frame] | int:

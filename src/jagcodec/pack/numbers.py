@@ -43,7 +43,7 @@ CODES: dict[torch.dtype, _Code] = {
 }
 """The dtypes that Python's numbers can have in C."""
 
-DEFAULTS = {bool: torch.bool, int: torch.int64, float: torch.float32}
+DEFAULTS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
 """The dtypes of Python's numbers where nobody says another."""
 
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.memory.buffers import Target
 from jagcodec.pack.fields import leaves_of
 from jagcodec.pack.one_row import ordered_columns
 from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
@@ -102,7 +103,7 @@ def encode_rows(
     dtypes: Mapping[str, Any] | None = ...,
     same_length: Iterable[str] = ...,
     rectangular: Iterable[str] = ...,
-    out: Any,
+    out: Target,
     **options: Unpack[EncodeOptions],
 ) -> int: ...
 
@@ -113,7 +114,7 @@ def encode_rows(
     dtypes: Mapping[str, Any] | None = None,
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
-    out: Any = None,
+    out: Target | None = None,
     **options: Unpack[EncodeOptions],
 ) -> list[Frame] | int:
     """Rows straight to a message: no tensor and no TensorDict in between.
@@ -148,7 +149,7 @@ def encode_rows(
         UnsupportedTypeError: As from `encode`.
     """
     where = "encode_rows"
-    plain = out is dtypes is None and same_length == rectangular == ()
+    plain = out is None and dtypes is None and same_length == rectangular == ()
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         row = rows[0]
         if type(row) is dict:

@@ -56,14 +56,14 @@ class RowSplits:
 
     def __init__(self, host: IntArray, lengths: IntArray, low: int, high: int) -> None:
         """Use `from_lengths` or `from_offsets`."""
-        self.host = host
+        self.host: IntArray = host
         # Made once: the kernel looks at the same array only once for all columns.
-        self.starts = host[:-1]
-        self.lengths = lengths
-        self.rows = len(lengths)
-        self.total = int(host[-1])
-        self.min = low
-        self.max = high
+        self.starts: IntArray = host[:-1]
+        self.lengths: IntArray = lengths
+        self.rows: int = len(lengths)
+        self.total: int = int(host[-1])
+        self.min: int = low
+        self.max: int = high
         self.bounds: dict[str, Any] | None = None
         self.like: dict[Any, dict[str, Any]] = {}
         self.tensors: dict[torch.device, torch.Tensor] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import cat_bits, refill
+from jagcodec.memory.tensor_bytes import IntArray, cat_bits, refill
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, end_to_end
 
@@ -21,11 +21,13 @@ class StridedRows:
     """
 
     def __init__(self, nested: torch.Tensor) -> None:
-        self.rows = list(nested.unbind())
+        self.rows: list[torch.Tensor] = list(nested.unbind())
         shapes = np.array([row.shape for row in self.rows], dtype=np.int64)
-        self.dims = [1 + int(dim) for dim in np.flatnonzero((shapes != shapes[:1]).any(axis=0))]
-        self.ragged_dim = self.dims[0] if len(self.dims) == 1 else 1
-        self.row_splits = RowSplits.from_lengths(shapes[:, self.ragged_dim - 1].copy())
+        differs = (shapes != shapes[:1]).any(axis=0)
+        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero(differs)]
+        self.ragged_dim: int = self.dims[0] if len(self.dims) == 1 else 1
+        lengths: IntArray = shapes[:, self.ragged_dim - 1].copy()
+        self.row_splits: RowSplits = RowSplits.from_lengths(lengths)
         self._widest = shapes.max(axis=0).tolist()
 
     def view(self, pad_bits: bytes) -> RaggedView:

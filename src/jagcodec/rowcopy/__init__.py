@@ -55,8 +55,8 @@ _KERNELS: dict[str, Kernel] = {"numpy": numpy_kernel}
 _missing: str | None = None
 try:
     import jagcodec.rowcopy._kernel as _kernel  # says "no module" where there is none
-except ImportError as error:
-    _missing = str(error)
+except ImportError as _error:
+    _missing = str(_error)
 else:
     _KERNELS["compiled"] = _kernel
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
@@ -11,6 +10,7 @@ import torch
 
 from jagcodec._arguments import usable_device
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory.buffers import Buffer, MessageLike, StrPath, WritableBuffer
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode, pending
 from jagcodec.wire.frames import (
@@ -28,7 +28,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.spec import ALIGNMENT
 
 
-def to_blob(frames: Sequence[Any]) -> bytearray:
+def to_blob(frames: Sequence[Buffer]) -> bytearray:
     """The frames of a message as one buffer, which `decode` and `open_wire` take in their place.
 
     Args:
@@ -74,7 +74,7 @@ def encoded_size(obj: Any, **options: Unpack[EncodeOptions]) -> int:
     return blob_size(pending(obj, **options))
 
 
-def encode_into(obj: Any, buffer: Any, **options: Unpack[EncodeOptions]) -> int:
+def encode_into(obj: Any, buffer: WritableBuffer, **options: Unpack[EncodeOptions]) -> int:
     """Write a value as a blob to the start of memory that the caller owns.
 
     Args:
@@ -103,7 +103,9 @@ def encode_into(obj: Any, buffer: Any, **options: Unpack[EncodeOptions]) -> int:
 
 
 def encode_batch_into(
-    objs: Iterable[Any], allocate: Callable[[int], Any], **options: Unpack[EncodeOptions]
+    objs: Iterable[Any],
+    allocate: Callable[[int], WritableBuffer],
+    **options: Unpack[EncodeOptions],
 ) -> list[memoryview]:
     """Write many values, each as a blob, into one allocation: what key-value stores put.
 
@@ -142,7 +144,7 @@ def encode_batch_into(
 
 
 def decode_batch(
-    blobs: Iterable[Any],
+    blobs: Iterable[MessageLike],
     *,
     copy: bool | None = None,
     device: torch.device | str | None = None,
@@ -180,7 +182,7 @@ def decode_batch(
     return values
 
 
-def dump(obj: Any, path: str | os.PathLike[str], **options: Unpack[EncodeOptions]) -> None:
+def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
     """Write a value to a file, whole or not at all: a crash leaves the old file, or none.
 
     Args:
@@ -213,7 +215,7 @@ def dump(obj: Any, path: str | os.PathLike[str], **options: Unpack[EncodeOptions
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     mmap: bool = False,
     device: torch.device | str | None = None,

@@ -131,7 +131,8 @@ class Weighing:
 
     def __init__(self, message: Message) -> None:
         self._message = message
-        self.narrow = self.elide = False
+        self.narrow: bool = False
+        self.elide: bool = False
         # Of each buffer, where counted ranges begin and where they end; none touch or overlap.
         self._counted: list[tuple[list[int], list[int]]] = [([], []) for _ in message.header.sizes]
         for group in message.header.groups:

@@ -24,6 +24,7 @@ from jagcodec.wire.spec import (
     MAX_BLOCK,
     MAX_EXPANSION,
     Code,
+    CodecName,
     Kind,
 )
 
@@ -53,7 +54,7 @@ class Compression:
         (True, torch.Size([100000]))
     """
 
-    codec: str = "zstd"
+    codec: CodecName = "zstd"
     level: int = 1
     threshold: int = 4096
     block_size: int = 1 << 20
@@ -84,7 +85,7 @@ class Compression:
 LEVELS = {"zstd": (-7, 22), "lz4": (-64, 1)}
 """The least and the highest level of each codec."""
 
-Compress: TypeAlias = str | Compression | None
+Compress: TypeAlias = CodecName | Compression | None
 """What encoders take as `compress`."""
 
 
@@ -98,7 +99,7 @@ def usable_compression(compress: Any) -> Compression:
     if isinstance(compress, Compression):
         return compress
     if isinstance(compress, str):
-        return Compression(compress)
+        return Compression(compress)  # type: ignore[arg-type]  # it looks at the name
     names = " or ".join(map(repr, CODECS))
     found = type(compress).__name__
     raise ArgumentTypeError(

@@ -24,6 +24,7 @@ from tensordict import (
 
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
+from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.inner_dims import memory_of, moved_back
@@ -64,7 +65,7 @@ AnyArray: TypeAlias = npt.NDArray[Any]
 
 
 def decode(
-    frames: Any,
+    frames: MessageLike,
     *,
     copy: bool | None = None,
     device: torch.device | str | None = None,
@@ -152,7 +153,7 @@ class MsgpackDecoder:
             "limits": limits,
         }
 
-    def decode(self, frames: Any) -> Any:
+    def decode(self, frames: MessageLike) -> Any:
         """See `decode`."""
         return decode(frames, **self._options)
 

@@ -14,6 +14,7 @@ import torch
 
 from jagcodec._arguments import known_names
 from jagcodec.errors import ArgumentIndexError, WireFormatError, child_path
+from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.checks import inside
@@ -250,7 +251,7 @@ class MessageDescription:
         return found
 
 
-def describe_message(source: Any) -> MessageDescription:
+def describe_message(source: MessageLike) -> MessageDescription:
     """What a message of any value is made of, from its header and the offsets of its rows.
 
     Example:
@@ -438,7 +439,7 @@ def _stored(message: Message, node: Node) -> str:
 # --- soundness ---------------------------------------------------------------------------------
 
 
-def check_message(source: Any) -> tuple[OpenMessage, dict[str, str]]:
+def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a message whole, as `decode` does, and keep nothing of it.
 
     Returns:

@@ -66,7 +66,7 @@ class Tag:
     __slots__ = ("kind",)
 
     def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+        self.kind: Kind = kind
 
 
 _TAGS = {int(kind): Tag(kind) for kind in RECORDS}

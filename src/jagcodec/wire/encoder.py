@@ -10,8 +10,8 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -33,12 +33,16 @@ from jagcodec.wire.placing import Placing, nothing_left, with_header
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
 
+Groups: TypeAlias = Iterable[Hashable] | torch.Tensor
+"""A value per row, equal ones for the rows that are compared with each other."""
+
+
 class EncodeOptions(TypedDict, total=False):
     """The options of `encode`, which other functions pass on to it."""
 
     narrow: bool | Mapping[Any, bool]
     elide: bool
-    groups: Any
+    groups: Groups | None
     outermost: Mapping[Any, int] | None
     checksum: bool
     compress: Compress
@@ -52,7 +56,7 @@ def encode(
     *,
     narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
-    groups: Any = None,
+    groups: Groups | None = None,
     outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
@@ -159,7 +163,7 @@ def pending(
     *,
     narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
-    groups: Any = None,
+    groups: Groups | None = None,
     outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,

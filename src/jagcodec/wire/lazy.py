@@ -15,6 +15,7 @@ from tensordict import TensorDict, UnbatchedTensor
 
 from jagcodec._arguments import known_names, unknown_name, usable_device
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
+from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.inner_dims import pick_of_view
 from jagcodec.ragged.non_tensor import (
@@ -556,7 +557,7 @@ def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
 
 
 def open_wire(
-    source: Any,
+    source: WireSource,
     *,
     copy: bool | None = None,
     device: torch.device | str | None = None,

@@ -171,16 +171,16 @@ class Message:
         outermost: Message | None = None,
         repeated: bool = False,
     ) -> None:
-        self.header = header
-        self.limits = header.limits
-        self.objects = header.objects
-        self.outermost = outermost
-        self.repeated = repeated
-        self.numbers = header.numbers
-        self.payload = payload
-        self.device = device
-        self.allow_pickle = allow_pickle
-        self.depth = depth
+        self.header: Header = header
+        self.limits: Limits = header.limits
+        self.objects: int = header.objects
+        self.outermost: Message | None = outermost
+        self.repeated: bool = repeated
+        self.numbers: list[int] = header.numbers
+        self.payload: Payload = payload
+        self.device: torch.device | None = device
+        self.allow_pickle: bool = allow_pickle
+        self.depth: int = depth
         self.stacked: dict[int, tuple[int, Any]] = {}
         self._groups: list[RowSplits | None] = [None] * len(header.groups)
         # The documents of the header, and which of them somebody has already.

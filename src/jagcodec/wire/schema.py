@@ -58,12 +58,14 @@ class Node:
     __slots__ = ("children", "dims", "end", "fields", "itemsize", "kind", "number", "value")
 
     def __init__(self, kind: Kind, fields: list[Any], number: int, value: int) -> None:
-        self.kind = kind
-        self.fields = fields
-        self.number = self.dims = self.end = number
-        self.value = value
+        self.kind: Kind = kind
+        self.fields: list[Any] = fields
+        self.number: int = number
+        self.dims: int = number
+        self.end: int = number
+        self.value: int = value
         self.children: Sequence[Node] = ()
-        self.itemsize = 0
+        self.itemsize: int = 0
 
 
 class Group(NamedTuple):
@@ -247,12 +249,14 @@ class Schema:
         Raises:
             WireFormatError: It is not one.
         """
-        self.numbers = 0
-        self.values = 0
+        self.numbers: int = 0
+        self.values: int = 0
         self.nodes: list[Node] = []
-        self.weight = 32 * len(data)
-        self.size = self.columns = self.depth = 0
-        self.root = self._node(unpack_plain(data, "schema"), 0)
+        self.weight: int = 32 * len(data)
+        self.size: int = 0
+        self.columns: int = 0
+        self.depth: int = 0
+        self.root: Node = self._node(unpack_plain(data, "schema"), 0)
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
@@ -369,14 +373,14 @@ class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
     def __init__(self, sizes: Sequence[int], header_bytes: int, *, in_row: bool = False) -> None:
-        self.sizes = sizes
-        self.payload = sum(sizes)
-        self.left = self.payload  # what no value has claimed yet
-        self.objects = 0  # rows of objects, views and components, each of which is one
-        self.expanded = 0  # bytes that columns of parts take once they are made
+        self.sizes: Sequence[int] = sizes
+        self.payload: int = sum(sizes)
+        self.left: int = self.payload  # what no value has claimed yet
+        self.objects: int = 0  # rows of objects, views and components, each of which is one
+        self.expanded: int = 0  # bytes that columns of parts take once they are made
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
-        self.field_bytes = 64 * (spare + header_bytes + self.payload)
+        self.field_bytes: int = 64 * (spare + header_bytes + self.payload)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.

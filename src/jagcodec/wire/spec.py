@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 MAGIC = "jagcodec"
 """First key of the header map; its value is the format version."""
@@ -64,7 +64,9 @@ Integers of distinct hashes can be chosen to follow each other, each behind all 
 FEW_KEYS = 1024
 """Keys of one dict or set that are not checked for such steps: they cannot cost much."""
 
-CODECS = ("zstd", "lz4")
+CodecName: TypeAlias = Literal["zstd", "lz4"]
+
+CODECS: tuple[CodecName, ...] = get_args(CodecName)
 """What the blocks of a compressed message may be compressed with."""
 
 MAX_BLOCK = 1 << 26

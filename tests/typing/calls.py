@@ -1,0 +1,124 @@
+"""What type checkers say of calls: mypy reads this file, and nobody runs it.
+
+`assert_type` says what a call returns. A line with `type: ignore` has to be refused for the reason
+that it names: mypy reports those that are not needed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, assert_type
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+import jagcodec
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.lazy import WireBatch
+
+columns = {"ids": torch.arange(12).view(3, 4)}
+
+
+def messages_are_buffers(frames: list[Frame], mapped: mmap.mmap, parts: Sequence[bytes]) -> None:
+    jagcodec.decode(frames)
+    jagcodec.decode(parts)
+    jagcodec.decode((b"", memoryview(b""), np.zeros(3, dtype=np.uint8)))
+    jagcodec.decode(mapped)
+    jagcodec.decode(array("B"))
+    jagcodec.decode(torch.zeros(3, dtype=torch.uint8))
+    jagcodec.MsgpackDecoder(copy=True).decode(bytearray())
+    jagcodec.decode_batch([frames, b"", bytearray()])
+    jagcodec.decode_batch(jagcodec.encode_batch_into([1, 2], bytearray))
+    assert_type(jagcodec.encode(columns), list[Frame])
+    assert_type(jagcodec.to_blob(frames), bytearray)
+    assert_type(jagcodec.encoded_size(columns), int)
+
+    jagcodec.decode("batch.jag")  # type: ignore[arg-type]
+    jagcodec.decode(Path("batch.jag"))  # type: ignore[arg-type]
+    jagcodec.decode(None)  # type: ignore[arg-type]
+    jagcodec.decode({"ids": [1, 2]})  # type: ignore[arg-type]
+    jagcodec.decode(["ids"])  # type: ignore[list-item]
+    jagcodec.decode([1, 2])  # type: ignore[list-item]
+    jagcodec.MsgpackDecoder().decode(3)  # type: ignore[arg-type]
+    jagcodec.to_blob({"ids": 1})  # type: ignore[arg-type]
+    jagcodec.decode_batch([1])  # type: ignore[list-item]
+
+
+def memory_is_writable(frames: list[Frame]) -> None:
+    assert_type(jagcodec.encode_into(columns, bytearray(100)), int)
+    jagcodec.encode_into(columns, memoryview(bytearray(100)))
+    jagcodec.encode_into(columns, np.zeros(100, dtype=np.uint8))
+    jagcodec.encode_into(columns, torch.zeros(100, dtype=torch.uint8))
+    jagcodec.encode_into(columns, mmap.mmap(-1, 100))
+    assert_type(jagcodec.encode_batch_into([1, 2], bytearray), list[memoryview])
+
+    jagcodec.encode_into(columns, b"read-only")  # type: ignore[arg-type]
+    jagcodec.encode_into(columns, 100)  # type: ignore[arg-type]
+    jagcodec.encode_into(columns, "a path")  # type: ignore[arg-type]
+    jagcodec.encode_batch_into([1], bytes)  # type: ignore[arg-type]
+    jagcodec.encode_fields(columns, lengths=[3, 4, 3], out=b"")  # type: ignore[call-overload]
+    jagcodec.encode_rows([{"ids": [1]}], out=100)  # type: ignore[call-overload]
+
+
+def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytearray) -> None:
+    assert_type(jagcodec.open_wire(frames), WireBatch)
+    jagcodec.open_wire(blob)
+    jagcodec.open_wire("batch.jag")
+    jagcodec.open_wire(Path("batch.jag"))
+    jagcodec.open_wire(lambda offset, size: blob[offset : offset + size])
+    jagcodec.load(Path("batch.jag"), mmap=True)
+
+    jagcodec.open_wire(3)  # type: ignore[arg-type]
+    jagcodec.open_wire(None)  # type: ignore[arg-type]
+    jagcodec.open_wire(lambda offset: blob[offset:])  # type: ignore[arg-type, misc]
+    jagcodec.open_wire(columns)  # type: ignore[arg-type]
+    jagcodec.load(b"")  # type: ignore[arg-type]
+    jagcodec.load(3)  # type: ignore[arg-type]
+    jagcodec.dump("batch.jag", columns)  # type: ignore[arg-type]
+
+
+def options_are_spelled_out(blob: bytearray) -> None:
+    jagcodec.encode(columns, narrow=True, elide=True, groups=["a", "a", "b"], compress="zstd")
+    jagcodec.encode(columns, compress=jagcodec.Compression("lz4"), groups=torch.arange(3))
+    jagcodec.encode_into(columns, blob, narrow={"ids": True}, meta={"step": 3})
+    jagcodec.decode(blob, copy=True, device="cpu", limits=jagcodec.Limits())
+
+    jagcodec.encode(columns, narow=True)  # type: ignore[call-arg]
+    jagcodec.encode(columns, compress="gzip")  # type: ignore[arg-type]
+    jagcodec.encode(columns, compress=True)  # type: ignore[arg-type]
+    jagcodec.encode(columns, groups=3)  # type: ignore[arg-type]
+    jagcodec.encode_into(columns, blob, narow=True)  # type: ignore[call-arg]
+    jagcodec.encode_into(columns, blob, checksum="yes")  # type: ignore[arg-type]
+    jagcodec.encoded_size(columns, elided=True)  # type: ignore[call-arg]
+    jagcodec.dump(columns, "batch.jag", compression="zstd")  # type: ignore[call-arg]
+    jagcodec.MsgpackEncoder(compress="gzip")  # type: ignore[arg-type]
+    jagcodec.decode(blob, cpy=True)  # type: ignore[call-arg]
+    jagcodec.decode(blob, limits=1 << 30)  # type: ignore[arg-type]
+
+
+def results_depend_on_what_is_asked_for(td: TensorDict, frames: list[Frame]) -> None:
+    lengths = [3, 4, 3]
+    assert_type(jagcodec.encode_fields(columns, lengths=lengths), list[Frame])
+    assert_type(jagcodec.encode_fields(columns, lengths=lengths, out=bytearray(500)), int)
+    assert_type(jagcodec.encode_rows([{"ids": [1]}]), list[Frame])
+    assert_type(jagcodec.encode_rows([{"ids": [1]}], out=bytearray(500)), int)
+    assert_type(jagcodec.materialize(td), jagcodec.BatchedDataDict)
+    assert_type(jagcodec.materialize(frames), jagcodec.BatchedDataDict)
+    jagcodec.materialize([jagcodec.open_wire(frames), jagcodec.open_wire(frames)])
+    jagcodec.materialize([frames, frames], out=bytearray(500))
+    assert_type(jagcodec.materialize(td, container=tuple[str, ...]), tuple[str, ...])
+    assert_type(jagcodec.to_rows(columns), list[dict[str, Any]])
+    assert_type(jagcodec.to_rows(columns, ["ids"], as_="list"), list[dict[str, Any]])
+    assert_type(jagcodec.to_rows(columns, "ids"), list[Any])
+    assert_type(jagcodec.select_rows(jagcodec.open_wire(frames), [0]), WireBatch)
+    assert_type(jagcodec.unpack_token_lists(torch.ones(1), torch.ones(1)), torch.Tensor)
+
+    jagcodec.materialize(td, layout="nested")  # type: ignore[call-overload]
+    jagcodec.materialize(td, padding_side="middle")  # type: ignore[call-overload]
+    jagcodec.materialize(td, out=b"read-only")  # type: ignore[call-overload]
+    jagcodec.to_rows(columns, as_="arrays")  # type: ignore[call-overload]
+    jagcodec.to_rows(columns, 3)  # type: ignore[call-overload]
