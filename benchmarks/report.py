@@ -1,7 +1,8 @@
-"""The tables of README.md and docs/performance.md, written from the JSON of a run.
+"""The tables of README.md and of pages in docs/, written from the JSON of a run.
 
 ``python -m benchmarks.report [JSON]``: whatever stands between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand.
+``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand. The picture of the README is
+drawn from it too.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "docs" / "measured" / "bench.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "performance.md",
+    ROOT / "docs" / "comparison.md",
+)
+PICTURE = ROOT / "docs" / "pictures" / "saving.svg"
 
-_SHOWN = ("64x512", "gsm8k:512", "512x1536", "1024x8192", "16384x512")  # in the README
+FIRST = "gsm8k:512"  # of real lengths: the batch of the README
+_SHOWN = ("64x512", FIRST, "512x1536", "1024x8192", "16384x512")
 _MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -27,6 +34,7 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
     shown = [trip for trip in trips if trip["case"] in _SHOWN]
     made = {
         "machine": _machine(report),
+        "figures": _figures(trip_of(report, FIRST)),
         "short": _short(shown),
         "trips": _trips(trips),
         "first": _first(trips),
@@ -50,8 +58,23 @@ def rewritten(page: str, made: Mapping[str, str]) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
 
 
+def trip_of(report: Mapping[str, Any], case: str) -> Mapping[str, Any]:
+    """What was measured of one batch.
+
+    Raises:
+        KeyError: The run left it out.
+    """
+    trips = {trip["case"]: trip for trip in report["trips"] if "skipped" not in trip}
+    found: Mapping[str, Any] = trips[case]
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
-    made = tables(json.loads(Path(arguments[0] if arguments else RECORD).read_text()))
+    from benchmarks.saving import picture
+
+    report = json.loads(Path(arguments[0] if arguments else RECORD).read_text())
+    made = tables(report)
+    PICTURE.write_text(picture(report))
     for path in PAGES:
         path.write_text(rewritten(path.read_text(), made))
         print(f"written: {path}")
@@ -70,6 +93,30 @@ def _machine(report: Mapping[str, Any]) -> str:
         f"{machine['transparent_huge_pages']}, row kernel {machine['row_kernel']}, load at the "
         f"start {machine['load']}; {machine['system']}, Python {machine['python']}; "
         f"{packages}."
+    )
+
+
+def _figures(trip: Mapping[str, Any]) -> str:
+    """Three figures of one batch: jagcodec, what it replaces, and how many times that is."""
+    fused, rows = trip["sides"]["fused"], trip["sides"]["rows"]
+    frames = rows["frames"] / fused["frames"]
+    padded, sent = trip["padded_bytes"], fused["wire_bytes"]
+    return _table(
+        (f"{trip['rows']} GSM8K rows, {trip['fill']:.1%} tokens", "jagcodec", "instead of", ""),
+        [
+            [
+                *("bytes sent", f"{sent / 1e6:.2f} MB", f"{padded / 1e6:.2f} MB, padded"),
+                f"{1 - sent / padded:.1%} less",
+            ],
+            [
+                *("pack, copy and pad again", _side(trip, "fused")),
+                *(f"{_side(trip, 'rows')}, row by row", _times(trip, "rows/fused")),
+            ],
+            [
+                *("frames of the message", str(fused["frames"])),
+                *(f"{rows['frames']:,}, row by row", f"{frames:.0f} times fewer"),
+            ],
+        ],
     )
 
 
