@@ -1,8 +1,8 @@
 """The tables of README.md and of pages in docs/, written from the JSON of a run.
 
 ``python -m benchmarks.report [JSON]``: whatever stands between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand. The picture of the README is
-drawn from it too.
+``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand. The picture
+of the README is drawn from it too.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ PAGES = (
 PICTURE = ROOT / "docs" / "pictures" / "saving.svg"
 
 FIRST = "gsm8k:512"  # of real lengths: the batch of the README
-_SHOWN = ("64x512", FIRST, "512x1536", "1024x8192", "16384x512")
+_COMPARED = ("64x512", FIRST, "512x1536", "512x1536@1")  # the last of them has no padding
 _MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def tables(report: Mapping[str, Any]) -> dict[str, str]:
     """Name of a table to its Markdown."""
     trips = [trip for trip in report["trips"] if "skipped" not in trip]
-    shown = [trip for trip in trips if trip["case"] in _SHOWN]
     made = {
         "machine": _machine(report),
-        "figures": _figures(trip_of(report, FIRST)),
-        "short": _short(shown),
+        "figures": _figures([trip for trip in trips if trip["case"] == FIRST]),
+        "peers": _peers([trip for trip in trips if trip["case"] in _COMPARED]),
         "trips": _trips(trips),
         "first": _first(trips),
         "steps": _steps([trip for trip in trips if trip["case"] == "512x1536"]),
@@ -96,47 +95,38 @@ def _machine(report: Mapping[str, Any]) -> str:
     )
 
 
-def _figures(trip: Mapping[str, Any]) -> str:
-    """Three figures of one batch: jagcodec, what it replaces, and how many times that is."""
+def _figures(trips: Sequence[Mapping[str, Any]]) -> str:
+    """Three figures of one batch: jagcodec, what it replaces, and how they compare."""
+    if not trips:
+        return ""
+    (trip,) = trips
     fused, rows = trip["sides"]["fused"], trip["sides"]["rows"]
-    frames = rows["frames"] / fused["frames"]
     padded, sent = trip["padded_bytes"], fused["wire_bytes"]
+    saved, fewer = f"{1 - sent / padded:.1%} less", f"{rows['frames'] / fused['frames']:.0f} times"
+    ours, theirs = _side(trip, "fused"), _side(trip, "rows")
     return _table(
-        (f"{trip['rows']} GSM8K rows, {trip['fill']:.1%} tokens", "jagcodec", "instead of", ""),
+        (f"{trip['rows']} GSM8K rows, {trip['fill']:.1%} full", "jagcodec", "instead of", ""),
         [
-            [
-                *("bytes sent", f"{sent / 1e6:.2f} MB", f"{padded / 1e6:.2f} MB, padded"),
-                f"{1 - sent / padded:.1%} less",
-            ],
-            [
-                *("pack, copy and pad again", _side(trip, "fused")),
-                *(f"{_side(trip, 'rows')}, row by row", _times(trip, "rows/fused")),
-            ],
-            [
-                *("frames of the message", str(fused["frames"])),
-                *(f"{rows['frames']:,}, row by row", f"{frames:.0f} times fewer"),
-            ],
+            ["bytes sent", f"{sent / 1e6:.2f} MB", f"{padded / 1e6:.2f} MB, padded", saved],
+            ["pack, copy, pad", ours, f"{theirs}, row by row", _times(trip, "rows/fused")],
+            ["frames", f"{fused['frames']}", f"{rows['frames']:,}, row by row", f"{fewer} fewer"],
         ],
     )
 
 
-def _short(trips: Sequence[Mapping[str, Any]]) -> str:
-    head = [
-        *("rows x width", "full", "jagcodec", "buffers reused", "step by step", "per-row loop"),
-        *("jagcodec against it", "padded pickle 5", "out of band", "padded safetensors", "frames"),
-    ]
-    rows = [
-        [
-            _shape(trip),
-            f"{trip['fill']:.1%}",
-            *(_side(trip, name) for name in ("fused", "reused", "composed", "rows")),
-            _times(trip, "rows/fused"),
-            *(_side(trip, name) for name in ("pickle", "pickle_oob", "safetensors")),
-            _frames(trip),
-        ]
-        for trip in trips
-    ]
-    return _table(head, rows)
+def _peers(trips: Sequence[Mapping[str, Any]]) -> str:
+    """Megabytes sent and milliseconds, one line for each way to send a batch."""
+    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+    rows = []
+    for name in names:
+        cells = [f"`{name}`"]
+        for trip in trips:
+            side = trip["sides"].get(name)
+            cells.append("" if side is None else f"{side['wire_bytes'] / 1e6:.2f}")
+            cells.append(_side(trip, name))
+        rows.append(cells)
+    shapes = [f"{_shape(trip)}, {trip['fill']:.1%} full" for trip in trips]
+    return _table(("way", *(head for shape in shapes for head in (f"{shape}: MB", "time"))), rows)
 
 
 def _trips(trips: Sequence[Mapping[str, Any]]) -> str:
@@ -262,12 +252,6 @@ def _side(trip: Mapping[str, Any], name: str) -> str:
 
 def _times(trip: Mapping[str, Any], name: str) -> str:
     return f"{trip['ratios'][name]:.1f}x as fast" if name in trip["ratios"] else ""
-
-
-def _frames(trip: Mapping[str, Any]) -> str:
-    if not {"fused", "rows"} <= set(trip["sides"]):
-        return ""
-    return f"{trip['sides']['fused']['frames']}, not {trip['sides']['rows']['frames']:,}"
 
 
 def _ms(ms: float) -> str:

@@ -1,4 +1,4 @@
-"""What griffe reads of the docstrings: their `Example:` is its section of examples, which it calls `Examples:`."""
+"""What griffe reads of docstrings: their `Example:` is the section that it calls `Examples:`."""
 
 from __future__ import annotations
 
@@ -14,4 +14,6 @@ class ExampleSections(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Every module, class, function and attribute comes by here."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
+            obj.docstring.value = re.sub(
+                r"^Example:$", "Examples:", obj.docstring.value, flags=re.M
+            )

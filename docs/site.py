@@ -1,7 +1,8 @@
-"""What mkdocs cannot say of the site: pages that lie beside docs/, and links to files that are no pages.
+"""What mkdocs cannot say of the site: pages that lie beside docs/, and links to other files.
 
-The README, SECURITY.md, CONTRIBUTING.md and CHANGELOG.md are read in the repository and on the site. Their
-links, and those of docs/ to them, are right where the files lie; here they become those of the site.
+The README, SECURITY.md, CONTRIBUTING.md and CHANGELOG.md are read in the repository and on the
+site. Their links, and those of docs/ to them, are right where the files lie; here they become those
+of the site.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import posixpath
 import re
 from pathlib import Path
 from typing import Any
-
-from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -26,6 +25,8 @@ _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)")
 
 def on_files(files: Any, config: Any) -> Any:
     """The pages that lie beside docs/."""
+    from mkdocs.structure.files import File  # which the tests, who read PAGES, lack
+
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     return files
@@ -44,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def _on_site(target: str, here: str, repository: str) -> str:
-    """Where a file of the repository is for a page of the site; of one that is no page, its address."""
+    """Where a page of the site finds a file: on the site, or else in the repository."""
     page = PAGES.get(target)
     if page is None and target.startswith("docs/") and (ROOT / target).is_file():
         page = target.removeprefix("docs/")
