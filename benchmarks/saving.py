@@ -27,12 +27,12 @@ def picture(report: Mapping[str, Any]) -> str:
     left = rows + GAP
     sent = trip["sides"]["fused"]["wire_bytes"] / 1e6
     padded = trip["padded_bytes"] / 1e6
-    height = bottom + 4
+    across, height = left + packed + 12, bottom + 4
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + packed} {height}" '
-            f'width="{left + packed}" height="{height}" role="img">',
-            "<style>text{font:16px sans-serif;fill:#666}</style>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {height}" '
+            f'width="{across}" height="{height}" role="img">',
+            "<style>text{font:19px sans-serif;fill:#666}</style>",
             f'<text x="0" y="18">{rows} rows, padded to the longest: {padded:.2f} MB</text>',
             f'<rect x="0" y="{TOP}" width="{rows}" height="{bottom - TOP}" fill="{PADDING}"/>',
             f'<path d="M0 {bottom}{bars}V{bottom}z" fill="{TOKENS}"/>',

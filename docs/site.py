@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[2]))
-        return found[1] + _on_site(target, here, config["repo_url"])
+        return found[1] + _on_site(target, here, config["extra"]["repository"])
 
     return _LINK.sub(link, markdown)
 
