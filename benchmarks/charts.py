@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-from benchmarks.shapes import DESIGN, REAL_FILL, Case
+from benchmarks.shapes import DESIGN, LARGE, SMALL, Case
+
+SHOWN = (SMALL, Case("gsm8k", 512), DESIGN, LARGE, Case.parse(f"{DESIGN}@1"))
 
 LABELS = {
     "fused": "jagcodec",
@@ -27,31 +29,34 @@ LABELS = {
     "arrow": "Arrow IPC",
     "floor": "floor",
 }
-_STYLES: dict[str, dict[str, Any]] = {
-    "fused": {"color": "#0b5fa5", "linewidth": 2.6, "marker": "o"},
-    "reused": {"color": "#0b5fa5", "linewidth": 1.6, "linestyle": "--", "marker": "o"},
-    "composed": {"color": "#5aa9e6", "linewidth": 1.6, "marker": "o"},
-    "rows": {"color": "#c0392b", "linewidth": 2.2, "marker": "s"},
-    "pickle": {"color": "#7f8c8d", "marker": "^"},
-    "pickle_oob": {"color": "#7f8c8d", "marker": "^", "linestyle": "--"},
-    "torch_save": {"color": "#b7950b", "marker": "v"},
-    "safetensors": {"color": "#8e44ad", "marker": "D"},
-    "tensordict": {"color": "#d68910", "marker": "<"},
-    "arrow": {"color": "#1e8449", "marker": ">"},
-    "floor": {"color": "black", "linestyle": ":", "marker": "."},
+_COLOURS = {
+    "fused": "#0b5fa5",
+    "reused": "#3b86c7",
+    "composed": "#8fc1ea",
+    "rows": "#c0392b",
+    "pickle": "#7f8c8d",
+    "pickle_oob": "#b4bcbd",
+    "torch_save": "#b7950b",
+    "safetensors": "#8e44ad",
+    "tensordict": "#d68910",
+    "arrow": "#1e8449",
+    "floor": "black",
 }
 
 
 def draw(report: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Time against tokens, wire bytes against fill, bandwidth as a share of memcpy."""
+    """Time and bandwidth, a group of bars for each batch; wire bytes against fill.
+
+    Batches of other shapes are not points of one axis, so no line joins them.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     trips = [trip for trip in report["trips"] if "skipped" not in trip]
-    tailed = [trip for trip in trips if Case.parse(trip["case"]).fill == REAL_FILL]
+    shown = [trip for trip in trips if Case.parse(trip["case"]) in SHOWN]
     note = f"{report['machine']['cpu']}, {report['machine']['cpus']} cores"
     charts = {
-        "time": _time(tailed, note),
+        "time": _time(shown, note),
         "bytes": _bytes([t for t in trips if (t["rows"], t["width"]) == _shape(DESIGN)]),
-        "bandwidth": _bandwidth(tailed, note),
+        "bandwidth": _bandwidth(shown, note),
     }
     paths = []
     for name, figure in charts.items():
@@ -67,11 +72,12 @@ def _shape(case: Case) -> tuple[int, int]:
 
 
 def _time(trips: list[Mapping[str, Any]], note: str) -> Any:
-    figure, axes = _axes("The whole trip", "tokens in the batch", f"milliseconds ({note})")
-    for name in _sides(trips):
-        points = sorted((t["tokens"], t["sides"][name]["ms"]) for t in trips if name in t["sides"])
-        axes.plot(*zip(*points, strict=True), label=LABELS[name], markersize=4, **_STYLES[name])
-    axes.set(xscale="log", yscale="log")
+    if not trips:
+        return None
+    figure, axes = _axes("The whole trip, less is better", "", f"milliseconds ({note})")
+    names = _sides(trips)
+    _bars(axes, trips, names, lambda trip, name: trip["sides"][name]["ms"])
+    axes.set(yscale="log")
     return _finished(figure, axes)
 
 
@@ -85,7 +91,9 @@ def _bytes(trips: list[Mapping[str, Any]]) -> Any:
             (t["fill"], t["sides"][name]["wire_bytes"] / 1e6) for t in trips if name in t["sides"]
         )
         if points:
-            axes.plot(*zip(*points, strict=True), label=LABELS[name], **_STYLES[name])
+            axes.plot(
+                *zip(*points, strict=True), label=LABELS[name], color=_COLOURS[name], marker="o"
+            )
     axes.set(xlim=(0, 1.02), ylim=(0, None))
     return _finished(figure, axes)
 
@@ -94,18 +102,34 @@ def _bandwidth(trips: list[Mapping[str, Any]], note: str) -> Any:
     trips = [trip for trip in trips if "floor" in trip["sides"]]
     if not trips:
         return None
-    title = "Bandwidth of the whole trip as a share of memcpy"
-    figure, axes = _axes(title, "tokens in the batch", f"share of the floor's speed ({note})")
-    for name in _sides(trips):
-        if name == "floor":
-            continue
-        points = sorted(
-            (t["tokens"], 1 / t["ratios"][f"{name}/floor"]) for t in trips if name in t["sides"]
-        )
-        axes.plot(*zip(*points, strict=True), label=LABELS[name], markersize=4, **_STYLES[name])
+    title = "Speed of the whole trip beside memcpy of its tokens, more is better"
+    figure, axes = _axes(title, "", f"share of the floor's speed ({note})")
+    names = [name for name in _sides(trips) if name != "floor"]
+    _bars(axes, trips, names, lambda trip, name: 1 / trip["ratios"][f"{name}/floor"])
     axes.axhline(1, color="black", linestyle=":", linewidth=1)
-    axes.set(xscale="log", ylim=(0, None))
     return _finished(figure, axes)
+
+
+def _bars(
+    axes: Any,
+    trips: list[Mapping[str, Any]],
+    names: list[str],
+    height: Callable[[Mapping[str, Any], str], float],
+) -> None:
+    """A group for each batch, and in it a bar for each way to send it."""
+    width = 0.84 / len(names)
+    for i, name in enumerate(names):
+        at = [j for j, trip in enumerate(trips) if name in trip["sides"]]
+        places = [j + (i - (len(names) - 1) / 2) * width for j in at]
+        heights = [height(trips[j], name) for j in at]
+        axes.bar(places, heights, width, label=LABELS[name], color=_COLOURS[name])
+    axes.set_xticks(range(len(trips)), [_label(trip) for trip in trips])
+    axes.grid(visible=False, axis="x")
+
+
+def _label(trip: Mapping[str, Any]) -> str:
+    source = "GSM8K, " if trip["source"] == "gsm8k" else ""
+    return f"{trip['rows']} x {trip['width']}\n{source}{trip['fill']:.0%} full"
 
 
 def _sides(trips: list[Mapping[str, Any]]) -> list[str]:

@@ -1,7 +1,8 @@
-"""The tables of README.md and docs/performance.md, written from the JSON of a run.
+"""The tables of README.md and of pages in docs/, written from the JSON of a run.
 
 ``python -m benchmarks.report [JSON]``: whatever stands between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand.
+``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand. The picture
+of the README is drawn from it too.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "docs" / "measured" / "bench.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "performance.md",
+    ROOT / "docs" / "comparison.md",
+)
+PICTURE = ROOT / "docs" / "pictures" / "saving.svg"
 
-_SHOWN = ("64x512", "gsm8k:512", "512x1536", "1024x8192", "16384x512")  # in the README
+FIRST = "gsm8k:512"  # of real lengths: the batch of the README
+_COMPARED = ("64x512", FIRST, "512x1536", "512x1536@1")  # the last of them has no padding
 _MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def tables(report: Mapping[str, Any]) -> dict[str, str]:
     """Name of a table to its Markdown."""
     trips = [trip for trip in report["trips"] if "skipped" not in trip]
-    shown = [trip for trip in trips if trip["case"] in _SHOWN]
     made = {
         "machine": _machine(report),
-        "short": _short(shown),
+        "figures": _figures([trip for trip in trips if trip["case"] == FIRST]),
+        "peers": _peers([trip for trip in trips if trip["case"] in _COMPARED]),
         "trips": _trips(trips),
         "first": _first(trips),
         "steps": _steps([trip for trip in trips if trip["case"] == "512x1536"]),
@@ -50,8 +57,23 @@ def rewritten(page: str, made: Mapping[str, str]) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
 
 
+def trip_of(report: Mapping[str, Any], case: str) -> Mapping[str, Any]:
+    """What was measured of one batch.
+
+    Raises:
+        KeyError: The run left it out.
+    """
+    trips = {trip["case"]: trip for trip in report["trips"] if "skipped" not in trip}
+    found: Mapping[str, Any] = trips[case]
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
-    made = tables(json.loads(Path(arguments[0] if arguments else RECORD).read_text()))
+    from benchmarks.saving import picture
+
+    report = json.loads(Path(arguments[0] if arguments else RECORD).read_text())
+    made = tables(report)
+    PICTURE.write_text(picture(report))
     for path in PAGES:
         path.write_text(rewritten(path.read_text(), made))
         print(f"written: {path}")
@@ -73,23 +95,38 @@ def _machine(report: Mapping[str, Any]) -> str:
     )
 
 
-def _short(trips: Sequence[Mapping[str, Any]]) -> str:
-    head = [
-        *("rows x width", "full", "jagcodec", "buffers reused", "step by step", "per-row loop"),
-        *("jagcodec against it", "padded pickle 5", "out of band", "padded safetensors", "frames"),
-    ]
-    rows = [
+def _figures(trips: Sequence[Mapping[str, Any]]) -> str:
+    """Three figures of one batch: jagcodec, what it replaces, and how they compare."""
+    if not trips:
+        return ""
+    (trip,) = trips
+    fused, rows = trip["sides"]["fused"], trip["sides"]["rows"]
+    padded, sent = trip["padded_bytes"], fused["wire_bytes"]
+    saved, fewer = f"{1 - sent / padded:.1%} less", f"{rows['frames'] / fused['frames']:.0f} times"
+    ours, theirs = _side(trip, "fused"), _side(trip, "rows")
+    return _table(
+        (f"{trip['rows']} GSM8K rows, {trip['fill']:.1%} full", "jagcodec", "instead of", ""),
         [
-            _shape(trip),
-            f"{trip['fill']:.1%}",
-            *(_side(trip, name) for name in ("fused", "reused", "composed", "rows")),
-            _times(trip, "rows/fused"),
-            *(_side(trip, name) for name in ("pickle", "pickle_oob", "safetensors")),
-            _frames(trip),
-        ]
-        for trip in trips
-    ]
-    return _table(head, rows)
+            ["bytes sent", f"{sent / 1e6:.2f} MB", f"{padded / 1e6:.2f} MB, padded", saved],
+            ["pack, copy, pad", ours, f"{theirs}, row by row", _times(trip, "rows/fused")],
+            ["frames", f"{fused['frames']}", f"{rows['frames']:,}, row by row", f"{fewer} fewer"],
+        ],
+    )
+
+
+def _peers(trips: Sequence[Mapping[str, Any]]) -> str:
+    """Megabytes sent and milliseconds, one line for each way to send a batch."""
+    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+    rows = []
+    for name in names:
+        cells = [f"`{name}`"]
+        for trip in trips:
+            side = trip["sides"].get(name)
+            cells.append("" if side is None else f"{side['wire_bytes'] / 1e6:.2f}")
+            cells.append(_side(trip, name))
+        rows.append(cells)
+    shapes = [f"{_shape(trip)}, {trip['fill']:.1%} full" for trip in trips]
+    return _table(("way", *(head for shape in shapes for head in (f"{shape}: MB", "time"))), rows)
 
 
 def _trips(trips: Sequence[Mapping[str, Any]]) -> str:
@@ -215,12 +252,6 @@ def _side(trip: Mapping[str, Any], name: str) -> str:
 
 def _times(trip: Mapping[str, Any], name: str) -> str:
     return f"{trip['ratios'][name]:.1f}x as fast" if name in trip["ratios"] else ""
-
-
-def _frames(trip: Mapping[str, Any]) -> str:
-    if not {"fused", "rows"} <= set(trip["sides"]):
-        return ""
-    return f"{trip['sides']['fused']['frames']}, not {trip['sides']['rows']['frames']:,}"
 
 
 def _ms(ms: float) -> str:

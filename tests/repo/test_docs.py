@@ -16,12 +16,13 @@ from benchmarks.shapes import make_batch as make_case
 from examples.grpo_demo.batch import PER_TOKEN, make_batch
 from jagcodec import padding_tax, stack_or_nest
 from jagcodec.data import rollout_table
+from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
 from tests.helpers import ROOT
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -47,11 +48,42 @@ def test_links_and_files_exist(path):
         assert (ROOT / target).exists(), target
 
 
-def test_readme_lists_the_front_door():
-    table = re.search(r"## Functions\n(.*?)\n## ", page("README.md"), re.S).group(1)
-    listed = {name for row in re.findall(r"^\| (.+?) \|", table, re.M) for name in words(row)}
-    public = {n for n in jagcodec.__all__ if n != "__version__"}
-    assert listed == public
+PUBLIC = sorted(set(jagcodec.__all__) - {"__version__"})
+
+
+def test_the_overview_lists_the_front_door():
+    tables, mark, _ = page("docs/functions.md").partition("\n## Integrations\n")
+    assert mark
+    listed = {name for row in re.findall(r"^\| (.+?) \|", tables, re.M) for name in words(row)}
+    assert listed == set(PUBLIC)
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = "".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
+    assert sorted(re.findall(r"^::: jagcodec\.(\w+)$", pages, re.M)) == sorted([*PUBLIC, "testing"])
+
+
+def test_the_reference_has_every_integration_once():
+    named = re.findall(
+        r"^::: jagcodec\.integrations\.(\w+)$", page("docs/api/integrations.md"), re.M
+    )
+    files = (ROOT / "src/jagcodec/integrations").glob("[!_]*.py")
+    assert sorted(named) == sorted(path.stem for path in files)
+
+
+def test_the_faq_has_every_reason_once():
+    """With a cause and a remedy."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", page("docs/faq.md"), re.M)
+    assert sorted(reason for reason, *_ in rows) == sorted(REASONS)
+
+
+def test_the_site_has_every_page():
+    """`make docs` says the same of pages, but it is not part of `make test`."""
+    nav = page("mkdocs.yml").partition("\nnav:\n")[2].partition("\n\n")[0]
+    named = re.findall(r"[\w./-]+\.md", nav)
+    beside = runpy.run_path(str(ROOT / "docs/site.py"))["PAGES"].values()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted([*pages, *beside])
 
 
 def words(row):
@@ -183,8 +215,8 @@ def test_readme_measures_what_it_shows():
         assert f" = {step}(" in example
 
 
-def test_readme_shows_what_the_demo_prints():
-    """The sizes of the table in the README are those of the demo's second batch."""
+def test_start_shows_what_the_demo_prints():
+    """The sizes of the table of the start page are those of the demo's second batch."""
     batch = make_batch(rollout_table(), 1, 512)
     fields = {
         name: column if column.dtype == object else torch.from_numpy(column)
@@ -193,7 +225,7 @@ def test_readme_shows_what_the_demo_prints():
     lengths = torch.from_numpy(batch.columns["input_lengths"])
     tax = padding_tax(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
     table = "\n".join(line.rstrip() for line in str(tax).splitlines())
-    assert table in page("README.md")
+    assert table in page("docs/start.md")
 
 
 def test_pictures_show_what_the_code_returns():
@@ -204,6 +236,19 @@ def test_pictures_show_what_the_code_returns():
     for name, svg in drawn.items():
         assert page(f"docs/pictures/{name}") == svg
         assert f"(pictures/{name})" in page("docs/rows.md")
+
+
+def test_every_picture_is_shown_somewhere():
+    shown = {
+        (path.parent / target).resolve()
+        for path in PAGES
+        for target in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", path.read_text())
+    }
+    kept = [ROOT / "docs" / name for name in ("pictures", "measured")]
+    files = {
+        path for folder in kept for path in folder.iterdir() if path.suffix in (".svg", ".png")
+    }
+    assert shown == files
 
 
 @pytest.mark.parametrize(

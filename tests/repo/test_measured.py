@@ -1,11 +1,11 @@
-"""The tables of the docs are those that the report makes of the recorded run."""
+"""The tables and the picture of the docs are those that the report makes of the recorded run."""
 
 import json
 import re
 
 import pytest
 
-from benchmarks import bytes_page, pages, report
+from benchmarks import bytes_page, pages, report, saving
 
 RECORD = json.loads(report.RECORD.read_text())
 
@@ -14,6 +14,10 @@ RECORD = json.loads(report.RECORD.read_text())
 def test_no_figure_is_copied_by_hand(path):
     page = path.read_text()
     assert report.rewritten(page, report.tables(RECORD)) == page
+
+
+def test_the_picture_of_the_saving_is_that_of_the_record():
+    assert report.PICTURE.read_text() == saving.picture(RECORD)
 
 
 def test_every_table_is_shown_somewhere():
