@@ -105,6 +105,8 @@ def ways_of(columns: Columns, lengths: Sequence[int], width: int) -> list[Way]:
         head = pickle.dumps(arrays, protocol=5, buffer_callback=buffers.append)
         return [head, *(buffer.raw() for buffer in buffers)]
 
+    # What is unpickled here is what this process pickled a moment before, as what it is compared
+    # with does; nothing that was read from a file or another process comes here.
     ways = [
         Way("jagcodec", own, read_own),
         Way(
