@@ -67,11 +67,7 @@ def elided(columns: Sequence[Column], groups: IntArray | None) -> list[Parts | N
     search.each(search.ramp)
     search.each(search.end_to_end)
     search.each(lambda i: search.rows(i, groups))
-    made = map(search.parts_of, range(len(columns)))
-    return [
-        None if parts[0].cells is column.cells and parts[0].form == PartForm.IN_ORDER else parts
-        for column, parts in zip(columns, made, strict=False)
-    ]
+    return [search.parts_of(i) for i in range(len(columns))]
 
 
 class _Search:
@@ -104,15 +100,18 @@ class _Search:
                 self.found[i] = look(i)
             i += 1
 
-    def parts_of(self, i: int) -> Parts:
-        """The parts of a column; one in order if nothing, or too much, was found."""
-        found, (cells, _, splits, _) = self.found[i], self.columns[i]
-        if isinstance(found, list):
+    def parts_of(self, i: int) -> Parts | None:
+        """The parts of a column; None if nothing, or too much, was found."""
+        found = self.found[i]
+        if found is None or isinstance(found, list):
             return found
-        parts = [part for other in found or () for part in self.parts_of(other)]
-        if 0 < len(parts) <= MOST_PARTS:
-            return parts
-        return [FoundPart(PartForm.IN_ORDER, splits, cells, splits.total)]
+        parts = [part for k in found for part in self.parts_of(k) or [self._in_order(k)]]
+        return parts if len(parts) <= MOST_PARTS else None
+
+    def _in_order(self, i: int) -> FoundPart:
+        """All of a column, as it is."""
+        cells, _, splits, _ = self.columns[i]
+        return FoundPart(PartForm.IN_ORDER, splits, cells, splits.total)
 
     # What it costs
 
@@ -129,6 +128,13 @@ class _Search:
         if width is None:
             width = self._widths[column.cells] = narrow_bits(data, dtype)
         return cells * width // 8 > cost
+
+    def _looked_at(self, splits: RowSplits) -> Looked:
+        """The rows of a column that are looked at first."""
+        looked = self._looked.get(id(splits))
+        if looked is None:
+            looked = self._looked[id(splits)] = looked_at(splits)
+        return looked
 
     def _most(self, cells: Cells, index: IntArray | None) -> int:
         """Bytes that cells and an index take at most."""
@@ -181,15 +187,14 @@ class _Search:
         if dense or name not in INTEGER_DTYPES or name == "bool" or size != _ITEMSIZES[name]:
             return None
         numbers = words(cells.data, size)
+        looked = self._looked_at(splits)
+        steps = numbers[looked.second] - numbers[looked.first]
+        if splits.min < 2:
+            steps = steps[looked.second > looked.first]
+        step = steps[0] if len(steps) else 0
+        if not step or np.count_nonzero(steps != step):
+            return None
         starts, lengths = splits.starts, splits.lengths
-        long = np.flatnonzero(lengths > 1)
-        if not len(long):
-            return None
-        few = starts[long[:: -(-len(long) // 4)]]
-        steps = numbers[few + 1] - numbers[few]
-        step = steps[0]
-        if not step or (steps != step).any():
-            return None
         other = numbers[1:] - numbers[:-1] != step
         # Between rows there may be any step.
         between = starts[(lengths > 0) & (starts > 0)] - 1
@@ -286,10 +291,7 @@ class _Search:
         if groups is not None and len(groups) == splits.rows:
             found = beginnings_of_groups(column, groups)
         else:
-            looked = self._looked.get(id(splits))
-            if looked is None:
-                looked = self._looked[id(splits)] = looked_at(splits)
-            made = beginnings(column, looked)
+            made = beginnings(column, self._looked_at(splits))
             if made is None:
                 return None
             found = made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -71,19 +72,27 @@ def looked_at(splits: RowSplits, *, all_rows: bool = False) -> Looked:
     """The rows that are looked at first, the same ones each time."""
     rows: slice | IntArray = slice(None)
     if not all_rows and splits.rows > _FEW_ROWS:
-        # Neighbours, as repeats often are, from places all over. If rows are in no order, but each
-        # is there twice, the square of how many are looked at over all rows says how many pairs
-        # are found: about four.
-        blocks = math.isqrt(splits.rows // 2)
-        places = np.arange(blocks)
-        # Each in the first half of a share of its own, so that no row is looked at twice.
-        first = ((places + places * _GOLDEN % 1 / 2) * (splits.rows / blocks)).astype(np.int64)
-        rows = (first[:, None] + np.arange(4)).reshape(-1)
+        rows = _few_of(splits.rows)
     first, lengths = splits.starts[rows], splits.lengths[rows]
     if splits.min > 1:
         return Looked(rows, first, first + 1)
     last = splits.total - 1  # where there may be empty rows at the end
     return Looked(rows, np.minimum(first, last), np.minimum(first + (lengths > 1), last))
+
+
+@lru_cache(8)
+def _few_of(rows: int) -> IntArray:
+    """Neighbours, as repeats often are, from places all over many rows.
+
+    If rows are in no order, but each is there twice, the square of how many are looked at over all
+    rows says how many pairs are found: about four.
+    """
+    blocks = math.isqrt(rows // 2)
+    places = np.arange(blocks)
+    # Each in the first half of a share of its own, so that no row is looked at twice.
+    first = ((places + places * _GOLDEN % 1 / 2) * (rows / blocks)).astype(np.int64)
+    few: IntArray = (first[:, None] + np.arange(4)).reshape(-1)
+    return few
 
 
 def beginnings(column: Column, looked: Looked) -> Beginnings | None:
