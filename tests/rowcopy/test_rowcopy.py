@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from jagcodec import (
 from jagcodec.rowcopy import numpy_kernel, torch_ops
 
 try:
-    from jagcodec.rowcopy import _kernel as compiled
+    compiled: Any = importlib.import_module("jagcodec.rowcopy._kernel")
 except ImportError:
     compiled = None
 needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
@@ -296,6 +297,7 @@ def test_gradients_flow_through_every_backend(backend):
     padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits)
     assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
     padded.sum().backward()
+    assert cells.grad is not None
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
 
@@ -639,7 +641,7 @@ BAD_COPIES = {
     "negative cell": {"cell": -4},
     "huge cell": {"cell": HUGE},
     "read-only dst": {"dst": bytes(12)},
-    "read-only array": {"dst": memoryview(np.zeros(12, np.uint8)).toreadonly()},
+    "read-only array": {"dst": np.zeros(12, np.uint8).data.toreadonly()},
     "strided dst": {"dst": np.zeros(24, np.uint8)[::2]},
     "strided src": {"src": np.zeros(40, np.uint8)[::2]},
     "overlap": {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]},
@@ -916,7 +918,7 @@ def test_many_threads_copy_at_once(backend):
     cells = torch.arange(1_000_000)
     starts, lengths = ints([200_000, 0, 7]), ints([800_000, 400_000, 1])
     expected = torch.cat([cells[200_000:], cells[:400_000], cells[7:8]])
-    results = [None] * 4
+    results: list[Any] = [None] * 4
 
     def work(i):
         results[i] = rowcopy.gather(cells, starts, lengths)
@@ -935,6 +937,8 @@ def test_many_threads_copy_at_once(backend):
 def freshly_imported():
     """The package's own module run once more, as in a new process, beside the one in use."""
     spec = importlib.util.spec_from_file_location("fresh_rowcopy", rowcopy.__file__)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -957,7 +961,7 @@ def test_a_backend_is_chosen_and_put_back():
 def test_an_unknown_backend_is_refused(monkeypatch):
     former = rowcopy.backend()
     with pytest.raises(ArgumentError, match=r"use_backend\(name\): .* found 'fortran'"):
-        rowcopy.use_backend("fortran")
+        rowcopy.use_backend("fortran")  # type: ignore[arg-type]
     assert rowcopy.backend() == former
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "fortran")
     with pytest.raises(ArgumentError, match=r"JAGCODEC_ROWCOPY: expected one of .* 'fortran'"):

@@ -31,6 +31,7 @@ from jagcodec.testing import assert_same, jagged_batches
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.spec import Kind
+from jagcodec.wire.table import Table
 from tests.helpers import receive
 from tests.wire.forge import (
     Part,
@@ -310,9 +311,7 @@ def fresh_tables():
     """Tables of schemas that nothing is in yet, in place of the process's own."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (schemas, headers):
-            patch.setattr(
-                module, "_schemas", schemas.Table(schemas.MOST_SCHEMAS, schemas.MOST_BYTES)
-            )
+            patch.setattr(module, "_schemas", Table(schemas.MOST_SCHEMAS, schemas.MOST_BYTES))
         yield schemas._schemas
 
 
