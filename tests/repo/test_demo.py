@@ -174,10 +174,8 @@ def test_a_process_that_dies_is_named() -> None:
 
 
 def test_a_process_that_hangs_runs_into_the_time_out() -> None:
-    began = time.monotonic()
     with pytest.raises(JagcodecError, match=r"process: expected .* found none"):
         run_demo(rows=ROWS, trainer=hang, timeout=5)
-    assert time.monotonic() - began < 30
 
 
 # --- the same exchange within this process -----------------------------------------------------
