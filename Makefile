@@ -16,26 +16,29 @@ demo: $(VENV)/.demo ## send a real batch between two processes, and check every 
 test: lint types ## lint, types and the test suite, but for clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
 
-# The suite but for what is slow on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
+# What looks at TensorDicts, on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
 OLDEST     = 0.10.0
 NEWEST     = $(shell sed -n 's/^tensordict==//p' constraints.txt)
 TENSORDICT ?= $(OLDEST)
 
-test-tensordict: $(VENV)/.tensordict-$(TENSORDICT) ## the suite on another tensordict: TENSORDICT=0.12.2
+test-tensordict: $(VENV)/.tensordict-$(TENSORDICT) ## what looks at TensorDicts on another one: TENSORDICT=0.12.2
 	PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT) \
-		$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
+		$(BIN)/python -m pytest -n 2 -m "not slow" tests/batch tests/pack tests/testing tests/wire src
 
-test-oldest: ## the suite on the oldest tensordict
+test-oldest: ## the same on the oldest tensordict
 	$(MAKE) test-tensordict TENSORDICT=$(OLDEST)
 
-test-matrix: ## the suite on three tensordicts
+test-matrix: ## the same on three tensordicts
 	for version in $(OLDEST) 0.12.2 $(NEWEST); do \
 		$(MAKE) test-tensordict TENSORDICT=$$version || exit 1; \
 	done
 
-# All integrations, those that start clusters too: in an environment of its own, in one process.
+# Integrations with what `make test` has not installed, clusters too: in an environment of its own, in
+# one process.
+RUN_BY_TEST = $(patsubst %,--ignore=tests/integrations/test_%.py,faults torch_distributed zmq)
+
 test-integrations: $(VENV)-integrations/.integrations ## integrations with their clusters
-	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/integrations $(RUN_BY_TEST) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and codespell
 	$(BIN)/ruff check .
