@@ -46,9 +46,9 @@ from jagcodec.ragged.non_tensor import (
     unbatched_of,
     unbatched_parts,
 )
+from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import (
-    Chosen,
     concat_sparse,
     lazy_stack_like,
     select_view,

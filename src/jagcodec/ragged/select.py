@@ -7,7 +7,7 @@ nothing here asks it to.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, take_rows
+from jagcodec.memory.tensor_bytes import as_words, from_words, take_rows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -43,11 +43,9 @@ from jagcodec.ragged.non_tensor import (
     unbatched_of,
     unbatched_parts,
 )
+from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, end_to_end
-
-Chosen: TypeAlias = "range | IntArray"
-"""Rows as `choose_rows` gives them: a range is contiguous, of step 1."""
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:

@@ -25,9 +25,6 @@ from jagcodec.wire.schema import stored_size
 from jagcodec.wire.spec import INTEGER_DTYPES, PART_NUMBERS, PARTS, PLAIN, PartForm
 from jagcodec.wire.stored_cells import MOST_RANGES, Place, cell_range
 
-Chosen: TypeAlias = slice | IntArray
-"""All rows, or which."""
-
 
 class Source(Protocol):
     """The open message that a column lies in.
@@ -152,7 +149,7 @@ def shares_objects(parts: list[Part]) -> bool:
 
 
 def _made(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int, chosen: Chosen
+    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int, chosen: slice | IntArray
 ) -> tuple[ByteArray, IntArray]:
     """Cells of a part, and where the chosen ones of its rows begin among them."""
     if part.form == PartForm.IN_ORDER:
