@@ -284,7 +284,7 @@ def test_npz_of_others_that_is_no_batch_is_refused():
         batch_of_columns(from_npz(npz(a=np.ones(2), b=np.array(5)).getvalue()))
     broken = np.array(["abc"])
     broken.view(np.uint32)[0] = 0x7FFFFFFF
-    with pytest.raises(ArgumentTypeError, match="found .*codec can't decode"):
+    with pytest.raises(ArgumentTypeError, match=r"found .*codec can't decode"):
         from_npz(npz(a=broken).getvalue())
     for member in ("README.txt", "a.npy"):
         stream = npz(a=np.ones(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import cli, dump, load, pack_jagged_fields
+from jagcodec import BatchedDataDict, cli, dump, load, pack_jagged_fields
 from jagcodec.cli.text import cells_text
 from jagcodec.data import rollout_table
 from jagcodec.testing import assert_same
@@ -256,6 +256,27 @@ def test_cells_are_shortened_and_safe_to_print(value, text):
 def jagcodec(*arguments, **options):
     command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)
+
+
+def test_convert_drops_nothing_that_stands_beside_the_batch(run, tmp_path):
+    source, target = tmp_path / "x.jag", tmp_path / "x.npz"
+    columns = {"x": torch.ones(3)}
+    for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
+        dump(value, source)
+        status, _, err = run("convert", source, target)
+        assert status == 2
+        assert "--no-meta leaves out" in err
+        assert not target.exists()
+        assert run("convert", source, target, "--no-meta")[0] == 0
+        target.unlink()
+    dump(BatchedDataDict(columns), source)
+    assert run("convert", source, target)[0] == 0
+
+
+def test_convert_writes_no_file_that_is_called_as_standard_output(run, file):
+    with pytest.raises(SystemExit) as left:
+        run("convert", file.with_suffix(".npz"), "-")
+    assert left.value.code == 2
 
 
 def test_a_closed_pipe_is_quiet(file):
