@@ -247,6 +247,7 @@ def test_charts(run, tmp_path, command, ending):
         (np.array([True, False]), "[ True False]"),
         ("a\x1b[31m", "'a\\x1b[31m'"),
         ({"role": "user"}, "{'role': 'user'}"),
+        ([10**5000], "[an int of 16610 bits]"),
     ],
 )
 def test_cells_are_shortened_and_safe_to_print(value, text):
@@ -256,6 +257,18 @@ def test_cells_are_shortened_and_safe_to_print(value, text):
 def jagcodec(*arguments, **options):
     command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)
+
+
+def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
+    one, other = tmp_path / "one.jag", tmp_path / "other.jag"
+    for path, number in ((one, 10**5000), (other, 10**5000 + 1)):
+        dump([number, {number}], path)
+    status, out, _ = run("inspect", one, "--row", "0", "--json")
+    assert status == 0
+    assert json.loads(out)["columns"]["$"] == "an int of 16610 bits"
+    status, out, _ = run("diff", one, other)
+    assert status == 1
+    assert "an int of 16610 bits" in out
 
 
 def test_convert_drops_nothing_that_stands_beside_the_batch(run, tmp_path):

@@ -585,8 +585,11 @@ def _text(value: Any) -> str:
     """A value in few words, with the bits of a float where it may take them to differ."""
     if isinstance(value, float) and value != value:
         return f"nan (bits {struct.pack('>d', value).hex()})"
-    if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
-        return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
-    if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
-        return shown(repr(value) if not hasattr(value, "__len__") else repr(value)[:1000], 80)
+    try:
+        if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
+            return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
+        if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
+            return shown(repr(value)[:1000], LONGEST_VALUE)
+    except ValueError:  # of an integer with more digits than Python writes
+        pass
     return brief(value)
