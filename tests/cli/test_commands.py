@@ -292,6 +292,15 @@ def test_convert_writes_no_file_that_is_called_as_standard_output(run, file):
     assert left.value.code == 2
 
 
+def test_what_is_too_large_for_the_memory_is_one_line(run, tmp_path):
+    lengths = tmp_path / "lengths"
+    for length in (1 << 50, 1 << 63, 1 << 70):
+        lengths.write_text(f"[{length}]")
+        status, out, err = run("bench", lengths)
+        assert (status, out) == (2, "")
+        assert err == "jagcodec: error: there is not enough memory for it\n"
+
+
 def test_a_closed_pipe_is_quiet(file):
     """As of `head`, which closes it after a few lines."""
     code = "import subprocess, sys; sys.exit(0)"
