@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -247,6 +248,7 @@ def test_charts(run, tmp_path, command, ending):
         (np.array([True, False]), "[ True False]"),
         ("a\x1b[31m", "'a\\x1b[31m'"),
         ({"role": "user"}, "{'role': 'user'}"),
+        (np.array("a\x1b\n"), "a\\x1b\\n"),
         ([10**5000], "[an int of 16610 bits]"),
     ],
 )
@@ -299,6 +301,32 @@ def test_what_is_too_large_for_the_memory_is_one_line(run, tmp_path):
         status, out, err = run("bench", lengths)
         assert (status, out) == (2, "")
         assert err == "jagcodec: error: there is not enough memory for it\n"
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_standard_streams_that_are_closed(file, closed):
+    command = f"exec {sys.executable} -m jagcodec verify {file if closed == 'stdout' else '-'}"
+    close = "<&-" if closed == "stdin" else ">&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} {close}"], capture_output=True, timeout=120, check=False
+    )
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == (2 if closed == "stdin" else 0)
+
+
+def test_names_of_files_that_a_terminal_cannot_print(file):
+    odd = os.fsencode(file.parent) + b"/\xff\n.jag"
+    os.rename(file, odd)
+    done = subprocess.run(
+        [sys.executable, "-m", "jagcodec", "verify", odd],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1
+    assert b"\\udcff\\n.jag: sound" in done.stdout
 
 
 def test_a_closed_pipe_is_quiet(file):

@@ -53,7 +53,7 @@ def cells_text(value: Any) -> str:
     array = _as_array(value)
     if isinstance(array, np.ndarray) and array.dtype != object and array.dtype.names is None:
         if not array.ndim:
-            return str(array[()])
+            return shown(str(array[()]), 400)
         with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
             return shown(" ".join(np.array2string(array).split()), 400)
     return shown(_SHORT.repr(value), 400)
