@@ -156,5 +156,5 @@ def test_columns_whose_names_would_be_one_are_compared_both():
         {**inner, "a.b": IDS},
     ):
         assert message_difference(left, encode(batch(**changed))) is not None
-    left, right = ({"td": batch(**{"$.x": x}), "x": 1} for x in (IDS, IDS + 1))
-    assert str(message_difference(encode(left), encode(right))).startswith("column ('$.x',), row 0")
+    one, other = (encode({"td": batch(**{"$.x": x}), "x": 1}) for x in (IDS, IDS + 1))
+    assert str(message_difference(one, other)).startswith("column ('$.x',), row 0")

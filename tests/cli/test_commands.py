@@ -75,6 +75,14 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
     assert "taxes" not in out
 
 
+def test_json_of_chosen_columns_has_no_others(run, tmp_path):
+    file = tmp_path / "beside.jag"
+    dump({"td": batch(), "step": 3}, file)
+    for chosen, parts in (("ids", [["ids"], []]), ("$.step", [[], ["$.step"]])):
+        found = json.loads(run("inspect", file, "--columns", chosen, "--json")[1])
+        assert [[c["name"] for c in found[part]] for part in ("columns", "beside")] == parts
+
+
 def test_inspect_reads_standard_input(run, file, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     status, out, _ = run("inspect", "-", "--json")
