@@ -278,6 +278,28 @@ def test_a_step_that_is_not_there(tmp_path):
         RecordReader(tmp_path / "empty").read(1)
 
 
+@pytest.mark.parametrize("step", [1 << 63, 10**300, 10**5000], ids=int.bit_length)
+def test_a_number_that_no_step_has(tmp_path, step):
+    """Some would be names that no file can have."""
+    reader = record(tmp_path, [0])
+    with pytest.raises(ArgumentKeyError, match="deleted or never written"):
+        reader.info(step)
+
+
+def test_a_record_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, monkeypatch):
+    """Another directory may have a record of this name, whose lock this writer does not hold."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        (folder / "steps").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with RecordWriter("steps") as writer:
+        reader = RecordReader("steps")
+        monkeypatch.chdir(there)
+        writer.write(0, batch(0))
+        assert reader.steps == (0,)
+    assert os.listdir(there / "steps") == []
+
+
 def test_what_is_open_stays_when_its_step_is_deleted(tmp_path):
     reader = record(tmp_path, range(2), keep=2)
     opened, whole = reader.open(0), reader.read(0)
@@ -709,8 +731,9 @@ def test_what_is_no_record(tmp_path):
         RecordWriter(tmp_path, keep=0)
     with pytest.raises(NotADirectoryError):
         RecordWriter(tmp_path / "file")
-    with pytest.raises(FileNotFoundError):
-        RecordWriter(tmp_path / "no" / "parent")
+    for nowhere in (tmp_path / "no" / "parent", ""):
+        with pytest.raises(FileNotFoundError):
+            RecordWriter(nowhere)
     with pytest.raises(NotADirectoryError):
         RecordReader(tmp_path / "file")
     with pytest.raises(FileNotFoundError):

@@ -118,7 +118,7 @@ class RecordWriter:
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = None) -> None:
         where = "RecordWriter(directory)"
-        name = file_path(directory, where, "pass the directory of the record")
+        name = _directory_of(directory, where)
         self._keep = None if keep is None else whole_number(keep, 1, "RecordWriter(keep)")
         self._directory = name
         self._process = os.getpid()
@@ -387,7 +387,7 @@ class RecordReader:
 
     def __init__(self, directory: str | os.PathLike[str], *, limits: Limits | None = None) -> None:
         where = "RecordReader(directory)"
-        self._directory = file_path(directory, where, "pass the directory of the record")
+        self._directory = _directory_of(directory, where)
         self._limits = (
             DEFAULT_LIMITS if limits is None else usable_limits(limits, "RecordReader(limits)")
         )
@@ -473,6 +473,8 @@ class RecordReader:
         path = f"RecordReader.{where}(step)"
         number = whole_number(step, 0, path)
         try:
+            if number > INT64_MAX:  # which may be too long for the name of a file
+                raise FileNotFoundError
             with _errors_of(number):
                 name = os.path.join(self._directory, _file_name(number))
                 data = memoryview(read_file(name, path, self._limits, mmap=mmap))
@@ -483,7 +485,7 @@ class RecordReader:
             raise ArgumentKeyError(
                 "no_such_key",
                 path,
-                f"expected {there}, found {number}, which was deleted or never written",
+                f"expected {there}, found {brief(number)}, which was deleted or never written",
             ) from error
 
 
@@ -510,6 +512,12 @@ def _check_sha256(data: memoryview, expected: str) -> None:
 
 _STEP = re.compile(r"step-([0-9]{10,19})\.jag")
 _PART = re.compile(r"\.step-[0-9]{10,19}\.part")
+
+
+def _directory_of(directory: Any, where: str) -> str:
+    """The directory of a record, which stays the same one if the process goes to another."""
+    name = file_path(directory, where, "pass the directory of the record")
+    return os.path.join(os.getcwd(), name) if name else name
 
 
 def _file_name(step: int) -> str:

@@ -143,3 +143,18 @@ def test_arrays_and_plain_values():
     changed[1, 2] = 7
     found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))
+
+
+def test_columns_whose_names_would_be_one_are_compared_both():
+    """A key may have a dot in it, or look like the name of what stands beside the batch."""
+    inner = {"a": TensorDict({"b": IDS}, batch_size=[2])}
+    left = encode(batch(**{"a.b": IDS}, **inner))
+    assert message_difference(left, encode(batch(**{"a.b": IDS}, **inner))) is None
+    for changed in (
+        {"a.b": IDS + 1, **inner},
+        {"a.b": IDS, "a": TensorDict({"b": IDS + 1}, batch_size=[2])},
+        {**inner, "a.b": IDS},
+    ):
+        assert message_difference(left, encode(batch(**changed))) is not None
+    one, other = (encode({"td": batch(**{"$.x": x}), "x": 1}) for x in (IDS, IDS + 1))
+    assert str(message_difference(one, other)).startswith("column ('$.x',), row 0")

@@ -2,6 +2,8 @@
 
 import io
 import json
+import warnings
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -244,3 +246,60 @@ def test_formats_are_known_by_their_endings():
     assert format_of("A.NPZ").name == ".npz"
     assert format_of("x.feather").name == "Arrow"
     assert format_of("batch.jag") is None
+
+
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [
+        *((to, "a\ud800") for to in WAYS),
+        ("npz", "a\0b"),
+        ("npz", "a" * 70_000),
+        ("safetensors", "__metadata__"),
+    ],
+)
+def test_names_that_a_format_cannot_say_are_refused(to, name):
+    pytest.importorskip(LIBRARY[to])
+    td = TensorDict({name: torch.ones(2)}, batch_size=[2])
+    with pytest.raises(ArgumentError, match="rename the column"):
+        WAYS[to][0](columns(td))
+
+
+def test_a_column_is_not_taken_for_another_of_a_similar_name():
+    """`np.load` gives the array "a" for "a.npy"."""
+    td = TensorDict({"a": torch.ones(2), "a.npy": torch.zeros(2)}, batch_size=[2])
+    assert_same(batch_of_columns(from_npz(to_npz(columns(td)))), td)
+
+
+def npz(**arrays):
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream
+
+
+def test_npz_of_others_that_is_no_batch_is_refused():
+    rows = {"a.values": np.ones(3), "a.offsets": np.array([0, 1, 3])}
+    with pytest.raises(ArgumentTypeError, match="beside its values and offsets"):
+        from_npz(npz(a=np.ones(2), **rows).getvalue())
+    with pytest.raises(ArgumentTypeError, match="found 'one number'"):
+        batch_of_columns(from_npz(npz(a=np.ones(2), b=np.array(5)).getvalue()))
+    broken = np.array(["abc"])
+    broken.view(np.uint32)[0] = 0x7FFFFFFF
+    with pytest.raises(ArgumentTypeError, match=r"found .*codec can't decode"):
+        from_npz(npz(a=broken).getvalue())
+    for member in ("README.txt", "a.npy"):
+        stream = npz(a=np.ones(2))
+        with zipfile.ZipFile(stream, "a") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a name that is there twice
+            archive.writestr(member, "text")
+        with pytest.raises(ArgumentTypeError, match=member):
+            from_npz(stream.getvalue())
+
+
+def test_arrow_metadata_of_others_that_is_no_text_is_refused():
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"a": [1]}).replace_schema_metadata({b"jagcodec": b"\xff\xfe\x00"})
+    stream = io.BytesIO()
+    with pa.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ArgumentTypeError, match="the entry 'jagcodec'"):
+        from_arrow(stream.getvalue())

@@ -532,7 +532,13 @@ def test_a_schema_is_immutable():
 
 def test_columns_of_the_batch_itself_have_one_form_of_name():
     assert Schema({("ids",): JAGGED}) == Schema({"ids": JAGGED})
-    assert schema_of(batch())["ids"] == JAGGED
+    assert schema_of(batch())["ids"] == SCHEMA[("ids",)] == JAGGED
+    with pytest.raises(ArgumentError, match="expected every column once"):
+        Schema({("ids",): JAGGED, "ids": OBJECT})
+    with pytest.raises(ArgumentTypeError, match=r"Schema\[name\]: expected the name of a column"):
+        SCHEMA[["ids"]]  # type: ignore[index]
+    with pytest.raises(ArgumentError, match="expected None or a dtype of the wire"):
+        Schema({"ids": FieldSchema("jagged", [], None)})  # type: ignore[arg-type]
     with pytest.raises(ArgumentKeyError, match=r"Schema\[name\]\('idz'\): expected one of 'ids'"):
         SCHEMA["idz"]
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import cli, dump, load, pack_jagged_fields
+from jagcodec import BatchedDataDict, cli, dump, load, pack_jagged_fields
 from jagcodec.cli.text import cells_text
 from jagcodec.data import rollout_table
 from jagcodec.testing import assert_same
@@ -72,6 +73,14 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
     assert "reward" in out
     assert "ids" not in out
     assert "taxes" not in out
+
+
+def test_json_of_chosen_columns_has_no_others(run, tmp_path):
+    file = tmp_path / "beside.jag"
+    dump({"td": batch(), "step": 3}, file)
+    for chosen, parts in (("ids", [["ids"], []]), ("$.step", [[], ["$.step"]])):
+        found = json.loads(run("inspect", file, "--columns", chosen, "--json")[1])
+        assert [[c["name"] for c in found[part]] for part in ("columns", "beside")] == parts
 
 
 def test_inspect_reads_standard_input(run, file, monkeypatch):
@@ -247,6 +256,8 @@ def test_charts(run, tmp_path, command, ending):
         (np.array([True, False]), "[ True False]"),
         ("a\x1b[31m", "'a\\x1b[31m'"),
         ({"role": "user"}, "{'role': 'user'}"),
+        (np.array("a\x1b\n"), "a\\x1b\\n"),
+        ([10**5000], "[an int of 16610 bits]"),
     ],
 )
 def test_cells_are_shortened_and_safe_to_print(value, text):
@@ -256,6 +267,74 @@ def test_cells_are_shortened_and_safe_to_print(value, text):
 def jagcodec(*arguments, **options):
     command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)
+
+
+def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
+    one, other = tmp_path / "one.jag", tmp_path / "other.jag"
+    for path, number in ((one, 10**5000), (other, 10**5000 + 1)):
+        dump([number, {number}], path)
+    status, out, _ = run("inspect", one, "--row", "0", "--json")
+    assert status == 0
+    assert json.loads(out)["columns"]["$"] == "an int of 16610 bits"
+    status, out, _ = run("diff", one, other)
+    assert status == 1
+    assert "an int of 16610 bits" in out
+
+
+def test_convert_drops_nothing_that_stands_beside_the_batch(run, tmp_path):
+    source, target = tmp_path / "x.jag", tmp_path / "x.npz"
+    columns = {"x": torch.ones(3)}
+    for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
+        dump(value, source)
+        status, _, err = run("convert", source, target)
+        assert status == 2
+        assert "--no-meta leaves out" in err
+        assert not target.exists()
+        assert run("convert", source, target, "--no-meta")[0] == 0
+        target.unlink()
+    dump(BatchedDataDict(columns), source)
+    assert run("convert", source, target)[0] == 0
+
+
+def test_convert_writes_no_file_that_is_called_as_standard_output(run, file):
+    with pytest.raises(SystemExit) as left:
+        run("convert", file.with_suffix(".npz"), "-")
+    assert left.value.code == 2
+
+
+def test_what_is_too_large_for_the_memory_is_one_line(run, tmp_path):
+    lengths = tmp_path / "lengths"
+    for length in (1 << 50, 1 << 63, 1 << 70):
+        lengths.write_text(f"[{length}]")
+        status, out, err = run("bench", lengths)
+        assert (status, out) == (2, "")
+        assert err == "jagcodec: error: there is not enough memory for it\n"
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_standard_streams_that_are_closed(file, closed):
+    command = f"exec {sys.executable} -m jagcodec verify {file if closed == 'stdout' else '-'}"
+    close = "<&-" if closed == "stdin" else ">&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} {close}"], capture_output=True, timeout=120, check=False
+    )
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == (2 if closed == "stdin" else 0)
+
+
+def test_names_of_files_that_a_terminal_cannot_print(file):
+    odd = os.fsencode(file.parent) + b"/\xff\n.jag"
+    os.rename(file, odd)
+    done = subprocess.run(
+        [sys.executable, "-m", "jagcodec", "verify", odd],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1
+    assert b"\\udcff\\n.jag: sound" in done.stdout
 
 
 def test_a_closed_pipe_is_quiet(file):

@@ -159,6 +159,8 @@ def test_json_of_given_lengths_and_of_the_built_in_table(
         (npy(np.ones(2)), "expected (N,) integers"),
         (npy(np.ones(2))[:-3], "expected a .npy of lengths"),
         (npy(np.array([None])), "expected a .npy of lengths"),
+        (npy(np.ones(2)).replace(b"False", b"((((("), "expected a .npy of lengths"),
+        (b'{"columns": ["prompt_tokens"], "rows": [[1.5]]}', "row 0: expected a whole number of"),
         (bytes(to_blob(encode_fields(COLUMNS, lengths=LENGTHS)))[:-1], "expected a blob of"),
         (b"jagcodec" + bytes(16), "preamble"),
     ],
@@ -175,6 +177,16 @@ def test_tax_of_a_file_that_is_neither(
     assert "\x1b" not in captured.err
     assert said in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("data", [b"9\n", b"9", b"[9]", b"[9]\n"])
+def test_tax_of_a_file_of_one_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    file = tmp_path / "lengths"
+    file.write_bytes(data)
+    assert cli.main(["tax", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == tax_report([9]).as_dict()
 
 
 def test_tax_of_a_message_that_is_no_batch(

@@ -183,10 +183,10 @@ def _structure(
             if name in sizes[1] and size != sizes[1][name]:
                 texts = [_size_text(*x) for x in (size, sizes[1][name])]
                 return replace(
-                    _WHOLE, column=name, what="batch size", left=texts[0], right=texts[1]
+                    _WHOLE, column=".".join(name), what="batch size", left=texts[0], right=texts[1]
                 )
         if [*sizes[0]] != [*sizes[1]]:
-            return _columns_differ(_WHOLE, [*sizes[0]], [*sizes[1]])
+            return _columns_differ(_WHOLE, *(list(map(".".join, size)) for size in sizes))
     if [*both[0]] != [*both[1]]:
         return _columns_differ(_WHOLE, [*both[0]], [*both[1]])
     left = {c.name: c for c in (*first.columns, *first.beside)}
@@ -215,19 +215,19 @@ def _shape_text(shape: Any) -> str:
     return str(None if shape is None else ["*" if dim is None else dim for dim in shape])
 
 
-def _batch_sizes(message: Message) -> Iterator[tuple[str, Any]]:
+def _batch_sizes(message: Message) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The batch and those in it: their dims and the names of these, by their own names."""
 
-    def within(node: Node, name: str) -> Iterator[tuple[str, Any]]:
+    def within(node: Node, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         if node.kind is Kind.TENSORDICT:
             yield name, (message.shape(node), node.fields[1])
         for key, child in zip(node.fields[-1], node.children, strict=True):
             if child.kind is Kind.TENSORDICT:
-                yield from within(child, f"{name}.{key}" if name else key)
+                yield from within(child, (*name, key))
 
     batch = batch_node(message.header.schema.root)
     if batch is not None:
-        yield from within(batch, "")
+        yield from within(batch, ())
 
 
 def _root(found: OpenMessage) -> Entry:
@@ -585,8 +585,11 @@ def _text(value: Any) -> str:
     """A value in few words, with the bits of a float where it may take them to differ."""
     if isinstance(value, float) and value != value:
         return f"nan (bits {struct.pack('>d', value).hex()})"
-    if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
-        return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
-    if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
-        return shown(repr(value) if not hasattr(value, "__len__") else repr(value)[:1000], 80)
+    try:
+        if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
+            return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
+        if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
+            return shown(repr(value)[:1000], LONGEST_VALUE)
+    except ValueError:  # of an integer with more digits than Python writes
+        pass
     return brief(value)

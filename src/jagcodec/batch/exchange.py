@@ -34,6 +34,7 @@ from jagcodec.wire.encoder import encode
 from jagcodec.wire.lazy import WireBatch
 
 LEAVE_OUT = "leave it out with --columns"
+RENAME = "rename the column"
 VALUES, OFFSETS, ABOUT = ".values", ".offsets", "jagcodec"
 
 NUMPY_DTYPES = frozenset(
@@ -141,7 +142,7 @@ def batch_of_columns(found: Columns) -> TensorDict:
         elif isinstance(column, list):
             rows, leaf = len(column), leaf_of_rows(column)
         else:
-            rows, leaf = column.shape[0], column
+            rows, leaf = _rows_of({name: column}), column
         if rows != found.rows:
             detail = f"expected {found.rows} rows as in the first column, found {rows}"
             raise ArgumentError("row_mismatch", name, detail)
@@ -167,6 +168,8 @@ def _refused(name: str, found: str, remedy: str) -> ArgumentError:
 def _check_dtypes(found: Columns, dtypes: Iterable[str], kinds: tuple[type, ...], to: str) -> None:
     """Refuse what a format has no cells for."""
     for name, column in found.columns.items():
+        if not _is_unicode(name):
+            raise _refused(name, "a name that is no Unicode", RENAME)
         if isinstance(column, list):
             if column and type(column[0]) not in kinds:
                 what = f"rows of {type(column[0]).__name__}"
@@ -177,6 +180,14 @@ def _check_dtypes(found: Columns, dtypes: Iterable[str], kinds: tuple[type, ...]
         if dtype not in dtypes:
             remedy = "cast it, leave it out with --columns, or convert to another format"
             raise _refused(name, f"{dtype}, which {to} has not", remedy)
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _about(found: Columns) -> str:
@@ -198,7 +209,7 @@ def _about(found: Columns) -> str:
     return text
 
 
-def _read_about(text: str | None) -> tuple[list[str] | None, dict[str, Any]]:
+def _read_about(text: str | bytes | None) -> tuple[list[str] | None, dict[str, Any]]:
     """The order of the columns and `meta`, if a file says them."""
     if text is None:
         return None, {}
@@ -232,7 +243,7 @@ def _flat(found: Columns) -> dict[str, Any]:
             offsets = torch.from_numpy(column.offsets.copy())
             parts = {name + VALUES: column.values, name + OFFSETS: offsets}
         elif name.endswith((VALUES, OFFSETS)) or name == ABOUT:
-            raise _refused(name, "a name that it uses itself", "rename the column")
+            raise _refused(name, "a name that it uses itself", RENAME)
         for key, array in parts.items():
             if key in arrays:
                 raise _refused(name, f"two columns that would be {key!r}", "rename one of them")
@@ -247,6 +258,8 @@ def _unflat(arrays: Mapping[str, Any], about: str | None) -> Columns:
     for key, array in arrays.items():
         name = key.removesuffix(VALUES)
         if name != key and name + OFFSETS in arrays:
+            if name in arrays:
+                raise _not_a_file(f"{name!r} once", "it beside its values and offsets")
             offsets = arrays[name + OFFSETS]
             if not isinstance(offsets, torch.Tensor) or offsets.dtype != torch.int64:
                 raise _not_a_file(f"int64 offsets in {name + OFFSETS!r}", describe(offsets))
@@ -291,6 +304,9 @@ def to_npz(found: Columns) -> bytes:
             arrays[name] = np.array(array, dtype=str if array else "U1")
         else:
             arrays[name] = array.numpy()
+        # zipfile drops what follows a NUL.
+        if "\0" in name or len(name.encode()) > _LONGEST_MEMBER:
+            raise _refused(name, "a name that zip files have not", RENAME)
     arrays[ABOUT] = np.array(_about(found))
     stream = io.BytesIO()
     # One by one: as keywords, names could be those of arguments.
@@ -301,15 +317,27 @@ def to_npz(found: Columns) -> bytes:
     return stream.getvalue()
 
 
+_LONGEST_MEMBER = (1 << 16) - len(".npy") - 1
+
+
 def from_npz(data: bytes) -> Columns:
     """The columns of a ``.npz``, also of one that others wrote.
 
     Raises:
         ArgumentTypeError: It is none, or holds arrays that are no columns.
     """
+    arrays: dict[str, npt.NDArray[Any]] = {}
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        # Not np.load, which of two columns "a" and "a.npy" gives the first for both.
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                if name == member.filename or name in arrays:
+                    raise ValueError(f"{member.filename!r}, which is no .npy, or there twice")
+                with archive.open(member) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                if arrays[name].dtype.kind == "U":
+                    _check_text(arrays[name])
     except Exception as error:  # zipfile, zlib and numpy raise all kinds
         raise _not_a_file("a .npz of arrays without objects", error) from error
     about = arrays.pop(ABOUT, None)
@@ -326,6 +354,11 @@ def from_npz(data: bytes) -> Columns:
                 f"numbers, or (N,) text, in {name!r}", f"{array.dtype}, {array.shape}"
             )
     return _unflat(found, None if about is None else str(about))
+
+
+def _check_text(array: npt.NDArray[Any]) -> None:
+    """Refuse cells of text that are no Unicode, of which numpy makes broken strings."""
+    array.astype(array.dtype.newbyteorder("<")).tobytes().decode("utf-32-le", "surrogatepass")
 
 
 # --- safetensors -------------------------------------------------------------------------------
@@ -354,9 +387,9 @@ def to_safetensors(found: Columns) -> bytes:
     }
     for name, tensor in tensors.items():
         if isinstance(tensor, list):
-            raise _refused(
-                name, "rows of text, which safetensors has not", "leave it out with --columns"
-            )
+            raise _refused(name, "rows of text, which safetensors has not", LEAVE_OUT)
+        if name == "__metadata__":
+            raise _refused(name, "a name that safetensors uses itself", RENAME)
     data: bytes = library.save(tensors, metadata={ABOUT: _about(found)})
     return data
 
@@ -407,9 +440,7 @@ def _to_arrow(pa: Any, name: str, column: Any) -> Any:
             raise _refused(name, "text that is no Unicode", "make it bytes") from error
     tensor = column.values if isinstance(column, JaggedRows) else column
     if 0 in tensor.shape[1:]:
-        raise _refused(
-            name, f"cells of shape {list(tensor.shape[1:])}", "leave it out with --columns"
-        )
+        raise _refused(name, f"cells of shape {list(tensor.shape[1:])}", LEAVE_OUT)
     # Not of as many dims as the tensor: Arrow takes only flat arrays.
     cells = pa.array(tensor.contiguous().numpy().reshape(-1))
     for dim in reversed(tensor.shape[1:]):
@@ -439,7 +470,7 @@ def from_arrow(data: bytes) -> Columns:
     if len(set(names)) != len(names):
         raise _not_a_file("distinct names of columns", brief(names))
     about = (table.schema.metadata or {}).get(ABOUT.encode())
-    _, meta = _read_about(None if about is None else about.decode())
+    _, meta = _read_about(about)
     columns = {name: _from_arrow(pa, name, table.column(name).combine_chunks()) for name in names}
     if not columns:
         raise _not_a_file("a column or more", "none")

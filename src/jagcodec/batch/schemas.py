@@ -110,6 +110,10 @@ class Schema:
             found = describe(self.columns)
             raise ArgumentTypeError("bad_type", where, f"expected a mapping, found {found}")
         columns = {_usable_name(name): field for name, field in self.columns.items()}
+        if len(columns) < len(self.columns):
+            raise ArgumentError(
+                "conflict", where, "expected every column once, found ('name',) beside 'name'"
+            )
         for name, field in columns.items():
             _check_field(field, f"{where}: {_path(name)}")
         if isinstance(self.optional, str) or not isinstance(self.optional, Iterable):
@@ -117,7 +121,7 @@ class Schema:
             raise ArgumentTypeError(
                 "bad_type", "Schema(optional)", f"expected a set of names, found {found}"
             )
-        optional = frozenset(_usable_name(name) for name in self.optional)
+        optional = frozenset(_usable_name(name, "Schema(optional)") for name in self.optional)
         for name in optional - columns.keys():
             raise unknown_name(shown_name(name), map(shown_name, columns), "Schema(optional)")
         object.__setattr__(self, "columns", MappingProxyType(columns))
@@ -136,9 +140,10 @@ class Schema:
         return len(self.columns)
 
     def __getitem__(self, name: Name) -> FieldSchema:
-        if name not in self.columns:
-            raise unknown_name(shown_name(name), map(shown_name, self.columns), "Schema[name]")
-        return self.columns[name]
+        usable = _usable_name(name, "Schema[name]")
+        if usable not in self.columns:
+            raise unknown_name(shown_name(usable), map(shown_name, self.columns), "Schema[name]")
+        return self.columns[usable]
 
     def __str__(self) -> str:
         """A table with a line for each column: N is the rows, ``*`` any size."""
@@ -415,14 +420,14 @@ def _lies_in_another(name: Name, here: Mapping[Name, Any], there: Mapping[Name, 
 # --- names, fields and texts -------------------------------------------------------------------
 
 
-def _usable_name(name: Any) -> Name:
+def _usable_name(name: Any, where: str = "Schema(columns)") -> Name:
     """A name in its one form: that of a column of the batch itself is no tuple."""
     if type(name) is str:
         return name
     if type(name) is not tuple or not name or not all(type(part) is str for part in name):
         raise ArgumentTypeError(
             "bad_type",
-            "Schema(columns)",
+            where,
             f"expected the name of a column, or a tuple of names, found {brief(name)}",
         )
     return name if len(name) > 1 else str(name[0])
@@ -435,9 +440,10 @@ def _check_field(field: Any, path: str) -> None:
     kind, dtype, shape = field
     if type(kind) is not str or not kind:
         raise ArgumentTypeError("bad_type", path, f"expected a kind, found {brief(kind)}")
-    if dtype is not None and dtype not in TORCH_NAMES:
+    if dtype is not None and (type(dtype) is not torch.dtype or dtype not in TORCH_NAMES):
+        found = str(dtype) if type(dtype) is torch.dtype else brief(dtype)
         raise ArgumentError(
-            "bad_dtype", path, f"expected None or a dtype of the wire, found {dtype}"
+            "bad_dtype", path, f"expected None or a dtype of the wire, found {found}"
         )
     usable = type(shape) is tuple and all(
         size is None or (type(size) is int and size >= 0) for size in shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -27,15 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 1 where `diff` finds a difference, or `doctor` a library that cannot be
-            imported; 2 for arguments, files or messages
-        that are wrong; 130 if interrupted; 141 if the reader of the output is gone. For arguments
-        that do not parse, `SystemExit` is raised with 2.
+        imported; 2 for arguments, files or messages that are wrong; 130 if interrupted; 141 if the
+        reader of the output is gone. For arguments that do not parse, `SystemExit` is raised with
+        2.
     """
+    # Names of columns and files are any text, which not every terminal can print.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()
+            _flush()
     except BrokenPipeError:
         _close_quietly()
         return CLOSED_PIPE
@@ -48,7 +52,7 @@ def _run(argv: Sequence[str] | None) -> int:
             # Of torch, about kinds of tensors that a message holds.
             warnings.simplefilter("ignore", UserWarning)
             status: int = options.run(options)
-        sys.stdout.flush()
+        _flush()
         return status
     except BrokenPipeError:
         raise
@@ -61,6 +65,11 @@ def _run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("jagcodec: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as it is where it was closed
+        sys.stdout.flush()
 
 
 def _close_quietly() -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from jagcodec.cli.arguments import Commands, names
 from jagcodec.cli.files import display_name, head_and_rest, naming, read_message
 from jagcodec.cli.text import counted
+from jagcodec.errors import ArgumentError
+from jagcodec.wire.spec import Kind
+
+if TYPE_CHECKING:
+    from jagcodec.wire.description import OpenMessage
 
 
 def add_to(commands: Commands) -> None:
@@ -35,16 +41,22 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec._arguments import known_names
     from jagcodec.batch.exchange import batch_of_columns, columns_of_batch, format_of
+    from jagcodec.wire.description import open_message
     from jagcodec.wire.encoder import encode
     from jagcodec.wire.frames import file_path, write_file, write_whole
     from jagcodec.wire.lazy import open_whole
 
+    if options.target == "-":
+        options.fail("expected the name of a file to write, found -")
     source, target = format_of(options.source), format_of(options.target)
     if source is None and target is None:
         options.fail("expected a name that ends in .npz, .arrow or .safetensors, found none")
     with naming(options.source):
         if source is None:
-            batch = open_whole(read_message(options.source), display_name(options.source))
+            message = read_message(options.source)
+            batch = open_whole(message, display_name(options.source))
+            if not options.no_meta:
+                _check_alone(open_message(message, display_name(options.source)))
             if options.columns is not None:
                 batch = batch.select(options.columns)
             found = columns_of_batch(batch)
@@ -62,5 +74,24 @@ def run(options: argparse.Namespace) -> int:
         else:
             write_whole(where, [target.write(found)], where)
     rows, columns = counted(found.rows, "row"), counted(len(found.columns), "column")
-    print(f"{options.target}: {rows}, {columns}")
+    print(f"{display_name(options.target)}: {rows}, {columns}")
     return 0
+
+
+def _check_alone(found: OpenMessage) -> None:
+    """Refuse a message with values beside its batch, which no other format has a place for."""
+    from jagcodec.wire.decoder import build
+
+    beside = [
+        entry.name
+        for entry in found.beside
+        # As the `meta_info` of a `BatchedDataDict` is most often.
+        if entry.node.kind is not Kind.VALUE or build(found.message, entry.node) != {}
+    ]
+    if beside:
+        raise ArgumentError(
+            "bad_type",
+            beside[0],
+            f"expected a batch with nothing beside it, found {counted(len(beside), 'value')}; "
+            "--no-meta leaves out what belongs to the whole batch",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -9,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from jagcodec.errors import JagcodecError
+from jagcodec.errors import JagcodecError, shown
 from jagcodec.wire.spec import BLOB_MAGIC
 
 
 def display_name(file: str) -> str:
-    """What a file is called in errors."""
-    return "standard input" if file == "-" else file
+    """What a file is called, on one line."""
+    return "standard input" if file == "-" else shown(file, _LONGEST_FILE)
+
+
+_LONGEST_FILE = 4096
+"""Bytes of a path on Linux, so that only what cannot be printed is changed."""
 
 
 def head_and_rest(file: str, *, only_message: bool = False) -> tuple[bytes, bool]:
@@ -27,6 +32,8 @@ def head_and_rest(file: str, *, only_message: bool = False) -> tuple[bytes, bool
         OSError: It cannot be read.
     """
     if file == "-":
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "standard input is closed")
         return _read(sys.stdin.buffer, only_message), False
     with open(file, "rb") as stream:
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)

@@ -61,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         document = description.as_dict()
         if wanted is not None:
-            document["columns"] = [c for c in document["columns"] if c["name"] in wanted]
+            for part in ("columns", "beside"):
+                document[part] = [c for c in document[part] if c["name"] in wanted]
         document["taxes"] = None if report is None else report.as_dict()
         document["taxes_unknown"] = unknown
         print(json_text({"file": name, **document}))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from jagcodec.cli.arguments import positive
-from jagcodec.errors import ArgumentTypeError, JagcodecError, brief
+from jagcodec.errors import ArgumentTypeError, brief
 
 
 def add_lengths_options(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +62,15 @@ def checked_lengths(lengths: Any, where: str) -> list[int]:
             f"expected a JSON list of whole numbers, found {json.dumps(lengths):.40}",
         )
     for row, length in enumerate(lengths):
-        if type(length) is not int:
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}, row {row}",
-                f"expected a whole number of tokens, found {json.dumps(length):.40}",
-            )
+        _check_whole(length, f"{where}, row {row}")
     return lengths
+
+
+def _check_whole(length: Any, where: str) -> None:
+    if type(length) is not int:
+        raise ArgumentTypeError(
+            "bad_type", where, f"expected a whole number of tokens, found {json.dumps(length):.40}"
+        )
 
 
 def _of_table(table: dict[str, Any], where: str) -> list[int]:
@@ -93,7 +96,8 @@ def _of_table(table: dict[str, Any], where: str) -> list[int]:
                 f"{where}, row {row}",
                 f"expected {len(columns)} numbers, found {json.dumps(cells):.40}",
             )
-        checked_lengths([cells[place] for place in places], f"{where}, row {row}")
+        for place in places:
+            _check_whole(cells[place], f"{where}, row {row}")
     return [sum(cells[place] for place in places) for cells in rows]
 
 
@@ -111,11 +115,10 @@ def lengths_of(data: bytes, name: str) -> list[int]:
         ) from error
     if text.lstrip()[:1] in ("{", '"'):
         return checked_lengths(_parsed(text, name), name)
-    try:
-        return checked_lengths(json.loads(text), name)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, JagcodecError):
-            raise
+    with suppress(ValueError, RecursionError):
+        whole = json.loads(text)
+        if type(whole) is not int:  # which is a line of one number
+            return checked_lengths(whole, name)
     lengths: list[int] = []
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{name}, line {number}"
@@ -144,7 +147,9 @@ def _of_npy(data: bytes, name: str) -> list[int]:
 
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # numpy and what it reads headers with raise all kinds
         raise ArgumentTypeError("bad_type", name, f"expected a .npy of lengths; {error}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ArgumentTypeError(

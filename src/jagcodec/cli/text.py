@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from jagcodec.errors import shown
+from jagcodec.errors import brief, shown
 
 LONGEST_NAME = 32
 
@@ -53,7 +53,7 @@ def cells_text(value: Any) -> str:
     array = _as_array(value)
     if isinstance(array, np.ndarray) and array.dtype != object and array.dtype.names is None:
         if not array.ndim:
-            return str(array[()])
+            return shown(str(array[()]), 400)
         with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
             return shown(" ".join(np.array2string(array).split()), 400)
     return shown(_SHORT.repr(value), 400)
@@ -78,7 +78,17 @@ def _as_array(value: Any) -> Any:
         return value.view(torch.uint8).numpy()
 
 
-_SHORT = reprlib.Repr()
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return brief(x) if _is_too_long(x) else super().repr_int(x, level)
+
+
+def _is_too_long(number: int) -> bool:
+    """Whether Python may refuse to write its digits, as it does of more than 4,300."""
+    return number.bit_length() > 14_000
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 120
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 8
 
@@ -98,7 +108,9 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _plain(item) for key, item in value.items()}
-    if value is None or type(value) in (bool, int, str):
+    if type(value) is int:
+        return brief(value) if _is_too_long(value) else value
+    if value is None or type(value) in (bool, str):
         return value
     if type(value) is float and abs(value) < float("inf"):
         return value

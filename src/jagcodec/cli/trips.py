@@ -61,9 +61,13 @@ def make_columns(lengths: Sequence[int], width: int, columns: Iterable[TokenColu
 
     Raises:
         ArgumentError: This torch cannot fill a dtype.
+        MemoryError: They are too large.
     """
     generator = torch.Generator().manual_seed(0)
-    valid = torch.arange(width) < torch.tensor(list(lengths), dtype=torch.int64)[:, None]
+    try:
+        valid = torch.arange(width) < torch.tensor(list(lengths), dtype=torch.int64)[:, None]
+    except (RuntimeError, OverflowError) as error:  # as torch says that there is none
+        raise MemoryError from error
     found: dict[str, torch.Tensor] = {}
     for name, dtype_name in columns:
         dtype: Any = getattr(torch, dtype_name, None)

@@ -5,6 +5,7 @@ No cell is read to describe one, and no value is made of types that this process
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -37,7 +38,8 @@ class Entry(NamedTuple):
     """A column of a message, or another value in it.
 
     Attributes:
-        name: Of a column its keys, joined with dots; of anything else a path that begins with $.
+        name: Of a column its keys, joined with dots, or as a tuple where that could be another's
+            name; of anything else a path that begins with $.
         node: What it is made of.
     """
 
@@ -94,8 +96,18 @@ def open_message(source: Any, path: str) -> OpenMessage:
     batch = batch_node(root)
     if batch is None:
         return OpenMessage(outer, message, total, behind, _values_of(root), [], False)
-    columns = [Entry(".".join(name), node) for name, node in columns_of(batch)]
+    columns = _named(columns_of(batch))
     return OpenMessage(outer, message, total, behind, columns, _beside(root, batch), True)
+
+
+def _named(columns: Iterable[tuple[tuple[str, ...], Node]]) -> list[Entry]:
+    """Columns under names that no two of them share: those who compare messages go by these."""
+    listed = [(".".join(keys), keys, node) for keys, node in columns]
+    counts = Counter(name for name, _, _ in listed)
+    return [
+        Entry(str(keys) if counts[name] > 1 or name.startswith(("$", "('")) else name, node)
+        for name, keys, node in listed
+    ]
 
 
 def _values_of(root: Node) -> list[Entry]:
