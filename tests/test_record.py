@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import jagcodec
 from jagcodec import (
@@ -745,3 +745,25 @@ def test_what_is_no_record(tmp_path):
         reader.read(0, device="nowhere")
     with pytest.raises(ArgumentError, match=r"RecordReader.read\(step\): expected 0 or more"):
         reader.read("0")
+
+
+def test_what_others_put_there_stays(tmp_path):
+    """A directory under the name of a part is none that a writer left."""
+    (tmp_path / ".step-0000000001.part").mkdir()
+    with RecordWriter(tmp_path) as writer:
+        writer.write(0, make_batch())
+    assert (tmp_path / ".step-0000000001.part").is_dir()
+
+
+def test_pickles_of_the_caller_are_kept_and_not_read(tmp_path):
+    batch = TensorDict({"x": NonTensorStack(tmp_path, tmp_path)}, batch_size=[2])
+    frames = encode(batch, allow_pickle=True)
+    with RecordWriter(tmp_path) as writer:
+        writer.write(0, frames)
+    with pytest.raises(WireFormatError, match="allow_pickle"):
+        RecordReader(tmp_path).read(0)
+
+
+def test_a_number_of_many_digits_is_named_by_its_size(tmp_path):
+    with pytest.raises(ArgumentError, match="an int of 16610 bits"):
+        RecordWriter(tmp_path, keep=-(10**5000))

@@ -120,7 +120,7 @@ def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
         whole = least - 1
     if whole < least:
         raise ArgumentError(
-            "bad_option", path, f"expected {expected or f'{least} or more'}, found {number!r:.80}"
+            "bad_option", path, f"expected {expected or f'{least} or more'}, found {brief(number)}"
         )
     return whole
 

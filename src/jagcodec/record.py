@@ -131,8 +131,9 @@ class RecordWriter:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # What writers left that were killed; those that live hold the lock.
             for file in os.listdir(name):
-                if _PART.fullmatch(file):
-                    os.unlink(os.path.join(name, file))
+                left = os.path.join(name, file)
+                if _PART.fullmatch(file) and not os.path.isdir(left):
+                    os.unlink(left)
         except BlockingIOError as error:
             self._lock.close()
             raise ArgumentError(

@@ -456,7 +456,8 @@ def _table(report: TaxReport) -> str:
     def share(tax: int | None, of: int) -> str:
         return "unknown" if tax is None else f"{tax / of if of else 0:.1%}"
 
-    lines = [f"{report.rows} rows, {report.fill:.1%} of the padded cells are tokens"]
+    rows = f"{report.rows} row{'' if report.rows == 1 else 's'}"
+    lines = [f"{rows}, {report.fill:.1%} of the padded cells are tokens"]
     if report.message is not None:
         lines.append(str(report.message))
     lines.append(line("column", "layout", [f"{name} {unit}" for name in _FORMS]))
