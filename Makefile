@@ -52,11 +52,11 @@ types: $(VENV)/.dev ## mypy, strict
 verify-types: $(VENV)/.pyright ## pyright: every public symbol has a known type
 	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src $(BIN)/pyright --verifytypes jagcodec --ignoreexternal
 
-# Of every line and branch of the package that the suite reaches in one process, without clusters and
-# devices. FLOOR=90 fails below 90%; there is none as long as no figure of the whole suite is recorded.
-FLOOR = 0
+# Of every line and branch of the package that the suite reaches in its own processes, without clusters
+# and devices: what needs Ray, TransferQueue, verl or Mooncake counts, and is not reached. It was 93%.
+FLOOR = 92
 
-coverage: $(VENV)/.dev ## how much of the package the suite reaches: FLOOR=90 fails below
+coverage: $(VENV)/.dev ## how much of the package the suite reaches; fails below the FLOOR
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow" --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
 
 # One abi3 wheel and the sdist, into dist/, checked, and then used in a fresh environment of each Python

@@ -179,11 +179,11 @@ def _structure(
         if first.value != second.value:
             return replace(_WHOLE, what="type", left=first.value, right=second.value)
         sizes = [dict(_batch_sizes(x.message)) for x in (a, b)]
-        for name, size in sizes[0].items():
-            if name in sizes[1] and size != sizes[1][name]:
-                texts = [_size_text(*x) for x in (size, sizes[1][name])]
+        for keys, size in sizes[0].items():
+            if keys in sizes[1] and size != sizes[1][keys]:
+                texts = [_size_text(*x) for x in (size, sizes[1][keys])]
                 return replace(
-                    _WHOLE, column=".".join(name), what="batch size", left=texts[0], right=texts[1]
+                    _WHOLE, column=".".join(keys), what="batch size", left=texts[0], right=texts[1]
                 )
         if [*sizes[0]] != [*sizes[1]]:
             return _columns_differ(_WHOLE, *(list(map(".".join, size)) for size in sizes))
