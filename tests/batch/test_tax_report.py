@@ -254,6 +254,8 @@ def test_the_table_fits_and_ends_with_advice():
         *(w for f in ("padded", *FORMS) for w in (f, "B")),
     ]
     assert lines[-1].startswith("Worth it: narrow=True with elide=True saves ")
+    used = report_of(encode(td, narrow=True, elide=True), compress=None).advice
+    assert used == lines[-1].replace("Worth it", "Used already")
     noise = TensorDict({"x": torch.rand(50, 50, dtype=torch.float64)}, [50])
     assert report_of(noise, compress=None).advice.startswith("No option is worth it")
     wide = TensorDict({"x": torch.randint(0, 1000, (50, 50))}, [50])

@@ -383,6 +383,20 @@ def test_payload_columns_of_a_tensordict_are_kept(as_dict):
     assert_same(decode(frames), packed)
 
 
+@pytest.mark.parametrize(
+    "rows", [[{"a": 1}, {}], ["a", None], [b"a", {"b": [None]}], [None, None]], ids=str
+)
+def test_lists_of_what_can_only_be_objects_are_rows(rows):
+    columns = {"ids": torch.ones(2, 3), "info": rows}
+    td = pack_jagged_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+    assert_same(td.get("info").tolist(), rows)
+    frames = encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+    assert_same(list(materialize(frames)["info"]), rows)
+    columns["info"] = rows[:1]
+    with pytest.raises(ArgumentError, match="expected 2 rows, one per length, found 1"):
+        encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+
+
 def test_lists_of_strings_are_rows():
     fields = {"ids": torch.zeros(2, 3), "text": ["a", "b\ud800"]}
     packed = pack_jagged_fields(fields, lengths=torch.tensor([2, 3]))

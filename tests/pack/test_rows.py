@@ -415,3 +415,13 @@ def test_lengths_may_be_lists_and_arrays(lengths):
 def test_lengths_that_are_none(lengths, error):
     with pytest.raises(error, match="lengths"):
         jagcodec.pack_jagged_fields({"a": torch.ones(2, 2)}, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("rows", "where"),
+    [([[None, -0.5], [-1.0]], "row 0, cell 0"), ([[None], [-0.5]], "row 0, cell 0")],
+)
+def test_a_none_among_numbers_is_named(rows, where):
+    """As engines give for the first token, which nothing predicts."""
+    with pytest.raises(ArgumentTypeError, match=f"{where}: expected a number, found None"):
+        pack_rows([{"logprobs": row} for row in rows])

@@ -16,12 +16,15 @@ from hypothesis import given
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictParams
 
 from jagcodec import (
+    ArgumentTypeError,
     MsgpackDecoder,
     MsgpackEncoder,
     UnsupportedTypeError,
     WireFormatError,
     decode,
     encode,
+    materialize,
+    open_wire,
     pack_jagged_fields,
     stack_or_nest,
 )
@@ -400,3 +403,9 @@ def test_odd_but_sound_values():
 def test_devices_that_are_not_there(device):
     with pytest.raises(ValueError, match=r"decode\(device\)"):
         decode(encode(1), device=device)
+
+
+@pytest.mark.parametrize("read", [decode, open_wire, materialize])
+def test_rows_are_no_message(read):
+    with pytest.raises(ArgumentTypeError, match="pack_rows makes a batch of rows"):
+        read([{"ids": [1, 2]}])

@@ -423,15 +423,20 @@ def _advice(report: TaxReport) -> str:
         named, size = single[0]
     else:
         named, size = "narrow=True with elide=True", both
+    now = report.message
+    used = now is not None and all(
+        getattr(now, word) for word in ("narrow", "elide") if word in named
+    )
+    verdict = "Used already" if used else "Worth it"
     packed = report.compressed_bytes
     if packed is None or size - packed < WORTH * plain:
         if not named:
             return f"No option is worth it: none saves {WORTH:.0%} of the bytes."
-        return f"Worth it: {named} saves {1 - size / plain:.0%} of the bytes."
+        return f"{verdict}: {named} saves {1 - size / plain:.0%} of the bytes."
     last = f"compress={report.compress!r} with both: {1 - packed / plain:.0%}"
     if not named:
         return f"Worth it on slow links alone: {last}."
-    return f"Worth it: {named} saves {1 - size / plain:.0%}; on slow links {last}."
+    return f"{verdict}: {named} saves {1 - size / plain:.0%}; on slow links {last}."
 
 
 def _table(report: TaxReport) -> str:

@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec._arguments import known_names
-    from jagcodec.batch.exchange import batch_of_columns, columns_of_batch, format_of
+    from jagcodec.batch.exchange import FORMATS, batch_of_columns, columns_of_batch, format_of
     from jagcodec.wire.description import open_message
     from jagcodec.wire.encoder import encode
     from jagcodec.wire.frames import file_path, write_file, write_whole
@@ -50,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
         options.fail("expected the name of a file to write, found -")
     source, target = format_of(options.source), format_of(options.target)
     if source is None and target is None:
-        options.fail("expected a name that ends in .npz, .arrow or .safetensors, found none")
+        endings = ", ".join(ending for each in FORMATS for ending in each.endings)
+        files = f"{display_name(options.source)} and {display_name(options.target)}"
+        options.fail(f"expected a file whose name ends in one of {endings}, found {files}")
     with naming(options.source):
         if source is None:
             message = read_message(options.source)

@@ -75,8 +75,9 @@ def pack_jagged_fields(
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
         columns own their memory, one block that is freed with the last of them, and share one
         offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
-        lengths. Rectangular columns are detached and alias contiguous input. Object arrays and
-        lists of strings become one payload per row (`NonTensorStack`), aliased.
+        lengths. Rectangular columns are detached and alias contiguous input. Object arrays, and
+        lists of strings, bytes, dicts and None, become one payload per row (`NonTensorStack`),
+        aliased.
 
     Raises:
         ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of

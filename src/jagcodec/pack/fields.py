@@ -22,8 +22,8 @@ def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:
 
     Raises:
         ArgumentError: It has another number of rows, or no rows at all.
-        ArgumentTypeError: It is neither a tensor, nor an object array, nor a list of strings, nor
-            payloads as a TensorDict holds them.
+        ArgumentTypeError: It is neither a tensor, nor an object array, nor a list of strings,
+            bytes, dicts and None, nor payloads as a TensorDict holds them.
     """
     found = _rows(column, path)
     if rows is not None and found != rows:
@@ -37,13 +37,17 @@ _REMEDY = (
 )
 
 
+_OBJECTS = frozenset((str, bytes, dict, type(None)))
+"""Of a list of these each item can only be the object of a row."""
+
+
 def _rows(column: Any, path: str) -> int:
     plain = type(column) is torch.Tensor and column.layout is torch.strided
     if plain and column.dim() and not (column.is_nested or column.is_quantized):
         return int(column.shape[0])  # as most are
     if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
-    if type(column) is list and all(type(row) is str for row in column):
+    if type(column) is list and all(type(row) in _OBJECTS for row in column):
         return len(column)
     if is_non_tensor(column) and column.batch_dims:
         return int(column.batch_size[0])
@@ -65,7 +69,8 @@ def _rows(column: Any, path: str) -> int:
     raise ArgumentTypeError(
         "bad_type",
         path,
-        "expected a tensor, an (N,) object array, a list of N strings, or payloads of N rows, "
+        "expected a tensor, an (N,) object array, a list of N strings, bytes, dicts and None, or "
+        "payloads as a TensorDict holds them, "
         f"found {found}; {_REMEDY}",
     )
 

@@ -305,10 +305,25 @@ class RowColumns:
                 if like
                 else (numbers.index(True))
             )
+            self._check_gaps(name, rows)
             of_first = f"as {type(rows[0]).__name__} in {self.first}"
             expected = "numbers" if like else f"an object, {of_first}"
             self._unlike(self._at(name, i), name, expected, rows[i])
         return list(rows)
+
+    def _check_gaps(self, name: str, rows: Sequence[Any]) -> None:
+        """Name the cell where a row of numbers has None, as engines give for a first token."""
+        for i, row in enumerate(rows):
+            if self._sort_of_row(row) is not _SEQUENCE:
+                continue
+            cell = next((k for k, cell in enumerate(row) if cell is None), None)
+            if cell is not None:
+                raise ArgumentTypeError(
+                    "bad_type",
+                    f"{self._at(name, i)}, cell {cell}",
+                    "expected a number, found None; put a number in its place, such as "
+                    f"float('nan'){self._as_objects(name)}",
+                )
 
     def _is_numbers(self, row: Any) -> bool:
         sort = self._sort_of_row(row)

@@ -90,7 +90,8 @@ def encode(
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell
             by cell; `decode` restores all of it. What would not make the message smaller is sent
-            as it is. Objects of rows that are one object are one again.
+            as it is. Objects of rows that are one object are one again; equal ones are found from
+            1 KiB on.
         groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
             compared with the first of their group only. None compares those that begin alike.
         outermost: Name of a jagged column, as for `narrow`, to the inner dim of its

@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
@@ -78,6 +78,13 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
             return [_one_buffer(frames, path)]
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
+    if isinstance(frames[0], Mapping):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected the frames of a message, or a blob, found {describe(frames)}; "
+            "pack_rows makes a batch of rows, and encode_rows a message",
+        )
     return [
         # Most of them, as sockets hand them over.
         np.frombuffer(frame, _BYTE)

@@ -21,7 +21,8 @@ NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_D
 
 REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
-    "type with register_type, or pass allow_pickle=True on both sides"
+    "type with register_type (datetime, enums and others of the standard library: "
+    "register_stdlib_types), or pass allow_pickle=True on both sides"
 )
 """What to do about a value that cannot be encoded."""
 
