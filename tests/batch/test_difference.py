@@ -70,7 +70,7 @@ def batch(**columns):
     [
         ({"ids": IDS}, {"ids": IDS.int()}, "column ids: dtype torch.int64 and torch.int32"),
         ({"ids": IDS}, {"ids": IDS[:, :1]}, "column ids: shape [2, 2] and [2, 1]"),
-        ({"ids": IDS, "x": IDS}, {"ids": IDS}, "the whole: columns only x and no more"),
+        ({"ids": IDS, "x": IDS}, {"ids": IDS}, "the whole: columns with x and without it"),
         ({"a": IDS, "b": NAN}, {"b": NAN, "a": IDS}, "the whole: order of columns a, b and b, a"),
         # Dtypes of all columns before the cells of any.
         (

@@ -371,7 +371,8 @@ def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Diffe
     alone = [[x for x in these if x not in those] for these, those in ((a, b), (b, a))]
     if not any(alone):
         return replace(at, what="order of columns", left=_names(a), right=_names(b))
-    texts = [f"only {_names(names)}" if names else "no more" for names in alone]
+    without = "without it" if sum(map(len, alone)) == 1 else "without them"
+    texts = [f"with {_names(names)}" if names else without for names in alone]
     return replace(at, what="columns", left=texts[0], right=texts[1])
 
 
