@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+import traceback
 import tracemalloc
 from functools import partial
 from multiprocessing import shared_memory
@@ -31,6 +32,7 @@ from jagcodec import (
     encode_into,
     encoded_size,
     load,
+    open_wire,
     pack_jagged_fields,
     to_blob,
 )
@@ -179,6 +181,16 @@ def test_a_blob_cut_anywhere_is_refused():
     for end in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
         with pytest.raises(WireFormatError):
             decode(blob[:end])
+
+
+@pytest.mark.parametrize("read", [load, partial(load, mmap=True), open_wire])
+def test_tracebacks_name_the_file(read, tmp_path):
+    path = tmp_path / "cut.jag"
+    batch = TensorDict({"x": torch.arange(3000)}, batch_size=[3000])
+    path.write_bytes(to_blob(encode(batch))[:-1])
+    with pytest.raises(WireFormatError) as raised:
+        read(path)
+    assert f"in the file {str(path)!r}" in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(

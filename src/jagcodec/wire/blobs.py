@@ -19,6 +19,7 @@ from jagcodec.wire.frames import (
     finished,
     frame_arrays,
     is_blob,
+    noted_file,
     read_file,
     writable_bytes,
     write_blob,
@@ -247,5 +248,6 @@ def load(
     where = "load(path)"
     name = file_path(path, where, "decode takes a message in memory")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "load(limits)")
-    data = read_file(name, where, taken, mmap=mmap)
-    return decode(data, device=target, allow_pickle=allow_pickle, limits=taken)
+    with noted_file(name):
+        data = read_file(name, where, taken, mmap=mmap)
+        return decode(data, device=target, allow_pickle=allow_pickle, limits=taken)

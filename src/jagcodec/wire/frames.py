@@ -11,8 +11,8 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -78,7 +78,7 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
             return [_one_buffer(frames, path)]
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
-    if isinstance(frames[0], Mapping):
+    if type(frames[0]) is dict:  # which no peer sends
         raise ArgumentTypeError(
             "bad_type",
             path,
@@ -420,6 +420,16 @@ def sync_directory(directory: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def noted_file(path: str) -> Iterator[None]:
+    """Let tracebacks of bad messages name the file that they were in."""
+    try:
+        yield
+    except WireFormatError as error:
+        error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
+        raise
 
 
 def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:

@@ -39,6 +39,7 @@ from jagcodec.wire.frames import (
     Frame,
     Payload,
     file_path,
+    noted_file,
     read_file,
 )
 from jagcodec.wire.header import Header
@@ -605,7 +606,11 @@ def open_wire(
     payload: Payload
     if isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
-        source = read_file(name, "open_wire(source)", taken, mmap=True)
+        with noted_file(name):
+            mapped = read_file(name, "open_wire(source)", taken, mmap=True)
+            return open_wire(
+                mapped, copy=copy, device=target, allow_pickle=allow_pickle, limits=taken
+            )
     if callable(source):
         header, fetch = open_store(source, taken)
         header, payload = opened_ranges(header, fetch, copy)

@@ -401,11 +401,11 @@ class Placing:
             and not any(column.splits.rows == len(groups) for column in columns.values())
         ):
             counts = sorted({column.splits.rows for column in columns.values()})
-            rows = " or ".join(map(str, counts))
+            wanted = " or ".join(map(str, counts))
             raise ArgumentError(
                 "row_mismatch",
                 "groups",
-                f"expected one group for each row of a column, that is {rows}, found {len(groups)}",
+                f"expected one group for each row of a column ({wanted}), found {len(groups)}",
             )
         made = elided(list(columns.values()), groups)
         return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
