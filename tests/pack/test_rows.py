@@ -425,3 +425,8 @@ def test_a_none_among_numbers_is_named(rows, where):
     """As engines give for the first token, which nothing predicts."""
     with pytest.raises(ArgumentTypeError, match=f"{where}: expected a number, found None"):
         pack_rows([{"logprobs": row} for row in rows])
+
+
+def test_a_none_among_strings_is_not_the_fault():
+    with pytest.raises(ArgumentTypeError, match="row 1: expected an object, as list in row 0"):
+        pack_rows([{"words": ["a", None]}, {"words": [1, 2]}])

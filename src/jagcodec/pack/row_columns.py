@@ -316,11 +316,11 @@ class RowColumns:
         for i, row in enumerate(rows):
             if self._sort_of_row(row) is not _SEQUENCE:
                 continue
-            cell = next((k for k, cell in enumerate(row) if cell is None), None)
-            if cell is not None:
+            gaps = [k for k, cell in enumerate(row) if cell is None]
+            if gaps and all(cell is None or _is_number(cell) for cell in row):
                 raise ArgumentTypeError(
                     "bad_type",
-                    f"{self._at(name, i)}, cell {cell}",
+                    f"{self._at(name, i)}, cell {gaps[0]}",
                     "expected a number, found None; put a number in its place, such as "
                     f"float('nan'){self._as_objects(name)}",
                 )
