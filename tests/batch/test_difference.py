@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import ArgumentKeyError, decode, encode, encode_fields, pack_jagged_fields
 from jagcodec.batch.difference import first_difference, message_difference
@@ -143,6 +143,32 @@ def test_arrays_and_plain_values():
     changed[1, 2] = 7
     found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))
+
+
+def test_what_values_lie_in_is_compared_and_not_only_they():
+    """[x] and (x,) have the same entries."""
+    assert str(message_difference(encode([IDS]), encode((IDS,)))) == "$: type list and tuple"
+    rows = [TensorDict({"a": torch.ones(n)}, batch_size=[]) for n in (2, 3)]
+    stack = encode(LazyStackedTensorDict(*rows, stack_dim=0))
+    assert message_difference(stack, stack) is None
+    assert str(message_difference(stack, encode(rows))) == "$: type LazyStackedTensorDict and list"
+    sized = [TensorDict({"a": row["a"]}, batch_size=row["a"].shape) for row in rows]
+    other = encode(LazyStackedTensorDict(*sized, stack_dim=0))
+    assert "batch size" in str(message_difference(stack, other))
+
+
+def test_the_columns_of_a_lazy_stack_can_be_chosen():
+    one, other = (
+        encode(
+            LazyStackedTensorDict(
+                *(TensorDict({"a": torch.ones(n), "b": each[:n]}, []) for n in (2, 3)), stack_dim=0
+            )
+        )
+        for each in (torch.zeros(3), torch.arange(3.0))
+    )
+    assert message_difference(one, other, columns=["a"]) is None
+    found = message_difference(one, other, columns=["b"])
+    assert (found.column, found.row, found.cell) == ("b", 0, (1,))
 
 
 def test_columns_whose_names_would_be_one_are_compared_both():

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import WireFormatError, cli, to_blob
+from jagcodec import WireFormatError, cli, encode, to_blob
 from jagcodec.wire.description import check_message, describe_message
 from tests.wire import corpus
 from tests.wire.test_golden import NAMES, load, message_of
@@ -60,6 +62,41 @@ def test_every_golden_message_is_described(name, run, stored):
             rows = found["rows_of"][entry["rows"]]
             assert entry["name"] in rows["columns"]
             assert sum(count for *_, count in rows["histogram"]) == rows["rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("lazy_stack", ("a", "list", "int64", (2, None), 24, 1, 16)),
+        ("tensor_views", ("$", "tensor_views", "int16", (3, None, 2), 60, 0, 8)),
+        ("strided_nested", ("$", "strided_nested", "float32", (2, None, None), 48, 0, 8)),
+    ],
+)
+def test_rows_that_are_tensors_of_their_own_are_columns(name, column):
+    """Which column, which row, how many bytes: where rows are not in one jagged tensor too."""
+    (found,) = describe_message(golden(name)).columns
+    place = found.largest_row, found.largest_row_bytes
+    assert (found.name, found.kind, found.dtype, found.shape, found.bytes, *place) == column
+
+
+def test_lists_of_tensors_have_a_dtype_and_a_shape():
+    ids, wide = torch.ones(2, 3), torch.ones(4, 3)
+    values = {"alike": [ids, ids + 1], "long": [ids, wide], "mixed": [ids, ids.int(), 1], "no": []}
+    columns = {c.name: c for c in describe_message(encode(values)).columns}
+    assert (columns["$.alike"].dtype, columns["$.alike"].shape) == ("float32", (2, 2, 3))
+    assert (columns["$.long"].shape, columns["$.long"].largest_row) == ((2, None, 3), 1)
+    assert (columns["$.mixed"].dtype, columns["$.mixed"].shape) == (None, None)
+    assert columns["$.mixed"].bytes == 24 + 24 + 1
+
+
+def test_stacks_whose_rows_have_other_columns_are_described_as_one_value():
+    rows = [TensorDict({name: torch.ones(2)}, []) for name in "ab"]
+    for stack in (
+        LazyStackedTensorDict(*rows, stack_dim=0),
+        LazyStackedTensorDict(*(TensorDict({}, [3]) for _ in rows), stack_dim=1),
+    ):
+        (found,) = describe_message(encode(stack)).columns
+        assert (found.name, found.kind) == ("$", "lazy_stack")
 
 
 @pytest.mark.parametrize("name", NAMES)

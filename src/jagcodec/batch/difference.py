@@ -26,7 +26,15 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import dim_names, fields_of, unbatched_parts
 from jagcodec.wire.column_sizes import Named, batch_node, document_bounds
 from jagcodec.wire.decoder import build
-from jagcodec.wire.description import UNKNOWN, Entry, OpenMessage, describe, in_entry, open_message
+from jagcodec.wire.description import (
+    CONTAINERS,
+    UNKNOWN,
+    Entry,
+    OpenMessage,
+    describe,
+    in_entry,
+    open_message,
+)
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.message import Message
 from jagcodec.wire.schema import FORMS, Node, check_node
@@ -153,8 +161,10 @@ def difference_of(
     if columns is not None:
         check_known(columns, {**both[0], **both[1]}, "columns")
         both = [{name: entry for name, entry in x.items() if name in columns} for x in both]
-    if a.batch != b.batch or not a.batch:
-        if columns is None and (a.batch or b.batch or [*both[0]] != [*both[1]]):
+    if not (a.batch and b.batch):
+        kinds = [x.message.header.schema.root.kind for x in (a, b)]
+        apart = kinds[0] is kinds[1] and kinds[0] in CONTAINERS and [*both[0]] == [*both[1]]
+        if columns is None and not apart:
             return _difference_of_nodes(a, _root(a), b, _root(b))
     else:
         found = _structure(a, b, both, columns is None)

@@ -261,29 +261,47 @@ def _scalar(message: Message, node: Node) -> Any:
 
 
 def _tensor_views(message: Message, node: Node) -> list[torch.Tensor]:
-    i = node.number
-    views = message.numbers[i + 4]
-    shape = message.shape(node)
-    data = message.payload.read(message.numbers[i + 2], message.numbers[i + 3], 16 * views)
-    bounds = np.frombuffer(bytearray(data), dtype=np.int64).reshape(2, views)
-    starts, ends = bounds
-    if views and not ((starts >= 0) & (starts <= ends) & (ends <= shape[0])).all():
-        row = int(np.argmin((starts >= 0) & (starts <= ends) & (ends <= shape[0])))
-        raise WireFormatError(
-            "out_of_bounds",
-            f"$[{row}]",
-            f"expected a range within {shape[0]}, found {brief(bounds[:, row].tolist())}",
-        )
-    base = message.cells(node, shape)
+    starts, ends = view_bounds(message, node)
+    base = message.cells(node, message.shape(node))
     base = base if message.device is None else base.to(message.device)
     return [base[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
+def view_bounds(message: Message, node: Node) -> IntArray:
+    """(2, views) where each view of one tensor begins and ends in its first dim."""
+    i = node.number
+    views, rows = message.numbers[i + 4], message.shape(node)[0]
+    data = message.payload.read(message.numbers[i + 2], message.numbers[i + 3], 16 * views)
+    bounds = np.frombuffer(bytearray(data), dtype=np.int64).reshape(2, views)
+    starts, ends = bounds
+    good = (starts >= 0) & (starts <= ends) & (ends <= rows)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise WireFormatError(
+            "out_of_bounds",
+            f"$[{row}]",
+            f"expected a range within {rows}, found {brief(bounds[:, row].tolist())}",
+        )
+    return bounds
+
+
 def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     i = node.number
-    buffer, offset, cells, sizes_buffer, sizes_offset, components = message.numbers[i : i + 6]
-    name, rank = node.fields
-    dtype = torch_dtype(name)
+    buffer, offset, cells = message.numbers[i : i + 3]
+    shapes = component_shapes(message, node)
+    values = from_bytes(
+        message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
+        torch_dtype(node.fields[0]),
+        (cells,),
+    )
+    values = values if message.device is None else values.to(message.device)
+    return strided_nested(values, shapes)
+
+
+def component_shapes(message: Message, node: Node) -> IntArray:
+    """(components, rank) of a strided nested tensor: the shape of each."""
+    cells, sizes_buffer, sizes_offset, components = message.numbers[node.number + 2 : node.end]
+    _, rank = node.fields
     data = message.payload.read(sizes_buffer, sizes_offset, 8 * (rank or 1) * components)
     shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank or 1)
     if not rank:
@@ -295,13 +313,7 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
         raise WireFormatError(
             "bad_offsets", "$", f"expected component sizes of {cells} cells, found {found}"
         )
-    values = from_bytes(
-        message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
-        dtype,
-        (cells,),
-    )
-    values = values if message.device is None else values.to(message.device)
-    return strided_nested(values, shapes)
+    return shapes
 
 
 def _inner_first(message: Message, node: Node) -> torch.Tensor:

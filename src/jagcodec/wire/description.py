@@ -5,10 +5,11 @@ No cell is read to describe one, and no value is made of types that this process
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.checks import inside
 from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
 from jagcodec.wire.compressed import opened
-from jagcodec.wire.decoder import build, objects
+from jagcodec.wire.decoder import build, component_shapes, objects, view_bounds
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_first import tensor_of
@@ -111,8 +112,11 @@ def _named(columns: Iterable[tuple[tuple[str, ...], Node]]) -> list[Entry]:
 
 
 def _values_of(root: Node) -> list[Entry]:
-    """What a value that is no batch is made of, one level down."""
-    if root.kind not in _CONTAINERS or not root.children:
+    """What a value that is no batch is made of, one level down; of stacked batches the columns."""
+    stacked = _stacked_columns(root)
+    if stacked:
+        return stacked
+    if root.kind not in CONTAINERS or not root.children:
         return [Entry("$", root)]
     found = []
     for i, child in enumerate(root.children):
@@ -121,7 +125,29 @@ def _values_of(root: Node) -> list[Entry]:
     return found
 
 
-_CONTAINERS = frozenset((Kind.LIST, Kind.TUPLE, Kind.MAP))
+CONTAINERS = frozenset((Kind.LIST, Kind.TUPLE, Kind.MAP))
+"""Kinds of values whose entries, where they are no batch, are what they are made of."""
+
+
+def _stacked_columns(root: Node) -> list[Entry]:
+    """The columns of a lazy stack of rows, each as the list of what its rows have of it.
+
+    None where the rows are stacked along another dim, or have other columns than the first.
+    """
+    rows = root.children
+    if root.kind is not Kind.LAZY_STACK or root.fields[0] != 0:
+        return []
+    if any(row.kind is not Kind.TENSORDICT for row in rows):
+        return []
+    columns = [dict(columns_of(row)) for row in rows]
+    if not columns or any(row.keys() != columns[0].keys() for row in columns):
+        return []
+    lists = []
+    for keys in columns[0]:
+        node = Node(Kind.LIST, [], root.number, root.value)
+        node.children = [row[keys] for row in columns]
+        lists.append((keys, node))
+    return _named(lists)
 
 
 def _beside(root: Node, batch: Node) -> list[Entry]:
@@ -309,7 +335,7 @@ def describe(found: OpenMessage) -> MessageDescription:
     counted = sum(column.bytes for columns in described for column in columns)
     return MessageDescription(
         _value_name(header.schema.root, found.batch),
-        _rows(message) if found.batch else None,
+        _rows(message, found.batch),
         found.bytes,
         plain,
         1 + len(outer.sizes),
@@ -338,7 +364,10 @@ def _value_name(root: Node, batch: bool) -> str:
     return f"user type {root.fields[0]}" if root.kind is Kind.USER else root.kind.name.lower()
 
 
-def _rows(message: Message) -> int | None:
+def _rows(message: Message, batch: bool) -> int | None:
+    root = message.header.schema.root
+    if not batch:
+        return len(root.children) if root.kind is Kind.LAZY_STACK and root.fields[0] == 0 else None
     try:
         return len(batch_of_message(message, None))
     except WireFormatError:  # a batch without dims
@@ -363,22 +392,18 @@ def _column(
     message: Message, entry: Entry, weighing: Weighing, plain: int, groups: dict[int, list[str]]
 ) -> ColumnDescription:
     name, node = entry
-    sent = weighing.sent(node)
+    rows = [weighing.sent(child) for child in node.children] if node.kind is Kind.LIST else None
+    sent = weighing.sent(node) if rows is None else sum(rows)
     cells = node.children[0] if node.kind is Kind.INNER_FIRST else node
     group = largest = largest_bytes = None
-    if cells.kind in _GROUPED:
+    if cells.kind is Kind.JAGGED:
         number = message.numbers[cells.number + 3]
-        lengths = message.row_splits(number).lengths
-        each = 1
-        if cells.kind is Kind.JAGGED:
-            groups.setdefault(number, []).append(name)
-            group = [*groups].index(number)
-            dims = list(message.shape(cells))
-            del dims[cells.fields[2] - 1]
-            each = cells.itemsize * int(np.prod(dims, dtype=object))
-        if len(lengths):
-            largest = int(lengths.argmax())
-            largest_bytes = int(lengths[largest]) * each
+        groups.setdefault(number, []).append(name)
+        group = [*groups].index(number)
+    lengths, each = (rows, 1) if rows is not None else _row_sizes(message, cells)
+    if len(lengths):
+        largest = int(np.argmax(lengths))
+        largest_bytes = int(lengths[largest]) * each
     return ColumnDescription(
         name,
         _kind(node),
@@ -391,6 +416,23 @@ def _column(
         largest,
         largest_bytes,
     )
+
+
+def _row_sizes(message: Message, node: Node) -> tuple[Sequence[int] | IntArray, int]:
+    """What each row is long, and the bytes of one step of it; nothing where rows are alike."""
+    if node.kind is Kind.TENSOR_VIEWS:
+        starts, ends = view_bounds(message, node)
+        return ends - starts, node.itemsize * math.prod(message.shape(node)[1:])
+    if node.kind is Kind.STRIDED_NESTED:
+        return component_shapes(message, node).prod(axis=1), node.itemsize
+    if node.kind not in _GROUPED:
+        return (), 1
+    lengths = message.row_splits(message.numbers[node.number + 3]).lengths
+    if node.kind is not Kind.JAGGED:
+        return lengths, 1
+    dims = list(message.shape(node))
+    del dims[node.fields[2] - 1]
+    return lengths, node.itemsize * math.prod(dims)
 
 
 _GROUPED = frozenset((Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY))
@@ -407,6 +449,9 @@ def _kind(node: Node) -> str:
 
 
 def _dtype(node: Node) -> str | None:
+    if node.kind is Kind.LIST:
+        dtypes = {_dtype(child) for child in node.children}
+        return dtypes.pop() if len(dtypes) == 1 else None
     if "dtype" not in FORMS.get(node.kind, _NO_FORM).fields:
         return None
     name = node.fields[0]
@@ -416,7 +461,10 @@ def _dtype(node: Node) -> str | None:
 _NO_FORM = FORMS[Kind.TUPLE]
 
 
-def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
+_Shape: TypeAlias = "tuple[int | None, ...]"
+
+
+def _shape(message: Message, node: Node) -> _Shape | None:
     """Its dims, with None for the ragged one and (rows, ...) in front of it."""
     kind = node.kind
     if kind is Kind.INNER_FIRST:
@@ -431,9 +479,24 @@ def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
         return (message.row_splits(message.numbers[node.number + 3]).rows, *dims)
     if kind is Kind.NON_TENSOR_ROWS:
         return (message.row_splits(message.numbers[node.number + 3]).rows,)
+    if kind is Kind.LIST:
+        return _shape_of_rows([_shape(message, child) for child in node.children])
+    if kind is Kind.TENSOR_VIEWS:
+        return (message.numbers[node.number + 4], None, *message.shape(node)[1:])
+    if kind is Kind.STRIDED_NESTED:
+        return _shape_of_rows([*map(tuple, component_shapes(message, node).tolist())])
     form = FORMS.get(kind, _NO_FORM)
-    dimensional = form.numbers[-1:] == ("*",) and kind is not Kind.TENSOR_VIEWS
+    dimensional = form.numbers[-1:] == ("*",)
     return message.shape(node) if dimensional else None
+
+
+def _shape_of_rows(shapes: Sequence[_Shape | None]) -> _Shape | None:
+    """That of a list of tensors: how many, and their dims, with None where these differ."""
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) < len(shapes) or len({*map(len, known)}) > 1:
+        return None
+    dims = (set(dim) for dim in zip(*known, strict=True))
+    return (len(known), *(dim.pop() if len(dim) == 1 else None for dim in dims))
 
 
 def _stored(message: Message, node: Node) -> str:
