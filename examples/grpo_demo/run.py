@@ -79,8 +79,8 @@ def run_demo(
     ):
         receiver.tell(_reports([sender], deadline)[0])
         produced, consumed = _reports([sender, receiver], deadline)
-        sender.join()
-        receiver.join()
+        sender.join(deadline)
+        receiver.join(deadline)
     return settle(produced, consumed)
 
 
@@ -138,19 +138,25 @@ class _Child:
             raise value
         return value
 
-    def join(self) -> None:
+    def join(self, deadline: float) -> None:
         """Wait until it has ended well.
 
         Raises:
             JagcodecError: It did not.
         """
-        self._process.join(_GRACE)
-        if self._process.exitcode != 0:
-            raise self._died()
+        code = self._ended(max(_GRACE, deadline - monotonic()))
+        if code != 0:
+            raise self._unexpected(code)
 
     def _died(self) -> JagcodecError:
-        self._process.join(_GRACE)
-        code = self._process.exitcode
+        return self._unexpected(self._ended(_GRACE))
+
+    def _ended(self, seconds: float) -> int | None:
+        """The exit status, or None if it still runs after this time."""
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def _unexpected(self, code: int | None) -> JagcodecError:
         found = "it still running" if code is None else f"exit status {code}"
         return JagcodecError(
             "no_message", f"{self.role} process", f"expected it to report and end, found {found}"

@@ -23,6 +23,7 @@ import zmq
 from examples import grpo_demo
 from examples.grpo_demo import batch as batch_module
 from examples.grpo_demo import check as check_module
+from examples.grpo_demo import run
 from examples.grpo_demo.__main__ import main
 from examples.grpo_demo.batch import (
     LOGPROBS,
@@ -171,6 +172,13 @@ def test_the_command_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_that_dies_is_named() -> None:
     with pytest.raises(JagcodecError, match=r"trainer process.* found exit status 7"):
         run_demo(rows=ROWS, trainer=die)
+
+
+@pytest.mark.slow
+def test_a_process_may_end_a_while_after_it_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with other work it does."""
+    monkeypatch.setattr(run, "_GRACE", 0.0)
+    assert run_demo(rows=ROWS, batches=1).cells
 
 
 def test_a_process_that_hangs_runs_into_the_time_out() -> None:
