@@ -165,6 +165,7 @@ def test_a_reader_is_a_sequence_of_steps(tmp_path):
     for name in ("step-3.jag", "step-00000000003.jag", "x.jag", "step-0000000004.jag.tmp"):
         (tmp_path / "new" / name).write_bytes(b"")
     assert len(reader) == 3
+    assert repr(reader) == f"RecordReader({str(tmp_path / 'new')!r})"
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
@@ -748,11 +749,16 @@ def test_what_is_no_record(tmp_path):
 
 
 def test_what_others_put_there_stays(tmp_path):
-    """A directory under the name of a part is none that a writer left."""
-    (tmp_path / ".step-0000000001.part").mkdir()
-    with RecordWriter(tmp_path) as writer:
-        writer.write(0, make_batch())
-    assert (tmp_path / ".step-0000000001.part").is_dir()
+    """A directory under the name of a part is none that a writer left, nor is one a step."""
+    names = ".step-0000000001.part", "step-0000000000.jag"
+    for name in names:
+        (tmp_path / name).mkdir()
+    with RecordWriter(tmp_path, keep=1) as writer:
+        for step in (2, 3):
+            writer.write(step, make_batch())
+    assert RecordReader(tmp_path).steps == (3,)
+    for name in names:
+        assert (tmp_path / name).is_dir()
 
 
 def test_pickles_of_the_caller_are_kept_and_not_read(tmp_path):

@@ -399,6 +399,9 @@ class RecordReader:
         """The numbers of the steps that are there now, oldest first."""
         return tuple(_steps_in(self._directory))
 
+    def __repr__(self) -> str:
+        return f"RecordReader({self._directory!r})"
+
     def __len__(self) -> int:
         return len(self.steps)
 
@@ -527,7 +530,8 @@ def _file_name(step: int) -> str:
 
 def _steps_in(directory: str) -> list[int]:
     """The steps of a record, oldest first."""
-    found = (_STEP.fullmatch(name) for name in os.listdir(directory))
+    with os.scandir(directory) as entries:
+        found = [_STEP.fullmatch(entry.name) for entry in entries if not entry.is_dir()]
     steps = [(int(match[1]), match[0]) for match in found if match]
     return sorted(step for step, name in steps if _file_name(step) == name)
 

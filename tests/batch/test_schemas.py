@@ -604,6 +604,7 @@ def document(**changes):
         (document(name=[]), "bad_option", "expected the name of a column"),
         (document(name=["a", [1]]), "bad_option", "expected the name of a column"),
         (document(kind=None), "bad_option", "expected a kind"),
+        (document(kind="jaged"), "bad_option", "expected the kind jagged, .* found 'jaged'"),
         (document(shape=[None, -1]), "bad_option", "expected sizes from 0 on"),
         (document(shape=[True]), "bad_option", "expected sizes from 0 on"),
         (document(shape=[]), "bad_option", "expected sizes from 0 on"),

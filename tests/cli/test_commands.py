@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import BatchedDataDict, cli, dump, load, pack_jagged_fields
 from jagcodec.cli.text import cells_text
@@ -144,6 +145,19 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
     assert run("diff", file, other, "--columns", "ids,reward")[0] == 0
 
 
+def test_diff_names_the_file_that_cannot_be_read(run, tmp_path):
+    """Without checksums damage shows when the cells are read."""
+    text = NonTensorStack("a" * 40, "b")
+    files = [tmp_path / name for name in ("good.jag", "bad.jag")]
+    dump(TensorDict({"text": text}, [2]), files[0])
+    files[1].write_bytes(files[0].read_bytes().replace(b"a" * 40, b"\xff" * 40))
+    for order in (files, files[::-1]):
+        status, out, err = run("diff", *order)
+        assert (status, out) == (2, "")
+        assert f"{files[1]}: $.text[0]: expected" in err
+        assert str(files[0]) not in err
+
+
 def test_verify_goes_on_after_a_message_that_is_not_sound(run, file, tmp_path):
     bad = tmp_path / "bad.jag"
     bad.write_bytes(file.read_bytes()[:-1])
@@ -219,6 +233,9 @@ def test_bench_of_given_lengths(run, tmp_path, file):
     for way in ways.values():
         assert way["bytes"] > 14 * 11
         assert 0 < way["whole"] < 60
+    # Names that not every format takes.
+    status, out, _ = run("bench", lengths, "--rounds", 1, "--columns", "__metadata__:i8,\udcff:i8")
+    assert (status, out.splitlines()[-1]) == (0, "results are equal bit for bit")
     status, out, _ = run("bench", file, "--rounds", 1, "--width", 9)
     assert status == 0
     assert out.startswith("4 rows of 14 tokens, width 9, 38.9% full; 4 columns, 1 round, medians")

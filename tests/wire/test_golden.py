@@ -823,3 +823,5 @@ if __name__ == "__main__":
             (GOLDEN / name).write_text(content)
     elif "--print" in sys.argv:
         print(json.dumps({name: [frame.hex() for frame in frames_of(name)] for name in NAMES}))
+    elif "--blob" in sys.argv:
+        sys.stdout.buffer.write(to_blob(message_of(load(f"{sys.argv[-1]}.json"))))

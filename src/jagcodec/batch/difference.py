@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,14 +178,18 @@ def difference_of(
         found = _difference_of_nodes(a, entry, b, both[1][name])
         if found is not None:
             return found
-    return None if columns is not None else _difference_of_metas(a.message, b.message)
+    return None if columns is not None else _difference_of_metas(a, b)
 
 
 def _structure(
     a: OpenMessage, b: OpenMessage, both: list[dict[str, Entry]], whole: bool
 ) -> Difference | None:
     """What differs of two batches before a cell is looked at."""
-    first, second = describe(a), describe(b)
+    descriptions = []
+    for x in (a, b):
+        with _naming(x):
+            descriptions.append(describe(x))
+    first, second = descriptions
     if whole:
         if first.value != second.value:
             return replace(_WHOLE, what="type", left=first.value, right=second.value)
@@ -256,7 +261,8 @@ def _difference_of_nodes(
                 (a.message, left.node), (b.message, right.node)
             ):
                 return None
-            raise in_entry(entry, error) from error
+            with _naming(found):
+                raise in_entry(entry, error) from error
     start = replace(_WHOLE, column=left.name)
     for cells in (False, True):
         found_difference = _compare(values[0], values[1], start, cells)
@@ -265,11 +271,25 @@ def _difference_of_nodes(
     return None
 
 
-def _difference_of_metas(a: Message, b: Message) -> Difference | None:
-    packed = [_packed_meta(message) for message in (a, b)]
+def _difference_of_metas(a: OpenMessage, b: OpenMessage) -> Difference | None:
+    packed = [_packed_meta(x.message) for x in (a, b)]
     if packed[0] == packed[1]:
         return None
-    return first_difference({"meta": a.meta()}, {"meta": b.meta()})
+    metas = []
+    for x in (a, b):
+        with _naming(x):
+            metas.append({"meta": x.message.meta()})
+    return first_difference(*metas)
+
+
+@contextmanager
+def _naming(found: OpenMessage) -> Iterator[None]:
+    """Put what a message is called in front of what errors say of it."""
+    try:
+        yield
+    except WireFormatError as error:
+        path = f"{found.path}: {error.path}"
+        raise WireFormatError(error.reason, path, error.detail) from error
 
 
 def _packed_meta(message: Message) -> bytes:

@@ -38,6 +38,7 @@ from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.lowered import TORCH_NAMES
 from jagcodec.wire.registry import registered_name
+from jagcodec.wire.spec import Kind
 
 Name: TypeAlias = "str | tuple[str, ...]"
 """Of a column; of one in a nested batch, the names that lead to it."""
@@ -440,6 +441,12 @@ def _check_field(field: Any, path: str) -> None:
     kind, dtype, shape = field
     if type(kind) is not str or not kind:
         raise ArgumentTypeError("bad_type", path, f"expected a kind, found {brief(kind)}")
+    if kind not in _KINDS:
+        raise ArgumentError(
+            "bad_value",
+            path,
+            f"expected the kind jagged, tensor, object or another of the wire, found {brief(kind)}",
+        )
     if dtype is not None and (type(dtype) is not torch.dtype or dtype not in TORCH_NAMES):
         found = str(dtype) if type(dtype) is torch.dtype else brief(dtype)
         raise ArgumentError(
@@ -452,6 +459,9 @@ def _check_field(field: Any, path: str) -> None:
         raise ArgumentError(
             "bad_shape", path, f"expected sizes from 0 on, or None for any, found {brief(shape)}"
         )
+
+
+_KINDS = frozenset(("object", *(kind.name.lower() for kind in Kind)))
 
 
 def _path(name: Name) -> str:

@@ -81,6 +81,8 @@ def make_columns(lengths: Sequence[int], width: int, columns: Iterable[TokenColu
                 cells = torch.randint(most, shape, generator=generator).to(dtype)
             found[name] = cells.masked_fill(~valid, 0).contiguous()
         except (AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
+            if "allocate memory" in str(error):
+                raise MemoryError from error
             detail = f"expected a dtype that torch can fill with numbers, found {dtype_name}"
             raise ArgumentError("bad_dtype", f"--columns {name}", detail) from error
     return found
@@ -138,10 +140,17 @@ def _installed(name: str) -> bool:
 def _safetensors(bits: Columns, rectangles: Callable[[Mapping[str, Any]], Columns]) -> Way:
     from safetensors.torch import load, save
 
-    def read(got: list[Any]) -> Columns:
-        return rectangles({name: cells.numpy() for name, cells in load(bytes(got[0])).items()})
+    # Under numbers, because it does not take every name.
+    numbers = dict(zip(bits, map(str, range(len(bits))), strict=True))
 
-    return Way("padded safetensors", lambda: [save(dict(bits))], read)
+    def write() -> Sequence[Any]:
+        return [save({numbers[name]: tensor for name, tensor in bits.items()})]
+
+    def read(got: list[Any]) -> Columns:
+        found = load(bytes(got[0]))
+        return rectangles({name: found[number].numpy() for name, number in numbers.items()})
+
+    return Way("padded safetensors", write, read)
 
 
 def _arrow(
@@ -154,7 +163,8 @@ def _arrow(
             pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), width)
             for array in arrays.values()
         ]
-        batch = pa.RecordBatch.from_arrays(lists, names=[*arrays])
+        # Under numbers, because it does not take every name.
+        batch = pa.RecordBatch.from_arrays(lists, names=[*map(str, range(len(lists)))])
         stream = io.BytesIO()
         with pa.ipc.new_stream(stream, batch.schema) as writer:
             writer.write_batch(batch)
@@ -163,7 +173,8 @@ def _arrow(
     def read(got: list[Any]) -> Columns:
         batch = pa.ipc.open_stream(pa.py_buffer(got[0])).read_next_batch()
         # Arrow's memory is read-only, and a trainer writes to its batch.
-        return rectangles({name: batch[name].flatten().to_numpy().copy() for name in arrays})
+        cells = (column.flatten().to_numpy().copy() for column in batch.columns)
+        return rectangles(dict(zip(arrays, cells, strict=True)))
 
     return Way("padded Arrow", write, read)
 

@@ -52,6 +52,7 @@ class OpenMessage(NamedTuple):
     """A message whose header was read.
 
     Attributes:
+        path: What errors call it.
         header: That of the whole message: of a compressed one the header around it.
         message: What is inside.
         bytes: All of it, as a blob if it is one, and otherwise its frames.
@@ -61,6 +62,7 @@ class OpenMessage(NamedTuple):
         batch: Whether it holds one.
     """
 
+    path: str
     header: Header
     message: Message
     bytes: int
@@ -96,9 +98,9 @@ def open_message(source: Any, path: str) -> OpenMessage:
     root = header.schema.root
     batch = batch_node(root)
     if batch is None:
-        return OpenMessage(outer, message, total, behind, _values_of(root), [], False)
+        return OpenMessage(path, outer, message, total, behind, _values_of(root), [], False)
     columns = _named(columns_of(batch))
-    return OpenMessage(outer, message, total, behind, columns, _beside(root, batch), True)
+    return OpenMessage(path, outer, message, total, behind, columns, _beside(root, batch), True)
 
 
 def _named(columns: Iterable[tuple[tuple[str, ...], Node]]) -> list[Entry]:
