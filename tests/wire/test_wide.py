@@ -34,6 +34,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.ragged.inner_dims import in_memory
 from jagcodec.testing import assert_same, bits
 from jagcodec.wire.header import read_header
 from jagcodec.wire.spec import PLAIN, Kind
@@ -727,3 +728,33 @@ def test_the_message_of_a_batched_data_dict_opens_and_is_chosen_from():
     batch = BatchedDataDict({"wide": nested([torch.arange(6).view(1, 3, 2)], (3, 2))})
     frames = encode(batch)
     assert_rows(open_wire(frames).inner({"wide": (1, [2])})["wide"], [torch.tensor([[[4, 5]]])])
+
+
+@pytest.mark.parametrize("at", [0, 8])
+def test_complex_cells_at_any_address_that_numpy_allows(at):
+    """torch copies rows of complex128 by instructions that end the process 8 bytes beside one."""
+    memory = np.zeros(8192, dtype=np.uint8)
+    first = -memory.ctypes.data % 16 + at
+    cells = memory[first : first + 4000].view(np.complex128).reshape(10, 25)
+    cells += np.arange(250).reshape(10, 25)
+    given = torch.from_numpy(cells)[:, 1:6]
+    assert given.data_ptr() % 16 == at
+    assert_same(decode(encode(given)), torch.arange(250.0).view(10, 25)[:, 1:6].to(given.dtype))
+
+    batch = TensorDict({"c": stack_or_nest([torch.from_numpy(cells[:n]) for n in (2, 5, 3)])}, [3])
+    header, frame = encode(batch, outermost={"c": 1})
+    there = np.zeros(len(frame) + 32, dtype=np.uint8)
+    start = -there.ctypes.data % 16 + at
+    there[start : start + len(frame)] = np.frombuffer(frame, np.uint8)
+    assert in_memory(there[start : start + 160], torch.complex128, (10,)).data_ptr() % 16 == 0
+    for frames in ([header, there[start : start + len(frame)]], [header, frame]):
+        opened = open_wire(frames)
+        for rows in ([0, 1, 2], [1, 2], [2, 0]):
+            expected = batch["c"].unbind()
+            for found in (
+                opened.rows(rows).to_tensordict(),
+                decode(opened.rows(rows).to_frames()),
+                decode(opened.inner({"c": (1, range(25))}).rows(rows).to_frames()),
+            ):
+                for row, tensor in zip(rows, found["c"].unbind(), strict=True):
+                    assert_same(tensor, expected[row])

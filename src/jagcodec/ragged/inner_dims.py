@@ -7,7 +7,6 @@ elements as wide as the cells behind the dims that change places.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,7 +115,7 @@ def _only_read(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int) -> 
 
 def in_memory(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over bytes that is only to be read, whoever else may write to them."""
-    if address(data) % math.gcd(dtype.itemsize, 8):
+    if address(data) % dtype.itemsize:  # torch reads 16 bytes at once of complex128
         data = data.copy()
     elif not data.flags.writeable:  # which torch has no word for
         data = borrowed(address(data), data.nbytes, data)

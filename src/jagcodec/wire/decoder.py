@@ -40,7 +40,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import INT64_MAX, cells_of, inside
+from jagcodec.wire.checks import inside
 from jagcodec.wire.compressed import opened
 from jagcodec.wire.frames import FramePayload, Payload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
@@ -57,6 +57,7 @@ from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.parts import shares_objects
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
+from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, MAX_STACKS, PLAIN, Kind
 
@@ -261,34 +262,16 @@ def _scalar(message: Message, node: Node) -> Any:
 
 
 def _tensor_views(message: Message, node: Node) -> list[torch.Tensor]:
-    starts, ends = view_bounds(message, node)
+    starts, ends = view_bounds(message.payload, message.numbers, node)
     base = message.cells(node, message.shape(node))
     base = base if message.device is None else base.to(message.device)
     return [base[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def view_bounds(message: Message, node: Node) -> IntArray:
-    """(2, views) where each view of one tensor begins and ends in its first dim."""
-    i = node.number
-    views, rows = message.numbers[i + 4], message.shape(node)[0]
-    data = message.payload.read(message.numbers[i + 2], message.numbers[i + 3], 16 * views)
-    bounds = np.frombuffer(bytearray(data), dtype=np.int64).reshape(2, views)
-    starts, ends = bounds
-    good = (starts >= 0) & (starts <= ends) & (ends <= rows)
-    if not good.all():
-        row = int(np.argmin(good))
-        raise WireFormatError(
-            "out_of_bounds",
-            f"$[{row}]",
-            f"expected a range within {rows}, found {brief(bounds[:, row].tolist())}",
-        )
-    return bounds
-
-
 def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     i = node.number
     buffer, offset, cells = message.numbers[i : i + 3]
-    shapes = component_shapes(message, node)
+    shapes = component_shapes(message.payload, message.numbers, node)
     values = from_bytes(
         message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
         torch_dtype(node.fields[0]),
@@ -298,52 +281,12 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     return strided_nested(values, shapes)
 
 
-def component_shapes(message: Message, node: Node) -> IntArray:
-    """(components, rank) of a strided nested tensor: the shape of each."""
-    cells, sizes_buffer, sizes_offset, components = message.numbers[node.number + 2 : node.end]
-    _, rank = node.fields
-    data = message.payload.read(sizes_buffer, sizes_offset, 8 * (rank or 1) * components)
-    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank or 1)
-    if not rank:
-        if (shapes != 1).any():
-            raise bad("a 1 for each component without dims", "another number")
-        shapes = shapes[:, :0]
-    found = _cells_of_all(shapes, cells)
-    if found != cells:
-        raise WireFormatError(
-            "bad_offsets", "$", f"expected component sizes of {cells} cells, found {found}"
-        )
-    return shapes
-
-
 def _inner_first(message: Message, node: Node) -> torch.Tensor:
     (child,), (dim,) = node.children, node.fields
     view = message.view(child)
     values = memory_of(view)
     values = values if message.device is None else values.to(message.device)
     return nested_tensor(moved_back(values, dim), view.row_splits)
-
-
-def _cells_of_all(shapes: IntArray, most: int) -> int:
-    """The cells of components of (N, rank) shapes; of more than `most`, some number above it.
-
-    Raises:
-        WireFormatError: A shape is not one.
-    """
-    cells = np.ones(len(shapes), dtype=np.int64)
-    wrong = (shapes < 0).any(axis=1)
-    for dims in shapes.T:
-        # Strides are products of the other dims even where one dim is 0.
-        extents = np.maximum(dims, 1)
-        wrong |= cells > INT64_MAX // extents
-        cells *= extents
-    if wrong.any():
-        cells_of(shapes[np.argmax(wrong)].tolist())
-    cells[(shapes == 0).any(axis=1)] = 0
-    largest = int(cells.max(initial=0))
-    if largest > most or len(cells) * most > INT64_MAX:  # whose sum might wrap around
-        return largest if largest > most else sum(cells.tolist())
-    return int(cells.sum())
 
 
 def _sparse_coo(message: Message, node: Node) -> torch.Tensor:

@@ -22,13 +22,14 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.checks import inside
 from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
 from jagcodec.wire.compressed import opened
-from jagcodec.wire.decoder import build, component_shapes, objects, view_bounds
+from jagcodec.wire.decoder import build, objects
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_first import tensor_of
 from jagcodec.wire.lazy import batch_of_message
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import FORMS, Node, child_step
 from jagcodec.wire.spec import PLAIN, TORCH_DTYPES, Kind
 
@@ -423,10 +424,10 @@ def _column(
 def _row_sizes(message: Message, node: Node) -> tuple[Sequence[int] | IntArray, int]:
     """What each row is long, and the bytes of one step of it; nothing where rows are alike."""
     if node.kind is Kind.TENSOR_VIEWS:
-        starts, ends = view_bounds(message, node)
+        starts, ends = view_bounds(message.payload, message.numbers, node)
         return ends - starts, node.itemsize * math.prod(message.shape(node)[1:])
     if node.kind is Kind.STRIDED_NESTED:
-        return component_shapes(message, node).prod(axis=1), node.itemsize
+        return component_shapes(message.payload, message.numbers, node).prod(axis=1), node.itemsize
     if node.kind not in _GROUPED:
         return (), 1
     lengths = message.row_splits(message.numbers[node.number + 3]).lengths
@@ -486,7 +487,9 @@ def _shape(message: Message, node: Node) -> _Shape | None:
     if kind is Kind.TENSOR_VIEWS:
         return (message.numbers[node.number + 4], None, *message.shape(node)[1:])
     if kind is Kind.STRIDED_NESTED:
-        return _shape_of_rows([*map(tuple, component_shapes(message, node).tolist())])
+        return _shape_of_rows(
+            [*map(tuple, component_shapes(message.payload, message.numbers, node).tolist())]
+        )
     form = FORMS.get(kind, _NO_FORM)
     dimensional = form.numbers[-1:] == ("*",)
     return message.shape(node) if dimensional else None
