@@ -60,7 +60,7 @@ def _options(batches: Mapping[str, Any]) -> str:
     for batch, found in batches.items():
         plain = found["options"].get("none", {}).get("bytes")
         for name, own in found["options"].items():
-            cells = [batch, _name(name), _mb(own["bytes"]), _share(own["bytes"], plain)]
+            cells = [batch, _name(name), _size(own["bytes"]), _share(own["bytes"], plain)]
             batch = ""
             for step in ("write", "decode", "materialize"):
                 ratio = own.get(f"{step} / narrow")
@@ -73,7 +73,7 @@ def _options(batches: Mapping[str, Any]) -> str:
 def _images(batches: Mapping[str, Any]) -> str:
     head = ("batch", "options", "sent", "of one copy", "to write", "to decode", "to materialize")
     rows = [
-        [batch, _name(name), _mb(own["bytes"]), _share(own["bytes"], found["once"])]
+        [batch, _name(name), _size(own["bytes"]), _share(own["bytes"], found["once"])]
         + [_ms(own[step]) for step in ("write", "decode", "materialize")]
         + [_speed(own, name, "none")]
         for batch, found in batches.items()
@@ -86,7 +86,7 @@ def _codecs(options: Mapping[str, Any]) -> str:
     head = ("codecs: options", "sent", "of none", "to write", "to decode")
     plain = options.get("none", {}).get("bytes")
     rows = [
-        [_name(name), _mb(own["bytes"]), _share(own["bytes"], plain)]
+        [_name(name), _size(own["bytes"]), _share(own["bytes"], plain)]
         + [_ms(own["write"]), _ms(own["decode"])]
         + [_speed(own, name, other) for other in ("none", "narrow")]
         for name, own in options.items()
@@ -124,8 +124,9 @@ def _name(option: str) -> str:
     return option if option == "none" else f"`{option}`"
 
 
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.3g} MB"
+def _size(size: int) -> str:
+    unit, name = next(x for x in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if size >= x[0])
+    return f"{size / unit:.3g} {name}"
 
 
 def _share(size: int, of: int | None) -> str:

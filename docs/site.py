@@ -44,6 +44,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return _LINK.sub(link, markdown)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """The page, unless Markdown is left in it: what lies in a list is indented by four spaces."""
+    text = _MARKUP.sub("", html)
+    left = _LEFT.search(text)
+    if left is not None:
+        from mkdocs.exceptions import PluginError
+
+        line = text[left.start() :].strip().split("\n", 1)[0]
+        raise PluginError(f"{page.file.src_uri}: Markdown that did not become HTML: {line:.80}")
+    return html
+
+
+_MARKUP = re.compile(r"<(pre|code)\b.*?</\1>|<[^>]+>", re.DOTALL)
+_LEFT = re.compile(r"^\s*([*-] |\||#+ )|\]\(", re.MULTILINE)
+
+
 def _on_site(target: str, here: str, repository: str) -> str:
     """Where a page of the site finds a file: on the site, or else in the repository."""
     page = PAGES.get(target)
