@@ -84,8 +84,9 @@ def kills(plan: Plan) -> dict[str, Any]:
     The successor of a killed one asks which batch is next, and goes on there.
 
     Returns:
-        As `soak`; `kills` of them, `again` batches that came a second time, because the killed
-        one did not live to see the answer, and `unanswered` ones, because it was not there.
+        As `soak`; `kills` of them, `again` batches that came a second time, or whose successor
+        makes them a second time, because the killed one did not live to see the answer, and
+        `unanswered` ones, because it was not there.
     """
     with _bound(plan, zmq.ROUTER) as (socket, port), _Producers() as producers:
         starts = {n: (n, _offer, plan, n, port) for n in range(plan.producers)}
@@ -93,7 +94,7 @@ def kills(plan: Plan) -> dict[str, Any]:
             producers.start(*arguments)
         ledger, counts = Ledger(), dict.fromkeys(("kills", "again", "unanswered"), 0)
         turns = random.Random(0)
-        heard: set[int] = set()  # the clock runs once all of them are there
+        heard: dict[int, Any] = {}  # the clock runs once all of them are there
         start = killed = time.monotonic()
         while len(ledger.ends) < plan.producers:
             try:
@@ -101,11 +102,13 @@ def kills(plan: Plan) -> dict[str, Any]:
             except TransportTimeoutError:
                 break  # the report says who did not finish
             message = decode(frames)
+            if not speaks(heard, message, envelope):
+                counts["again"] += 1
+                continue
             if "sent" in message or message.get("sequence", -1) >= ledger.next_of(message):
                 ledger.note(message)
             elif "sequence" in message:
                 counts["again"] += 1  # else it asks which one is next
-            heard.add(message["producer"])
             now = time.monotonic()
             if len(heard) < plan.producers:
                 start = killed = now
@@ -127,6 +130,17 @@ def kills(plan: Plan) -> dict[str, Any]:
     report = {**ledger.report(plan), **counts, "exit_codes": codes}
     del report["tokens_sent"]  # nobody counted those of the dead
     return report
+
+
+def speaks(heard: dict[int, Any], message: Mapping[str, Any], envelope: Any) -> bool:
+    """Whether a message is of the last process of its producer, which asks before it sends.
+
+    What a killed one left on the way may arrive once its successor was told which batch is next.
+    """
+    number = message["producer"]
+    if "sequence" not in message and "sent" not in message:
+        heard[number] = envelope
+    return bool(heard.get(number) == envelope)
 
 
 def faults(report: Mapping[str, Any]) -> int:

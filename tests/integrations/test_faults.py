@@ -403,6 +403,21 @@ def test_every_batch_is_accounted_for_though_producers_are_killed():
     assert report["batches"] == report["sent"] >= 6
 
 
+def test_what_a_killed_producer_left_on_the_way_counts_until_its_successor_asks():
+    heard = {}
+    old, new = [b"1"], [b"2"]
+    asks, batch, ends = {"producer": 0}, {"producer": 0, "sequence": 3}, {"producer": 0, "sent": 3}
+    for message, envelope, counts in (
+        (asks, old, True),
+        (batch, old, True),
+        (asks, new, True),
+        (batch, old, False),
+        (batch, new, True),
+        (ends, new, True),
+    ):
+        assert soaks.speaks(heard, message, envelope) is counts
+
+
 def ledger_of(*messages):
     ledger = soaks.Ledger()
     for message in messages:
