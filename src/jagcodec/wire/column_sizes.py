@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.wire.compressed import opened
 from jagcodec.wire.frames import blob_end, is_blob
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message import Message, open_frames
+from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.parts import table_of
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, stored_size
@@ -71,14 +69,14 @@ def message_size(frames: Any, path: str) -> MessageSize:
         WireFormatError: It is malformed.
         ArgumentError: It is compressed, and the library for that is not installed.
     """
-    outer, arrays = open_frames(frames, path, DEFAULT_LIMITS)
+    message = open_message(frames, path, by_range=True, verify=False)
+    arrays: Any = message.frames
+    header, outer = message.header, message.outer
     total = sum(map(len, arrays))
     if not isinstance(frames, (list, tuple)) or (len(frames) == 1 and _is_blob(frames[0])):
         total = blob_end(len(arrays[0]), outer.sizes)
     root = outer.schema.root
     compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
-    header, payload = opened(outer, arrays[1:], None, by_range=True)
-    message = Message(header, payload, None, False)
     # The header inside a compressed message is one of its values.
     size = len(arrays[0]) if compress is None else len(outer.values[0])
     weighing = Weighing(message)
@@ -188,7 +186,7 @@ class Weighing:
             dims = list(self._message.shape(node))
             del dims[0]  # tables are of ragged dim 1
             each = math.prod(dims)
-        for part in table_of(self._message, buffer, offset, stored):
+        for part in table_of(self._message, buffer, offset, stored - PARTS):
             size = stored_size(dtype, part.stored, part.cells * each)
             index = stored_size("int64", part.index_stored, part.indices)
             self.narrow = self.narrow or bool(size and part.stored != PLAIN)
