@@ -770,3 +770,15 @@ def test_nested_batches_with_other_dim_names_are_a_bad_message():
     for read in (lambda: open_wire(frames), lambda: join_messages([frames, frames], "test")):
         with pytest.raises(WireFormatError, match=r"expected dim names \['a'\] in each batch"):
             read().to_tensordict()
+
+
+def test_messages_that_claim_rows_take_no_memory_for_each():
+    rows = 1 << 22
+    claims = encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows]))
+    assert sum(map(len, claims)) < 200
+    tracemalloc.start()
+    try:
+        assert concat_rows([open_wire(claims)] * 4).to_tensordict().batch_size == (4 * rows,)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,6 +1,7 @@
 """Limits of readers: what each counts, and that nothing past one is asked for."""
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ def test_a_file_is_measured_before_it_is_read(tmp_path, mmap):
     load(path, mmap=mmap, limits=Limits(bytes=size))
     with pytest.raises(WireFormatError, match="the limit 'bytes'"):
         load(path, mmap=mmap, limits=Limits(bytes=size - 1))
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_the_header_of_a_file_is_measured_before_the_file_is_read(tmp_path, mmap):
+    path = tmp_path / "x.jag"
+    dump({"a": torch.arange(5)}, path)
+    with path.open("r+b") as file:
+        file.seek(16)
+        file.write((1 << 30).to_bytes(8, "little"))
+        file.truncate(2 << 30)  # a file of holes
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireFormatError, match="the limit 'header'"):
+            load(path, mmap=mmap)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_limits_are_numbers_in_range():

@@ -87,6 +87,16 @@ def check(frames, *, batch):
         assert read_by_it or isinstance(made, WireFormatError), (name, made)
 
 
+def test_a_part_has_no_more_cells_than_its_rows():
+    parts = (
+        made_of("REPEATED", b"\7", [0], rows=[0, 0]),
+        made_of("IN_ORDER", b"\1" * 5, rows=[2, 3]),
+    )
+    frames = batch_of("JAGGED", *parts)
+    assert refused(decode, frames).reason == "out_of_bounds"
+    check(frames, batch=True)
+
+
 IN_BATCHES = {
     name: entry[-1]
     for name, entry in [*corpus_parts.GOOD.items(), *corpus_parts.BAD.items()]

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -148,6 +149,28 @@ def test_user_code_never_writes_to_memory_that_is_only_to_be_read():
         if value is leaf:
             open_wire(frames).rows([1, 0]).to_frames()
         assert [hashlib.sha1(frame).digest() for frame in frames] == before
+
+
+def test_what_is_sent_on_is_not_copied_though_it_is_only_to_be_read():
+    wide = torch.arange(30_000).view(3, 10_000)
+    frames = [bytes(frame) for frame in encode(TensorDict({"x": wide, "y": wide + 1}, [3]))]
+    part = open_wire(frames).select(["y"]).to_frames()
+    assert np.shares_memory(np.frombuffer(part[2], np.uint8), np.frombuffer(frames[3], np.uint8))
+    assert decode(part)["y"].equal(wide + 1)
+
+
+@pytest.mark.parametrize("choose", [slice(2, 5), [3, 1], slice(None)])
+def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
+    rows = 1 << 23
+    batch = open_wire(encode(TensorDict({"x": torch.empty(rows, 0)}, [rows])))
+    chosen = batch if choose == slice(None) else batch.rows(choose)
+    tracemalloc.start()
+    try:
+        assert chosen["x"].shape == (len(chosen), 0)
+        assert decode(chosen.select(["x"]).to_frames())["x"].shape == (len(chosen), 0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_frames_in_device_memory_are_compared_with_their_checksums():

@@ -4,6 +4,7 @@
 import collections
 import dataclasses
 import enum
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -34,7 +36,9 @@ from jagcodec import (
     register_type,
 )
 from jagcodec.testing import assert_same
+from jagcodec.wire import registry
 from jagcodec.wire.registry import restore
+from tests.wire.forge import message, record
 
 
 class Color(enum.Enum):
@@ -211,6 +215,36 @@ def test_forged_states_are_refused(name, state):
 def test_no_other_class_can_be_named(name):
     with pytest.raises(WireFormatError, match="registered here"):
         restore(name, "x")
+
+
+class Looked(dict[str, Any]):
+    """The modules of the process, and how many characters were looked up among them."""
+
+    characters = 0
+
+    def get(self, name, default=None):
+        self.characters += len(name)
+        return super().get(name, default)
+
+
+def test_names_are_looked_up_in_time_that_does_not_grow_with_their_square(monkeypatch):
+    looked = Looked(sys.modules)
+    monkeypatch.setattr(registry, "sys", SimpleNamespace(modules=looked))
+    with pytest.raises(WireFormatError, match="register_type"):
+        restore("a." * 40_000 + "b", 1)
+    assert looked.characters < 1 << 20
+    assert restore("tests.wire.test_stdlib_types.Color", "RED") is Color.RED
+
+
+def test_a_stranger_adds_no_members_to_flags():
+    known = len(re.RegexFlag._value2member_map_)
+    assert decode(message(record("USER", "re.RegexFlag", 10))) == re.RegexFlag(10)
+    for value in range(1 << 20, (1 << 20) + 100):
+        with pytest.raises(WireFormatError, match="expected bits of RegexFlag's members"):
+            decode(message(record("USER", "re.RegexFlag", value)))
+    assert len(re.RegexFlag._value2member_map_) <= known + 1
+    with pytest.raises(UnsupportedTypeError, match="expected bits of RegexFlag's members"):
+        encode(re.RegexFlag(1 << 20))
 
 
 def test_nothing_is_imported_and_nothing_is_open_without_the_call():

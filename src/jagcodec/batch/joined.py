@@ -334,12 +334,16 @@ class JoinedRows(_Composite):
 
     def _put_together(self, name: str) -> RaggedView | None:
         messages = self._messages
-        if self._chosen is None:
-            part_of, row = messages.of_rows, None
-            wanted = list(range(len(messages.counts)))
-        else:
+        part_of: Any = None
+        row, wanted = None, list(range(len(messages.counts)))
+        if self._chosen is not None:
             part_of, row = messages.find(self._chosen)
             wanted = np.unique(part_of).tolist()
+        # Before anything is made for each of the rows, of which a message can claim many.
+        if wanted and messages.open_part(wanted[0]).select([name]).schema[name].kind != "jagged":
+            return None
+        if part_of is None:
+            part_of = messages.of_rows
         memories: list[Any] = []
         views: list[tuple[int, int, RaggedView]] = []
         end = 0

@@ -271,10 +271,6 @@ class InflatedPayload(FramePayload):
             if self._inner.is_new(i):
                 self._owned[i] = frame, frame.__array_interface__["data"][0]
 
-    def to_read(self) -> InflatedPayload:
-        """See `Payload`."""
-        return InflatedPayload(self._inner, False, by_range=True)
-
 
 # --- by ranges ---------------------------------------------------------------------------------
 

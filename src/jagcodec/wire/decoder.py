@@ -46,9 +46,9 @@ from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
+    Budget,
     ChosenRows,
     Message,
-    Read,
     joined_rows,
     open_frames,
     open_message,
@@ -149,10 +149,10 @@ def decode_resident(
         WireFormatError: As `decode`; or something other than cells of a tensor, stored as wide as
             their dtype, lies in a kept buffer.
     """
-    read = read_header(header, limits or DEFAULT_LIMITS)
+    budget = read_header(header, limits or DEFAULT_LIMITS)
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
+    message = open_frames(budget, [header, *frames], device=device, allow_pickle=allow_pickle)
     return build(message, message.header.schema.root)
 
 
@@ -189,42 +189,42 @@ class MsgpackDecoder:
 # --- nodes to values ---------------------------------------------------------------------------
 
 
-def build(message: Message, node: Node, read: Read | None = None) -> Any:
-    """The value of one node; `read` is what it is part of.
+def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
+    """The value of one node; `budget` is that of the whole read.
 
     Raises:
         WireFormatError: Its parts do not fit together.
     """
     try:
-        return _BUILDERS[node.kind](message, node, read or Read(message))
+        return _BUILDERS[node.kind](message, node, budget or Budget(message))
     except (JagcodecError, OSError, MemoryError):  # of the source of the bytes, some of them
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _children(message: Message, node: Node, read: Read) -> list[Any]:
-    read.enter(message)
+def _children(message: Message, node: Node, budget: Budget) -> list[Any]:
+    budget.enter(message)
     values = []
     for i, child in enumerate(node.children):
         try:
-            values.append(build(message, child, read))
+            values.append(build(message, child, budget))
         except WireFormatError as error:
             raise inside(error, child_step(node, i)) from error
-    read.depth -= 1
+    budget.depth -= 1
     return values
 
 
 # Values without buffers
 
 
-def _user(message: Message, node: Node, read: Read) -> Any:
-    (state,) = _children(message, node, read)
+def _user(message: Message, node: Node, budget: Budget) -> Any:
+    (state,) = _children(message, node, budget)
     return restore(node.fields[0], state)
 
 
-def _dict(message: Message, node: Node, read: Read) -> dict[Any, Any]:
-    keys, *items = _children(message, node, read)
+def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
+    keys, *items = _children(message, node, budget)
     if type(keys) is not list or node.children[0].kind is not Kind.VALUE:
         raise bad("a list of keys", type(keys).__name__)
     return dict_of(keys, items)
@@ -233,7 +233,7 @@ def _dict(message: Message, node: Node, read: Read) -> dict[Any, Any]:
 # numpy
 
 
-def _array(message: Message, node: Node, read: Read) -> AnyArray:
+def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
     dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
@@ -245,11 +245,11 @@ def _array(message: Message, node: Node, read: Read) -> AnyArray:
     return array
 
 
-def _field_array(message: Message, node: Node, read: Read) -> AnyArray:
+def _field_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     names = dtype.names or ()
-    columns = _children(message, node, read)
+    columns = _children(message, node, budget)
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
             raise bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
@@ -262,25 +262,25 @@ def _field_array(message: Message, node: Node, read: Read) -> AnyArray:
     return array
 
 
-def _scalar(message: Message, node: Node, read: Read) -> Any:
+def _scalar(message: Message, node: Node, budget: Budget) -> Any:
     # The array is no level of its own: in rows of scalars each would count twice.
     (child,) = node.children
     if child.kind is not Kind.FIELD_ARRAY or child.fields[1] != 0:
         raise bad("a structured array of rank 0", child.kind.name)
-    return build(message, child, read)[()]
+    return build(message, child, budget)[()]
 
 
 # Tensors
 
 
-def _tensor_views(message: Message, node: Node, read: Read) -> list[torch.Tensor]:
+def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
     starts, ends = view_bounds(message.payload, message.numbers, node)
     base = message.cells(node, message.shape(node))
     base = base if message.device is None else base.to(message.device)
     return [base[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _strided_nested(message: Message, node: Node, read: Read) -> torch.Tensor:
+def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     i = node.number
     buffer, offset, cells = message.numbers[i : i + 3]
     shapes = component_shapes(message.payload, message.numbers, node)
@@ -293,7 +293,7 @@ def _strided_nested(message: Message, node: Node, read: Read) -> torch.Tensor:
     return strided_nested(values, shapes)
 
 
-def _inner_first(message: Message, node: Node, read: Read) -> torch.Tensor:
+def _inner_first(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     (child,), (dim,) = node.children, node.fields
     view = message.rows(child)
     values = memory_of(view)
@@ -301,9 +301,9 @@ def _inner_first(message: Message, node: Node, read: Read) -> torch.Tensor:
     return nested_tensor(moved_back(values, dim), view.row_splits)
 
 
-def _sparse_coo(message: Message, node: Node, read: Read) -> torch.Tensor:
+def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     shape = message.shape(node)
-    indices, values = _dense_children(message, node, read)
+    indices, values = _dense_children(message, node, budget)
     if indices.dtype != torch.int64:
         raise WireFormatError("bad_sparse", "$", f"expected int64 indices, found {indices.dtype}")
     try:
@@ -324,8 +324,8 @@ def _sparse_coo(message: Message, node: Node, read: Read) -> torch.Tensor:
         ) from error
 
 
-def _sparse_compressed(message: Message, node: Node, read: Read) -> torch.Tensor:
-    compressed, plain, values = _dense_children(message, node, read)
+def _sparse_compressed(message: Message, node: Node, budget: Budget) -> torch.Tensor:
+    compressed, plain, values = _dense_children(message, node, budget)
     layout = node.fields[0]
     if layout in BLOCKED_LAYOUTS and 0 in values.shape[1:3]:
         raise bad("blocks with cells", list(values.shape))
@@ -345,7 +345,7 @@ def _sparse_compressed(message: Message, node: Node, read: Read) -> torch.Tensor
         ) from error
 
 
-def _dense_children(message: Message, node: Node, read: Read) -> list[torch.Tensor]:
+def _dense_children(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
     """The parts of a sparse tensor, the last of which are its values."""
     for child in node.children:
         if child.kind is not Kind.TENSOR:
@@ -353,7 +353,7 @@ def _dense_children(message: Message, node: Node, read: Read) -> list[torch.Tens
     for child in node.children[:-1]:
         if message.numbers[child.number + 2] != PLAIN:
             raise bad("indices as wide as their dtype", "narrow ones")
-    return _children(message, node, read)
+    return _children(message, node, budget)
 
 
 # tensordict
@@ -362,14 +362,14 @@ def _dense_children(message: Message, node: Node, read: Read) -> list[torch.Tens
 _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 
 
-def _tensordict(message: Message, node: Node, read: Read) -> TensorDict:
+def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
     numbers = message.numbers
     rank, names, keys = node.fields
     size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would take every leaf as it is.
     fits = rank == 1 and names is None and message.device is None
-    read.depth += 1
+    budget.depth += 1
     for key, child in zip(keys, node.children, strict=True):
         try:
             if child.kind is _JAGGED:
@@ -379,12 +379,12 @@ def _tensordict(message: Message, node: Node, read: Read) -> TensorDict:
                 leaves[key] = message.tensor(child)
                 fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
             else:
-                leaf = leaves[key] = build(message, child, read)
+                leaf = leaves[key] = build(message, child, budget)
                 _check_leaf(leaf, child, size, names)
                 fits = fits and _stacked_rows(leaf) == size[0]
         except WireFormatError as error:
             raise inside(error, key) from error
-    read.depth -= 1
+    budget.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
     return TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
@@ -403,9 +403,9 @@ def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
         check_names(leaf, names, len(size))
 
 
-def _lazy_stack(message: Message, node: Node, read: Read) -> LazyStackedTensorDict:
+def _lazy_stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict:
     stack_dim, dim_name = node.fields
-    members = _children(message, node, read)
+    members = _children(message, node, budget)
     if not all(isinstance(member, TensorDictBase) or is_tensorclass(member) for member in members):
         raise bad("TensorDicts to stack", "something else")
     options: Any = {"stack_dim": stack_dim, "stack_dim_name": dim_name}
@@ -416,13 +416,13 @@ def _lazy_stack(message: Message, node: Node, read: Read) -> LazyStackedTensorDi
     return stack
 
 
-def _non_tensor_data(message: Message, node: Node, read: Read) -> NonTensorData:
-    (payload,) = _children(message, node, read)
+def _non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:
+    (payload,) = _children(message, node, budget)
     return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
 
 
-def _non_tensor_stack(message: Message, node: Node, read: Read) -> NonTensorStack:
-    members = _children(message, node, read)
+def _non_tensor_stack(message: Message, node: Node, budget: Budget) -> NonTensorStack:
+    members = _children(message, node, budget)
     if not all(is_non_tensor(member) for member in members):
         raise bad("non-tensor members to stack", "something else")
     return NonTensorStack(*members, stack_dim=node.fields[0])
@@ -431,16 +431,16 @@ def _non_tensor_stack(message: Message, node: Node, read: Read) -> NonTensorStac
 # Rows of objects
 
 
-def _object_array(message: Message, node: Node, read: Read) -> AnyArray:
+def _object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
     shape = message.shape(node)
-    items = objects(message, node, read)
+    items = objects(message, node, budget)
     if len(items) != math.prod(shape):
         raise bad(f"{math.prod(shape)} items", len(items))
     return object_array(items).reshape(shape)
 
 
 def objects(
-    message: Message, node: Node, read: Read, chosen: ChosenRows | None = None
+    message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
     """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them.
 
@@ -449,30 +449,30 @@ def objects(
     """
     leaf = message.leaf(node)
     if leaf.parts:
-        return _shared_objects(message, node, read, chosen)
+        return _shared_objects(message, node, budget, chosen)
     place = leaf.place[:2]
     host = message.splits(leaf).host
     items: list[Any] = []
     for rows in joined_rows(range(len(host) - 1) if chosen is None else chosen.index):
         if rows:
             bounds = host[rows.start : rows.stop + 1]
-            items += _documents(message, read, message.payload, place, bounds, rows.start)
+            items += _documents(message, budget, message.payload, place, bounds, rows.start)
     return items
 
 
 def _shared_objects(
-    message: Message, node: Node, read: Read, chosen: ChosenRows | None
+    message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
 ) -> list[Any]:
     """The objects of rows that share bytes: one for rows that were one, else one for each row."""
     view, leaf = message.rows(node, chosen), message.leaf(node)
     shared = shares_objects(message.parts(leaf))
     view, index = _distinct(view) if shared else (view, None)
     # Of rows that are one object, one is made; of others it counts what all of them come to.
-    read.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
+    budget.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
     data = as_bytes(values_of(view))
     payload = FramePayload([data], copy=False)
     bounds = view.row_splits.host
-    items = _documents(message, read, payload, (0, 0), bounds, 0) if len(data) else []
+    items = _documents(message, budget, payload, (0, 0), bounds, 0) if len(data) else []
     return items if index is None else [items[k] for k in index.tolist()]
 
 
@@ -486,7 +486,7 @@ def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray]:
 
 
 def raw_documents(
-    message: Message, node: Node, read: Read, chosen: ChosenRows | None
+    message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
 ) -> Documents | list[Any]:
     """Rows of documents as they are; the objects in them, where a row is a message of its own.
 
@@ -494,20 +494,20 @@ def raw_documents(
     """
     leaf = message.leaf(node)
     if leaf.parts:
-        return objects(message, node, read, chosen)
+        return objects(message, node, budget, chosen)
     splits = message.splits(leaf)
     data = message.payload.read(*leaf.place[:2], splits.total).tobytes()
     rows = slice(None) if chosen is None else chosen.at
     starts, ends = splits.host[:-1][rows].tolist(), splits.host[1:][rows].tolist()
     items = [data[a:b] for a, b in zip(starts, ends, strict=True)]
     if any(item[:1] in (b"\0", b"j") and len(item) > 1 for item in items):
-        return objects(message, node, read, chosen)
+        return objects(message, node, budget, chosen)
     return Documents(items) if items else []
 
 
 def _documents(
     message: Message,
-    read: Read,
+    budget: Budget,
     payload: Payload,
     place: tuple[int, int],
     bounds: IntArray,
@@ -530,7 +530,7 @@ def _documents(
             return items
         for i, item in enumerate(items):
             try:
-                items[i] = _revived(message, read, item)
+                items[i] = _revived(message, budget, item)
             except WireFormatError as error:
                 raise inside(error, row + i) from error
         return items
@@ -539,22 +539,22 @@ def _documents(
         try:
             if messages[i]:
                 at = offset + first + start
-                items.append(_message_in_row(message, read, payload, buffer, at, end - start))
+                items.append(_message_in_row(message, budget, payload, buffer, at, end - start))
             else:
                 item = documents.unpack(data[start:end].tobytes())
-                items.append(_revived(message, read, item))
+                items.append(_revived(message, budget, item))
         except WireFormatError as error:
             raise inside(error, row + i) from error
     return items
 
 
-def _revived(message: Message, read: Read, item: Any) -> Any:
+def _revived(message: Message, budget: Budget, item: Any) -> Any:
     """A document of a row, one level inside the node of the rows."""
-    return revived(item, read.depth + 1, message.limits.depth, message.allow_pickle)
+    return revived(item, budget.depth + 1, message.limits.depth, message.allow_pickle)
 
 
 def _message_in_row(
-    message: Message, read: Read, payload: Payload, buffer: int, offset: int, size: int
+    message: Message, budget: Budget, payload: Payload, buffer: int, offset: int, size: int
 ) -> Any:
     """The value of a row that is a message of its own, behind zeros."""
     head = payload.read(buffer, offset, min(size, _MOST_ZEROS + 1))
@@ -565,12 +565,10 @@ def _message_in_row(
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
     inner = open_row(blob, message, repeated=payload is not message.payload)
-    read.count_objects(inner)
-    read.enter(inner)
-    outer, read.values = read.values, None
-    value = build(inner, inner.header.schema.root, read)
-    read.values = outer
-    read.depth -= 1
+    budget.count_objects(inner)
+    budget.enter(inner)
+    value = build(inner, inner.header.schema.root, budget)
+    budget.depth -= 1
     return value
 
 
@@ -603,24 +601,24 @@ def _rising(indices: torch.Tensor) -> bool:
     return not open_steps.any()
 
 
-_BUILDERS: dict[Kind, Callable[[Message, Node, Read], Any]] = {
-    Kind.VALUE: lambda message, node, read: read.value(message, node.value),
-    Kind.TUPLE: lambda message, node, read: tuple(_children(message, node, read)),
+_BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
+    Kind.VALUE: lambda message, node, budget: message.value(node.value, budget.depth),
+    Kind.TUPLE: lambda message, node, budget: tuple(_children(message, node, budget)),
     Kind.LIST: _children,
-    Kind.MAP: lambda message, node, read: dict(
-        zip(node.fields[0], _children(message, node, read), strict=True)
+    Kind.MAP: lambda message, node, budget: dict(
+        zip(node.fields[0], _children(message, node, budget), strict=True)
     ),
     Kind.DICT: _dict,
-    Kind.SLICE: lambda message, node, read: slice(*_children(message, node, read)),
-    Kind.BYTES: lambda message, node, read: message.payload.read(
+    Kind.SLICE: lambda message, node, budget: slice(*_children(message, node, budget)),
+    Kind.BYTES: lambda message, node, budget: message.payload.read(
         *message.numbers[node.number : node.number + 3]
     ).tobytes(),
     Kind.ARRAY: _array,
     Kind.OBJECT_ARRAY: _object_array,
     Kind.FIELD_ARRAY: _field_array,
     Kind.SCALAR: _scalar,
-    Kind.TENSOR: lambda message, node, read: message.tensor(node),
-    Kind.JAGGED: lambda message, node, read: message.jagged(node),
+    Kind.TENSOR: lambda message, node, budget: message.tensor(node),
+    Kind.JAGGED: lambda message, node, budget: message.jagged(node),
     Kind.STRIDED_NESTED: _strided_nested,
     Kind.SPARSE_COO: _sparse_coo,
     Kind.SPARSE_COMPRESSED: _sparse_compressed,
@@ -629,8 +627,8 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Read], Any]] = {
     Kind.TENSORDICT: _tensordict,
     Kind.LAZY_STACK: _lazy_stack,
     Kind.NON_TENSOR_DATA: _non_tensor_data,
-    Kind.NON_TENSOR_ROWS: lambda message, node, read: stack_of_payloads(
-        objects(message, node, read)
+    Kind.NON_TENSOR_ROWS: lambda message, node, budget: stack_of_payloads(
+        objects(message, node, budget)
     ),
     Kind.NON_TENSOR_STACK: _non_tensor_stack,
     Kind.USER: _user,

@@ -25,7 +25,7 @@ from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_first import tensor_of
 from jagcodec.wire.lazy import batch_of_message
-from jagcodec.wire.message import ChosenRows, Message, Read
+from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import FORMS, Node, child_step
@@ -627,6 +627,6 @@ _ROWS_AT: dict[Kind, Callable[[Message, Node, ChosenRows], Any]] = {
     Kind.INNER_FIRST: lambda message, node, chosen: tensor_of(message, node, chosen).unbind()[0],
     Kind.TENSOR: lambda message, node, chosen: message.tensor(node, chosen)[0],
     Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(
-        message, node, Read(message), chosen
+        message, node, Budget(message), chosen
     )[0],
 }

@@ -23,10 +23,10 @@ from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
-from jagcodec.wire.by_column import by_column
+from jagcodec.wire.column_options import column_options
 from jagcodec.wire.compression import Compress, compressed, usable_compression
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import NO_COLUMNS, Columns, Lowered, Ragged
+from jagcodec.wire.lowered import Columns, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
@@ -202,8 +202,8 @@ def pending(
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
     how = None if compress is None else usable_compression(compress)
-    every, named = by_column(narrow, outermost)
-    lowering = Lowering(allow_pickle, default, named or NO_COLUMNS)
+    every, named = column_options(narrow, outermost)
+    lowering = Lowering(allow_pickle, default, every, named)
     tree = lowering.lower(obj)
     if named is not None:
         named.check_names()
@@ -220,9 +220,8 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    stored = every if named is None else every or named.narrow_items(lowered.items, lowering.items)
     compared = None if groups is None else _group_numbers(groups, elide=elide)
-    placing = Placing(copies, stored, keep_on, elide=elide, groups=compared)
+    placing = Placing(copies, keep_on, elide=elide, groups=compared)
     message = placing.message(lowered, checksum and how is None)
     return message if how is None else compressed(message, how, checksum)
 

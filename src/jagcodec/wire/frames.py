@@ -447,7 +447,9 @@ def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
         size = _regular(os.fstat(file.fileno()), where).st_size
         # Before there is memory for the rest, of which anyone can claim any amount.
         start = file.read(min(size, PREAMBLE.size))
-        read_preamble(_flat(start))
+        header = read_preamble(_flat(start))
+        if header > limits.header:
+            raise exceeded("header", limits.header, header, "bytes", "preamble")
         # Between its header and its frames a blob has less than 64 bytes each of padding.
         if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
             raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
@@ -505,10 +507,6 @@ class Payload(Protocol):
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """`size` bytes to look at, as they came."""
-        ...
-
-    def to_read(self) -> Payload:
-        """The same buffers for someone who never writes to what they hold: nothing is copied."""
         ...
 
 
@@ -570,10 +568,6 @@ class FramePayload:
         data: ByteArray = frame[offset : offset + size]
         return data
 
-    def to_read(self) -> FramePayload:
-        """See `Payload`."""
-        return FramePayload(self._frames, False)
-
 
 class RangePayload:
     """Ranges that are fetched as they are asked for. A read-only range is copied by itself."""
@@ -593,10 +587,6 @@ class RangePayload:
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """See `Payload`."""
         return self._fetch(buffer, offset, size) if size else _NOTHING
-
-    def to_read(self) -> RangePayload:
-        """See `Payload`."""
-        return RangePayload(self._fetch, False)
 
 
 def writable(data: ByteArray, copy: bool | None) -> ByteArray:

@@ -16,7 +16,7 @@ from tensordict import TensorDict, UnbatchedTensor
 from jagcodec._arguments import known_names, unknown_name, usable_device
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, IntArray
 from jagcodec.ragged.inner_dims import pick_of_view
 from jagcodec.ragged.non_tensor import (
     batch_of,
@@ -38,8 +38,9 @@ from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, then_picked
 from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
+from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
-from jagcodec.wire.message import ChosenRows, Message, Read, open_message, open_store
+from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
 from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
@@ -116,14 +117,14 @@ class WireBatch:
             WireFormatError: It is malformed.
         """
         message = self._message
-        read = Read(message)
+        budget = Budget(message)
         meta: dict[str, Any] = {}
         for name, node in self._beside:
-            value = build(message, node, read)
+            value = build(message, node, budget)
             if name is None and type(value) is not dict:
                 raise bad("a mapping beside the columns", type(value).__name__)
             meta.update(value if name is None else {name: value})
-        meta.update(message.meta(read))
+        meta.update(message.meta())
         return meta
 
     @property
@@ -237,10 +238,10 @@ class WireBatch:
             WireFormatError: A field is malformed.
             ArgumentError: Rows were chosen of a column that has none to choose, such as CSR.
         """
-        return self._tensordict(Read(self._message))
+        return self._tensordict(Budget(self._message))
 
-    def _tensordict(self, read: Read) -> TensorDict:
-        leaves = {name: self._value(name, read) for name in self._nodes}
+    def _tensordict(self, budget: Budget) -> TensorDict:
+        leaves = {name: self._value(name, node, budget) for name, node in self._nodes.items()}
         names: Any = self._names
         try:
             # A batch without dim names takes those of the batches in it, which `batch_of` does not.
@@ -290,7 +291,7 @@ class WireBatch:
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
-        flat = len(self._rows) == 1 and self._names is None and self._message.device is None
+        flat = len(self._rows) == 1 and self._names is None
         return self._raw_columns() if flat else self.to_tensordict()
 
     def outermost(self) -> dict[str, int]:
@@ -313,37 +314,53 @@ class WireBatch:
 
     def _raw_columns(self) -> Columns:
         """The columns as `encode` takes them, rows of documents unread."""
-        read = Read(self._message)
+        budget = Budget(self._message)
         columns: dict[str, Any] = {}
         for name, node in self._nodes.items():
             if node.kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = self._named(name, self._raw_documents, read)
+                columns[name] = self._named(name, node, self._raw_documents, budget)
             elif node.kind is _JAGGED:
-                columns[name] = self._named(name, self._rows_in_place, read)
+                columns[name] = self._named(name, node, self._rows_in_place, budget)
+            elif node.kind is Kind.TENSOR:
+                columns[name] = self._named(name, node, self._rectangle, budget)
             elif node.kind is Kind.INNER_FIRST:
-                columns[name] = self._named(name, self._inner_first(inner_first.column_of), read)
+                columns[name] = self._named(
+                    name, node, self._inner_first(inner_first.column_of), budget
+                )
             else:
-                columns[name] = self._value(name, read)
+                columns[name] = self._value(name, node, budget)
         return Columns(len(self), columns)
 
-    def _rows_in_place(self, node: Node, read: Read | None = None) -> RaggedView:
+    def _rows_in_place(self, node: Node, budget: Budget | None = None) -> RaggedView:
         self._row_splits(node)
         view = self._message.rows(node, self._chosen)
         picked = self._inner.get(node)
         return pick_of_view(view, picked) if picked else view
 
-    def _inner_first(self, make: Callable[..., Any]) -> Callable[[Node, Read], Any]:
+    def _rectangle(self, node: Node, budget: Budget) -> Any:
+        """A TENSOR as an array where it lies, only to be read; as its leaf, if that is not one."""
+        leaf, payload = self._message.leaf(node), self._message.payload
+        index = range(len(self)) if self._chosen is None else self._chosen.index
+        dtype = NUMPY_DTYPES.get(leaf.dtype)
+        known = [*leaf.shape[:1]] == self._rows and node not in self._inner and not leaf.parts
+        if known and dtype is not None and isinstance(index, range):
+            bounds = index.start * leaf.inner, index.stop * leaf.inner
+            data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
+            return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
+        return self._leaf(node, budget)
+
+    def _inner_first(self, make: Callable[..., Any]) -> Callable[[Node, Budget], Any]:
         """`make` of INNER_FIRST, with what was chosen of it."""
 
-        def chosen(node: Node, read: Read) -> Any:
+        def chosen(node: Node, budget: Budget) -> Any:
             self._row_splits(node.children[0])
             return make(self._message, node, self._chosen, self._inner.get(node, {}))
 
         return chosen
 
-    def _raw_documents(self, node: Node, read: Read) -> Any:
+    def _raw_documents(self, node: Node, budget: Budget) -> Any:
         self._check_documents(node)
-        return raw_documents(self._message, node, read, self._chosen)
+        return raw_documents(self._message, node, budget, self._chosen)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -352,7 +369,7 @@ class WireBatch:
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        return self._named(name, self._leaf, Read(self._message))
+        return self._named(name, self._node(name, "leaf"), self._leaf, Budget(self._message))
 
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
@@ -366,7 +383,7 @@ class WireBatch:
         node = self._node(name, "row_lengths")
         if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
             return None
-        row_splits: RowSplits = self._named(name, self._row_splits)
+        row_splits: RowSplits = self._named(name, node, self._row_splits)
         return row_splits.lengths
 
     # Reading
@@ -377,9 +394,8 @@ class WireBatch:
             raise unknown_name(name, self._nodes, f"WireBatch.{where}")
         return node
 
-    def _named(self, name: str, make: Callable[..., Any], *more: Any) -> Any:
+    def _named(self, name: str, node: Node, make: Callable[..., Any], *more: Any) -> Any:
         """What is made of a column; errors name it."""
-        node = self._node(name, "leaf")
         try:
             return make(node, *more)
         except WireFormatError as error:
@@ -389,12 +405,12 @@ class WireBatch:
         except Exception as error:  # torch, numpy and tensordict raise all kinds
             raise inside(bad(f"rows of {node.kind.name}", error), name) from error
 
-    def _value(self, name: str, read: Read) -> Any:
+    def _value(self, name: str, node: Node, budget: Budget) -> Any:
         """A column as `leaf` makes it, but a nested batch as a TensorDict."""
-        leaf = self._named(name, self._leaf, read)
-        return leaf._tensordict(read) if isinstance(leaf, WireBatch) else leaf
+        leaf = self._named(name, node, self._leaf, budget)
+        return leaf._tensordict(budget) if isinstance(leaf, WireBatch) else leaf
 
-    def _leaf(self, node: Node, read: Read) -> Any:
+    def _leaf(self, node: Node, budget: Budget) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
             dims = message.numbers[node.dims : node.end][: len(self._rows)]
@@ -405,13 +421,13 @@ class WireBatch:
             self._row_splits(node)
             return pick_of_leaf(message.jagged(node, chosen), self._inner.get(node))
         if kind is Kind.INNER_FIRST:
-            return self._inner_first(inner_first.tensor_of)(node, read)
+            return self._inner_first(inner_first.tensor_of)(node, budget)
         if kind is Kind.TENSORDICT:
             return _view(message, node, self._rows, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
             make = stack_of_payloads if chosen is None else leaf_of_rows
-            return make(self._objects(node, read))
-        leaf = build(message, node, read)
+            return make(self._objects(node, budget))
+        leaf = build(message, node, budget)
         if isinstance(leaf, UnbatchedTensor):
             return leaf
         if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
@@ -442,9 +458,9 @@ class WireBatch:
             raise rows_differ(self._rows, sizes)
         return whole if self._chosen is None else message.row_splits(group, self._chosen)
 
-    def _objects(self, node: Node, read: Read) -> list[Any]:
+    def _objects(self, node: Node, budget: Budget) -> list[Any]:
         self._check_documents(node)
-        return objects(self._message, node, read, self._chosen)
+        return objects(self._message, node, budget, self._chosen)
 
     def _check_documents(self, node: Node) -> None:
         rows = self._message.row_splits(self._message.numbers[node.number + 3]).rows
@@ -511,11 +527,14 @@ class WireBatch:
         A jagged one is a `RaggedView` over the message, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        read = Read(self._message)
+        budget = Budget(self._message)
         checked: set[int] = set()  # ragged groups that have as many rows as the batch
-        return [(name, self._named(name, self._column, read, checked)) for name in self._nodes]
+        return [
+            (name, self._named(name, node, self._column, budget, checked))
+            for name, node in self._nodes.items()
+        ]
 
-    def _column(self, node: Node, read: Read, checked: set[int]) -> Any:
+    def _column(self, node: Node, budget: Budget, checked: set[int]) -> Any:
         if node.kind is _JAGGED:
             group = self._message.numbers[node.number + 3]
             if group not in checked or len(self._rows) > 1:
@@ -524,10 +543,10 @@ class WireBatch:
             view = self._message.rows(node, self._chosen)
             return pick_of_view(view, self._inner[node]) if node in self._inner else view
         if node.kind is Kind.INNER_FIRST:
-            return self._inner_first(inner_first.view_of)(node, read)
+            return self._inner_first(inner_first.view_of)(node, budget)
         if node.kind is Kind.NON_TENSOR_ROWS:
-            return object_array(self._objects(node, read))
-        return self._leaf(node, read)
+            return object_array(self._objects(node, budget))
+        return self._leaf(node, budget)
 
 
 def _reopened(frames: list[Any]) -> WireBatch:

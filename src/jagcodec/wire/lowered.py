@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from jagcodec.ragged.views import NestedParts, RaggedView
 
@@ -21,10 +22,6 @@ REMEDY_OF_BATCHES = (
     "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
 )
 """What to do about a batch of another type."""
-
-
-Narrow: TypeAlias = "bool | frozenset[int]"
-"""What is stored narrow: all items of a message, none, or those of these indices."""
 
 
 class Columns(NamedTuple):
@@ -54,11 +51,12 @@ class Dense(NamedTuple):
     """Cells that need a place: of a tensor, of an array, of tensors end to end, of a view's rows.
 
     Its numbers are buffer and offset; and how the cells are stored, where `dtype` names the torch
-    dtype that they have.
+    dtype that they have. With `narrow`, integers are stored in as few bytes as hold them.
     """
 
     source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView
     dtype: str | None
+    narrow: bool = False
 
 
 class Ragged(NamedTuple):
@@ -70,6 +68,7 @@ class Ragged(NamedTuple):
     source: RaggedView | NestedParts
     dtype: str
     path: str
+    narrow: bool = False
 
 
 class InnerFirst(NamedTuple):
@@ -88,38 +87,8 @@ class ColumnDict(dict[str, Any]):
     """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
 
 
-class OfColumns:
-    """Who is asked about each column while a value is lowered: here one that changes none.
-
-    Attributes:
-        marks: What was noted on the way, of which the last is taken back with what was lowered.
-    """
-
-    marks: list[Any]
-
-    def __init__(self) -> None:
-        self.marks = []
-
-    def columns(
-        self, path: list[Any], items: list[Any], columns: Iterable[tuple[str, Any]]
-    ) -> Iterable[tuple[str, Any]]:
-        """All columns of the batch at `path`, as they are to be lowered, one after the other."""
-        return columns
-
-    def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
-        """A column that comes next in the batch at `path`, as it is to be lowered."""
-        return column
-
-    def end(self, path: list[Any], items: list[Any]) -> None:
-        """The batch at `path` has no more columns."""
-
-
-NO_COLUMNS = OfColumns()
-"""Where nothing was said of single columns."""
-
-
 class Documents(NamedTuple):
-    """One document per row: its numbers are buffer, offset, size and group."""
+    """One document per row: its numbers are buffer, offset, how they are stored, group and size."""
 
     rows: Sequence[bytes | Lowered]
 
@@ -138,3 +107,13 @@ class Lowered(NamedTuple):
     items: list[Any]
     values: list[Any]
     unbacked: list[tuple[str, int]]
+
+
+def refusal_of(value: Any, why: str) -> str:
+    """What an error says of a value that cannot be encoded."""
+    cls = type(value)
+    builtin = cls.__module__ == "builtins"
+    name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+    if not why:
+        why = REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else REMEDY
+    return f"{name} cannot be encoded{why}"

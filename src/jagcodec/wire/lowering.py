@@ -20,13 +20,7 @@ from tensordict import (
 )
 
 from jagcodec import cells
-from jagcodec.errors import (
-    JagcodecError,
-    Reason,
-    UnsupportedTypeError,
-    WireFormatError,
-    child_path,
-)
+from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
@@ -43,18 +37,15 @@ from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.lowered import (
-    NO_COLUMNS,
-    REMEDY,
-    REMEDY_OF_BATCHES,
     ColumnDict,
     Columns,
     Dense,
     Documents,
     InnerFirst,
     Lowered,
-    OfColumns,
     Ragged,
     Tree,
+    refusal_of,
 )
 from jagcodec.wire.nested_batches import nested_mismatch
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
@@ -86,10 +77,13 @@ class Lowering:
         self,
         allow_pickle: bool,
         default: Callable[[Any], Any] | None = None,
-        by_column: OfColumns = NO_COLUMNS,
+        narrow: bool = False,
+        options: Any = None,
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._by_column = by_column
+        self._options = options  # `ColumnOptions`, or None where nothing was said of any column
+        # The column that is being lowered, with those around it, and whether it is stored narrow.
+        self._column: tuple[tuple[str, ...], bool] = (), narrow
         self._default = default
         self._defaults = 0
         # What the last error refused, if it was a value.
@@ -144,16 +138,16 @@ class Lowering:
     def _or_default(self, handler: Callable[[Lowering, Any], Tree], value: Any) -> Tree:
         """The tree of a value; of what `default` makes of it, if it is what is refused."""
         outer = self.items, self.values, self.unbacked
-        lists: Any = (*outer, self.on_devices, self.off_devices, self._path, self._by_column.marks)
+        lists: Any = (*outer, self.on_devices, self.off_devices, self._path)
         sizes = [len(found) for found in lists]
-        stacks = self._stacks
+        stacks, column = self._stacks, self._column
         try:
             return handler(self, value)
         except UnsupportedTypeError:
             if self._refused_value is not value:
                 raise
         self.items, self.values, self.unbacked = outer
-        self._stacks = stacks
+        self._stacks, self._column = stacks, column
         for found, size in zip(lists, sizes, strict=True):
             del found[size:]
         return self._replaced(value)
@@ -235,8 +229,6 @@ class Lowering:
             self._packer = documents.packer()
         return self._packer.pack  # type: ignore[no-any-return]
 
-    # Errors
-
     def _refused(self, reason: Reason, detail: str) -> UnsupportedTypeError:
         return UnsupportedTypeError(reason, self._where(), detail)
 
@@ -247,13 +239,8 @@ class Lowering:
         return path
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
-        cls = type(value)
         self._refused_value = value
-        builtin = cls.__module__ == "builtins"
-        name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
-        if not why:
-            why = REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else REMEDY
-        return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
+        return self._refused("unsupported_type", refusal_of(value, why))
 
     # Python
 
@@ -465,7 +452,7 @@ class Lowering:
             raise self._refusal(tensor, f" with {rank} dims: the limit is {MAX_NDIM}")
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
-        self.items.append(Dense(tensor, name))
+        self.items.append(Dense(tensor, name, self._column[1]))
         self.items += shape
         return (Code.TENSOR, name, rank)
 
@@ -484,7 +471,7 @@ class Lowering:
         else:
             view: Any = source
             name, rank = TORCH_NAMES[view.dtype], len(view.shape)
-        self.items.append(Ragged(source, name, "jagged tensor"))
+        self.items.append(Ragged(source, name, "jagged tensor", self._column[1]))
         return (Code.JAGGED, name, rank, dim)
 
     def _inner_first(self, column: InnerFirst) -> Tree:
@@ -521,22 +508,25 @@ class Lowering:
         items = self.items
         items.append(value.rows)
         nodes: list[Tree] = []
-        for name, column in self._by_column.columns(self._path, items, value.columns.items()):
-            kind = type(column)
+        around, options = self._column, self._options
+        for name, column in value.columns.items():
+            if options is not None:
+                column = self._enter(around, name, column)
+            kind, narrow = type(column), self._column[1]
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
                 if dtype is None or isinstance(column.memory, torch.Tensor):
                     self._path.append(name)
                     view, dtype = self._rows_of_tensor(column)
                     self._path.pop()
-                    items.append(Ragged(view, dtype, name))
+                    items.append(Ragged(view, dtype, name, narrow))
                 else:
-                    items.append(column)
+                    items.append(Ragged(column, dtype, name, True) if narrow else column)
                 nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
             elif kind is np.ndarray:
                 dtype = NUMPY_NAMES[column.dtype]
                 shape = column.shape
-                items.append(Dense(column, dtype))
+                items.append(Dense(column, dtype, narrow))
                 items += shape
                 nodes.append((Code.TENSOR, dtype, len(shape)))
             elif kind is Documents:
@@ -553,18 +543,27 @@ class Lowering:
                 else:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
-        self._by_column.end(self._path, items)
+        self._column = around
         return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
 
     def _column_dict(self, columns: ColumnDict) -> Tree:
         """The columns of a batch that is a dict."""
         if not _STRING.issuperset(map(type, columns)):
             return self._dict_of_any_keys(columns)
-        pairs = self._by_column.columns(self._path, self.items, columns.items())
-        trees, nodes = self._children(columns, (column for _, column in pairs))
-        self._by_column.end(self._path, self.items)
+        around, values = self._column, iter(columns.values())
+        if self._options is not None:
+            values = (self._enter(around, *pair) for pair in columns.items())
+        trees, nodes = self._children(columns, values)
+        self._column = around
         node = (Code.MAP, tuple(columns), *trees)
         return node if nodes else dict(zip(columns, trees, strict=True))
+
+    def _enter(self, around: tuple[tuple[str, ...], bool], name: str, column: Any) -> Any:
+        """A column that comes next in the batch `around`, as its cells are to lie."""
+        options = self._options
+        names = (*around[0], name)
+        self._column = names, options.narrow(names, around[1])
+        return options.lying(names, column)
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
         """Rows of a rectangle that is not an array, and the name of their dtype."""
@@ -582,6 +581,7 @@ class Lowering:
         self._batch_size(td)
         keys: list[str] = []
         nodes: list[Tree] = []
+        around = self._column
         for key, leaf in td.items():
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
@@ -589,7 +589,8 @@ class Lowering:
                 wrong = nested_mismatch(key, leaf, td, names)
                 if wrong is not None:
                     raise self._refused("row_mismatch", wrong)
-            leaf = self._by_column.column(self._path, self.items, key, leaf)
+            if self._options is not None:
+                leaf = self._enter(around, key, leaf)
             keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
@@ -598,7 +599,7 @@ class Lowering:
                     leaf, " as a leaf of a TensorDict; make it a NonTensorData of the batch's size"
                 )
             nodes.append(node)
-        self._by_column.end(self._path, self.items)
+        self._column = around
         dims = tuple(names) if any(name is not None for name in names) else None
         return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
 
@@ -659,7 +660,6 @@ class Lowering:
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
-
 _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     dict: Lowering._dict,
     tuple: Lowering._tuple,
@@ -685,7 +685,6 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     NonTensorStack: Lowering._non_tensor_stack,
 }
 
-# The handlers of these look closer.
 _BASES: tuple[tuple[type, Callable[[Lowering, Any], Tree]], ...] = (
     (torch.Tensor, Lowering._tensor),
     (np.generic, Lowering._scalar),

@@ -202,8 +202,8 @@ def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
 # --- reading -----------------------------------------------------------------------------------
 
 
-class Read:
-    """One read of an open message: its documents, and what it may still take of the limits.
+class Budget:
+    """What one read of an open message has used of the limits.
 
     Whoever reads makes one: an open message counts nothing, so that it can be read at any time, any
     number of times, by several threads at once.
@@ -212,26 +212,14 @@ class Read:
         depth: Containers around what is being built, those of outer messages included.
         objects: How many objects were asked for, those of messages in rows included.
         documents: Bytes of repeated documents that become objects.
-        values: The documents of the header, which belong to this read alone; None before one of
-            them was asked for. Of a message in a row those of its own header, while it is built.
     """
 
-    __slots__ = ("depth", "documents", "objects", "values")
+    __slots__ = ("depth", "documents", "objects")
 
     def __init__(self, message: Message) -> None:
         self.depth: int = 0
         self.objects: int = message.header.objects
         self.documents: int = 0
-        self.values: list[Any] | None = None
-
-    def value(self, message: Message, index: int) -> Any:
-        """A document of the header. Each is asked for once."""
-        if self.values is None:
-            self.values = message.take_values()
-        value = self.values[index]
-        if message.header.records:
-            return revived(value, self.depth, message.limits.depth, message.allow_pickle)
-        return value
 
     def enter(self, message: Message) -> None:
         """Go into a container, unless it is one too many."""
@@ -260,6 +248,9 @@ class Read:
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 
 
+_JAGGED = Kind.JAGGED
+
+
 class ChosenRows:
     """Rows chosen of a batch, found once in each ragged group for all columns of it.
 
@@ -282,20 +273,23 @@ class ChosenRows:
         index = self.index
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
-    def among(self, group: int | None, rows: RowSplits) -> tuple[RowSplits, IntArray]:
+    def among(self, group: int | None, rows: RowSplits | None) -> tuple[RowSplits, IntArray]:
         """The rows alone, end to end, and (rows,) where they begin among all those of a group.
 
         Rows without a group are those of rectangles, one cell each.
         """
         known = self._found.get(group)
         if known is None:
-            lengths = np.ascontiguousarray(rows.lengths[self.at])
-            # Rows may repeat, and cells of no bytes may be many.
-            if len(self) * rows.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
-                raise WireFormatError(
-                    "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(self)} rows"
-                )
-            found = RowSplits.from_lengths(lengths), rows.starts[self.at]
+            if rows is None:
+                ones = np.ones(len(self), dtype=np.int64)
+                found = RowSplits.from_lengths(ones), np.asarray(self.index, dtype=np.int64)
+            else:
+                lengths = np.ascontiguousarray(rows.lengths[self.at])
+                # Rows may repeat, and cells of no bytes may be many.
+                if len(self) * rows.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
+                    expected = f"expected fewer than 2**63 cells, found {len(self)} rows"
+                    raise WireFormatError("bad_offsets", "$", expected)
+                found = RowSplits.from_lengths(lengths), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
             known = self._found.setdefault(group, found)
         return known
@@ -359,7 +353,8 @@ class Message:
         self.repeated: bool = False
         self.slicer: tuple[Any, Any] | None = None
         self.widened: dict[Place, ByteArray] = {}
-        # The documents of the header, until the first read takes them.
+        # The documents of the header, but for those that somebody has. Whoever pops the list owns
+        # it until it is put back.
         self._unread: list[list[Any]] = [header.values]
         self._groups: dict[int | None, RowSplits] = {}
         # Columns in memory where all of their rows lie, by the first of their numbers.
@@ -369,20 +364,31 @@ class Message:
         """The dims of a node, which are the last of its numbers."""
         return tuple(self.numbers[node.dims : node.end])
 
-    def take_values(self) -> list[Any]:
-        """The documents of the header, which nobody else has."""
+    def value(self, index: int, depth: int = 0) -> Any:
+        """A document of the header, which nobody else has, inside `depth` containers."""
         try:
-            return self._unread.pop()
-        except IndexError:
-            values: list[Any] = documents.unpack(self.header.packed_values, "values")
-            return values
+            values = self._unread.pop()
+        except IndexError:  # another thread has it at this moment
+            values = self._unpacked()
+        if values[index] is _TAKEN:
+            values = self._unpacked()
+        value, values[index] = values[index], _TAKEN
+        if not self._unread:
+            self._unread.append(values)
+        if self.header.records:
+            return revived(value, depth, self.limits.depth, self.allow_pickle)
+        return value
 
-    def meta(self, read: Read | None = None) -> dict[str, Any]:
+    def _unpacked(self) -> list[Any]:
+        values: list[Any] = documents.unpack(self.header.packed_values, "values")
+        return values
+
+    def meta(self) -> dict[str, Any]:
         """What `encode` was given as `meta`; empty where it was not."""
         index = self.header.schema.values
         if len(self.header.values) == index:
             return {}
-        value = (read or Read(self)).value(self, index)
+        value = self.value(index)
         if type(value) is not dict:
             raise inside(bad("a mapping", type(value).__name__), "meta")
         return value
@@ -458,33 +464,46 @@ class Message:
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
-        whole = self._wholes.get(node.number)
+        i, numbers, in_memory = node.number, self.numbers, self.payload.in_memory
+        whole = self._wholes.get(i)
+        if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and in_memory:
+            # Most columns, and no step more than it takes.
+            buffer, offset, _, group, *shape = numbers[i : node.end]
+            name, _, dim = node.fields
+            dtype, splits = DTYPES[name], self._groups.get(group) or self.row_splits(group)
+            if dtype is not None and splits.total == shape[dim - 1]:
+                data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+                whole = RaggedView(data, dtype, tuple(shape), dim, None, splits)
+                self._wholes[i] = whole
         if whole is not None and chosen is None:
             return whole
         leaf = self.leaf(node)
         if whole is None:
-            splits, in_memory = self.splits(leaf), self.payload.in_memory
             plain = leaf.place.stored == PLAIN or not leaf.place.cells
+            in_place = in_memory and plain and leaf.group is not None
+            if chosen is not None and not in_place and not leaf.parts:
+                return self._part(leaf, chosen)
+            splits = self.splits(leaf)
             if leaf.parts:
                 if chosen is not None and not in_memory:
                     index = np.asarray(chosen.index, dtype=np.int64)
                     picked = PickedRows(index, chosen.among(leaf.group, splits)[0])
                     return view_of_parts(self, leaf, splits, picked)
-                whole = self._wholes[node.number] = view_of_parts(self, leaf, splits)
-            elif chosen is not None and not (in_memory and plain):
-                return self._part(leaf, splits, chosen)
+                whole = self._wholes[i] = view_of_parts(self, leaf, splits)
             else:
                 data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
                 whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
                 if in_memory and plain:
-                    self._wholes[node.number] = whole
+                    self._wholes[i] = whole
         return whole if chosen is None else _choose(whole, leaf, chosen)
 
-    def _part(self, leaf: Leaf, splits: RowSplits, chosen: ChosenRows) -> RaggedView:
+    def _part(self, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
         """Some rows of a leaf, no more than they being read where that is possible."""
         place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
+        extent, ranges = leaf.shape[dim - 1], joined_rows(index)
+        splits = None if leaf.group is None else self.splits(leaf)
         picked, starts = chosen.among(leaf.group, splits)
-        host, extent, ranges = splits.host, leaf.shape[dim - 1], joined_rows(index)
+        host: Any = range(extent + 1) if splits is None else splits.host
         one = isinstance(index, range) and leaf.outer == 1
         if not one and (self.payload.in_memory or leaf.outer * len(ranges) > MOST_RANGES):
             data = cell_range(self.payload, place, 0, place.cells, keep=False)
@@ -556,12 +575,14 @@ class Message:
     def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The rows of a column end to end, in memory that may be kept."""
         leaf = self.leaf(node)
-        splits = self.splits(leaf)
+        splits = None if leaf.group is None else self.splits(leaf)
         if chosen is None and not leaf.parts:
             return self.cells(node, leaf.shape)
         index = None if chosen is None else chosen.index
         if isinstance(index, range) and not leaf.parts and leaf.outer == 1:
-            start, stop = int(splits.host[index.start]), int(splits.host[index.stop])
+            start, stop = index.start, index.stop
+            if splits is not None:
+                start, stop = int(splits.host[start]), int(splits.host[stop])
             place, inner, dim = leaf.place, leaf.inner, leaf.ragged_dim
             data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
             shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
@@ -570,6 +591,7 @@ class Message:
 
 
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
+_TAKEN = object()
 
 
 def _choose(whole: RaggedView, leaf: Leaf, chosen: ChosenRows) -> RaggedView:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from jagcodec.wire.elision import elided
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.lowered import Dense, Documents, Lowered, Narrow, Ragged
+from jagcodec.wire.lowered import Dense, Documents, Lowered, Ragged
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.shared_documents import SharedDocuments, parts_of_frames, same_documents
@@ -83,20 +83,36 @@ def nothing_left(memory: list[ByteArray]) -> None:
     """Writes what is left to be written of a message that is finished."""
 
 
+class EndToEnd(NamedTuple):
+    """A column whose cells lie end to end, to be stored otherwise than they are.
+
+    Attributes:
+        cells: All of them.
+        splits: Its rows; None of a rectangle.
+        shape: (A..., total, B...), or the dims of a rectangle.
+        ragged_dim: As of a `RaggedView`; 0 of a rectangle.
+        parts: What it is made of instead, if it repeats enough.
+    """
+
+    cells: Cells
+    splits: RowSplits | None
+    shape: tuple[int, ...]
+    ragged_dim: int
+    parts: Parts | None = None
+
+
 class Placing:
     """The state of one walk over lowered items: where everything lies in the message."""
 
     def __init__(
         self,
         copies: HostCopies,
-        narrow: Narrow,
         keep_on: torch.device | None,
         *,
         elide: bool = False,
         groups: IntArray | None = None,
     ) -> None:
         self._copies_of = copies
-        self._narrow = narrow
         self._elide = elide
         self._groups_to_compare = groups
         self._keep_on = keep_on
@@ -126,7 +142,7 @@ class Placing:
         documents = DOCUMENT_COST * (self._documents - free)
         if max(self._expanded - free, documents) > Limits.expanded:
             # More than a reader takes by default: sent as it is.
-            return Placing(self._copies_of, self._narrow, self._keep_on).message(lowered, checksum)
+            return Placing(self._copies_of, self._keep_on).message(lowered, checksum)
         buffers: list[Any] = []
         if self._small_size or self._large:
             if self._small and not (self._rows and self._rows_in_first()):
@@ -136,14 +152,12 @@ class Placing:
         return with_header(lowered, numbers, groups, buffers, checksum, self._fill, self._sources)
 
     def _place(self, items: list[Any]) -> None:
-        cells: dict[int, Cells] = {}
-        if self._narrow or self._elide:
-            # Which are looked at more than once.
-            items = [self._view(item) if type(item) is Ragged else item for item in items]
-            cells = self._cells(items)
-        parts = self._parts(items, cells) if self._elide else {}
+        if self._elide or any(type(item) in _NARROWABLE and item.narrow for item in items):
+            items = self._end_to_end(items)
+        if self._elide:
+            items = self._elided(items)
         numbers, group_of = self._numbers, self._group_of
-        for i, item in enumerate(items):
+        for item in items:
             kind = type(item)
             if kind is int:
                 numbers.append(item)
@@ -161,14 +175,7 @@ class Placing:
                     size = view.dtype.itemsize
                     for extent in shape:
                         size *= extent
-                if i in cells:
-                    own = parts.get(i)
-                    if own is None:
-                        numbers += self._place_shared(cells[i])
-                    else:
-                        self._expanded += size + 8 * row_splits.rows * len(own)
-                        numbers += self._place_parts(own, ragged=True)
-                elif self._keep_on is not None and view.device == self._keep_on:
+                if self._keep_on is not None and view.device == self._keep_on:
                     numbers += (*self._keep(values_of(view)), PLAIN)
                 elif size >= SMALL_BUFFER:
                     # Rows that lie in order already are sent from where they lie.
@@ -190,17 +197,11 @@ class Placing:
                 numbers.append(self._new_group(row_splits) if group is None else group)
                 numbers += shape
             elif kind is Dense:
-                if i in cells:
-                    own = parts.get(i)
-                    if own is None:
-                        numbers += self._place_shared(cells[i])
-                    else:
-                        self._expanded += len(cells[i].data) + 8 * own[0].splits.rows
-                        numbers += self._place_parts(own, ragged=False)
-                else:
-                    self._place_cells(item)
+                self._place_cells(item)
+            elif kind is EndToEnd:
+                self._place_end_to_end(item)
             elif kind is Documents:
-                self._place_documents(item.rows, narrow=self._is_narrow(i))
+                self._place_documents(item.rows)
             else:
                 numbers.append(int(item))  # a symbolic or numpy dim
 
@@ -216,7 +217,8 @@ class Placing:
             except ArgumentError as error:
                 raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
         memory: Any = view.memory
-        if memory.is_cpu or memory.device == self._keep_on:
+        on_host = not isinstance(memory, torch.Tensor) or memory.is_cpu
+        if on_host or memory.device == self._keep_on:
             return view
         return replace(view, memory=self._copies_of.of(memory))
 
@@ -255,13 +257,11 @@ class Placing:
         if item.dtype is not None:
             numbers.append(PLAIN)
 
-    def _place_documents(self, rows: Sequence[bytes | Lowered], *, narrow: bool) -> None:
+    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
         made: dict[int, list[Any]] = {}  # rows may be one object
         for row in rows:
             if id(row) not in made:
-                made[id(row)] = (
-                    [row] if isinstance(row, bytes) else self._message_in_row(row, narrow=narrow)
-                )
+                made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
         documents = [made[id(row)] for row in rows]
         shared = same_documents(documents) if self._elide else None
         parts = parts_of_frames(documents) if self._elide and shared is None and rows else None
@@ -282,8 +282,8 @@ class Placing:
             self._documents += parts[0].number if one_object else row_splits.total
         self._numbers += (*place, self._new_group(row_splits), row_splits.total)
 
-    def _message_in_row(self, row: Lowered, *, narrow: bool) -> list[Any]:
-        inner = Placing(self._copies_of, narrow, None)
+    def _message_in_row(self, row: Lowered) -> list[Any]:
+        inner = Placing(self._copies_of, None)
         return blob_pieces(frames_of(inner.message(row, False)))
 
     # What columns share
@@ -337,64 +337,61 @@ class Placing:
         large = (part if type(part) is int else part.nbytes for part in self._large)
         return self._small_size + sum(large)
 
-    def _is_narrow(self, item: int) -> bool:
-        """Whether the item of this index is stored narrow, if it can be."""
-        narrow = self._narrow
-        return narrow if isinstance(narrow, bool) else item in narrow
+    # Columns that may be stored otherwise than they are
 
-    def _cells(self, items: list[Any]) -> dict[int, Cells]:
-        """The cells of columns that may be stored otherwise than they are, each end to end."""
-        found: dict[int, Cells] = {}
-        loose: dict[int, RaggedView] = {}
-        narrow: dict[int, bool] = {}
+    def _end_to_end(self, items: list[Any]) -> list[Any]:
+        """The items with the cells of such columns end to end: integers that are stored narrow, and
+        all cells where repeats are looked for.
+        """
+        made = list(items)
+        apart: dict[int, RaggedView] = {}
         for i, item in enumerate(items):
             kind = type(item)
             if kind not in (RaggedView, Ragged, Dense):
                 continue
             dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
-            narrow[i] = dtype in INTEGER_DTYPES and self._is_narrow(i)
-            if dtype is None or not (self._elide or narrow[i]):
+            narrow = kind is not RaggedView and item.narrow and dtype in INTEGER_DTYPES
+            if dtype is None or not (self._elide or narrow):
                 continue
             if kind is Dense:
                 source: Any = item.source
                 if type(source) is np.ndarray:
-                    found[i] = Cells(numpy_dtypes.cell_bytes(source), dtype, narrow[i])
+                    data = numpy_dtypes.cell_bytes(source)
                 elif source.is_cpu or source.device != self._keep_on:
-                    found[i] = Cells(as_bytes(self._copies_of.of(source)), dtype, narrow[i])
+                    data = as_bytes(self._copies_of.of(source))
+                else:
+                    continue
+                made[i] = EndToEnd(Cells(data, dtype, narrow), None, tuple(source.shape), 0)
                 continue
             view: RaggedView = item if kind is RaggedView else self._view(item)
             if self._keep_on is not None and view.device == self._keep_on:
+                made[i] = view
                 continue
-            if view.starts is None:
-                found[i] = Cells(_bytes_of(view), dtype, narrow[i])
-            else:
-                loose[i] = view
-        for (i, view), values in zip(loose.items(), gathered(loose.values()), strict=True):
-            found[i] = Cells(as_bytes(values), TORCH_NAMES[view.dtype], narrow[i])
-        return found
+            if view.starts is not None:
+                apart[i] = view
+            data = _NOTHING if i in apart else _bytes_of(view)
+            shape = view.row_splits, view.values_shape, view.ragged_dim
+            made[i] = EndToEnd(Cells(data, dtype, narrow), *shape)
+        for i, values in zip(apart, gathered(apart.values()), strict=True):
+            made[i] = made[i]._replace(cells=made[i].cells.of(as_bytes(values)))
+        return made
 
-    def _parts(self, items: list[Any], cells: dict[int, Cells]) -> dict[int, Parts]:
-        """The columns that are sent as parts, because they repeat rows, cells or other columns."""
+    def _elided(self, items: list[Any]) -> list[Any]:
+        """The items with columns as parts, where they repeat rows, cells or other columns."""
         columns: dict[int, Column] = {}
         dense: dict[int, RowSplits] = {}
-        for i, own in cells.items():
-            item = items[i]
-            if type(item) is Dense:
-                source: Any = item.source
-                shape = source.shape
-                if not len(own.data) or not len(shape):
-                    continue
-                rows = int(shape[0])
-                splits = dense.get(rows)
-                if splits is None:
-                    ones = np.ones(rows, dtype=np.int64)
-                    splits = dense[rows] = RowSplits.from_lengths(ones)
-                columns[i] = Column(own, len(own.data) // rows, splits, True)
-            else:
-                view: RaggedView = item if type(item) is RaggedView else self._view(item)
-                if view.ragged_dim == 1 and len(own.data):
-                    splits = self._pool.unique(view.row_splits)
-                    columns[i] = Column(own, len(own.data) // splits.total, splits, False)
+        for i, item in enumerate(items):
+            if type(item) is not EndToEnd or not len(item.cells.data):
+                continue
+            cells, splits, shape, ragged_dim = item[:4]
+            if splits is None and shape:
+                rows = shape[0]
+                if rows not in dense:
+                    dense[rows] = RowSplits.from_lengths(np.ones(rows, dtype=np.int64))
+                columns[i] = Column(cells, len(cells.data) // rows, dense[rows], True)
+            elif splits is not None and ragged_dim == 1:
+                splits = self._pool.unique(splits)
+                columns[i] = Column(cells, len(cells.data) // splits.total, splits, False)
         groups = self._groups_to_compare
         if (
             groups is not None
@@ -408,8 +405,20 @@ class Placing:
                 "groups",
                 f"expected one group for each row of a column ({wanted}), found {len(groups)}",
             )
-        made = elided(list(columns.values()), groups)
-        return {i: parts for i, parts in zip(columns, made, strict=True) if parts is not None}
+        made = list(items)
+        for i, parts in zip(columns, elided(list(columns.values()), groups), strict=True):
+            made[i] = items[i]._replace(parts=parts)
+        return made
+
+    def _place_end_to_end(self, item: EndToEnd) -> None:
+        cells, splits, shape, _, parts = item
+        if parts is None:
+            self._numbers += self._place_shared(cells)
+        else:
+            self._expanded += len(cells.data) + 8 * parts[0].splits.rows * len(parts)
+            self._numbers += self._place_parts(parts, ragged=splits is not None)
+        if splits is not None:
+            self._numbers += (self._new_group(splits), *shape)
 
     # Copy
 
@@ -459,6 +468,10 @@ class Placing:
             else:
                 sources.append(as_bytes(memory) if isinstance(memory, torch.Tensor) else memory)
         return sources
+
+
+_NARROWABLE = (Dense, Ragged)
+_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 def _laid_out(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import operator
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -210,7 +212,15 @@ def _dataclass_state(cls: Any) -> _State:
 
 def _enum_state(cls: Any) -> _State:
     if issubclass(cls, enum.Flag):  # combinations of members have no name of their own
-        return lambda value: value.value, lambda state: cls(_of_type(state, int))
+        known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
+
+        def bits(value: Any) -> Any:
+            # Python keeps every combination that was ever made: of known bits there are so many.
+            if _of_type(value, int) & ~known:
+                raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {value}")
+            return value
+
+        return lambda value: bits(int(value.value)), lambda state: cls(bits(state))
     return lambda value: value.name, lambda state: cls.__members__[_of_type(state, str)]
 
 
@@ -331,9 +341,13 @@ def _is_known_by_name(cls: type) -> bool:
     return False
 
 
+_LONGEST_NAME = 1024
+"""Characters of a name that is looked up, each of whose beginnings may be that of a module."""
+
+
 def _loaded_class(name: str) -> Any:
     """The class of this qualified name, if its module is loaded, else None. Runs no code of it."""
-    steps = name.split(".")
+    steps = name.split(".") if len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
         module = sys.modules.get(".".join(steps[:i]))
         if isinstance(module, ModuleType):

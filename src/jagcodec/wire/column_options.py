@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,64 +13,34 @@ from jagcodec.ragged.inner_dims import moved_first
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lowered import InnerFirst, OfColumns
+from jagcodec.wire.lowered import InnerFirst
 
 Name: TypeAlias = Any
 """A column's name; inside a nested batch a tuple of all of them."""
 
 
-class _Column(NamedTuple):
-    """A column that the walk is in.
-
-    Attributes:
-        path: Where it is in the value.
-        names: What it is called.
-        around: The column that the batch of it is, or is in.
-    """
-
-    path: list[Any]
-    names: tuple[str, ...]
-    around: _Column | None
-
-
-class _Mark(NamedTuple):
-    """From the item `at` of the list `items` on, items are of a column, and narrow or not."""
-
-    items: list[Any]
-    at: int
-    narrow: bool
-    column: _Column | None
-
-
-class ByColumn(OfColumns):
-    """The columns of a value during one walk over it: which is which, and what was said of it.
+class ColumnOptions:
+    """What was said of single columns, and which columns there were.
 
     A column is called by its name, and inside a nested batch by those of the columns around it too.
     """
 
     def __init__(self, narrow: Mapping[Name, bool], outermost: Mapping[Name, int]) -> None:
-        super().__init__()
         self._narrow = narrow
         self._outermost = outermost
         self._names: dict[tuple[str, ...], None] = {}
         self._pool = RowSplitsPool()
 
-    def columns(
-        self, path: list[Any], items: list[Any], columns: Iterable[tuple[str, Any]]
-    ) -> Iterable[tuple[str, Any]]:
-        return ((name, self.column(path, items, name, column)) for name, column in columns)
-
-    def column(self, path: list[Any], items: list[Any], name: str, column: Any) -> Any:
-        around = self._around(path)
-        names = (name,) if around is None else (*around.names, name)
+    def narrow(self, names: tuple[str, ...], around: bool) -> bool:
+        """Whether a column is stored narrow; as the batch `around` it is, if nothing was said."""
         self._names[names] = None
-        self._mark(items, _Column([*path, name], names, around))
+        said: bool | None = _said(self._narrow, names)
+        return around if said is None else said
+
+    def lying(self, names: tuple[str, ...], column: Any) -> Any:
+        """A column as its cells are to lie."""
         dim = _said(self._outermost, names)
         return column if dim is None else self._inner_first(column, names, dim)
-
-    def end(self, path: list[Any], items: list[Any]) -> None:
-        # What follows the batch is no part of its last column.
-        self._mark(items, self._around(path))
 
     def check_names(self) -> None:
         """Refuse names that are none of the columns that there were.
@@ -87,27 +57,6 @@ class ByColumn(OfColumns):
         for option, given in (("narrow", self._narrow), ("outermost", self._outermost)):
             names = (name[0] if type(name) is tuple and len(name) == 1 else name for name in given)
             check_known(names, known, option)
-
-    def narrow_items(self, items: Sequence[Any], of: list[Any]) -> frozenset[int]:
-        """The indices of the items that are stored narrow, which were marked in the list `of`."""
-        marks = [mark for mark in self.marks if mark.items is of]
-        ends = [*(mark.at for mark in marks[1:]), len(items)]
-        spans = zip(marks, ends, strict=False)
-        return frozenset(i for mark, end in spans if mark.narrow for i in range(mark.at, end))
-
-    def _around(self, path: list[Any]) -> _Column | None:
-        """The column that something at `path` is in."""
-        column: _Column | None = self.marks[-1].column if self.marks else None
-        while column is not None and path[: len(column.path)] != column.path:
-            column = column.around
-        return column
-
-    def _mark(self, items: list[Any], column: _Column | None) -> None:
-        names = () if column is None else column.names
-        # What is said of a batch holds for the columns in it of which nothing is said.
-        said = (_said(self._narrow, names[:end]) for end in range(len(names), 0, -1))
-        narrow = next((value for value in said if value is not None), False)
-        self.marks.append(_Mark(items, len(items), narrow, column))
 
     def _inner_first(self, column: Any, names: tuple[Any, ...], dim: int) -> Any:
         """A jagged column with a dim outermost; any other as it is."""
@@ -132,7 +81,7 @@ class ByColumn(OfColumns):
         return InnerFirst(dim, RaggedView(values, values.dtype, shape, 2, None, column.row_splits))
 
 
-def by_column(narrow: Any, outermost: Any) -> tuple[bool, ByColumn | None]:
+def column_options(narrow: Any, outermost: Any) -> tuple[bool, ColumnOptions | None]:
     """What was said of all columns, and what was said of some.
 
     Args:
@@ -169,7 +118,7 @@ def by_column(narrow: Any, outermost: Any) -> tuple[bool, ByColumn | None]:
                     path,
                     f"expected an inner dim from 1 on (dim 0 is the tokens), found {value}",
                 )
-    return every and narrow, ByColumn({} if every else narrow, outermost or {})
+    return every and narrow, ColumnOptions({} if every else narrow, outermost or {})
 
 
 def _check(given: Any, path: str, expected: str) -> None:
