@@ -576,9 +576,7 @@ class TestWorkers:
     def test_the_next_hook_is_called(self, cluster):
         @cluster.remote(runtime_env=next_hook("hook"))
         def calls():
-            import hooks
-
-            return hooks.calls
+            return importlib.import_module("hooks").calls
 
         assert cluster.get(calls.remote(), timeout=SECONDS) == [1]
 

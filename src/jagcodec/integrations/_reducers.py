@@ -136,7 +136,8 @@ class _Finder:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, partial(self.imported, name))
+                    loader: Any = _Loader(spec.loader, partial(self.imported, name))
+                    spec.loader = loader
                 return spec
         return None
 
