@@ -1,6 +1,6 @@
 """A training step of verl through TransferQueue: stock, and with jagcodec's storage backend.
 
-    python -m benchmarks.verl_v1 [--turns 3] [--rounds 4] [--json FILE] [--python-path NAME=DIR]
+    python -m benchmarks.verl_v1 [--turns 4] [--rounds 4] [--json FILE] [--python-path NAME=DIR]
 
 The step makes the calls that verl 0.9.1's trainer V1 makes of TransferQueue in a step of GRPO, with
 verl's own helpers and between processes as verl starts them: the driver, TransferQueue's controller
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.verl_v1", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--turns", type=int, default=3, help="of each way")
+    parser.add_argument("--turns", type=int, default=4, help="of each way")
     parser.add_argument("--rounds", type=int, default=4, help="of each turn, after its first")
     parser.add_argument("--prompts", type=int, default=32, help="each has eight trajectories")
     parser.add_argument(

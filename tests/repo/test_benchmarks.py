@@ -414,16 +414,16 @@ KEYS = [key_of(number) for number in (5, 6)]
 
 def read(phase):
     """What a queue that works returns for two rows of one prompt."""
-    columns = {}
-    for name, first in expected_row(KEYS[0], phase).items():
-        cells = [first, expected_row(KEYS[1], phase)[name]]
-        if not isinstance(first, torch.Tensor):
-            columns[name] = NonTensorStack(*cells)
-        elif first.dim() == 0:
-            columns[name] = torch.stack(cells)
-        else:
-            columns[name] = torch.nested.as_nested_tensor(cells, layout=torch.jagged)
-    return TensorDict(columns, batch_size=[2])
+
+    def column(*cells):
+        if not isinstance(cells[0], torch.Tensor):
+            return NonTensorStack(*cells)
+        if cells[0].dim() == 0:
+            return torch.stack(cells)
+        return torch.nested.as_nested_tensor(list(cells), layout=torch.jagged)
+
+    rows = [expected_row(key, phase) for key in KEYS]
+    return TensorDict({name: column(*(row[name] for row in rows)) for name in rows[0]}, [2])
 
 
 def test_trajectories_have_the_columns_of_an_agent_loop():
