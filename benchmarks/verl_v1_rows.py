@@ -69,17 +69,15 @@ def trajectory(number: int) -> Row:
     score = own.random()
     scores = torch.zeros(len(responses))
     scores[-1] = score
+    verdict = {"score": score, "acc": score > 0.5, "pred": str(number)}
     question = " ".join(str(shared.randrange(10**6)) for _ in range(60))
     seconds = {"generate_sequences": own.uniform(1, 30), "tool_calls": own.random()}
     return {
         "num_turns": own.randint(2, 6),
         "metrics": {**seconds, "compute_score": 0.01, "num_preempted": 0},
         "extra_fields": {
-            "turn_scores": [],
-            "tool_rewards": [],
-            "min_global_steps": GLOBAL_STEP,
-            "max_global_steps": GLOBAL_STEP,
-            "reward_extra_info": {"score": score, "acc": score > 0.5, "pred": str(number)},
+            **{"turn_scores": [], "tool_rewards": [], "reward_extra_info": verdict},
+            **dict.fromkeys(["min_global_steps", "max_global_steps"], GLOBAL_STEP),
         },
         "prompts": prompts,
         "responses": responses,
