@@ -25,7 +25,6 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from jagcodec import concat_rows
-from jagcodec._version import __version__
 from jagcodec.errors import ArgumentError, JagcodecError, TransportError, UnsupportedTypeError
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
@@ -62,7 +61,7 @@ try:
     from transfer_queue.storage.managers.base import StorageManagerFactory
     from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
     from transfer_queue.utils.logging_utils import get_logger
-    from transfer_queue.utils.zmq_utils import ZMQServerInfo
+    from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
 
     from jagcodec.integrations._queue_storage import (
         APART,
@@ -124,14 +123,31 @@ class JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         info = super().get_zmq_server_info()
         return StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
+    # TransferQueue's own handlers count the cores of the host first, which takes longer than a put.
+
     def _handle_put(self, request: Any) -> Any:
         body, storage = request.body, self.storage_data
         if body.get("data_parser") is None:
-            return super()._handle_put(request)
+            try:
+                storage.put_data(body["data"], body["global_indexes"])
+            except Exception:
+                return super()._handle_put(request)  # which says what is wrong
+            return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
         batch = storage.options.open(content_of(body["data"], "put"))
         body["data"] = {name: _parsable(batch.leaf(name)) for name in batch.fields}
         with self._storage(types.SimpleNamespace(put_data=storage.put_values)):
             return super()._handle_put(request)
+
+    def _handle_get(self, request: Any) -> Any:
+        body = request.body
+        try:
+            data = self.storage_data.get_data(body["fields"], body["global_indexes"])
+        except Exception:
+            return super()._handle_get(request)  # which says what is wrong
+        return self._reply(ZMQRequestType.GET_DATA_RESPONSE, {"data": data})
+
+    def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
+        return ZMQMessage.create(kind, self.storage_unit_id, body)
 
     def _handle_save_checkpoint(self, request: Any) -> Any:
         # In TransferQueue's format: a queue without jagcodec can load it.
@@ -367,7 +383,7 @@ def start_units(conf: Any) -> dict[str, Any]:
     names = {**place.__globals__, "SimpleStorageUnit": _UnitActors(options_of(config))}
     try:
         controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-        ray.get(controller.__ray_call__.remote(_version))
+        content_of({ray.get(controller.__ray_call__.remote(_message)): None}, "the controller")
         handles: dict[str, Any] = types.FunctionType(place.__code__, names)(conf)
     except ray.exceptions.RayError as error:
         raise _not_importable(error) from error
@@ -375,9 +391,9 @@ def start_units(conf: Any) -> dict[str, Any]:
     return handles
 
 
-def _version(_: Any) -> str:
-    """Called in the controller, which unpickles `StorageUnitInfo`s later."""
-    return __version__
+def _message(_: Any) -> str:
+    """Called in the controller, which will unpickle `StorageUnitInfo`s."""
+    return MESSAGE
 
 
 def _not_importable(error: Exception) -> Exception:
@@ -417,6 +433,7 @@ _RELIED_ON: list[tuple[Any, str, tuple[str, ...]]] = [
     ),
     (_Stock, "get_zmq_server_info", ()),
     (_Stock, "_handle_put", ("data_parts",)),
+    (_Stock, "_handle_get", ("data_parts",)),
     (_Stock, "_handle_save_checkpoint", ("data_parts",)),
     (_Stock, "_handle_load_checkpoint", ("data_parts",)),
     (simple_storage.StorageUnitData, "__init__", ("storage_size",)),
