@@ -41,7 +41,6 @@ def restore() -> None:
     if _finder is not None:
         _finder.stop()
         _finder = None
-    _types.clear()
     for cls, reducer in _before.items():
         dispatch = import_module(_PICKLER).CloudPickler.dispatch
         if reducer is None:
