@@ -555,8 +555,7 @@ def _at_cell(at: Difference, cell: tuple[int, ...]) -> Difference:
 
 def _first_cell(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...] | None:
     """The index of the first cell whose bits differ, of two tensors of one dtype and shape."""
-    left, right = (as_bytes(x.detach().cpu().resolve_conj().resolve_neg()) for x in (a, b))
-    at = _first_byte(left, right)
+    at = _first_byte(as_bytes(a), as_bytes(b))
     if at is None:
         return None
     return tuple(int(i) for i in np.unravel_index(at // a.dtype.itemsize, tuple(a.shape)))
@@ -584,9 +583,7 @@ def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
             texts.append("")
     if texts[0] != texts[1]:
         return texts
-    bits = [
-        as_bytes(cell.detach().cpu().reshape(1).clone())[::-1].tobytes().hex() for cell in (a, b)
-    ]
+    bits = [as_bytes(cell)[::-1].tobytes().hex() for cell in (a, b)]
     return [f"{text} (bits {each})".strip() for text, each in zip(texts, bits, strict=True)]
 
 
