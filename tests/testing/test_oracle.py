@@ -164,17 +164,21 @@ def test_sets_are_the_same_whatever_order_they_were_filled_in():
     [
         (10**5000, 10**5000 + 1),
         ({10**5000: 1}, {10**5000: 2}),
+        ({10**5000: {10**5000: [1]}}, {10**5000: {10**5000: [2]}}),
         ({10**5000}, {10**5000 + 1}),
         (NonTensorStack([INT1]), NonTensorStack([INT1], [INT1])),
         (NonTensorData(INT1), NonTensorData(INT1, batch_size=[2])),
+        (slice(INT1), slice(None)),
     ],
-    ids=["int", "key", "set", "stack", "data"],
+    ids=["int", "key", "keys", "set", "stack", "data", "slice"],
 )
 def test_values_that_cannot_be_printed_are_compared(one, other):
     with pytest.raises((ValueError, NotImplementedError)):
         print(one)
     assert is_same(one, one)
     assert not is_same(one, other)
+    assert first_difference(one, one) is None
+    assert str(first_difference(one, other))
 
 
 def test_unbatched_tensors_are_compared_by_their_bits():

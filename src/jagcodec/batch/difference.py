@@ -75,7 +75,7 @@ class Difference:
     def __str__(self) -> str:
         name = shown(self.column, 60)
         place = [name if name.startswith("$") else f"column {name}"] if name else []
-        place += [] if self.row is None else [f"row {self.row}"]
+        place += [] if self.row is None else [f"row {brief(self.row)}"]
         place += [f"cell {list(self.cell)}"] if self.cell else []
         place += [shown(self.inside, 60)] if self.inside else []
         where = ", ".join(place) or "the whole"
@@ -388,12 +388,14 @@ def _step(at: Difference, key: Any) -> Difference:
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
     if at.column.startswith("$") and at.row is None:  # of a value that is no batch
-        step = f"{at.column}[{key}]" if type(key) is int else child_path(at.column, key)
+        step = f"{at.column}[{brief(key)}]" if type(key) is int else child_path(at.column, key)
         return replace(at, column=step)
     if at.row is None and type(key) is int and not at.inside:
         return replace(at, row=key)
     inside = at.inside or "$"
-    return replace(at, inside=f"{inside}[{key}]" if type(key) is int else child_path(inside, key))
+    return replace(
+        at, inside=f"{inside}[{brief(key)}]" if type(key) is int else child_path(inside, key)
+    )
 
 
 def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
@@ -618,6 +620,6 @@ def _text(value: Any) -> str:
             return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
         if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
             return shown(repr(value)[:1000], LONGEST_VALUE)
-    except ValueError:  # of an integer with more digits than Python writes
+    except (ValueError, RuntimeError):  # an int too long for Python, a slice with an int1 tensor
         pass
     return brief(value)
