@@ -1,5 +1,6 @@
 """The storage backend for TransferQueue: its own controller and clients, on a real Ray."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -372,12 +373,12 @@ class TestObjects:
         meta = queue.kv_batch_put(
             keys=keys, partition_id="gone", fields=TensorDict({"y": torch.ones(6)}, [6])
         )
-        metadata = client._run_coroutine(client.async_kv_retrieve_meta(keys, "gone", create=False))
+        metadata = in_client(client.async_kv_retrieve_meta(keys, "gone", create=False))
         assert len(meta.keys) == 6
-        client._run_coroutine(client.storage_manager.clear_data(metadata))
+        in_client(client.storage_manager.clear_data(metadata))
         kind = getattr(simple_storage, "StorageKeyNotFoundError", RuntimeError)
         with pytest.raises(kind, match="not found in field"):
-            client._run_coroutine(client.storage_manager.get_data(metadata))
+            in_client(client.storage_manager.get_data(metadata))
 
 
 class Entered:
@@ -408,7 +409,7 @@ class TestControl:
                     await coroutine
             return names
 
-        return interface._TQ_CLIENT._run_coroutine(run())
+        return in_client(run())
 
     def test_tags_and_clears_are_stock_s_own_code(self, queue):
         keys = put(make_batch(), "control")
@@ -480,6 +481,12 @@ class TestControl:
             [unit.__ray_call__.remote(lambda unit: unit._handle_get_metrics()) for unit in units()]
         )
         assert [body.body["active_keys"] for body in found] == stored()
+
+
+def in_client(coroutine):
+    """What a coroutine of the client returns: in its own loop, which it has from 0.1.10 on."""
+    run = getattr(interface._TQ_CLIENT, "_run_coroutine", asyncio.run)
+    return run(coroutine)
 
 
 def units():
@@ -688,7 +695,7 @@ class TestOtherPeers:
 
         manager = interface._TQ_CLIENT.storage_manager
         (unit, *_) = manager.storage_unit_infos
-        run = interface._TQ_CLIENT._run_coroutine
+        run = in_client
         for request in (
             Stock._put_to_single_storage_unit(
                 manager, [1], {"x": [torch.ones(1)]}, target_storage_unit=unit
@@ -717,16 +724,19 @@ class TestOtherPeers:
             + """
 tq.init()
 
+batch = TensorDict({"x": torch.ones(1)}, [1])
+
 @ray.remote(num_cpus=0)
 def late():
     import jagcodec.integrations.transfer_queue
+    tq.init()
+    tq.kv_put(key="b", partition_id="p", tag={"control": "is stock's"})
     try:
-        tq.init()
+        tq.kv_batch_put(keys=["a"], partition_id="p", fields=batch)
     except Exception as error:
         return f"{type(error).__name__} {error}"
 
 print(ray.get(late.remote(), timeout=90))
-batch = TensorDict({"x": torch.ones(1)}, [1])
 tq.kv_batch_put(keys=["a"], partition_id="p", fields=batch)
 print(tq.kv_batch_get(keys=["a"], partition_id="p")["x"].tolist())
 tq.close()

@@ -213,7 +213,7 @@ class JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         if metadata.size == 0:
             return
         schema = field_schema(data)
-        groups = self._group_by_hash(metadata.global_indexes)
+        groups = self._groups(metadata)
         messages = self._messages(data, [group.batch_positions for group in groups.values()])
         requests = []
         for (unit, group), message in zip(groups.items(), messages, strict=True):
@@ -236,7 +236,7 @@ class JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         if metadata.size == 0:
             return TensorDict({}, batch_size=0)
         names = list(metadata.field_names)
-        groups = self._group_by_hash(metadata.global_indexes)
+        groups = self._groups(metadata)
         requests = []
         for unit, group in groups.items():
             rows = group.global_indexes
@@ -248,6 +248,19 @@ class JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         batches = [self._options.open(content_of(body, "get")) for _, body in replies]
         places = np.concatenate([group.batch_positions for group in groups.values()])
         return self._joined(batches, names, np.argsort(places))
+
+    def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
+        """The rows of each storage unit.
+
+        Raises:
+            TransportError: One does not use this backend, or has another version of it.
+        """
+        for info in self.storage_unit_infos.values():
+            speaks = getattr(info, "speaks", None)
+            if speaks != MESSAGE:
+                content_of({speaks: None}, f"storage unit {info.id} at {info.ip}")
+        groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
+        return groups
 
     def _attempts(
         self, operation: str, unit: str, rows: list[int], request: Any, attempts: int | None = None
