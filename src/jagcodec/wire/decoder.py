@@ -41,7 +41,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import inside
-from jagcodec.wire.compressed import opened
+from jagcodec.wire.compress import opened
 from jagcodec.wire.frames import FramePayload, Payload, blob_end, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.lowered import Documents
@@ -111,8 +111,8 @@ def decode(
             have sent it.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
             that is not encoded, None.
-        ArgumentError: There is no such device; or the message is compressed, and the library that
-            decompresses it is not installed.
+        ArgumentError: There is no such device; or frames are compressed, and the library that
+            decompresses them is not installed.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
     the tables of `docs/wire-format.md`, the types that you registered and, after
@@ -124,7 +124,7 @@ def decode(
     header, (_, *buffers) = open_frames(frames, "decode(frames)", taken)
     if header.checksums is not None:
         check_frames(buffers, header.checksums)
-    header, payload = opened(header, buffers, copy)
+    payload = opened(header, buffers, copy)
     message = Message(header, payload, target, allow_pickle)
     return build(message, header.schema.root)
 

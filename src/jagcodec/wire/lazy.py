@@ -31,7 +31,7 @@ from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
-from jagcodec.wire.compressed import opened, opened_ranges
+from jagcodec.wire.compress import opened, opened_ranges, prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, sizes_of
@@ -514,6 +514,9 @@ class WireBatch:
         message, chosen = self._message, self._chosen
         checked: set[int] = set()  # ragged groups that have as many rows as the batch
         columns: list[tuple[str, Any]] = []
+        if message.header.compressed:
+            cells = [node for node in self._nodes.values() if node.kind in _WITH_CELLS]
+            prepare(message.payload, {message.numbers[node.number] for node in cells})
         for name, node in self._nodes.items():
             try:
                 if node.kind is _JAGGED:
@@ -545,6 +548,7 @@ def _reopened(frames: list[Any]) -> WireBatch:
 
 
 _JAGGED = Kind.JAGGED
+_WITH_CELLS = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
 
 # Errors of the caller, of the source of the bytes, and of the machine.
 _NOT_THE_MESSAGES = (JagcodecError, OSError, MemoryError)
@@ -580,15 +584,15 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all. Frames of a
-        compressed message in memory are decompressed whole, each when something in it is asked for
-        first; a callable is asked for the blocks that hold it.
+        `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
+        is decompressed whole when something in it is first asked for, and kept while the batch is
+        open; a callable is asked for all of such a frame.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
         ArgumentTypeError: `source` is none of these.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
-            or a device; or the message is compressed, and the library for that is not installed.
+            or a device; or frames are compressed, and the library for that is not installed.
         OSError: The file cannot be read.
 
     Example:
@@ -613,10 +617,10 @@ def open_wire(
             )
     if callable(source):
         header, fetch = open_store(source, taken)
-        header, payload = opened_ranges(header, fetch, copy)
+        payload = opened_ranges(header, fetch, copy)
     else:
         header, frames = open_frames(source, "open_wire(source)", taken)
-        header, payload = opened(header, frames[1:], copy, by_range=True)
+        payload = opened(header, frames[1:], copy, by_range=True)
     message = Message(header, payload, target, allow_pickle)
     return batch_of_message(message, frames)
 
@@ -626,7 +630,7 @@ def open_whole(source: Any, path: str) -> WireBatch:
     header, frames = open_frames(source, path, DEFAULT_LIMITS)
     if header.checksums is not None:
         check_frames(frames[1:], header.checksums)
-    header, payload = opened(header, frames[1:], None, by_range=True)
+    payload = opened(header, frames[1:], None, by_range=True)
     return batch_of_message(Message(header, payload, None, False), frames)
 
 

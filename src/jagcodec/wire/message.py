@@ -61,7 +61,7 @@ def open_frames(frames: Any, path: str, limits: Limits) -> tuple[Header, list[By
         return open_blob(arrays[0], limits)
     header = read_header(arrays[0].data, limits)
     sizes = [len(array) for array in arrays[1:]]
-    if sizes != header.sizes:
+    if sizes != header.stored:
         check_sizes(header, sizes)
     return header, arrays
 
@@ -73,7 +73,7 @@ def open_blob(
     size = read_preamble(blob)
     frame = split_blob(blob, size, ())[0].data
     header = read_header(frame, limits, in_row=in_row, repeated=repeated)
-    return header, split_blob(blob, size, header.sizes)
+    return header, split_blob(blob, size, header.stored)
 
 
 def open_store(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
@@ -93,7 +93,7 @@ def open_store(source: Callable[[int, int], Any], limits: Limits) -> tuple[Heade
     if size > limits.header:
         raise exceeded("header", limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.sizes)
+    starts = starts_of(size, header.stored)
     return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
 
 
@@ -103,14 +103,14 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
     Raises:
         WireFormatError: One is missing, or has another size; it is named.
     """
-    if len(sizes) != len(header.sizes):
+    if len(sizes) != len(header.stored):
         raise WireFormatError(
             "frame_count",
             "frames",
-            f"expected {len(header.sizes) + 1} frames, found {len(sizes) + 1}; "
+            f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; "
             "frames were lost, or come from more than one message",
         )
-    for i, (expected, found) in enumerate(zip(header.sizes, sizes, strict=True)):
+    for i, (expected, found) in enumerate(zip(header.stored, sizes, strict=True)):
         if expected != found:
             raise WireFormatError(
                 "frame_size",

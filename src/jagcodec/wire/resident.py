@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from jagcodec.wire.compressed import opened
+from jagcodec.wire.compress import opened
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import pending
 from jagcodec.wire.frames import Frame, frames_of
@@ -69,6 +69,5 @@ def decode_resident(
     check_sizes(read, [buffer.numel() for buffer in buffers])
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    read, payload = opened(read, frames, None)
-    message = Message(read, payload, device, allow_pickle)
+    message = Message(read, opened(read, frames, None), device, allow_pickle)
     return build(message, read.schema.root)
