@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.wire.compress import opened
 from jagcodec.wire.frames import blob_end, is_blob
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message import Message, open_frames
+from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.parts import table_of
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, stored_size
@@ -71,11 +69,12 @@ def message_size(frames: Any, path: str) -> MessageSize:
         WireFormatError: It is malformed.
         ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    header, arrays = open_frames(frames, path, DEFAULT_LIMITS)
+    message = open_message(frames, path, by_range=True, verify=False)
+    arrays: Any = message.frames
+    header = message.header
     total = sum(map(len, arrays))
     if not isinstance(frames, (list, tuple)) or (len(frames) == 1 and _is_blob(frames[0])):
         total = blob_end(len(arrays[0]), header.stored)
-    message = Message(header, opened(header, arrays[1:], None, by_range=True), None, False)
     weighing = Weighing(message)
     batch = batch_node(header.schema.root)
     columns = [weighing.column(*column) for column in columns_of(batch)] if batch else []
@@ -184,7 +183,7 @@ class Weighing:
             dims = list(self._message.shape(node))
             del dims[0]  # tables are of ragged dim 1
             each = math.prod(dims)
-        for part in table_of(self._message, buffer, offset, stored):
+        for part in table_of(self._message, buffer, offset, stored - PARTS):
             size = stored_size(dtype, part.stored, part.cells * each)
             index = stored_size("int64", part.index_stored, part.indices)
             self.narrow = self.narrow or bool(size and part.stored != PLAIN)

@@ -18,17 +18,15 @@ from jagcodec._arguments import known_names
 from jagcodec.errors import ArgumentIndexError, WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.checks import inside
 from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
-from jagcodec.wire.compress import opened
 from jagcodec.wire.decoder import build, objects
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_first import tensor_of
 from jagcodec.wire.lazy import batch_of_message
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.message import ChosenRows, Message, Read
+from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import FORMS, Node, child_step
 from jagcodec.wire.spec import PLAIN, TORCH_DTYPES, Kind
@@ -83,16 +81,15 @@ def open_message(source: Any, path: str) -> OpenMessage:
         WireFormatError: It is malformed, or damaged.
         ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    header, arrays = open_frames(source, path, DEFAULT_LIMITS)
-    if header.checksums is not None:
-        check_frames(arrays[1:], header.checksums)
+    message = opened(source, path, by_range=True)
+    arrays: Any = message.frames
+    header = message.header
     total, behind = sum(map(len, arrays)), 0
     one = source if not isinstance(source, (list, tuple)) else source[0]
     whole = buffer_bytes(one, path)
     if len(arrays) == 1 + len(header.stored) and is_blob(whole):
         total = blob_end(len(arrays[0]), header.stored)
         behind = len(whole) - total
-    message = Message(header, opened(header, arrays[1:], False, by_range=True), None, False)
     root = header.schema.root
     batch = batch_node(root)
     if batch is None:
@@ -365,7 +362,7 @@ def _rows(message: Message, batch: bool) -> int | None:
     if not batch:
         return len(root.children) if root.kind is Kind.LAZY_STACK and root.fields[0] == 0 else None
     try:
-        return len(batch_of_message(message, None))
+        return len(batch_of_message(message))
     except WireFormatError:  # a batch without dims
         return None
 
@@ -587,7 +584,7 @@ def rows_at(
 
 def _row_at(message: Message, entry: Entry, row: int) -> Any:
     node = entry.node
-    chosen: Chosen = range(row, row + 1)
+    chosen = ChosenRows(range(row, row + 1))
     shape = _shape(message, node)
     if node.kind in _ROWS_AT and shape:
         _check_row(entry, row, shape[0] or 0)
@@ -619,9 +616,11 @@ def _check_row(entry: Entry, row: int, rows: int) -> None:
         raise ArgumentIndexError("no_such_row", entry.name, f"expected {expected}, found {row}")
 
 
-_ROWS_AT: dict[Kind, Callable[[Message, Node, Chosen], Any]] = {
+_ROWS_AT: dict[Kind, Callable[[Message, Node, ChosenRows], Any]] = {
     Kind.JAGGED: lambda message, node, chosen: message.jagged(node, chosen).unbind()[0],
     Kind.INNER_FIRST: lambda message, node, chosen: tensor_of(message, node, chosen).unbind()[0],
     Kind.TENSOR: lambda message, node, chosen: message.tensor(node, chosen)[0],
-    Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(message, node, chosen)[0],
+    Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(
+        message, node, Read(message), chosen
+    )[0],
 }

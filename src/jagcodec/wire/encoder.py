@@ -159,6 +159,29 @@ def encode(
     return frames_of(message)
 
 
+def encode_resident(
+    obj: Any,
+    device: torch.device,
+    *,
+    allow_pickle: bool = False,
+    default: Callable[[Any], Any] | None = None,
+) -> list[Frame | torch.Tensor]:
+    """As `encode`, but what dense and jagged tensors on `device` hold stays there.
+
+    A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header says of it
+    is the usual, so such a message is an ordinary one once it is copied.
+
+    Returns:
+        The header, then buffers: those of the host as from `encode`, and flat uint8 tensors on
+        `device`, which alias the tensors of `obj` that are contiguous.
+
+    Raises:
+        UnsupportedTypeError: As `encode`.
+    """
+    message = pending(obj, allow_pickle=allow_pickle, default=default, keep_on=device)
+    return [*frames_of(message)]
+
+
 def pending(
     obj: Any,
     *,

@@ -26,7 +26,7 @@ from jagcodec.wire.header import (
     read_header,
 )
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.message import check_frames, check_sizes, open_blob
+from jagcodec.wire.message import check_frames, check_sizes, open_message
 from jagcodec.wire.schema import Node, Schema, read_schema
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -169,9 +169,8 @@ def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[l
         header, *rest = frame_arrays(source, where)
         if not rest and is_blob(header):
             try:
-                read, (_, *rest) = open_blob(header, limits)
-                if read.checksums is not None:
-                    check_frames(rest, read.checksums)
+                message = open_message(header, where, limits, by_range=True)
+                read, rest = message.header, list(message.frames or ())[1:]
             except WireFormatError as error:
                 raise of_message(i, error) from error
             opened.append((i, read))
