@@ -328,7 +328,7 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
         tensor(shape=[32 * n]), [32 * n], zstd(*[(b"\7", 32)] * n, size=32 * n)
     ),
     "empty blocks of zstd": lambda n: compressed(
-        tensor(shape=[4 * n]), [4 * n], zstd(*[b""] * n, (b"\7", 4 * n), size=4 * n)
+        tensor(shape=[99 * n]), [99 * n], zstd(*[b""] * n, (b"\7", 99 * n), size=99 * n)
     ),
     "crc": lambda n: message("x" * n, bytes(n), checksum=True),
 }

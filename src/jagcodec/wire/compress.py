@@ -46,11 +46,7 @@ _WORTH_A_THREAD = 1 << 19  # bytes that take some ten times as long as a thread 
 
 
 def usable_level(compress: Any) -> int:
-    """The level of a caller's choice.
-
-    Raises:
-        ArgumentError: It is neither ``"zstd"`` nor ``("zstd", level)``.
-    """
+    """The level of a caller's choice."""
     codec, level = compress if type(compress) is tuple and len(compress) == 2 else (compress, 1)
     if isinstance(codec, str) and codec == "zstd" and type(level) is int and level in LEVELS:
         return level
@@ -66,11 +62,7 @@ def usable_level(compress: Any) -> int:
 
 
 def compressed(message: PendingMessage, level: int, checksum: bool) -> PendingMessage:
-    """A message without checksums, with its large frames compressed where that saves bytes.
-
-    Raises:
-        ArgumentError: The library is not installed.
-    """
+    """A message without checksums, with its large frames compressed where that saves bytes."""
     compress = library().compress
     frames = written(message.buffers, message.write)
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
@@ -123,10 +115,6 @@ def opened(
 
     With `by_range` a frame is decompressed when something in it is first asked for; otherwise all
     are at once.
-
-    Raises:
-        WireFormatError: A frame is not what its header says.
-        ArgumentError: The library is not installed.
     """
     if not header.compressed:
         return FramePayload(frames, copy, by_range=by_range)
@@ -136,12 +124,7 @@ def opened(
 
 
 def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
-    """The frames of a message before they were compressed. What is decompressed is new memory.
-
-    Raises:
-        WireFormatError: As `opened`.
-        ArgumentError: As `opened`.
-    """
+    """The frames of a message before they were compressed. What is decompressed is new memory."""
     library()
     sizes = {i: size for i, size in enumerate(header.sizes) if header.stored[i] < size}
     found = _in_threads(lambda i: _decompressed(frames[i], sizes[i], i), sizes)
@@ -302,11 +285,7 @@ class Zstd(NamedTuple):
 
 @functools.cache
 def library() -> Zstd:
-    """The one of the standard library, from Python 3.14 on, or the package zstandard.
-
-    Raises:
-        ArgumentError: Neither is installed.
-    """
+    """The one of the standard library, from Python 3.14 on, or the package zstandard."""
     try:
         return _of_standard_library(importlib.import_module("compression.zstd"))
     except ImportError:
