@@ -52,7 +52,7 @@ from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import blob_pieces, file_path, read_file, replace_file, sync_directory
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, usable_limits
-from jagcodec.wire.message import open_frames
+from jagcodec.wire.message import open_message
 from jagcodec.wire.spec import VERSION
 
 
@@ -271,7 +271,8 @@ def _message_of(
     if isinstance(batch, WireBatch):
         frames: list[Any] = batch.to_frames()
     elif encoded:
-        frames = open_frames(batch, f"{where}(batch)", DEFAULT_LIMITS)[1]
+        found = open_message(batch, f"{where}(batch)", by_range=True, verify=False)
+        frames = list(found.frames or ())
     else:
         frames = encode(batch, **options)
     try:

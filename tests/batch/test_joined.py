@@ -35,7 +35,7 @@ from jagcodec import (
 )
 from jagcodec.batch.joined import JoinedRows, join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
-from jagcodec.wire.message import _DTYPES
+from jagcodec.wire.dtypes import DTYPES
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
 
 KINDS = ["frames", "blobs", "opened", "fetched"]
@@ -476,7 +476,7 @@ def test_columns_of_very_many_dims_are_joined_one_by_one():
 def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch):
     batch = TensorDict({"a": torch.arange(2), "u": torch.zeros(2, dtype=torch.uint16)}, [2])
     frames = encode(batch)
-    monkeypatch.setitem(_DTYPES, "uint16", None)
+    monkeypatch.setitem(DTYPES, "uint16", None)
     found = join_messages([frames, frames], "test")
     assert found.select(["a"])["a"].tolist() == [0, 1, 0, 1]
     with pytest.raises(WireFormatError, match="uint16"):

@@ -52,7 +52,8 @@ from jagcodec.integrations.torch_distributed import (
 )
 from jagcodec.memory import blocks
 from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
-from jagcodec.wire.resident import decode_resident, encode_resident
+from jagcodec.wire.decoder import decode_resident
+from jagcodec.wire.encoder import encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.device import DEVICE, on_device, watch
 from tests.helpers import ROOT, message

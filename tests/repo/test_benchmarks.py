@@ -386,12 +386,16 @@ def test_every_bit_of_what_is_weighed_is_compared():
             saved.same_column(other_column, expected, "a column")
 
 
-def test_codecs_are_weighed(tmp_path):
+def test_levels_are_weighed(tmp_path):
     file = tmp_path / "bytes.json"
-    assert saved.main(["--turns=1", "--shrink=100", "--only=codecs", f"--json={file}"]) == 0
-    options = json.loads(file.read_text())["batches"]["codecs"]["options"]
-    assert list(options) == list(saved.CODECS)
-    assert options["narrow, lz4"]["bytes"] < options["narrow"]["bytes"] < options["none"]["bytes"]
+    assert saved.main(["--turns=1", "--shrink=100", "--only=levels", f"--json={file}"]) == 0
+    options = json.loads(file.read_text())["batches"]["levels"]["options"]
+    assert list(options) == list(saved.LEVELS)
+    assert (
+        options["narrow, zstd of level 1"]["bytes"]
+        < options["narrow"]["bytes"]
+        < options["none"]["bytes"]
+    )
 
 
 def test_speeds_at_which_an_option_breaks_even():

@@ -183,7 +183,8 @@ def test_wire_format_lists_every_form_of_parts():
 def test_wire_format_says_how_much_parts_may_take():
     text = " ".join(page("docs/wire-format.md").split())
     default = jagcodec.Limits().expanded
-    assert f"at most {spec.EXPANSION} times the bytes of header and payload" in text
+    assert f"at most {spec.EXPANSION} times the bytes of the message" in text
+    assert f"NON_TENSOR_ROWS, {spec.DOCUMENT_COST} times their bytes." in text
     assert f"a {spec.DOCUMENT_COST}th of what the reader allows besides" in text
     assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes;" in text
     assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")

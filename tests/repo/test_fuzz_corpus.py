@@ -84,9 +84,10 @@ def test_scripts_make_columns_of_parts(target, monkeypatch):
     made = []
     original = parts.view_of_parts
 
-    def counted(source, rows, of):
-        made.extend((rows.group is None, rows.name == "uint8", part.form) for part in of)
-        return original(source, rows, of)
+    def counted(source, leaf, rows):
+        kind = leaf.group is None, leaf.place.name == "uint8"
+        made.extend((*kind, part.form) for part in source.parts(leaf))
+        return original(source, leaf, rows)
 
     monkeypatch.setattr(message_module, "view_of_parts", counted)
     for seed in target.SEEDS[-4:]:

@@ -65,7 +65,7 @@ def forms_of(frames, name):
     node, message = batch._nodes[name], batch._message
     if message.numbers[node.number + 2] <= PARTS:
         return None
-    return [PartForm(part.form).name for part in message.parts(node)]
+    return [PartForm(part.form).name for part in message.parts(message.leaf(node))]
 
 
 # --- what is found -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import re
 import struct
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -508,7 +509,45 @@ def test_threads_share_the_table():
             sys.setswitchinterval(interval)
         assert not failed
         assert len(table) <= schemas.MOST_SCHEMAS
-        assert table._bytes == sum(entry.size for entry in table._entries.values())
+
+
+FORKED = """
+import os, signal, sys, threading
+from jagcodec import decode
+from tests.wire.forge import map_of, message, tensor
+
+sys.setswitchinterval(1e-6)
+made = [message(map_of({f"{i:020}": tensor()}), b"x") for i in range(3000)]
+stop = False
+
+def decode_new_schemas():
+    while not stop:
+        for frames in made[:2000]:
+            decode(frames)
+            if stop:
+                return
+
+threads = [threading.Thread(target=decode_new_schemas) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for i in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits for a lock, which its parent sees
+        decode(made[2000 + i])
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        print("a child ended with", status)
+        break
+stop = True
+"""
+
+
+def test_a_child_reads_new_schemas_whatever_its_parent_did_when_it_forked():
+    run = [sys.executable, "-c", FORKED]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 @dataclasses.dataclass

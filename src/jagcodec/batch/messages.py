@@ -13,8 +13,8 @@ import torch
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_index import Chosen
+from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.message import torch_dtype
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
 from jagcodec.wire.stacked import NO_FRAMES, Frames, Stack, of_message

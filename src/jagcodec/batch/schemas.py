@@ -34,9 +34,9 @@ from jagcodec.errors import (
 from jagcodec.memory.buffers import WireSource
 from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import TENSORDICT_TYPES, is_non_tensor
+from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.lazy import WireBatch, open_wire
-from jagcodec.wire.lowered import TORCH_NAMES
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import Kind
 

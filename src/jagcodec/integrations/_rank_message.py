@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from jagcodec.errors import WireFormatError
-from jagcodec.wire.decoder import decode
+from jagcodec.wire.decoder import decode, decode_resident
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.resident import decode_resident
 
 _SIZE = struct.Struct("<Q")
 

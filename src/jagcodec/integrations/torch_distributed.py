@@ -32,11 +32,10 @@ from jagcodec.errors import (
 )
 from jagcodec.integrations._rank_message import RankMessage, packed_meta, read_meta
 from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import encode, encode_resident
 from jagcodec.wire.frames import buffer_bytes, writable
 from jagcodec.wire.lazy import WireBatch
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.resident import encode_resident
 
 if not dist.is_available():
     raise ModuleNotFoundError(

@@ -20,7 +20,7 @@ from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._reducers import Reducer, carry
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.pack.trimming import padded_batch, trim_padding
-from jagcodec.wire.compression import Compress
+from jagcodec.wire.compress import Compress
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame

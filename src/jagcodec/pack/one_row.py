@@ -13,7 +13,7 @@ from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.row_columns import ANYTHING, RowColumns
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.lowered import NUMPY_NAMES
+from jagcodec.wire.dtypes import NUMPY_NAMES
 from jagcodec.wire.rows_in_order import OrderedColumn
 from jagcodec.wire.spec import Code
 

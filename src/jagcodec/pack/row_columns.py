@@ -26,7 +26,7 @@ from jagcodec.pack.numbers import (
 )
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lowered import TORCH_NAMES
+from jagcodec.wire.dtypes import TORCH_NAMES
 
 
 @dataclass

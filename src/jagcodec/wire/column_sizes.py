@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.wire.compressed import opened
 from jagcodec.wire.frames import blob_end, is_blob
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message import Message, open_frames
+from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.parts import table_of
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, stored_size
@@ -50,7 +48,7 @@ class MessageSize(NamedTuple):
         columns: Those of its batch; none where it holds none.
         narrow: Whether any cells are stored narrow.
         elide: Whether any column is made of parts.
-        compress: The codec that it is compressed with.
+        compress: ``"zstd"`` where frames are compressed.
         checksum: Whether it has checksums.
     """
 
@@ -69,23 +67,20 @@ def message_size(frames: Any, path: str) -> MessageSize:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: It is malformed.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    outer, arrays = open_frames(frames, path, DEFAULT_LIMITS)
+    message = open_message(frames, path, by_range=True, verify=False)
+    arrays: Any = message.frames
+    header = message.header
     total = sum(map(len, arrays))
     if not isinstance(frames, (list, tuple)) or (len(frames) == 1 and _is_blob(frames[0])):
-        total = blob_end(len(arrays[0]), outer.sizes)
-    root = outer.schema.root
-    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
-    header, payload = opened(outer, arrays[1:], None, by_range=True)
-    message = Message(header, payload, None, False)
-    # The header inside a compressed message is one of its values.
-    size = len(arrays[0]) if compress is None else len(outer.values[0])
+        total = blob_end(len(arrays[0]), header.stored)
     weighing = Weighing(message)
     batch = batch_node(header.schema.root)
     columns = [weighing.column(*column) for column in columns_of(batch)] if batch else []
-    plain = size + sum(header.sizes)
-    seen = weighing.narrow, weighing.elide, compress, outer.checksums is not None
+    plain = len(arrays[0]) + sum(header.sizes)
+    compress = "zstd" if header.compressed else None
+    seen = weighing.narrow, weighing.elide, compress, header.checksums is not None
     return MessageSize(total, plain, columns, *seen)
 
 
@@ -118,7 +113,7 @@ class Named(Places):
     """The places that the numbers of a node name."""
 
     def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes, 0)
+        super().__init__(sizes, sum(sizes))
         self.named: list[tuple[int, int, int]] = []
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
@@ -188,7 +183,7 @@ class Weighing:
             dims = list(self._message.shape(node))
             del dims[0]  # tables are of ragged dim 1
             each = math.prod(dims)
-        for part in table_of(self._message, buffer, offset, stored):
+        for part in table_of(self._message, buffer, offset, stored - PARTS):
             size = stored_size(dtype, part.stored, part.cells * each)
             index = stored_size("int64", part.index_stored, part.indices)
             self.narrow = self.narrow or bool(size and part.stored != PLAIN)

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,22 +36,23 @@ from jagcodec.ragged.non_tensor import (
     object_array,
     stack_of_payloads,
 )
-from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import inside
-from jagcodec.wire.compressed import opened
-from jagcodec.wire.frames import FramePayload, Payload, blob_end, is_blob
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
+from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.frames import FramePayload, Payload, is_blob
+from jagcodec.wire.header import read_header
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
+    ChosenRows,
     Message,
-    check_frames,
+    Read,
     joined_rows,
-    open_blob,
     open_frames,
-    torch_dtype,
+    open_message,
+    open_row,
 )
 from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.parts import shares_objects
@@ -59,9 +60,8 @@ from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
-from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, MAX_STACKS, PLAIN, Kind
+from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, PLAIN, Kind
 
-T = TypeVar("T")
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 
@@ -111,8 +111,8 @@ def decode(
             have sent it.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
             that is not encoded, None.
-        ArgumentError: There is no such device; or the message is compressed, and the library that
-            decompresses it is not installed.
+        ArgumentError: There is no such device; or frames are compressed, and the library that
+            decompresses them is not installed.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
     the tables of `docs/wire-format.md`, the types that you registered and, after
@@ -121,12 +121,39 @@ def decode(
     """
     target = None if device is None else usable_device(device, "decode(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "decode(limits)")
-    header, (_, *buffers) = open_frames(frames, "decode(frames)", taken)
-    if header.checksums is not None:
-        check_frames(buffers, header.checksums)
-    header, payload = opened(header, buffers, copy)
-    message = Message(header, payload, target, allow_pickle)
-    return build(message, header.schema.root)
+    options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
+    message = open_message(frames, "decode(frames)", taken, **options)
+    return build(message, message.header.schema.root)
+
+
+def decode_resident(
+    header: Any,
+    buffers: Sequence[torch.Tensor],
+    kept: Sequence[bool],
+    *,
+    device: torch.device | None = None,
+    allow_pickle: bool = False,
+    limits: Limits | None = None,
+) -> Any:
+    """The value of a message of `encode_resident`, some of whose buffers are kept on a device.
+
+    Args:
+        header: The first frame.
+        buffers: The others, flat uint8 tensors; they are aliased.
+        kept: Which of them hold cells of tensors that stay where the buffer lies.
+        device: Where all tensors go, as for `decode`; None leaves each where its buffer lies.
+        allow_pickle: As for `decode`.
+        limits: As for `decode`.
+
+    Raises:
+        WireFormatError: As `decode`; or something other than cells of a tensor, stored as wide as
+            their dtype, lies in a kept buffer.
+    """
+    read = read_header(header, limits or DEFAULT_LIMITS)
+    pairs = zip(buffers, kept, strict=True)
+    frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
+    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
+    return build(message, message.header.schema.root)
 
 
 class MsgpackDecoder:
@@ -162,57 +189,42 @@ class MsgpackDecoder:
 # --- nodes to values ---------------------------------------------------------------------------
 
 
-def build(message: Message, node: Node) -> Any:
-    """The value of one node.
+def build(message: Message, node: Node, read: Read | None = None) -> Any:
+    """The value of one node; `read` is what it is part of.
 
     Raises:
         WireFormatError: Its parts do not fit together.
     """
     try:
-        return _BUILDERS[node.kind](message, node)
+        return _BUILDERS[node.kind](message, node, read or Read(message))
     except (JagcodecError, OSError, MemoryError):  # of the source of the bytes, some of them
         raise
     except Exception as error:  # torch, numpy and tensordict raise all kinds
         raise bad(f"a {node.kind.name}", error) from error
 
 
-def _children(message: Message, node: Node) -> list[Any]:
-    message.depth += 1
-    message.check_depth()
+def _children(message: Message, node: Node, read: Read) -> list[Any]:
+    read.enter(message)
     values = []
-    try:
-        for i, child in enumerate(node.children):
-            try:
-                values.append(build(message, child))
-            except WireFormatError as error:
-                raise inside(error, child_step(node, i)) from error
-    finally:
-        message.depth -= 1
+    for i, child in enumerate(node.children):
+        try:
+            values.append(build(message, child, read))
+        except WireFormatError as error:
+            raise inside(error, child_step(node, i)) from error
+    read.depth -= 1
     return values
 
 
 # Values without buffers
 
 
-def _value(message: Message, node: Node) -> Any:
-    value = message.document(node.value)
-    if message.header.records:
-        return revived(value, message.depth, message.limits.depth, message.allow_pickle)
-    return value
+def _user(message: Message, node: Node, read: Read) -> Any:
+    (state,) = _children(message, node, read)
+    return restore(node.fields[0], state)
 
 
-def _user(message: Message, node: Node) -> Any:
-    (state,) = _children(message, node)
-    value = restore(node.fields[0], state)
-    # A tensorclass around a stack counts as the stack.
-    levels = _levels(message, state if type(state) is tuple else (state,))
-    if levels:
-        message.stacked[id(value)] = (levels, value)
-    return value
-
-
-def _dict(message: Message, node: Node) -> dict[Any, Any]:
-    keys, *items = _children(message, node)
+def _dict(message: Message, node: Node, read: Read) -> dict[Any, Any]:
+    keys, *items = _children(message, node, read)
     if type(keys) is not list or node.children[0].kind is not Kind.VALUE:
         raise bad("a list of keys", type(keys).__name__)
     return dict_of(keys, items)
@@ -221,7 +233,7 @@ def _dict(message: Message, node: Node) -> dict[Any, Any]:
 # numpy
 
 
-def _array(message: Message, node: Node) -> AnyArray:
+def _array(message: Message, node: Node, read: Read) -> AnyArray:
     dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
@@ -233,11 +245,11 @@ def _array(message: Message, node: Node) -> AnyArray:
     return array
 
 
-def _field_array(message: Message, node: Node) -> AnyArray:
+def _field_array(message: Message, node: Node, read: Read) -> AnyArray:
     dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     names = dtype.names or ()
-    columns = _children(message, node)
+    columns = _children(message, node, read)
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
             raise bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
@@ -250,25 +262,25 @@ def _field_array(message: Message, node: Node) -> AnyArray:
     return array
 
 
-def _scalar(message: Message, node: Node) -> Any:
+def _scalar(message: Message, node: Node, read: Read) -> Any:
     # The array is no level of its own: in rows of scalars each would count twice.
     (child,) = node.children
     if child.kind is not Kind.FIELD_ARRAY or child.fields[1] != 0:
         raise bad("a structured array of rank 0", child.kind.name)
-    return build(message, child)[()]
+    return build(message, child, read)[()]
 
 
 # Tensors
 
 
-def _tensor_views(message: Message, node: Node) -> list[torch.Tensor]:
+def _tensor_views(message: Message, node: Node, read: Read) -> list[torch.Tensor]:
     starts, ends = view_bounds(message.payload, message.numbers, node)
     base = message.cells(node, message.shape(node))
     base = base if message.device is None else base.to(message.device)
     return [base[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _strided_nested(message: Message, node: Node) -> torch.Tensor:
+def _strided_nested(message: Message, node: Node, read: Read) -> torch.Tensor:
     i = node.number
     buffer, offset, cells = message.numbers[i : i + 3]
     shapes = component_shapes(message.payload, message.numbers, node)
@@ -281,17 +293,17 @@ def _strided_nested(message: Message, node: Node) -> torch.Tensor:
     return strided_nested(values, shapes)
 
 
-def _inner_first(message: Message, node: Node) -> torch.Tensor:
+def _inner_first(message: Message, node: Node, read: Read) -> torch.Tensor:
     (child,), (dim,) = node.children, node.fields
-    view = message.view(child)
+    view = message.rows(child)
     values = memory_of(view)
     values = values if message.device is None else values.to(message.device)
     return nested_tensor(moved_back(values, dim), view.row_splits)
 
 
-def _sparse_coo(message: Message, node: Node) -> torch.Tensor:
+def _sparse_coo(message: Message, node: Node, read: Read) -> torch.Tensor:
     shape = message.shape(node)
-    indices, values = _dense_children(message, node)
+    indices, values = _dense_children(message, node, read)
     if indices.dtype != torch.int64:
         raise WireFormatError("bad_sparse", "$", f"expected int64 indices, found {indices.dtype}")
     try:
@@ -312,8 +324,8 @@ def _sparse_coo(message: Message, node: Node) -> torch.Tensor:
         ) from error
 
 
-def _sparse_compressed(message: Message, node: Node) -> torch.Tensor:
-    compressed, plain, values = _dense_children(message, node)
+def _sparse_compressed(message: Message, node: Node, read: Read) -> torch.Tensor:
+    compressed, plain, values = _dense_children(message, node, read)
     layout = node.fields[0]
     if layout in BLOCKED_LAYOUTS and 0 in values.shape[1:3]:
         raise bad("blocks with cells", list(values.shape))
@@ -333,7 +345,7 @@ def _sparse_compressed(message: Message, node: Node) -> torch.Tensor:
         ) from error
 
 
-def _dense_children(message: Message, node: Node) -> list[torch.Tensor]:
+def _dense_children(message: Message, node: Node, read: Read) -> list[torch.Tensor]:
     """The parts of a sparse tensor, the last of which are its values."""
     for child in node.children:
         if child.kind is not Kind.TENSOR:
@@ -341,7 +353,7 @@ def _dense_children(message: Message, node: Node) -> list[torch.Tensor]:
     for child in node.children[:-1]:
         if message.numbers[child.number + 2] != PLAIN:
             raise bad("indices as wide as their dtype", "narrow ones")
-    return _children(message, node)
+    return _children(message, node, read)
 
 
 # tensordict
@@ -350,38 +362,32 @@ def _dense_children(message: Message, node: Node) -> list[torch.Tensor]:
 _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 
 
-def _tensordict(message: Message, node: Node) -> TensorDict:
+def _tensordict(message: Message, node: Node, read: Read) -> TensorDict:
     numbers = message.numbers
     rank, names, keys = node.fields
     size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would take every leaf as it is.
     fits = rank == 1 and names is None and message.device is None
-    message.depth += 1
-    try:
-        for key, child in zip(keys, node.children, strict=True):
-            try:
-                if child.kind is _JAGGED:
-                    leaves[key] = message.jagged(child)
-                    fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
-                elif child.kind is _TENSOR:
-                    leaves[key] = message.tensor(child)
-                    fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
-                else:
-                    leaf = leaves[key] = build(message, child)
-                    _check_leaf(leaf, child, size, names)
-                    fits = fits and _stacked_rows(leaf) == size[0]
-            except WireFormatError as error:
-                raise inside(error, key) from error
-    finally:
-        message.depth -= 1
+    read.depth += 1
+    for key, child in zip(keys, node.children, strict=True):
+        try:
+            if child.kind is _JAGGED:
+                leaves[key] = message.jagged(child)
+                fits = fits and message.header.groups[numbers[child.number + 3]].rows == size[0]
+            elif child.kind is _TENSOR:
+                leaves[key] = message.tensor(child)
+                fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
+            else:
+                leaf = leaves[key] = build(message, child, read)
+                _check_leaf(leaf, child, size, names)
+                fits = fits and _stacked_rows(leaf) == size[0]
+        except WireFormatError as error:
+            raise inside(error, key) from error
+    read.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
-    td = TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
-    levels = _levels(message, leaves.values())
-    if levels:
-        message.stacked[id(td)] = (levels, td)
-    return td
+    return TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
 
 
 def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
@@ -397,98 +403,76 @@ def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
         check_names(leaf, names, len(size))
 
 
-def _levels(message: Message, members: Iterable[Any]) -> int:
-    """How many lazy stacks are inside each other in these."""
-    known = [message.stacked.get(id(member)) for member in members]
-    return max((entry[0] for entry in known if entry is not None), default=0)
-
-
-def _stack(message: Message, members: list[Any], make: Callable[[], T]) -> T:
-    """A lazy stack, if it is not the one too many."""
-    levels = 1 + _levels(message, members)
-    if levels > MAX_STACKS:
-        raise WireFormatError(
-            "too_deep", "$", f"expected at most {MAX_STACKS} stacks in each other, found more"
-        )
-    stack = make()
-    message.stacked[id(stack)] = (levels, stack)
-    return stack
-
-
-def _lazy_stack(message: Message, node: Node) -> LazyStackedTensorDict:
+def _lazy_stack(message: Message, node: Node, read: Read) -> LazyStackedTensorDict:
     stack_dim, dim_name = node.fields
-    members = _children(message, node)
+    members = _children(message, node, read)
     if not all(isinstance(member, TensorDictBase) or is_tensorclass(member) for member in members):
         raise bad("TensorDicts to stack", "something else")
     options: Any = {"stack_dim": stack_dim, "stack_dim_name": dim_name}
-    stack: LazyStackedTensorDict = _stack(
-        message, members, lambda: LazyStackedTensorDict(*members, **options)
-    )
+    stack = LazyStackedTensorDict(*members, **options)
     # Members whose dim names differ are found only when one asks.
     if members and len(stack.names) != stack.batch_dims:
         raise bad(f"{stack.batch_dims} dim names", stack.names)
     return stack
 
 
-def _non_tensor_data(message: Message, node: Node) -> NonTensorData:
-    (payload,) = _children(message, node)
+def _non_tensor_data(message: Message, node: Node, read: Read) -> NonTensorData:
+    (payload,) = _children(message, node, read)
     return NonTensorData(payload, batch_size=torch.Size(message.shape(node)))
 
 
-def _non_tensor_stack(message: Message, node: Node) -> NonTensorStack:
-    members = _children(message, node)
+def _non_tensor_stack(message: Message, node: Node, read: Read) -> NonTensorStack:
+    members = _children(message, node, read)
     if not all(is_non_tensor(member) for member in members):
         raise bad("non-tensor members to stack", "something else")
-    return _stack(message, members, lambda: NonTensorStack(*members, stack_dim=node.fields[0]))
+    return NonTensorStack(*members, stack_dim=node.fields[0])
 
 
 # Rows of objects
 
 
-def _object_array(message: Message, node: Node) -> AnyArray:
+def _object_array(message: Message, node: Node, read: Read) -> AnyArray:
     shape = message.shape(node)
-    items = objects(message, node)
+    items = objects(message, node, read)
     if len(items) != math.prod(shape):
         raise bad(f"{math.prod(shape)} items", len(items))
     return object_array(items).reshape(shape)
 
 
-def objects(message: Message, node: Node, chosen: Chosen | None = None) -> list[Any]:
+def objects(
+    message: Message, node: Node, read: Read, chosen: ChosenRows | None = None
+) -> list[Any]:
     """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them.
 
     Raises:
         WireFormatError: A row is not a document; it is named.
     """
-    buffer, offset, _, group, size = message.numbers[node.number : node.number + 5]
-    if message.is_made_of_parts(node):
-        return _shared_objects(message, node, chosen)
-    row_splits = message.row_splits(group)
-    if row_splits.total != size:
-        raise WireFormatError(
-            "bad_offsets",
-            "$",
-            f"expected documents that end at {size}, found {row_splits.total}",
-        )
-    ranges = [(0, row_splits.rows)] if chosen is None else joined_rows(chosen)
+    leaf = message.leaf(node)
+    if leaf.parts:
+        return _shared_objects(message, node, read, chosen)
+    place = leaf.place[:2]
+    host = message.splits(leaf).host
     items: list[Any] = []
-    for start, stop in ranges:
-        if start < stop:
-            bounds = row_splits.host[start : stop + 1]
-            items += _documents(message, message.payload, buffer, offset, bounds, start)
+    for rows in joined_rows(range(len(host) - 1) if chosen is None else chosen.index):
+        if rows:
+            bounds = host[rows.start : rows.stop + 1]
+            items += _documents(message, read, message.payload, place, bounds, rows.start)
     return items
 
 
-def _shared_objects(message: Message, node: Node, chosen: Chosen | None) -> list[Any]:
+def _shared_objects(
+    message: Message, node: Node, read: Read, chosen: ChosenRows | None
+) -> list[Any]:
     """The objects of rows that share bytes: one for rows that were one, else one for each row."""
-    view = message.view(node, chosen)
-    shared = shares_objects(message.parts(node))
+    view, leaf = message.rows(node, chosen), message.leaf(node)
+    shared = shares_objects(message.parts(leaf))
     view, index = _distinct(view) if shared else (view, None)
     # Of rows that are one object, one is made; of others it counts what all of them come to.
-    whole = message.numbers[node.number + 4]
-    message.count_documents(node, view.row_splits.total if shared else whole)
+    read.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
     data = as_bytes(values_of(view))
     payload = FramePayload([data], copy=False)
-    items = _documents(message, payload, 0, 0, view.row_splits.host, 0) if len(data) else []
+    bounds = view.row_splits.host
+    items = _documents(message, read, payload, (0, 0), bounds, 0) if len(data) else []
     return items if index is None else [items[k] for k in index.tolist()]
 
 
@@ -501,30 +485,36 @@ def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray]:
     return view.choose(first, RowSplits.from_lengths(lengths[first])), index
 
 
-def raw_documents(message: Message, node: Node, chosen: Chosen | None) -> Documents | list[Any]:
+def raw_documents(
+    message: Message, node: Node, read: Read, chosen: ChosenRows | None
+) -> Documents | list[Any]:
     """Rows of documents as they are; the objects in them, where a row is a message of its own.
 
     Such a row lies at a multiple of 64, which it would not elsewhere.
     """
-    buffer, offset, _, group, size = message.numbers[node.number : node.number + 5]
-    splits = message.row_splits(group)
-    if splits.total != size or message.is_made_of_parts(node):
-        return objects(message, node, chosen)  # which says what is wrong
-    data = message.payload.read(buffer, offset, size).tobytes()
-    starts, ends = splits.host[:-1], splits.host[1:]
-    if chosen is not None:
-        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-        starts, ends = starts[rows], ends[rows]
-    items = [data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    leaf = message.leaf(node)
+    if leaf.parts:
+        return objects(message, node, read, chosen)
+    splits = message.splits(leaf)
+    data = message.payload.read(*leaf.place[:2], splits.total).tobytes()
+    rows = slice(None) if chosen is None else chosen.at
+    starts, ends = splits.host[:-1][rows].tolist(), splits.host[1:][rows].tolist()
+    items = [data[a:b] for a, b in zip(starts, ends, strict=True)]
     if any(item[:1] in (b"\0", b"j") and len(item) > 1 for item in items):
-        return objects(message, node, chosen)
+        return objects(message, node, read, chosen)
     return Documents(items) if items else []
 
 
 def _documents(
-    message: Message, payload: Payload, buffer: int, offset: int, bounds: IntArray, row: int
+    message: Message,
+    read: Read,
+    payload: Payload,
+    place: tuple[int, int],
+    bounds: IntArray,
+    row: int,
 ) -> list[Any]:
     """The objects between these bounds, of rows next to each other, the first of which is `row`."""
+    buffer, offset = place
     first = int(bounds[0])
     data = payload.read(buffer, offset + first, int(bounds[-1]) - first)
     ends = bounds[1:] - first
@@ -540,7 +530,7 @@ def _documents(
             return items
         for i, item in enumerate(items):
             try:
-                items[i] = _revived(message, item)
+                items[i] = _revived(message, read, item)
             except WireFormatError as error:
                 raise inside(error, row + i) from error
         return items
@@ -548,46 +538,40 @@ def _documents(
     for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         try:
             if messages[i]:
-                place = buffer, offset + first + start
-                items.append(_message_in_row(message, payload, *place, end - start))
+                at = offset + first + start
+                items.append(_message_in_row(message, read, payload, buffer, at, end - start))
             else:
                 item = documents.unpack(data[start:end].tobytes())
-                items.append(_revived(message, item))
+                items.append(_revived(message, read, item))
         except WireFormatError as error:
             raise inside(error, row + i) from error
     return items
 
 
-def _revived(message: Message, item: Any) -> Any:
+def _revived(message: Message, read: Read, item: Any) -> Any:
     """A document of a row, one level inside the node of the rows."""
-    return revived(item, message.depth + 1, message.limits.depth, message.allow_pickle)
+    return revived(item, read.depth + 1, message.limits.depth, message.allow_pickle)
 
 
-def _message_in_row(message: Message, outer: Payload, buffer: int, offset: int, size: int) -> Any:
+def _message_in_row(
+    message: Message, read: Read, payload: Payload, buffer: int, offset: int, size: int
+) -> Any:
     """The value of a row that is a message of its own, behind zeros."""
-    head = outer.read(buffer, offset, min(size, _MOST_ZEROS + 1))
+    head = payload.read(buffer, offset, min(size, _MOST_ZEROS + 1))
     zeros = int(np.argmax(head != 0))
     if head[zeros] == 0 or not is_blob(
-        outer.read(buffer, offset + zeros, min(size - zeros, len(BLOB_MAGIC)))
+        payload.read(buffer, offset + zeros, min(size - zeros, len(BLOB_MAGIC)))
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
-    blob = outer.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    repeated = message.repeated or outer is not message.payload
-    header, (first, *frames) = open_blob(blob, message.limits, in_row=True, repeated=repeated)
-    if blob_end(len(first), header.sizes) != len(blob):
-        raise bad("a message that ends with its row", "bytes behind it")
-    if header.checksums is not None:
-        check_frames(frames, header.checksums)
-    payload = FramePayload(frames, copy=False)
-    outermost = message.outermost or message
-    outermost.objects += header.objects
-    if outermost.objects > message.limits.objects:
-        most = message.limits.objects
-        raise exceeded("objects", most, outermost.objects, "objects of all rows together")
-    options: Any = {"depth": message.depth + 1, "outermost": outermost, "repeated": repeated}
-    inner = Message(header, payload, message.device, message.allow_pickle, **options)
-    inner.check_depth()
-    return build(inner, header.schema.root)
+    blob = payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
+    inner = open_row(blob, message, repeated=payload is not message.payload)
+    read.count_objects(inner)
+    read.enter(inner)
+    outer, read.values = read.values, None
+    value = build(inner, inner.header.schema.root, read)
+    read.values = outer
+    read.depth -= 1
+    return value
 
 
 _MOST_ZEROS = 63
@@ -619,24 +603,24 @@ def _rising(indices: torch.Tensor) -> bool:
     return not open_steps.any()
 
 
-_BUILDERS: dict[Kind, Callable[[Message, Node], Any]] = {
-    Kind.VALUE: _value,
-    Kind.TUPLE: lambda message, node: tuple(_children(message, node)),
+_BUILDERS: dict[Kind, Callable[[Message, Node, Read], Any]] = {
+    Kind.VALUE: lambda message, node, read: read.value(message, node.value),
+    Kind.TUPLE: lambda message, node, read: tuple(_children(message, node, read)),
     Kind.LIST: _children,
-    Kind.MAP: lambda message, node: dict(
-        zip(node.fields[0], _children(message, node), strict=True)
+    Kind.MAP: lambda message, node, read: dict(
+        zip(node.fields[0], _children(message, node, read), strict=True)
     ),
     Kind.DICT: _dict,
-    Kind.SLICE: lambda message, node: slice(*_children(message, node)),
-    Kind.BYTES: lambda message, node: message.payload.read(
+    Kind.SLICE: lambda message, node, read: slice(*_children(message, node, read)),
+    Kind.BYTES: lambda message, node, read: message.payload.read(
         *message.numbers[node.number : node.number + 3]
     ).tobytes(),
     Kind.ARRAY: _array,
     Kind.OBJECT_ARRAY: _object_array,
     Kind.FIELD_ARRAY: _field_array,
     Kind.SCALAR: _scalar,
-    Kind.TENSOR: Message.tensor,
-    Kind.JAGGED: Message.jagged,
+    Kind.TENSOR: lambda message, node, read: message.tensor(node),
+    Kind.JAGGED: lambda message, node, read: message.jagged(node),
     Kind.STRIDED_NESTED: _strided_nested,
     Kind.SPARSE_COO: _sparse_coo,
     Kind.SPARSE_COMPRESSED: _sparse_compressed,
@@ -645,7 +629,9 @@ _BUILDERS: dict[Kind, Callable[[Message, Node], Any]] = {
     Kind.TENSORDICT: _tensordict,
     Kind.LAZY_STACK: _lazy_stack,
     Kind.NON_TENSOR_DATA: _non_tensor_data,
-    Kind.NON_TENSOR_ROWS: lambda message, node: stack_of_payloads(objects(message, node)),
+    Kind.NON_TENSOR_ROWS: lambda message, node, read: stack_of_payloads(
+        objects(message, node, read)
+    ),
     Kind.NON_TENSOR_STACK: _non_tensor_stack,
     Kind.USER: _user,
 }

@@ -18,17 +18,15 @@ from jagcodec._arguments import known_names
 from jagcodec.errors import ArgumentIndexError, WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.checks import inside
 from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
-from jagcodec.wire.compressed import opened
 from jagcodec.wire.decoder import build, objects
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_first import tensor_of
 from jagcodec.wire.lazy import batch_of_message
-from jagcodec.wire.limits import DEFAULT_LIMITS
-from jagcodec.wire.message import Message, check_frames, open_frames
+from jagcodec.wire.message import ChosenRows, Message, Read
+from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import FORMS, Node, child_step
 from jagcodec.wire.spec import PLAIN, TORCH_DTYPES, Kind
@@ -54,8 +52,7 @@ class OpenMessage(NamedTuple):
 
     Attributes:
         path: What errors call it.
-        header: That of the whole message: of a compressed one the header around it.
-        message: What is inside.
+        message: It, open.
         bytes: All of it, as a blob if it is one, and otherwise its frames.
         behind: Bytes behind the end of a blob, which nobody reads.
         columns: Those of its batch; where it holds none, the values that its value is made of.
@@ -64,7 +61,6 @@ class OpenMessage(NamedTuple):
     """
 
     path: str
-    header: Header
     message: Message
     bytes: int
     behind: int
@@ -83,25 +79,23 @@ def open_message(source: Any, path: str) -> OpenMessage:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: It is malformed, or damaged.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    outer, arrays = open_frames(source, path, DEFAULT_LIMITS)
-    if outer.checksums is not None:
-        check_frames(arrays[1:], outer.checksums)
+    message = opened(source, path, by_range=True)
+    arrays: Any = message.frames
+    header = message.header
     total, behind = sum(map(len, arrays)), 0
     one = source if not isinstance(source, (list, tuple)) else source[0]
     whole = buffer_bytes(one, path)
-    if len(arrays) == 1 + len(outer.sizes) and is_blob(whole):
-        total = blob_end(len(arrays[0]), outer.sizes)
+    if len(arrays) == 1 + len(header.stored) and is_blob(whole):
+        total = blob_end(len(arrays[0]), header.stored)
         behind = len(whole) - total
-    header, payload = opened(outer, arrays[1:], False, by_range=True)
-    message = Message(header, payload, None, False)
     root = header.schema.root
     batch = batch_node(root)
     if batch is None:
-        return OpenMessage(path, outer, message, total, behind, _values_of(root), [], False)
+        return OpenMessage(path, message, total, behind, _values_of(root), [], False)
     columns = _named(columns_of(batch))
-    return OpenMessage(path, outer, message, total, behind, columns, _beside(root, batch), True)
+    return OpenMessage(path, message, total, behind, columns, _beside(root, batch), True)
 
 
 def _named(columns: Iterable[tuple[tuple[str, ...], Node]]) -> list[Entry]:
@@ -177,7 +171,7 @@ class ColumnDescription:
         stored: ``"narrow"`` where cells take fewer bytes than their dtype, ``"parts"`` where what
             repeats is there once, else empty.
         bytes: What it takes of the message; cells that columns share are counted at the first.
-        share: The same, of the whole message before it was compressed; 0 to 1.
+        share: The same, of the whole message before frames were compressed; 0 to 1.
         rows: Which of `MessageDescription.rows_of` its rows are; None where it is not jagged.
         largest_row: Of jagged columns and rows of objects: the number of the first of the largest.
         largest_row_bytes: How many bytes its cells, or its document, take.
@@ -249,12 +243,12 @@ class MessageDescription:
             in it, else the kind of its value in small letters.
         rows: Of the batch; None where there is none, or it has no rows.
         bytes: All of it, as a blob if it is one, and otherwise its frames.
-        plain_bytes: Header and frames before it was compressed.
+        plain_bytes: Header and frames before they were compressed.
         frames: How many, the header included.
         behind: Bytes behind the end of a blob, which nobody reads.
         narrow: Whether any cells are stored narrow.
         elide: Whether any column is made of parts.
-        compress: The codec that it is compressed with; None where it is not.
+        compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums, which were compared.
         columns: Those of the batch, or the values that the value is made of.
         beside: What stands beside the batch in a dict, or is its `meta_info`.
@@ -312,19 +306,15 @@ def describe_message(source: MessageLike) -> MessageDescription:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
     return describe(open_message(source, "describe_message(source)"))
 
 
 def describe(found: OpenMessage) -> MessageDescription:
     """As `describe_message`, of a message that is open."""
-    message, outer = found.message, found.header
-    header, root = message.header, outer.schema.root
-    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
-    # The header inside a compressed message is one of its values.
-    head = outer.total - sum(outer.sizes) if compress is None else len(outer.values[0])
-    plain = head + sum(header.sizes)
+    message, header = found.message, found.message.header
+    plain = header.total - sum(header.stored) + sum(header.sizes)
     weighing = Weighing(message)
     groups: dict[int, list[str]] = {}
     described = [
@@ -341,12 +331,12 @@ def describe(found: OpenMessage) -> MessageDescription:
         _rows(message, found.batch),
         found.bytes,
         plain,
-        1 + len(outer.sizes),
+        1 + len(header.sizes),
         found.behind,
         weighing.narrow,
         weighing.elide,
-        compress,
-        has_checksums(outer),
+        "zstd" if header.compressed else None,
+        has_checksums(header),
         tuple(described[0]),
         tuple(described[1]),
         _meta_names(message),
@@ -357,8 +347,8 @@ def describe(found: OpenMessage) -> MessageDescription:
 
 def has_checksums(header: Header) -> bool:
     """Whether a message has checksums; where it has no payload, of its header alone."""
-    plain = header.schema.numbers + 2 + 5 * len(header.groups) + len(header.sizes)
-    return len(header.numbers) > plain
+    sizes = len(header.sizes) * (2 if header.compressed else 1)
+    return len(header.numbers) > header.schema.numbers + 2 + 5 * len(header.groups) + sizes
 
 
 def _value_name(root: Node, batch: bool) -> str:
@@ -372,7 +362,7 @@ def _rows(message: Message, batch: bool) -> int | None:
     if not batch:
         return len(root.children) if root.kind is Kind.LAZY_STACK and root.fields[0] == 0 else None
     try:
-        return len(batch_of_message(message, None))
+        return len(batch_of_message(message))
     except WireFormatError:  # a batch without dims
         return None
 
@@ -594,7 +584,7 @@ def rows_at(
 
 def _row_at(message: Message, entry: Entry, row: int) -> Any:
     node = entry.node
-    chosen: Chosen = range(row, row + 1)
+    chosen = ChosenRows(range(row, row + 1))
     shape = _shape(message, node)
     if node.kind in _ROWS_AT and shape:
         _check_row(entry, row, shape[0] or 0)
@@ -626,9 +616,11 @@ def _check_row(entry: Entry, row: int, rows: int) -> None:
         raise ArgumentIndexError("no_such_row", entry.name, f"expected {expected}, found {row}")
 
 
-_ROWS_AT: dict[Kind, Callable[[Message, Node, Chosen], Any]] = {
+_ROWS_AT: dict[Kind, Callable[[Message, Node, ChosenRows], Any]] = {
     Kind.JAGGED: lambda message, node, chosen: message.jagged(node, chosen).unbind()[0],
     Kind.INNER_FIRST: lambda message, node, chosen: tensor_of(message, node, chosen).unbind()[0],
     Kind.TENSOR: lambda message, node, chosen: message.tensor(node, chosen)[0],
-    Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(message, node, chosen)[0],
+    Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(
+        message, node, Read(message), chosen
+    )[0],
 }

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from jagcodec.ragged.row_index import Chosen
-from jagcodec.wire.message import Message, torch_dtype
+from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.message import Message
 from jagcodec.wire.registry import EMPTY_STACK
-from jagcodec.wire.schema import Node
+from jagcodec.wire.schema import FORMS, Node
 from jagcodec.wire.spec import Kind
 
 
@@ -57,6 +58,21 @@ def field_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chose
         dims[at] = len(chosen)
     shown = "tensor" if kind is Kind.TENSOR else "jagged"
     return FieldSchema(shown, torch_dtype(dtype), (rows, *dims))
+
+
+def rows_of_node(message: Message, node: Node) -> int | None:
+    """The rows that a column says it has; None where it has none."""
+    numbers, groups = message.numbers, message.header.groups
+    if node.kind is Kind.INNER_FIRST:
+        (node,) = node.children
+    if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
+        return groups[numbers[node.number + 3]].rows
+    if node.kind in (Kind.TENSOR_VIEWS, Kind.STRIDED_NESTED):
+        return numbers[node.number + FORMS[node.kind].numbers.index(_COUNTS[node.kind])]
+    return numbers[node.dims] if node.end > node.dims else None
+
+
+_COUNTS = {Kind.TENSOR_VIEWS: "views", Kind.STRIDED_NESTED: "components"}
 
 
 def sizes_of(leaf: Any, dims: int) -> list[int]:

@@ -31,22 +31,16 @@ from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
-from jagcodec.wire.compressed import opened, opened_ranges
+from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.field_schema import FieldSchema, field_of, sizes_of
-from jagcodec.wire.frames import (
-    Frame,
-    Payload,
-    file_path,
-    noted_file,
-    read_file,
-)
+from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
+from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
 from jagcodec.wire.header import Header
 from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, then_picked
 from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
-from jagcodec.wire.message import Message, check_frames, open_frames, open_store
+from jagcodec.wire.message import ChosenRows, Message, Read, open_message, open_store
 from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
@@ -82,8 +76,8 @@ class WireBatch:
         nodes: Any,
         batch_size: list[int],
         names: list[str | None] | None,
-        chosen: range | IntArray | None,
-        frames: list[ByteArray] | None = None,
+        chosen: Any,
+        frames: Sequence[ByteArray] | None = None,
         beside: Sequence[tuple[str | None, Node]] = (),
         inner: Mapping[Node, Picked] = NOTHING_PICKED,
     ) -> None:
@@ -92,7 +86,7 @@ class WireBatch:
         self._nodes: Mapping[str, Node] = nodes
         self._rows = batch_size
         self._names = names
-        self._chosen = chosen
+        self._chosen: Any = chosen
         self._frames = frames
         # What stands in the message beside the batch: by name, or a mapping without one.
         self._beside = beside
@@ -123,13 +117,14 @@ class WireBatch:
             WireFormatError: It is malformed.
         """
         message = self._message
+        read = Read(message)
         meta: dict[str, Any] = {}
         for name, node in self._beside:
-            value = build(message, node)
+            value = build(message, node, read)
             if name is None and type(value) is not dict:
                 raise bad("a mapping beside the columns", type(value).__name__)
             meta.update(value if name is None else {name: value})
-        meta.update(message.meta())
+        meta.update(message.meta(read))
         return meta
 
     @property
@@ -185,12 +180,13 @@ class WireBatch:
         """
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
         if self._chosen is not None:
+            known = self._chosen.index
             chosen = (
-                self._chosen[chosen.start : chosen.stop]
+                known[chosen.start : chosen.stop]
                 if isinstance(chosen, range)
-                else (np.asarray(self._chosen, dtype=np.int64)[chosen])
+                else np.asarray(known, dtype=np.int64)[chosen]
             )
-        return self._chosen_of(self._nodes, chosen)
+        return self._chosen_of(self._nodes, ChosenRows(chosen))
 
     def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
         """Only some cells of an inner dim of columns, such as some of the layers. Reads nothing.
@@ -228,7 +224,7 @@ class WireBatch:
     def _chosen_of(
         self,
         nodes: Mapping[str, Node],
-        chosen: Chosen | None,
+        chosen: ChosenRows | None,
         inner: Mapping[Node, Picked] | None = None,
     ) -> WireBatch:
         picked = self._inner if inner is None else inner
@@ -242,10 +238,10 @@ class WireBatch:
             WireFormatError: A field is malformed.
             ArgumentError: Rows were chosen of a column that has none to choose, such as CSR.
         """
-        leaves = {}
-        for name in self._nodes:
-            leaf = self.leaf(name)
-            leaves[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
+        return self._tensordict(Read(self._message))
+
+    def _tensordict(self, read: Read) -> TensorDict:
+        leaves = {name: self._value(name, read) for name in self._nodes}
         names: Any = self._names
         try:
             # A batch without dim names takes those of the batches in it, which `batch_of` does not.
@@ -283,10 +279,10 @@ class WireBatch:
         if self._frames is not None:
             return [array.data.toreadonly() for array in self._frames]
         message, chosen = self._message, self._chosen
-        if isinstance(chosen, range) and chosen:
+        if chosen is not None and isinstance(chosen.index, range) and chosen.index:
             slicer = self._slicer()
             if slicer is not None:
-                return slicer.cut(chosen.start, chosen.stop)
+                return slicer.cut(chosen.index.start, chosen.index.stop)
         value = self.to_encode()
         shared = any(message.is_made_of_parts(node) for node in self._nodes.values())
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
@@ -295,10 +291,8 @@ class WireBatch:
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
-        columns = self._message.to_read(), self._nodes, self._rows, self._names, self._chosen
-        batch = WireBatch(*columns, None, (), self._inner)
-        flat = len(self._rows) == 1 and self._names is None
-        return batch._raw_columns() if flat else batch.to_tensordict()
+        flat = len(self._rows) == 1 and self._names is None and self._message.device is None
+        return self._raw_columns() if flat else self.to_tensordict()
 
     def outermost(self) -> dict[str, int]:
         """The inner dims that lie outermost, by column, as `encode` takes them."""
@@ -308,48 +302,49 @@ class WireBatch:
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.
         message = self._message
-        if message.slicer is None or message.slicer[0] is not self._nodes:
+        known = message.slicer
+        if known is None or known[0] is not self._nodes:
             slicer = None
             if self.in_place() is not None and not self._beside and not self._inner:
-                with suppress(WireFormatError):  # to be raised by whoever reads the column
+                with suppress(WireFormatError):  # which the reader of the column raises
                     slicer = slicer_of(message, self._nodes, self._rows[0])
-            message.slicer = self._nodes, slicer
-        found: Slicer | None = message.slicer[1]
+            known = message.slicer = self._nodes, slicer
+        found: Slicer | None = known[1]
         return found
 
     def _raw_columns(self) -> Columns:
         """The columns as `encode` takes them, rows of documents unread."""
+        read = Read(self._message)
         columns: dict[str, Any] = {}
         for name, node in self._nodes.items():
             if node.kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = self._read(name, self._raw_documents)
+                columns[name] = self._named(name, self._raw_documents, read)
             elif node.kind is _JAGGED:
-                columns[name] = self._read(name, self._rows_in_place)
+                columns[name] = self._named(name, self._rows_in_place, read)
             elif node.kind is Kind.INNER_FIRST:
-                columns[name] = self._read(name, self._inner_first(inner_first.column_of))
+                columns[name] = self._named(name, self._inner_first(inner_first.column_of), read)
             else:
-                leaf = self.leaf(name)
-                columns[name] = leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf
+                columns[name] = self._value(name, read)
         return Columns(len(self), columns)
 
-    def _rows_in_place(self, node: Node) -> RaggedView:
+    def _rows_in_place(self, node: Node, read: Read | None = None) -> RaggedView:
         self._row_splits(node)
-        view = self._message.view(node, self._chosen)
+        view = self._message.rows(node, self._chosen)
         picked = self._inner.get(node)
         return pick_of_view(view, picked) if picked else view
 
-    def _inner_first(self, read: Callable[..., Any]) -> Callable[[Node], Any]:
-        """`read` of INNER_FIRST, with what was chosen of it."""
+    def _inner_first(self, make: Callable[..., Any]) -> Callable[[Node, Read], Any]:
+        """`make` of INNER_FIRST, with what was chosen of it."""
 
-        def chosen(node: Node) -> Any:
+        def chosen(node: Node, read: Read) -> Any:
             self._row_splits(node.children[0])
-            return read(self._message, node, self._chosen, self._inner.get(node, {}))
+            return make(self._message, node, self._chosen, self._inner.get(node, {}))
 
         return chosen
 
-    def _raw_documents(self, node: Node) -> Any:
+    def _raw_documents(self, node: Node, read: Read) -> Any:
         self._check_documents(node)
-        return raw_documents(self._message, node, self._chosen)
+        return raw_documents(self._message, node, read, self._chosen)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -358,7 +353,7 @@ class WireBatch:
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        return self._read(name, self._leaf)
+        return self._named(name, self._leaf, Read(self._message))
 
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
@@ -372,7 +367,7 @@ class WireBatch:
         node = self._node(name, "row_lengths")
         if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
             return None
-        row_splits: RowSplits = self._read(name, self._row_splits)
+        row_splits: RowSplits = self._named(name, self._row_splits)
         return row_splits.lengths
 
     # Reading
@@ -383,18 +378,24 @@ class WireBatch:
             raise unknown_name(name, self._nodes, f"WireBatch.{where}")
         return node
 
-    def _read(self, name: str, read: Callable[[Node], Any]) -> Any:
+    def _named(self, name: str, make: Callable[..., Any], *more: Any) -> Any:
+        """What is made of a column; errors name it."""
         node = self._node(name, "leaf")
         try:
-            return read(node)
+            return make(node, *more)
         except WireFormatError as error:
-            raise _of_column(name, node, error) from error
-        except _NOT_THE_MESSAGES:
+            raise inside(error, name) from error
+        except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
             raise
         except Exception as error:  # torch, numpy and tensordict raise all kinds
-            raise _of_column(name, node, error) from error
+            raise inside(bad(f"rows of {node.kind.name}", error), name) from error
 
-    def _leaf(self, node: Node) -> Any:
+    def _value(self, name: str, read: Read) -> Any:
+        """A column as `leaf` makes it, but a nested batch as a TensorDict."""
+        leaf = self._named(name, self._leaf, read)
+        return leaf._tensordict(read) if isinstance(leaf, WireBatch) else leaf
+
+    def _leaf(self, node: Node, read: Read) -> Any:
         kind, message, chosen = node.kind, self._message, self._chosen
         if kind is Kind.TENSOR:
             dims = message.numbers[node.dims : node.end][: len(self._rows)]
@@ -405,13 +406,13 @@ class WireBatch:
             self._row_splits(node)
             return pick_of_leaf(message.jagged(node, chosen), self._inner.get(node))
         if kind is Kind.INNER_FIRST:
-            return self._inner_first(inner_first.tensor_of)(node)
+            return self._inner_first(inner_first.tensor_of)(node, read)
         if kind is Kind.TENSORDICT:
             return _view(message, node, self._rows, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
             make = stack_of_payloads if chosen is None else leaf_of_rows
-            return make(self._objects(node))
-        leaf = build(message, node)
+            return make(self._objects(node, read))
+        leaf = build(message, node, read)
         if isinstance(leaf, UnbatchedTensor):
             return leaf
         if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
@@ -425,7 +426,7 @@ class WireBatch:
             check_names(leaf, self._names, len(shape))
         if chosen is None:
             return leaf
-        return select_leaf(leaf, chosen, RowSplitsPool(), "WireBatch.rows(index)")
+        return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
 
     def _row_splits(self, node: Node) -> RowSplits:
         message, dims_before = self._message, 0
@@ -442,9 +443,9 @@ class WireBatch:
             raise rows_differ(self._rows, sizes)
         return whole if self._chosen is None else message.row_splits(group, self._chosen)
 
-    def _objects(self, node: Node) -> list[Any]:
+    def _objects(self, node: Node, read: Read) -> list[Any]:
         self._check_documents(node)
-        return objects(self._message, node, self._chosen)
+        return objects(self._message, node, read, self._chosen)
 
     def _check_documents(self, node: Node) -> None:
         rows = self._message.row_splits(self._message.numbers[node.number + 3]).rows
@@ -468,7 +469,7 @@ class WireBatch:
     @property
     def dim_names(self) -> list[str | None] | None:
         """Names of the batch dims; None where there are none."""
-        return self._names
+        return None if self._names is None else list(self._names)
 
     @property
     def device(self) -> torch.device | None:
@@ -491,7 +492,7 @@ class WireBatch:
 
     def chosen_rows(self) -> Chosen | None:
         """Which rows of the message were chosen; None for all of them."""
-        return self._chosen
+        return None if self._chosen is None else self._chosen.index
 
     def in_place(self) -> tuple[Header, Mapping[str, Node], Sequence[ByteArray]] | None:
         """The header, the nodes of the columns and the frames, where columns may be read from them.
@@ -511,33 +512,26 @@ class WireBatch:
         A jagged one is a `RaggedView` over the message, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        message, chosen = self._message, self._chosen
+        message, read = self._message, Read(self._message)
         checked: set[int] = set()  # ragged groups that have as many rows as the batch
-        columns: list[tuple[str, Any]] = []
-        for name, node in self._nodes.items():
-            try:
-                if node.kind is _JAGGED:
-                    group = message.numbers[node.number + 3]
-                    if group not in checked or len(self._rows) > 1:
-                        self._row_splits(node)
-                        checked.add(group)
-                    column: Any = message.view(node, chosen)
-                    if node in self._inner:
-                        column = pick_of_view(column, self._inner[node])
-                elif node.kind is Kind.INNER_FIRST:
-                    column = self._inner_first(inner_first.view_of)(node)
-                elif node.kind is Kind.NON_TENSOR_ROWS:
-                    column = object_array(self._objects(node))
-                else:
-                    column = self._leaf(node)
-            except WireFormatError as error:
-                raise _of_column(name, node, error) from error
-            except _NOT_THE_MESSAGES:
-                raise
-            except Exception as error:
-                raise _of_column(name, node, error) from error
-            columns.append((name, column))
-        return columns
+        if message.header.compressed:
+            cells = [node for node in self._nodes.values() if node.kind in _WITH_CELLS]
+            prepare(message.payload, {message.numbers[node.number] for node in cells})
+        return [(name, self._named(name, self._column, read, checked)) for name in self._nodes]
+
+    def _column(self, node: Node, read: Read, checked: set[int]) -> Any:
+        if node.kind is _JAGGED:
+            group = self._message.numbers[node.number + 3]
+            if group not in checked or len(self._rows) > 1:
+                self._row_splits(node)
+                checked.add(group)
+            view = self._message.rows(node, self._chosen)
+            return pick_of_view(view, self._inner[node]) if node in self._inner else view
+        if node.kind is Kind.INNER_FIRST:
+            return self._inner_first(inner_first.view_of)(node, read)
+        if node.kind is Kind.NON_TENSOR_ROWS:
+            return object_array(self._objects(node, read))
+        return self._leaf(node, read)
 
 
 def _reopened(frames: list[Any]) -> WireBatch:
@@ -545,16 +539,7 @@ def _reopened(frames: list[Any]) -> WireBatch:
 
 
 _JAGGED = Kind.JAGGED
-
-# Errors of the caller, of the source of the bytes, and of the machine.
-_NOT_THE_MESSAGES = (JagcodecError, OSError, MemoryError)
-
-
-def _of_column(name: str, node: Node, error: Exception) -> WireFormatError:
-    """The error of a column that could not be read."""
-    if not isinstance(error, WireFormatError):
-        error = bad(f"rows of {node.kind.name}", error)
-    return inside(error, name)
+_WITH_CELLS = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
 
 
 def open_wire(
@@ -580,15 +565,15 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all. Frames of a
-        compressed message in memory are decompressed whole, each when something in it is asked for
-        first; a callable is asked for the blocks that hold it.
+        `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
+        is decompressed whole when something in it is first asked for, and kept while the batch is
+        open; a callable is asked for all of such a frame.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
         ArgumentTypeError: `source` is none of these.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
-            or a device; or the message is compressed, and the library for that is not installed.
+            or a device; or frames are compressed, and the library for that is not installed.
         OSError: The file cannot be read.
 
     Example:
@@ -602,41 +587,30 @@ def open_wire(
     """
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
-    frames: list[ByteArray] | None = None
-    payload: Payload
+    how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
     if isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         with noted_file(name):
             mapped = read_file(name, "open_wire(source)", taken, mmap=True)
-            return open_wire(
-                mapped, copy=copy, device=target, allow_pickle=allow_pickle, limits=taken
-            )
+            return open_wire(mapped, limits=taken, **how)
     if callable(source):
-        header, fetch = open_store(source, taken)
-        header, payload = opened_ranges(header, fetch, copy)
-    else:
-        header, frames = open_frames(source, "open_wire(source)", taken)
-        header, payload = opened(header, frames[1:], copy, by_range=True)
-    message = Message(header, payload, target, allow_pickle)
-    return batch_of_message(message, frames)
+        return batch_of_message(open_store(source, taken, **how))
+    message = open_message(source, "open_wire(source)", taken, by_range=True, verify=False, **how)
+    return batch_of_message(message)
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
-    header, frames = open_frames(source, path, DEFAULT_LIMITS)
-    if header.checksums is not None:
-        check_frames(frames[1:], header.checksums)
-    header, payload = opened(header, frames[1:], None, by_range=True)
-    return batch_of_message(Message(header, payload, None, False), frames)
+    return batch_of_message(open_message(source, path, by_range=True))
 
 
-def batch_of_message(message: Message, frames: list[ByteArray] | None) -> WireBatch:
+def batch_of_message(message: Message) -> WireBatch:
     """The batch of an open message: its value, or the one batch in a dict; and what is beside it.
 
     Raises:
         WireFormatError: There is none, or there are several.
     """
-    root = message.header.schema.root
+    root, frames = message.header.schema.root, message.frames
     if root.kind is Kind.TENSORDICT:
         return _view(message, root, [], None, frames)
     if root.kind is Kind.MAP:
@@ -664,12 +638,9 @@ def batch_of_message(message: Message, frames: list[ByteArray] | None) -> WireBa
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
     """The rows that columns of a dict say they have; each is looked at again when it is read."""
     for node in columns:
-        if node.kind is Kind.INNER_FIRST:
-            (node,) = node.children
-        if node.kind is _JAGGED:
-            return message.header.groups[message.numbers[node.number + 3]].rows
-        if node.end > node.dims:
-            return message.numbers[node.dims]
+        rows = rows_of_node(message, node)
+        if rows is not None:
+            return rows
     raise bad("a column that has rows", f"{len(columns)} without")
 
 
@@ -677,8 +648,8 @@ def _view(
     message: Message,
     node: Node,
     around: list[int],
-    chosen: Chosen | None,
-    frames: list[ByteArray] | None = None,
+    chosen: ChosenRows | None,
+    frames: Sequence[ByteArray] | None = None,
 ) -> WireBatch:
     """A TENSORDICT as a batch; `around` is the batch size of the one that it lies in."""
     batch_size = list(message.shape(node))

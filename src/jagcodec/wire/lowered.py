@@ -8,16 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
 from jagcodec.ragged.views import NestedParts, RaggedView
-from jagcodec.wire.spec import TORCH_DTYPES
-
-TORCH_NAMES = {getattr(torch, name): name for name in TORCH_DTYPES if hasattr(torch, name)}
-"""What the wire calls a dtype of torch."""
-
-NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
-"""What it calls the same dtype of numpy."""
-
 
 REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,11 @@ from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.lowered import (
     NO_COLUMNS,
-    NUMPY_NAMES,
     REMEDY,
     REMEDY_OF_BATCHES,
-    TORCH_NAMES,
     ColumnDict,
     Columns,
     Dense,
@@ -58,6 +58,7 @@ from jagcodec.wire.lowered import (
 )
 from jagcodec.wire.nested_batches import nested_mismatch
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
+from jagcodec.wire.schema import check_text_size
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
@@ -73,7 +74,7 @@ from jagcodec.wire.spec import (
 )
 from jagcodec.wire.tensor_views import COMPRESSED_LAYOUTS, Merged, compressed_indices, merge
 
-# What msgpack holds by itself and gives back as it was.
+# What msgpack gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
 _STRING = frozenset((str,))
 
@@ -387,9 +388,11 @@ class Lowering:
 
     def _numpy_dtype(self, value: Any) -> Any:
         description = numpy_dtypes.describe(value.dtype)
-        if description is None:
-            raise self._refusal(value, f" with dtype {value.dtype}")
-        return description
+        with suppress(WireFormatError):  # as a reader refuses it
+            if description is not None:
+                check_text_size(description, value.dtype.itemsize)
+                return description
+        raise self._refusal(value, f" with dtype {value.dtype}")
 
     def _string_array(self, array: np.ndarray[Any, Any]) -> Tree:
         try:
@@ -399,10 +402,8 @@ class Lowering:
         return [TAGS[Kind.STRING_ARRAY], list(array.shape), *found]
 
     def _scalar(self, value: np.generic) -> Tree:
-        if isinstance(value, np.str_):
-            return [TAGS[Kind.STRING_SCALAR], str(value)]
-        if isinstance(value, np.bytes_):
-            return [TAGS[Kind.STRING_SCALAR], bytes(value)]
+        if isinstance(value, (np.str_, np.bytes_)):
+            return [TAGS[Kind.STRING_SCALAR], value.item()]
         if not type(value).__module__.startswith("numpy"):
             raise self._refusal(value)
         array = np.asarray(value)
@@ -605,8 +606,7 @@ class Lowering:
         try:
             whole = tensordict_of_view(view)
         except RuntimeError as error:  # of a stack of rows with different shapes
-            why = f": {error!s:.200}; encode what it is a view of"
-            raise self._refusal(view, why) from error
+            raise self._refusal(view, f": {error!s:.200}; encode what it is a view of") from error
         return self._tensordict(whole)
 
     def _lazy_stack(self, stack: LazyStackedTensorDict) -> Tree:
@@ -685,7 +685,7 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     NonTensorStack: Lowering._non_tensor_stack,
 }
 
-# Types of which there are too many to list; the handlers look closer.
+# The handlers of these look closer.
 _BASES: tuple[tuple[type, Callable[[Lowering, Any], Tree]], ...] = (
     (torch.Tensor, Lowering._tensor),
     (np.generic, Lowering._scalar),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, inside
+from jagcodec.wire.compress import opened, opened_ranges
+from jagcodec.wire.dtypes import DTYPES, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
-    Fetch,
     Payload,
+    blob_end,
     buffer_bytes,
     frame_arrays,
     is_blob,
@@ -31,53 +33,100 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.narrow import widened
-from jagcodec.wire.parts import Part, PickedRows, Rows, table_of, view_of_parts
-from jagcodec.wire.records import bad, revived, unknown_dtype
-from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node, stored_size
-from jagcodec.wire.spec import (
-    DOCUMENT_COST,
-    EXPANSION,
-    PARTS,
-    PLAIN,
-    TORCH_DTYPES,
-    Kind,
+from jagcodec.wire.leaf import (
+    MOST_RANGES,
+    Leaf,
+    Place,
+    cell_range,
+    leaf_of,
 )
-from jagcodec.wire.stored_cells import MOST_RANGES, Place, cell_range
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.parts import Part, PickedRows, table_of, view_of_parts
+from jagcodec.wire.records import bad, revived
+from jagcodec.wire.schema import Node, stored_size
+from jagcodec.wire.spec import DOCUMENT_COST, EXPANSION, PARTS, PLAIN, Kind
 
 # --- opening -----------------------------------------------------------------------------------
 
 
-def open_frames(frames: Any, path: str, limits: Limits) -> tuple[Header, list[ByteArray]]:
-    """The checked header of a message, and its frames, header first, aliased.
+def open_message(
+    source: Any,
+    where: str,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    copy: bool | None = None,
+    by_range: bool = False,
+    verify: bool = True,
+    device: torch.device | None = None,
+    allow_pickle: bool = False,
+) -> Message:
+    """Open frames or a blob.
+
+    Args:
+        source: The frames, header first, or one buffer. Bytes behind the end of a blob are not
+            looked at.
+        where: The argument of the caller's that it is.
+        limits: What is refused if it is larger.
+        copy: As for `decode`.
+        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
+        verify: Whether checksums of frames are compared.
+        device: As for `decode`.
+        allow_pickle: As for `decode`.
 
     Raises:
-        ArgumentTypeError: It is neither a buffer nor a list of them.
-        WireFormatError: The message is cut, or its frames are not the header's.
+        ArgumentTypeError: `source` is neither a buffer nor a list of them.
+        WireFormatError: The message is cut or damaged, or its frames are not the header's.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    arrays = frame_arrays(frames, path)
-    if len(arrays) == 1 and is_blob(arrays[0]):
-        return open_blob(arrays[0], limits)
-    header = read_header(arrays[0].data, limits)
-    sizes = [len(array) for array in arrays[1:]]
-    if sizes != header.sizes:
+    frames: Sequence[Any] = frame_arrays(source, where)
+    if len(frames) == 1 and is_blob(frames[0]):
+        header, frames = _split(frames[0], limits)
+    else:
+        header = read_header(frames[0].data, limits)
+    return open_frames(
+        header,
+        frames,
+        copy=copy,
+        by_range=by_range,
+        verify=verify,
+        device=device,
+        allow_pickle=allow_pickle,
+    )
+
+
+def open_frames(
+    header: Header,
+    frames: Sequence[Any],
+    *,
+    copy: bool | None = None,
+    by_range: bool = False,
+    verify: bool = True,
+    device: torch.device | None = None,
+    allow_pickle: bool = False,
+) -> Message:
+    """As `open_message`, of a header that was read and the frames, header first: arrays, or flat
+    uint8 tensors on devices.
+    """
+    buffers = frames[1:]
+    sizes = [frame.nbytes for frame in buffers]
+    if sizes != header.stored:
         check_sizes(header, sizes)
-    return header, arrays
+    if verify and header.checksums is not None:
+        check_frames(buffers, header.checksums)
+    payload = opened(header, buffers, copy, by_range=by_range)
+    return Message(header, payload, device, allow_pickle, frames)
 
 
-def open_blob(
-    blob: ByteArray, limits: Limits, *, in_row: bool = False, repeated: bool = False
-) -> tuple[Header, list[ByteArray]]:
-    """As `open_frames`, of a message in one buffer; bytes behind its end are not looked at."""
-    size = read_preamble(blob)
-    frame = split_blob(blob, size, ())[0].data
-    header = read_header(frame, limits, in_row=in_row, repeated=repeated)
-    return header, split_blob(blob, size, header.sizes)
-
-
-def open_store(source: Callable[[int, int], Any], limits: Limits) -> tuple[Header, Fetch]:
-    """As `open_frames`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
+def open_store(
+    source: Callable[[int, int], Any],
+    limits: Limits,
+    *,
+    copy: bool | None,
+    device: torch.device | None,
+    allow_pickle: bool,
+) -> Message:
+    """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
 
     def get(offset: int, size: int) -> ByteArray:
         data = buffer_bytes(source(offset, size), f"bytes {offset} to {offset + size}")
@@ -93,8 +142,32 @@ def open_store(source: Callable[[int, int], Any], limits: Limits) -> tuple[Heade
     if size > limits.header:
         raise exceeded("header", limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.sizes)
-    return header, lambda buffer, offset, size: get(starts[buffer] + offset, size)
+    starts = starts_of(size, header.stored)
+    fetch = lambda buffer, offset, size: get(starts[buffer] + offset, size)  # noqa: E731
+    payload = opened_ranges(header, fetch, copy)
+    return Message(header, payload, device, allow_pickle, None)
+
+
+def open_row(blob: ByteArray, outer: Message, *, repeated: bool) -> Message:
+    """A message that is a row of another; `repeated` if the row is made of parts."""
+    repeated = repeated or outer.repeated
+    header, frames = _split(blob, outer.limits, in_row=True, repeated=repeated)
+    if blob_end(len(frames[0]), header.sizes) != len(blob):
+        raise bad("a message that ends with its row", "bytes behind it")
+    options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
+    message = open_frames(header, frames, copy=False, **options)
+    message.in_row, message.repeated = True, repeated
+    return message
+
+
+def _split(
+    blob: ByteArray, limits: Limits, *, in_row: bool = False, repeated: bool = False
+) -> tuple[Header, list[ByteArray]]:
+    """The checked header of a message in one buffer, and its frames, header first."""
+    size = read_preamble(blob)
+    frame = split_blob(blob, size, ())[0].data
+    header = read_header(frame, limits, in_row=in_row, repeated=repeated)
+    return header, split_blob(blob, size, header.stored)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
@@ -103,14 +176,14 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
     Raises:
         WireFormatError: One is missing, or has another size; it is named.
     """
-    if len(sizes) != len(header.sizes):
+    if len(sizes) != len(header.stored):
         raise WireFormatError(
             "frame_count",
             "frames",
-            f"expected {len(header.sizes) + 1} frames, found {len(sizes) + 1}; "
+            f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; "
             "frames were lost, or come from more than one message",
         )
-    for i, (expected, found) in enumerate(zip(header.sizes, sizes, strict=True)):
+    for i, (expected, found) in enumerate(zip(header.stored, sizes, strict=True)):
         if expected != found:
             raise WireFormatError(
                 "frame_size",
@@ -119,46 +192,148 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
             )
 
 
-def check_frames(buffers: Sequence[ByteArray], checksums: Sequence[int]) -> None:
+def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
     """Compare the checksums of the frames behind the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
+        data = buffer if type(buffer) is np.ndarray else buffer.cpu().numpy()
+        check_crc(zlib.crc32(data.data), checksum, f"frame {i + 1}")
 
 
-# --- an open message ---------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 
-class _Choice(NamedTuple):
-    """Rows chosen of a ragged group.
+class Read:
+    """One read of an open message: its documents, and what it may still take of the limits.
+
+    Whoever reads makes one: an open message counts nothing, so that it can be read at any time, any
+    number of times, by several threads at once.
 
     Attributes:
-        chosen: Which; kept, so that its id stays its own.
-        row_splits: They alone, end to end.
-        starts: (rows,) where they begin among all.
+        depth: Containers around what is being built, those of outer messages included.
+        objects: How many objects were asked for, those of messages in rows included.
+        documents: Bytes of repeated documents that become objects.
+        values: The documents of the header, which belong to this read alone; None before one of
+            them was asked for. Of a message in a row those of its own header, while it is built.
     """
 
-    chosen: Chosen
-    row_splits: RowSplits
-    starts: IntArray
+    __slots__ = ("depth", "documents", "objects", "values")
+
+    def __init__(self, message: Message) -> None:
+        self.depth: int = 0
+        self.objects: int = message.header.objects
+        self.documents: int = 0
+        self.values: list[Any] | None = None
+
+    def value(self, message: Message, index: int) -> Any:
+        """A document of the header. Each is asked for once."""
+        if self.values is None:
+            self.values = message.take_values()
+        value = self.values[index]
+        if message.header.records:
+            return revived(value, self.depth, message.limits.depth, message.allow_pickle)
+        return value
+
+    def enter(self, message: Message) -> None:
+        """Go into a container, unless it is one too many."""
+        self.depth += 1
+        if self.depth > message.limits.depth:
+            raise exceeded("depth", message.limits.depth, self.depth, "levels")
+
+    def count_objects(self, message: Message) -> None:
+        """Count those of a message in a row."""
+        self.objects += message.header.objects
+        most = message.limits.objects
+        if self.objects > most:
+            raise exceeded("objects", most, self.objects, "objects of all rows together")
+
+    def count_documents(self, message: Message, size: int) -> None:
+        """Refuse documents of parts that take more, as objects, than the limits allow."""
+        if message.in_row:  # whose header was refused if these were many
+            return
+        self.documents += size
+        beyond = DOCUMENT_COST * (self.documents - EXPANSION * message.header.total)
+        if beyond > message.limits.expanded:
+            what = (
+                f"bytes of repeated documents beyond {EXPANSION} for each byte of the message, "
+                f"{DOCUMENT_COST} for each"
+            )
+            raise exceeded("expanded", message.limits.expanded, beyond, what)
+
+
+class ChosenRows:
+    """Rows chosen of a batch, found once in each ragged group for all columns of it.
+
+    Attributes:
+        index: Which.
+    """
+
+    __slots__ = ("_found", "index")
+
+    def __init__(self, index: Chosen) -> None:
+        self.index: Chosen = index
+        self._found: dict[int | None, tuple[RowSplits, IntArray]] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def at(self) -> slice | IntArray:
+        """As numpy takes it."""
+        index = self.index
+        return slice(index.start, index.stop) if isinstance(index, range) else index
+
+    def among(self, group: int | None, rows: RowSplits) -> tuple[RowSplits, IntArray]:
+        """The rows alone, end to end, and (rows,) where they begin among all those of a group.
+
+        Rows without a group are those of rectangles, one cell each.
+        """
+        known = self._found.get(group)
+        if known is None:
+            lengths = np.ascontiguousarray(rows.lengths[self.at])
+            # Rows may repeat, and cells of no bytes may be many.
+            if len(self) * rows.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
+                raise WireFormatError(
+                    "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(self)} rows"
+                )
+            found = RowSplits.from_lengths(lengths), rows.starts[self.at]
+            # Columns of one batch have the same splits, whichever thread reads them.
+            known = self._found.setdefault(group, found)
+        return known
 
 
 class Message:
-    """An open message: its checked header, and a way to its buffers.
+    """An open message: its checked header, and a way to its buffers. It may be shared by threads.
 
     Attributes:
         header: What the message says of itself.
+        limits: What its reader takes.
         numbers: Those of the header.
         payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
-        limits: What its reader takes.
-        outermost: The message in whose rows this one lies, if it does.
-        objects: How many objects it asks for, those of messages in its rows included.
-        repeated: Whether it lies in a row that is made of parts, or in a message in such a row.
-        depth: Containers around what is being built, those of outer messages included.
-        stacked: Levels of lazy stacks in what was built, by its id, with the value, so that its id
-            stays its own.
+        frames: All frames as they came, header first; None where they are fetched by ranges.
+        in_row: Whether it is a row of another message.
+        repeated: Whether that row is made of parts, or in a message in such a row.
+        slicer: What cuts rows out of it, with the columns that it is for (see `slicing`).
+        widened: Cells of parts that were stored narrow.
     """
+
+    __slots__ = (
+        "_groups",
+        "_unread",
+        "_wholes",
+        "allow_pickle",
+        "device",
+        "frames",
+        "header",
+        "in_row",
+        "limits",
+        "numbers",
+        "payload",
+        "repeated",
+        "slicer",
+        "widened",
+    )
 
     def __init__(
         self,
@@ -166,160 +341,60 @@ class Message:
         payload: Payload,
         device: torch.device | None,
         allow_pickle: bool,
-        *,
-        depth: int = 0,
-        outermost: Message | None = None,
-        repeated: bool = False,
+        frames: Sequence[Any] | None,
     ) -> None:
+        """Use `open_message`."""
         self.header: Header = header
         self.limits: Limits = header.limits
-        self.objects: int = header.objects
-        self.outermost: Message | None = outermost
-        self.repeated: bool = repeated
         self.numbers: list[int] = header.numbers
         self.payload: Payload = payload
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
-        self.depth: int = depth
-        self.stacked: dict[int, tuple[int, Any]] = {}
-        self._groups: list[RowSplits | None] = [None] * len(header.groups)
-        # The documents of the header, and which of them somebody has already.
-        self._values = header.values
-        self._given: set[int] = set()
-        # What cuts rows out of it, with the columns that it is for (see `slicing`).
+        self.frames: Sequence[Any] | None = frames
+        self.in_row: bool = False
+        self.repeated: bool = False
         self.slicer: tuple[Any, Any] | None = None
-        # Columns where they lie, by the first of their numbers.
-        self._views: dict[int, RaggedView] = {}
-        # Cells of parts that were stored narrow.
         self.widened: dict[Place, ByteArray] = {}
-        # Bytes of documents in rows of parts that become objects, by the first of their numbers.
-        self._made: dict[int, int] = {}
-        self._made_in_all = 0
-        # Rows chosen of a group, by the group and the identity of the choice.
-        self._chosen: dict[tuple[int, int], _Choice] = {}
-
-    def to_read(self) -> Message:
-        """The same message for someone who never writes to what comes out of it."""
-        same = Message(self.header, self.payload.to_read(), None, self.allow_pickle)
-        same._groups = self._groups
-        return same
-
-    def check_depth(self) -> None:
-        """Refuse to go deeper than the limits allow."""
-        if self.depth > self.limits.depth:
-            raise exceeded("depth", self.limits.depth, self.depth, "levels")
+        # The documents of the header, until the first read takes them.
+        self._unread: list[list[Any]] = [header.values]
+        self._groups: dict[int | None, RowSplits] = {}
+        # Columns in memory where all of their rows lie, by the first of their numbers.
+        self._wholes: dict[int, RaggedView] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The dims of a node, which are the last of its numbers."""
         return tuple(self.numbers[node.dims : node.end])
 
-    def document(self, index: int) -> Any:
-        """A document of the header, a new object each time."""
-        if index in self._given:
-            self._values = documents.unpack(self.header.packed_values, "values")
-            self._given.clear()
-        self._given.add(index)
-        return self._values[index]
+    def take_values(self) -> list[Any]:
+        """The documents of the header, which nobody else has."""
+        try:
+            return self._unread.pop()
+        except IndexError:
+            values: list[Any] = documents.unpack(self.header.packed_values, "values")
+            return values
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self, read: Read | None = None) -> dict[str, Any]:
         """What `encode` was given as `meta`; empty where it was not."""
-        header = self.header
-        if len(header.values) == header.schema.values:
+        index = self.header.schema.values
+        if len(self.header.values) == index:
             return {}
-        value = self.document(header.schema.values)
-        if header.records:
-            value = revived(value, 0, self.limits.depth, self.allow_pickle)
+        value = (read or Read(self)).value(self, index)
         if type(value) is not dict:
             raise inside(bad("a mapping", type(value).__name__), "meta")
         return value
 
-    # Cells
-
-    def tensor(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
-        """A TENSOR, or some of its rows."""
-        shape = tuple(self.numbers[node.dims : node.end])
-        if self.is_made_of_parts(node):
-            values = values_of(self.view(node, chosen))
-        elif chosen is None:
-            values = self.cells(node, shape)
-        else:
-            values = self._rows_of_tensor(node, shape, chosen)
-        return values if self.device is None else values.to(self.device)
-
-    def cells(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
-        """All the cells of a TENSOR, JAGGED or TENSOR_VIEWS."""
-        i, numbers, name = node.number, self.numbers, node.fields[0]
-        dtype = _DTYPES[name]
-        if dtype is None:
-            raise unknown_dtype(name)
-        buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
-        cells = math.prod(shape)
-        # How no cells are stored means nothing.
-        if stored != PLAIN and cells and node.kind is not Kind.TENSOR_VIEWS:
-            narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
-            return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
-        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize)
-        if type(data) is torch.Tensor:  # on a device
-            return data.view(dtype).view(shape)
-        return from_bytes(data, dtype, shape)
-
-    def cell_range(self, node: Node, start: int, end: int, *, keep: bool) -> ByteArray:
-        """The bytes of cells `start` to `end` of a TENSOR or JAGGED, as wide as their dtype.
-
-        With `keep`, memory that a tensor may alias; otherwise to be looked at only.
-        """
-        buffer, offset, stored = self.numbers[node.number : node.number + 3]
-        place = Place(buffer, offset, stored, end, node.fields[0])
-        return cell_range(self.payload, place, start, end, keep=keep)
-
-    def _rows_of_tensor(self, node: Node, shape: tuple[int, ...], chosen: Chosen) -> torch.Tensor:
-        per_row = math.prod(shape[1:])
-        wanted = (len(chosen), *shape[1:])
-        dtype = torch_dtype(node.fields[0])
-        if isinstance(chosen, range):
-            bounds = chosen.start * per_row, chosen.stop * per_row
-            return from_bytes(self.cell_range(node, *bounds, keep=True), dtype, wanted)
-        if self.payload.in_memory:
-            whole = self.cell_range(node, 0, shape[0] * per_row, keep=False)
-            rows = whole.reshape(shape[0], per_row * node.itemsize)[chosen]
-            return from_bytes(rows.reshape(-1), dtype, wanted)
-        ranges = [(a * per_row, b * per_row) for a, b in joined_rows(chosen)]
-        return from_bytes(self._joined(node, ranges), dtype, wanted)
-
-    def _joined(self, node: Node, ranges: Iterable[tuple[int, int]]) -> ByteArray:
-        """Ranges of cells that are fetched one by one, end to end."""
-        parts = [self.cell_range(node, a, b, keep=False) for a, b in ranges if a < b]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
-
     # Rows
 
-    def row_splits(self, group: int, chosen: Chosen | None = None) -> RowSplits:
+    def row_splits(self, group: int, chosen: ChosenRows | None = None) -> RowSplits:
         """The rows of a ragged group, or some of them; read once.
 
         Raises:
             WireFormatError: Its offsets are not offsets, or not those of its min and max.
         """
-        found = self._groups[group]
+        found = self._groups.get(group)
         if found is None:
-            found = self._groups[group] = self._read_group(group)
-        return found if chosen is None else self._choose(group, chosen).row_splits
-
-    def _choose(self, group: int, chosen: Chosen) -> _Choice:
-        """Rows chosen of a ragged group; found once for all its columns."""
-        key = (group, id(chosen))
-        known = self._chosen.get(key)
-        if known is None:
-            found = self.row_splits(group)
-            rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-            lengths = np.ascontiguousarray(found.lengths[rows])
-            # Rows may repeat, and cells of no bytes may be many.
-            if len(chosen) * found.max > INT64_MAX and sum(lengths.tolist()) > INT64_MAX:
-                raise WireFormatError(
-                    "bad_offsets", "$", f"expected fewer than 2**63 cells, found {len(chosen)} rows"
-                )
-            known = _Choice(chosen, RowSplits.from_lengths(lengths), found.starts[rows])
-            self._chosen[key] = known
-        return known
+            found = self._groups.setdefault(group, self._read_group(group))
+        return found if chosen is None else chosen.among(group, found)[0]
 
     def _read_group(self, index: int) -> RowSplits:
         group = self.header.groups[index]
@@ -346,191 +421,177 @@ class Message:
             )
         return row_splits
 
-    def jagged(self, node: Node, chosen: Chosen | None = None) -> torch.Tensor:
-        """A JAGGED column as a nested tensor, or some of its rows."""
-        numbers, i = self.numbers, node.number
-        if self.is_made_of_parts(node):
-            view = self.view(node, chosen)
-            row_splits, values = view.row_splits, values_of(view)
-        elif chosen is None:
-            group = numbers[i + 3]
-            row_splits = self._groups[group] or self.row_splits(group)
-            shape = tuple(numbers[node.dims : node.end])
-            if row_splits.total != shape[node.fields[2] - 1]:
-                raise other_total(group, shape[node.fields[2] - 1], row_splits.total)
-            values = self.cells(node, shape)
-        else:
-            view = self.view(node, chosen, keep=True)
-            row_splits, values = view.row_splits, values_of(view)
-        if self.device is not None:
-            values = values.to(self.device)
-        return nested_tensor(values, row_splits, node.fields[2])
+    def leaf(self, node: Node) -> Leaf:
+        """Where the cells of a TENSOR, a JAGGED or rows of documents lie."""
+        leaf = leaf_of(node, self.numbers)
+        if leaf is None:
+            raise bad("a column whose rows can be read in place", f"a {node.kind.name}")
+        return leaf
 
-    def view(self, node: Node, chosen: Chosen | None = None, *, keep: bool = False) -> RaggedView:
-        """The rows of a column where they lie in the message; or some of them.
+    def splits(self, leaf: Leaf) -> RowSplits:
+        """All rows of a leaf.
 
-        Of a JAGGED column, or of any that is made of parts. Its memory is only to be read, unless
-        `keep` asks for memory that a tensor may alias.
+        Raises:
+            WireFormatError: They do not end where its cells do.
         """
-        numbers, i = self.numbers, node.number
-        if self.is_made_of_parts(node):
-            return self._view_of_parts(node, chosen)
-        in_place = numbers[i + 2] == PLAIN and not keep and self.payload.in_memory
-        if in_place and (chosen is None or type(chosen) is not range):
-            whole = self._views.get(i)
-            if whole is None:
-                whole = self._views[i] = self._whole(node, keep=False)
-            if chosen is None:
-                return whole
-            if len(whole.memory):
-                rows = self._choose(numbers[i + 3], chosen)
-                dtype, shape, dim = whole.dtype, whole.shape, whole.ragged_dim
-                return RaggedView(whole.memory, dtype, shape, dim, rows.starts, rows.row_splits)
-        return self._whole(node, keep) if chosen is None else self._part(node, chosen, keep)
-
-    def _view_of_parts(self, node: Node, chosen: Chosen | None) -> RaggedView:
-        i = node.number
-        whole = self._views.get(i)
-        if chosen is None:
-            if whole is None:
-                whole = self._views[i] = view_of_parts(self, self._rows(node), self.parts(node))
-            return whole
-        if node.kind is Kind.TENSOR:
-            splits = _single_cells(len(chosen))
+        total = leaf.shape[leaf.ragged_dim - 1]
+        if leaf.group is None:
+            found = RowSplits.from_lengths(np.ones(total, dtype=np.int64))
         else:
-            splits = self._choose(self.numbers[i + 3], chosen).row_splits
-        if whole is None and not self.payload.in_memory:
-            picked = PickedRows(np.asarray(chosen, dtype=np.int64), splits)
-            return view_of_parts(self, self._rows(node), self.parts(node), picked)
-        rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
-        return self._view_of_parts(node, None).choose(rows, splits)
+            found = self.row_splits(leaf.group)
+        if found.total != total:
+            raise WireFormatError(
+                "bad_offsets",
+                "$",
+                f"expected the offsets of ragged group {leaf.group} to end at the {total} cells of "
+                f"the values, found {found.total}",
+            )
+        return found
+
+    def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
+        """The rows of a TENSOR, a JAGGED or of documents where they lie; only to be read.
+
+        The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
+        chosen rows are asked for where that is possible.
+        """
+        whole = self._wholes.get(node.number)
+        if whole is not None and chosen is None:
+            return whole
+        leaf = self.leaf(node)
+        if whole is None:
+            splits, in_memory = self.splits(leaf), self.payload.in_memory
+            plain = leaf.place.stored == PLAIN or not leaf.place.cells
+            if leaf.parts:
+                if chosen is not None and not in_memory:
+                    index = np.asarray(chosen.index, dtype=np.int64)
+                    picked = PickedRows(index, chosen.among(leaf.group, splits)[0])
+                    return view_of_parts(self, leaf, splits, picked)
+                whole = self._wholes[node.number] = view_of_parts(self, leaf, splits)
+            elif chosen is not None and not (in_memory and plain):
+                return self._part(leaf, splits, chosen)
+            else:
+                data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+                whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
+                if in_memory and plain:
+                    self._wholes[node.number] = whole
+        return whole if chosen is None else _choose(whole, leaf, chosen)
+
+    def _part(self, leaf: Leaf, splits: RowSplits, chosen: ChosenRows) -> RaggedView:
+        """Some rows of a leaf, no more than they being read where that is possible."""
+        place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
+        picked, starts = chosen.among(leaf.group, splits)
+        host, extent, ranges = splits.host, leaf.shape[dim - 1], joined_rows(index)
+        one = isinstance(index, range) and leaf.outer == 1
+        if not one and (self.payload.in_memory or leaf.outer * len(ranges) > MOST_RANGES):
+            data = cell_range(self.payload, place, 0, place.cells, keep=False)
+            return RaggedView(data, leaf.dtype, leaf.shape, dim, starts, picked)
+        shape = (*leaf.shape[: dim - 1], picked.total, *leaf.shape[dim:])
+        if not math.prod(shape):
+            return RaggedView(_NOTHING, leaf.dtype, shape, dim, None, picked)
+        bounds = [
+            ((k + int(host[rows.start])) * inner, (k + int(host[rows.stop])) * inner)
+            for k in range(0, leaf.outer * extent, extent)
+            for rows in ranges
+        ]
+        parts = [cell_range(self.payload, place, a, b, keep=False) for a, b in bounds if a < b]
+        data = np.concatenate(parts)
+        return RaggedView(data, leaf.dtype, shape, dim, None, picked)
+
+    def parts(self, leaf: Leaf) -> list[Part]:
+        """The parts that the rows of a leaf are made of."""
+        return table_of(self, leaf.place.buffer, leaf.place.offset, leaf.parts)
+
+    # Tensors
 
     def is_made_of_parts(self, node: Node) -> bool:
-        """Whether a table of parts lies at the place of a column; how nothing is stored means
-        nothing.
-        """
-        numbers, i = self.numbers, node.number
-        if node.kind not in OF_PARTS or numbers[i + 2] <= PARTS:
-            return False
-        if node.kind in DOCUMENT_ROWS:
-            return numbers[i + 4] > 0
-        return 0 not in numbers[node.dims : node.end]
+        """Whether a table of parts lies at the place of a column."""
+        leaf = leaf_of(node, self.numbers)
+        return leaf is not None and leaf.parts > 0
 
-    def parts(self, node: Node) -> list[Part]:
-        """The parts that a column is made of."""
-        buffer, offset, stored = self.numbers[node.number : node.number + 3]
-        return table_of(self, buffer, offset, stored)
-
-    def count_documents(self, node: Node, size: int) -> None:
-        """Refuse documents of parts that take more, as objects, than the limits allow."""
-        self._made_in_all += size - self._made.get(node.number, 0)
-        self._made[node.number] = size
-        beyond = DOCUMENT_COST * (self._made_in_all - EXPANSION * self.header.total)
-        if beyond > self.limits.expanded and self.outermost is None:
-            what = (
-                f"bytes of repeated documents beyond {EXPANSION} for each byte of the message, "
-                f"{DOCUMENT_COST} for each"
-            )
-            raise exceeded("expanded", self.limits.expanded, beyond, what)
-
-    def _rows(self, node: Node) -> Rows:
-        """What the rows of a column are."""
-        shape = self.shape(node)
-        if node.kind is Kind.TENSOR:
-            name = node.fields[0]
-            return Rows(name, torch_dtype(name), shape[1:], _single_cells(shape[0]), None)
-        group = self.numbers[node.number + 3]
-        splits = self.row_splits(group)
-        if node.kind is Kind.JAGGED:
-            name, total, inner = node.fields[0], shape[0], shape[1:]
+    def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
+        """A TENSOR, or some of its rows."""
+        numbers = self.numbers
+        if chosen is None and numbers[node.number + 2] <= PARTS:
+            values = self.cells(node, tuple(numbers[node.dims : node.end]))
         else:
-            name, total, inner = "uint8", self.numbers[node.number + 4], ()
-        if splits.total != total:
-            raise other_total(group, total, splits.total)
-        return Rows(name, torch_dtype(name), inner, splits, group)
+            values = self._values(node, chosen)
+        return values if self.device is None else values.to(self.device)
 
-    def _whole(self, node: Node, keep: bool) -> RaggedView:
-        """All rows of a JAGGED column."""
+    def jagged(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
+        """A JAGGED column as a nested tensor, or some of its rows."""
         numbers, i = self.numbers, node.number
-        row_splits, shape = self.row_splits(numbers[i + 3]), self.shape(node)
-        name, _, dim = node.fields
-        if row_splits.total != shape[dim - 1]:
-            raise other_total(numbers[i + 3], shape[dim - 1], row_splits.total)
-        dtype = torch_dtype(name)
-        data = self.cell_range(node, 0, math.prod(shape), keep=keep)
-        return RaggedView(data, dtype, shape, dim, None, row_splits)
+        row_splits = self._groups.get(numbers[i + 3]) or self.row_splits(numbers[i + 3])
+        shape, dim = tuple(numbers[node.dims : node.end]), node.fields[2]
+        if chosen is None and numbers[i + 2] <= PARTS and row_splits.total == shape[dim - 1]:
+            values = self.cells(node, shape)
+        else:
+            values = self._values(node, chosen)
+            if chosen is not None:
+                row_splits = chosen.among(numbers[i + 3], row_splits)[0]
+        if self.device is not None:
+            values = values.to(self.device)
+        return nested_tensor(values, row_splits, dim)
 
-    def _part(self, node: Node, chosen: Chosen, keep: bool) -> RaggedView:
-        """Some rows of a JAGGED column, no more than they being read where that is possible."""
-        group, shape = self.numbers[node.number + 3], self.shape(node)
-        name, _, dim = node.fields
-        row_splits, dtype = self.row_splits(group), torch_dtype(name)
-        if row_splits.total != shape[dim - 1]:
-            raise other_total(group, shape[dim - 1], row_splits.total)
-        outer, extent, inner = math.prod(shape[: dim - 1]), shape[dim - 1], math.prod(shape[dim:])
-        picked, starts = self._choose(group, chosen)[1:]
-        wanted = (*shape[: dim - 1], picked.total, *shape[dim:])
-        host = row_splits.host
-        if not math.prod(wanted):
-            return RaggedView(np.empty(0, np.uint8), dtype, wanted, dim, None, picked)
-        if isinstance(chosen, range) and outer == 1:
-            bounds = int(host[chosen.start]) * inner, int(host[chosen.stop]) * inner
-            data = self.cell_range(node, *bounds, keep=keep)
-            return RaggedView(data, dtype, wanted, dim, None, picked)
-        ranges = [] if self.payload.in_memory else joined_rows(np.asarray(chosen, dtype=np.int64))
-        if self.payload.in_memory or outer * len(ranges) > MOST_RANGES:
-            data = self.cell_range(node, 0, outer * extent * inner, keep=False)
-            return RaggedView(data, dtype, shape, dim, starts, picked)
-        runs = [
-            ((k + int(host[a])) * inner, (k + int(host[b])) * inner)
-            for k in range(0, outer * extent, extent)
-            for a, b in ranges
-        ]
-        return RaggedView(self._joined(node, runs), dtype, wanted, dim, None, picked)
+    def cells(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
+        """All the cells of a TENSOR, JAGGED or TENSOR_VIEWS."""
+        i, numbers, name = node.number, self.numbers, node.fields[0]
+        dtype = DTYPES[name]
+        if dtype is None:
+            raise unknown_dtype(name)
+        buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
+        cells = math.prod(shape)
+        # `stored` is ignored where there are no cells.
+        if stored != PLAIN and cells and node.kind is not Kind.TENSOR_VIEWS:
+            narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
+            return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
+        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize)
+        if type(data) is torch.Tensor:  # on a device
+            return data.view(dtype).view(shape)
+        return from_bytes(data, dtype, shape)
 
-
-def _single_cells(rows: int) -> RowSplits:
-    return RowSplits.from_lengths(np.ones(rows, dtype=np.int64))
-
-
-def other_total(group: int, cells: int, found: int) -> WireFormatError:
-    return WireFormatError(
-        "bad_offsets",
-        "$",
-        f"expected the offsets of ragged group {group} to end at the {cells} cells of the values, "
-        f"found {found}",
-    )
+    def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
+        """The rows of a column end to end, in memory that may be kept."""
+        leaf = self.leaf(node)
+        splits = self.splits(leaf)
+        if chosen is None and not leaf.parts:
+            return self.cells(node, leaf.shape)
+        index = None if chosen is None else chosen.index
+        if isinstance(index, range) and not leaf.parts and leaf.outer == 1:
+            start, stop = int(splits.host[index.start]), int(splits.host[index.stop])
+            place, inner, dim = leaf.place, leaf.inner, leaf.ragged_dim
+            data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
+            shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
+            return from_bytes(data, leaf.dtype, shape)
+        return values_of(self.rows(node, chosen))
 
 
-class RowRange(NamedTuple):
-    """Rows ``start : stop`` of a message."""
-
-    start: int
-    stop: int
+_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
-def joined_rows(rows: Chosen) -> list[RowRange]:
+def _choose(whole: RaggedView, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
+    """Some of all rows: a range of them end to end, if they are."""
+    picked, starts = chosen.among(leaf.group, whole.row_splits)
+    memory: Any = whole.memory
+    dim, index = whole.ragged_dim, chosen.index
+    shape = (*whole.shape[: dim - 1], picked.total, *whole.shape[dim:])
+    if not math.prod(shape):
+        return RaggedView(_NOTHING, whole.dtype, shape, dim, None, picked)
+    if leaf.parts:
+        return whole.choose(chosen.at, picked)
+    if isinstance(index, range) and leaf.outer == 1:
+        start = int(whole.row_splits.host[index.start]) * whole.cell_bytes
+        memory = memory[start : start + picked.total * whole.cell_bytes]
+        return RaggedView(memory, whole.dtype, shape, dim, None, picked)
+    return RaggedView(memory, whole.dtype, whole.shape, dim, starts, picked)
+
+
+def joined_rows(rows: Chosen) -> list[range]:
     """Chosen rows as ranges, neighbours joined."""
     if isinstance(rows, range):
-        return [RowRange(rows.start, rows.stop)]
+        return [rows]
     if not len(rows):
         return []
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     firsts = rows[np.append(0, breaks)]
     ends = rows[np.append(breaks, len(rows)) - 1] + 1
-    return [RowRange(a, b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
-
-
-_DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a checked name.
-
-    Raises:
-        WireFormatError: This torch has no such dtype.
-    """
-    dtype = _DTYPES[name]
-    if dtype is None:
-        raise unknown_dtype(name)
-    return dtype
+    return [range(a, b) for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]

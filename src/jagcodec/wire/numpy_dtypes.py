@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes
-from jagcodec.wire.schema import check_text_size
 
 # One C type, two formats in the world: x87's 80 bits in 16 bytes, and IEEE quad.
 _LONG_DOUBLE = {
@@ -30,7 +29,6 @@ def describe(dtype: np.dtype[Any]) -> Any | None:
     if description is None:
         return None
     try:
-        check_text_size(description, dtype.itemsize)
         known = restore(description)
     except (TypeError, ValueError):
         return None

@@ -7,12 +7,10 @@ that rows which share cells share them until a rectangle or a tensor is made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
@@ -21,9 +19,9 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import Payload
 from jagcodec.wire.header import Header
+from jagcodec.wire.leaf import MOST_RANGES, Leaf, Place, cell_range
 from jagcodec.wire.schema import stored_size
-from jagcodec.wire.spec import INTEGER_DTYPES, PART_NUMBERS, PARTS, PLAIN, PartForm
-from jagcodec.wire.stored_cells import MOST_RANGES, Place, cell_range
+from jagcodec.wire.spec import INTEGER_DTYPES, PART_NUMBERS, PLAIN, PartForm
 
 
 class Source(Protocol):
@@ -60,24 +58,6 @@ class Part(NamedTuple):
     step: int
 
 
-class Rows(NamedTuple):
-    """What the rows of a column are, whatever they are made of.
-
-    Attributes:
-        name: The dtype of their cells.
-        dtype: The same as torch calls it.
-        inner: Dims of a cell.
-        splits: The rows.
-        group: Their ragged group; None of a tensor, whose rows are one cell each.
-    """
-
-    name: str
-    dtype: torch.dtype
-    inner: tuple[int, ...]
-    splits: RowSplits
-    group: int | None
-
-
 class PickedRows(NamedTuple):
     """Some rows of a column.
 
@@ -90,9 +70,8 @@ class PickedRows(NamedTuple):
     splits: RowSplits
 
 
-def table_of(source: Source, buffer: int, offset: int, stored: int) -> list[Part]:
-    """The parts of a column that is stored as `stored` at a place."""
-    count = stored - PARTS
+def table_of(source: Source, buffer: int, offset: int, count: int) -> list[Part]:
+    """The table of `count` parts that lies at a place."""
     data = source.payload.read(buffer, offset, 8 * len(PART_NUMBERS) * count)
     # A copy: what was checked must not change with the message's memory.
     numbers = np.frombuffer(bytes(data), dtype=np.int64).reshape(count, len(PART_NUMBERS))
@@ -100,7 +79,7 @@ def table_of(source: Source, buffer: int, offset: int, stored: int) -> list[Part
 
 
 def view_of_parts(
-    source: Source, rows: Rows, parts: list[Part], picked: PickedRows | None = None
+    source: Source, leaf: Leaf, rows: RowSplits, picked: PickedRows | None = None
 ) -> RaggedView:
     """The rows of a column where their cells lie, in its message or beside it.
 
@@ -109,38 +88,36 @@ def view_of_parts(
     Raises:
         WireFormatError: The parts are not those of these rows.
     """
-    inner = rows.inner
-    splits = rows.splits if picked is None else picked.splits
+    splits = rows if picked is None else picked.splits
     chosen = slice(None) if picked is None else picked.rows
-    cell = math.prod(inner) * rows.dtype.itemsize
+    dtype, cell, inner = leaf.dtype, leaf.cell_bytes, leaf.shape[1:]
+    shape = (splits.total, *inner)
     if not cell or not splits.total:
-        shape = (splits.total, *inner)
-        return RaggedView(np.empty(0, np.uint8), rows.dtype, shape, 1, None, splits)
+        return RaggedView(np.empty(0, np.uint8), dtype, shape, 1, None, splits)
+    parts = table_of(source, leaf.place.buffer, leaf.place.offset, leaf.parts)
     if len(parts) == 1:
-        if rows.group is not None and parts[0].group != rows.group:
+        if leaf.group is not None and parts[0].group != leaf.group:
             raise _other_rows(parts[0].group)
-        memory, starts = _made(source, rows, parts[0], rows.splits, cell, chosen)
-        shape = (len(memory) // cell, *inner)
-        return RaggedView(memory, rows.dtype, shape, 1, starts, splits)
+        memory, starts = _made(source, leaf, parts[0], rows, chosen)
+        return RaggedView(memory, dtype, (len(memory) // cell, *inner), 1, starts, splits)
     memories: list[ByteArray] = []
     starts = np.empty((splits.rows, len(parts)), dtype=np.int64)
     runs = np.empty_like(starts)
     end = 0
-    left = rows.splits.lengths
+    left = rows.lengths
     for k, part in enumerate(parts):
         own = source.row_splits(_group(source, part.group))
-        if own.rows != rows.splits.rows or (own.lengths > left).any():
+        if own.rows != rows.rows or (own.lengths > left).any():
             raise _other_rows(part.group)
         left = left - own.lengths
-        memory, begins = _made(source, rows, part, own, cell, chosen)
+        memory, begins = _made(source, leaf, part, own, chosen)
         memories.append(memory)
         starts[:, k] = begins * cell + end
         runs[:, k] = own.lengths[chosen]
         end += len(memory)
     if left.any():
         raise _other_rows(parts[-1].group)
-    shape = (splits.total, *inner)
-    return RaggedView(tuple(memories), rows.dtype, shape, 1, starts, splits, runs)
+    return RaggedView(tuple(memories), dtype, shape, 1, starts, splits, runs)
 
 
 def shares_objects(parts: list[Part]) -> bool:
@@ -149,20 +126,20 @@ def shares_objects(parts: list[Part]) -> bool:
 
 
 def _made(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int, chosen: slice | IntArray
+    source: Source, leaf: Leaf, part: Part, splits: RowSplits, chosen: slice | IntArray
 ) -> tuple[ByteArray, IntArray]:
     """Cells of a part, and where the chosen ones of its rows begin among them."""
     if part.form == PartForm.IN_ORDER:
-        starts = _in_order(source, rows, part, splits)
+        starts = _in_order(source, part, splits)
     elif part.form == PartForm.AT:
-        starts = _at(source, rows, part, splits)
+        starts = _at(source, leaf, part, splits)
     else:
         make = _FORMS.get(part.form)
         if make is None:
             raise fail("bad_record", f"expected a known form of parts, found {brief(part.form)}")
-        memory, starts = make(source, rows, part, splits, cell)
+        memory, starts = make(source, leaf, part, splits)
         return memory, starts[chosen]
-    place = _place(rows, part, cell)
+    place = _place(leaf, part)
     if isinstance(chosen, slice):
         return _read(source, place), starts
     return _ranges(source, place, starts[chosen], splits.lengths[chosen], part.cells)
@@ -194,14 +171,14 @@ def _ranges(
     return np.concatenate(data), moved
 
 
-def _in_order(source: Source, rows: Rows, part: Part, splits: RowSplits) -> IntArray:
+def _in_order(source: Source, part: Part, splits: RowSplits) -> IntArray:
     expect(part.cells == splits.total, "bad_offsets", f"{splits.total} cells", part.cells)
     _index(source, part, 0)
     return splits.starts
 
 
-def _at(source: Source, rows: Rows, part: Part, splits: RowSplits) -> IntArray:
-    most = rows.splits.total  # of the column: its parts may have their cells in common
+def _at(source: Source, leaf: Leaf, part: Part, splits: RowSplits) -> IntArray:
+    most = leaf.shape[0]  # of the column: its parts may have their cells in common
     expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
     starts = _index(source, part, splits.rows)
     if not ((starts >= 0) & (starts <= part.cells - splits.lengths)).all():
@@ -215,11 +192,11 @@ def _at(source: Source, rows: Rows, part: Part, splits: RowSplits) -> IntArray:
 
 
 def _repeated(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
+    source: Source, leaf: Leaf, part: Part, splits: RowSplits
 ) -> tuple[ByteArray, IntArray]:
-    total, most = splits.total, rows.splits.total
-    expect(0 <= part.cells <= most, "out_of_bounds", f"at most {most} cells", part.cells)
-    cells = _words(_cells(source, rows, part, cell), cell)
+    total = splits.total
+    expect(0 <= part.cells <= total, "out_of_bounds", f"at most {total} cells", part.cells)
+    cells = _words(_cells(source, leaf, part), leaf.cell_bytes)
     if part.cells == 1 and not part.indices:
         # One row of it, as long as the longest, in which all rows begin at the same cell.
         return _bytes(cells.repeat(splits.max)), np.zeros(splits.rows, dtype=np.int64)
@@ -232,15 +209,14 @@ def _repeated(
     return _bytes(cells.repeat(counts)), splits.starts
 
 
-def _ramp(
-    source: Source, rows: Rows, part: Part, splits: RowSplits, cell: int
-) -> tuple[ByteArray, IntArray]:
-    numbers = rows.name in INTEGER_DTYPES and rows.name != "bool" and cell == rows.dtype.itemsize
-    expect(numbers, "unknown_dtype", "integers, one per cell", rows.name)
+def _ramp(source: Source, leaf: Leaf, part: Part, splits: RowSplits) -> tuple[ByteArray, IntArray]:
+    name, cell = leaf.place.name, leaf.cell_bytes
+    numbers = name in INTEGER_DTYPES and name != "bool" and leaf.inner == 1
+    expect(numbers, "unknown_dtype", "integers, one per cell", name)
     wanted = part.cells in (1, splits.rows)
     expect(wanted, "bad_offsets", f"1 or {splits.rows} first cells", part.cells)
     _index(source, part, 0)
-    firsts = _words(_cells(source, rows, part, cell), cell)
+    firsts = _words(_cells(source, leaf, part), cell)
     # Unsigned, which wrap around as two's complement does.
     step = np.array(part.step & (1 << 8 * cell) - 1, dtype=firsts.dtype)
     if part.cells == 1:
@@ -251,7 +227,7 @@ def _ramp(
     return _bytes(ramp), splits.starts
 
 
-_Form: TypeAlias = Callable[[Source, Rows, Part, RowSplits, int], tuple[ByteArray, IntArray]]
+_Form: TypeAlias = Callable[[Source, Leaf, Part, RowSplits], tuple[ByteArray, IntArray]]
 _FORMS: dict[int, _Form] = {
     int(PartForm.REPEATED): _repeated,
     int(PartForm.RAMP): _ramp,
@@ -268,14 +244,14 @@ def _other_rows(group: int) -> WireFormatError:
     return fail("bad_offsets", f"expected parts of the rows, found others in ragged group {group}")
 
 
-def _place(rows: Rows, part: Part, cell: int) -> Place:
-    each = cell // rows.dtype.itemsize
-    return Place(part.buffer, part.offset, part.stored, part.cells * each, rows.name)
+def _place(leaf: Leaf, part: Part) -> Place:
+    cells = part.cells * leaf.inner
+    return Place(part.buffer, part.offset, part.stored, cells, leaf.place.name)
 
 
-def _cells(source: Source, rows: Rows, part: Part, cell: int) -> ByteArray:
+def _cells(source: Source, leaf: Leaf, part: Part) -> ByteArray:
     """The cells of a part, as wide as their dtype."""
-    return _read(source, _place(rows, part, cell))
+    return _read(source, _place(leaf, part))
 
 
 def _index(source: Source, part: Part, count: int) -> IntArray:

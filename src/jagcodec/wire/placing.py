@@ -24,11 +24,12 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.cell_columns import Cells, Column, FoundPart, Parts
+from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.elision import elided
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.lowered import TORCH_NAMES, Dense, Documents, Lowered, Narrow, Ragged
+from jagcodec.wire.lowered import Dense, Documents, Lowered, Narrow, Ragged
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.schema import Group
 from jagcodec.wire.shared_documents import SharedDocuments, parts_of_frames, same_documents

@@ -11,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from jagcodec import cells
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import WireFormatError
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import cells_of, check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS, Tag
+from jagcodec.wire.dtypes import unknown_dtype
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import check_text_size, has_object, numpy_itemsize
@@ -86,14 +87,6 @@ def bad(expected: str, found: Any) -> WireFormatError:
     """The error of parts that do not fit together."""
     # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
     return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
-
-
-def unknown_dtype(name: str) -> WireFormatError:
-    """The error of a dtype that this torch does not have."""
-    found = brief(name)
-    return WireFormatError(
-        "unknown_dtype", "$", f"expected a dtype of torch {torch.__version__}, found {found}"
-    )
 
 
 def numpy_dtype(description: Any) -> np.dtype[Any]:

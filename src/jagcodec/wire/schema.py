@@ -22,12 +22,13 @@ from jagcodec.wire.dim_names import check_dim_names
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
-    CODECS,
     COMPRESSED_LAYOUTS,
+    DOCUMENT_COST,
     INTEGER_DTYPES,
     MAX_DEPTH,
     MAX_LEVELS,
     MAX_NDIM,
+    MAX_STACKS,
     MAX_TEXT,
     MAX_UNBACKED_ROWS,
     MOST_PARTS,
@@ -85,16 +86,16 @@ class Group(NamedTuple):
 # --- checks of fields --------------------------------------------------------------------------
 
 
-def _rank(value: Any) -> None:
-    expect(type(value) is int and 0 <= value <= MAX_NDIM, "bad_record", "a rank", value)
+def _between(low: int, high: int, what: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        expect(type(value) is int and low <= value <= high, "bad_record", what, value)
+
+    return check
 
 
-def _ragged_dim(value: Any) -> None:
-    expect(type(value) is int and 1 <= value <= MAX_NDIM, "bad_record", "a ragged dim", value)
-
-
-def _inner_dim(value: Any) -> None:
-    expect(type(value) is int and 1 <= value < MAX_NDIM, "bad_record", "an inner dim", value)
+_rank = _between(0, MAX_NDIM, "a rank")
+_ragged_dim = _between(1, MAX_NDIM, "a ragged dim")
+_inner_dim = _between(1, MAX_NDIM - 1, "an inner dim")
 
 
 def _dim(value: Any) -> None:
@@ -143,11 +144,6 @@ def _struct_dtype(value: Any) -> None:
 def _layout(value: Any) -> None:
     known = type(value) is str and value in COMPRESSED_LAYOUTS
     expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
-
-
-def _codec(value: Any) -> None:
-    known = type(value) is str and value in CODECS
-    expect(known, "bad_record", f"one of {', '.join(CODECS)}; the sender may be newer", value)
 
 
 # --- forms -------------------------------------------------------------------------------------
@@ -219,7 +215,6 @@ FORMS: dict[Kind, Form] = {
     Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
     Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.USER: Form.of({"name": _name}, (), 1),
-    Kind.COMPRESSED: Form.of({"codec": _codec}, ("block_size",), 2),
 }
 
 
@@ -241,7 +236,9 @@ class Schema:
         depth: In how many others its deepest node lies.
     """
 
-    __slots__ = ("columns", "depth", "nodes", "numbers", "root", "size", "values", "weight")
+    __slots__ = (
+        *("_stacks", "columns", "depth", "nodes", "numbers", "root", "size", "values", "weight"),
+    )
 
     def __init__(self, data: bytes) -> None:
         """Read and check a schema.
@@ -256,6 +253,7 @@ class Schema:
         self.size: int = 0
         self.columns: int = 0
         self.depth: int = 0
+        self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack_plain(data, "schema"), 0)
 
     def _node(self, item: Any, depth: int) -> Node:
@@ -294,14 +292,16 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
-        if kind is Kind.COMPRESSED:
-            # Around a whole message, and nowhere else; what is in it are two documents.
-            expect(not depth, "bad_record", "COMPRESSED around a whole message", "it in a value")
-            expect(children == [None, None], "bad_record", "two values in COMPRESSED", children)
         if form.children == PER_KEY:
             self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
+        around = self._stacks
+        if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
+            self._stacks += 1
+            expect(around < MAX_STACKS, "too_deep", f"at most {MAX_STACKS} stacks", "more")
+        elif kind is Kind.NON_TENSOR_DATA:
+            self._stacks = 0  # tensordict does not look into it
         if children:
             nodes: list[Node] = []
             node.children = nodes
@@ -310,6 +310,7 @@ class Schema:
                     nodes.append(self._node(child, depth + 1))
                 except WireFormatError as error:
                     raise inside(error, child_step(node, i)) from error
+        self._stacks = around
         if kind is Kind.INNER_FIRST:
             _check_inner_first(node)
         elif kind in (Kind.TENSORDICT, Kind.LAZY_STACK):
@@ -372,15 +373,16 @@ def child_step(node: Node, child: int) -> Any:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int], header_bytes: int, *, in_row: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int], total: int, *, in_row: bool = False) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
         self.expanded: int = 0  # bytes that columns of parts take once they are made
+        self.made: int = 0  # bytes that narrow cells take once they are made, and documents
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
-        self.field_bytes: int = 64 * (spare + header_bytes + self.payload)
+        self.field_bytes: int = 64 * (spare + total)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.
@@ -474,11 +476,6 @@ OF_PARTS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
 """What may be made of parts."""
 
 
-def _has_bytes(kind: Kind, own: list[int], cells: int) -> bool:
-    """Whether there is anything of a value; how nothing is stored means nothing."""
-    return bool(own[4] if kind in DOCUMENT_ROWS else cells)
-
-
 def _claim_parts(
     node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
 ) -> None:
@@ -505,14 +502,17 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     own = list(numbers[i : node.end])
     shape = own[node.dims - i :]
     cells = cells_of(shape)
+    held = own[4] if kind in DOCUMENT_ROWS else cells  # `stored` is ignored where there is nothing
     if kind in DOCUMENT_ROWS:
         if own[3] >= len(groups):
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
-    if kind in OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and _has_bytes(kind, own, cells):
+        places.made += DOCUMENT_COST * own[4]
+    if kind in OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and held:
         _claim_parts(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
+        places.made += 0 if own[2] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
         size = cells * numpy_itemsize(node.fields[0])
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)

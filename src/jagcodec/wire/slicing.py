@@ -7,13 +7,13 @@ the same rows. What is not that simple is left to `encode`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jagcodec.wire.frames import Frame
+from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.message import Message
 from jagcodec.wire.rows_in_order import OrderedColumn, frames_of_rows
 from jagcodec.wire.schema import Node
@@ -87,30 +87,21 @@ def _column(
     message: Message, node: Node, rows: int, offsets: dict[int, list[int]]
 ) -> _Column | None:
     """A column from which rows can be cut out; None of any other."""
-    numbers, i = message.numbers, node.number
-    kind = node.kind
-    dims = message.shape(node)
-    if kind is Kind.TENSOR:
-        if not dims or dims[0] != rows or numbers[i + 2] != PLAIN:
-            return None
-        cell = math.prod(dims[1:]) * node.itemsize
-        data = message.payload.read(numbers[i], numbers[i + 1], rows * cell)
-        return _Column(data.data, cell, None, dims[1:])
-    if kind is not Kind.JAGGED and kind is not Kind.NON_TENSOR_ROWS:
+    leaf = leaf_of(node, message.numbers)
+    if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None
-    group = numbers[i + 3]
-    splits = message.row_splits(group)
-    known = offsets.setdefault(group, splits.host.tolist())
-    if kind is Kind.JAGGED:
-        wrong = node.fields[2] != 1 or numbers[i + 2] != PLAIN
-        if wrong or splits.rows != rows or dims[0] != splits.total:
+    if leaf.group is None:
+        if leaf.shape[0] != rows:
             return None
-        cell = math.prod(dims[1:]) * node.itemsize
-        data = message.payload.read(numbers[i], numbers[i + 1], splits.total * cell)
-        return _Column(data.data, cell, known, dims[1:])
-    if splits.rows != rows or numbers[i + 2] != PLAIN or numbers[i + 4] != splits.total:
+        data = message.payload.read(*leaf.place[:2], rows * leaf.cell_bytes)
+        return _Column(data.data, leaf.cell_bytes, None, leaf.shape[1:])
+    splits = message.splits(leaf)
+    if splits.rows != rows:
         return None
-    data = message.payload.read(numbers[i], numbers[i + 1], splits.total)
+    known = offsets.setdefault(leaf.group, splits.host.tolist())
+    data = message.payload.read(*leaf.place[:2], splits.total * leaf.cell_bytes)
+    if node.kind is Kind.JAGGED:
+        return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
     heads = data[np.minimum(splits.starts, len(data) - 1)] if len(data) else splits.lengths
     # A row that is a message of its own lies at a multiple of 64, which it would not elsewhere.
     if (((heads == 0) | (heads == ord("j"))) & (splits.lengths > 1)).any():

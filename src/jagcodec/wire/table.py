@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -22,14 +21,15 @@ class Table(Generic[T]):
 
     An entry that was asked for again since the table was last full stays; of the others the oldest
     makes way. So a stranger with ever new schemas only pushes out what nobody asks for.
+
+    Single dict operations, and no lock: a process that forks would copy a lock that another thread
+    holds, and its child would wait for it forever.
     """
 
     def __init__(self, entries: int, size: int) -> None:
         self._most_entries = entries
         self._most_bytes = size
-        self._bytes = 0
         self._entries: dict[Any, _Entry[T]] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,16 +44,20 @@ class Table(Generic[T]):
 
     def keep(self, key: Any, value: T, size: int) -> None:
         """Keep a value that takes about `size` bytes."""
-        with self._lock:
-            if key in self._entries or size > self._most_bytes:
+        entries = self._entries
+        if key in entries or size > self._most_bytes:
+            return
+        known = entries.copy()
+        entries[key] = _Entry(value, size)
+        total = size + sum(entry.size for entry in known.values())
+        # Twice: an entry that was used gets a second chance in the first round.
+        for old, entry in [*known.items()] * 2:
+            if len(entries) <= self._most_entries and total <= self._most_bytes:
                 return
-            while len(self._entries) >= self._most_entries or self._bytes + size > self._most_bytes:
-                oldest = next(iter(self._entries))
-                entry = self._entries.pop(oldest)
-                if entry.used:
-                    entry.used = False
-                    self._entries[oldest] = entry
-                else:
-                    self._bytes -= entry.size
-            self._entries[key] = _Entry(value, size)
-            self._bytes += size
+            if entries.pop(old, None) is None:
+                continue
+            if entry.used:
+                entry.used = False
+                entries[old] = entry
+            else:
+                total -= entry.size

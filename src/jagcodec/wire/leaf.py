@@ -1,0 +1,119 @@
+"""Columns whose rows are cells of a buffer: where these lie, and ranges of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.frames import Payload
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node
+from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+
+MOST_RANGES = 4096
+"""Ranges of one column that are fetched one by one; of more, the column is read whole."""
+
+
+class Place(NamedTuple):
+    """Where cells lie.
+
+    Attributes:
+        buffer: In which buffer of the message.
+        offset: From which of its bytes on.
+        stored: How: as they are, or narrow.
+        cells: How many numbers there are.
+        name: Their dtype.
+    """
+
+    buffer: int
+    offset: int
+    stored: int
+    cells: int
+    name: str
+
+
+class Leaf(NamedTuple):
+    """A TENSOR, a JAGGED, or rows of documents: their bytes are uint8 cells.
+
+    Attributes:
+        place: Its cells, or the table of its parts.
+        shape: (A..., M, B...): dims of the values, as those of a `RaggedView`.
+        ragged_dim: As of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each.
+        group: The ragged group; None of a rectangle.
+        parts: How many parts its rows are made of; 0 where they lie in its place.
+    """
+
+    place: Place
+    shape: tuple[int, ...]
+    ragged_dim: int
+    group: int | None
+    parts: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its cells, as torch calls it."""
+        return torch_dtype(self.place.name)
+
+    @property
+    def inner(self) -> int:
+        """Numbers in one cell."""
+        return math.prod(self.shape[self.ragged_dim :])
+
+    @property
+    def outer(self) -> int:
+        """In how many runs the rows lie: 1 unless dims come before the ragged one."""
+        return math.prod(self.shape[: self.ragged_dim - 1])
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell, as wide as its dtype."""
+        return self.inner * TORCH_DTYPES[self.place.name]
+
+
+def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
+    """The leaf that a node is; None of a node of another kind."""
+    kind, i = node.kind, node.number
+    if kind not in OF_PARTS:
+        return None
+    name, ragged_dim = "uint8", 1
+    group: int | None = None if kind is Kind.TENSOR else numbers[i + 3]
+    shape = tuple(numbers[node.dims : node.end])
+    if kind in DOCUMENT_ROWS:
+        shape = (numbers[i + 4],)
+    elif kind is Kind.JAGGED:
+        name, _, ragged_dim = node.fields
+    else:
+        name = node.fields[0]
+    buffer, offset, stored = numbers[i : i + 3]
+    cells = math.prod(shape)
+    # `stored` is ignored where there are no cells.
+    parts = stored - PARTS if stored > PARTS and cells else 0
+    return Leaf(Place(buffer, offset, stored, cells, name), shape, ragged_dim, group, parts)
+
+
+def cell_range(payload: Payload, place: Place, start: int, end: int, *, keep: bool) -> ByteArray:
+    """The bytes of cells `start` to `end` of a place whose bounds were checked.
+
+    With `keep`, memory that a tensor may alias; otherwise to be looked at only.
+    """
+    buffer, offset, stored, _, name = place
+    size = TORCH_DTYPES[name]
+    if stored == PLAIN or start == end:
+        at, length = offset + start * size, (end - start) * size
+        place_of = (buffer, at, length)
+        plain: ByteArray = payload.bytes_at(*place_of, size) if keep else payload.read(*place_of)
+        return plain
+    if stored == BITS:
+        # Bits are read by the byte, and those before the first cell thrown away.
+        first = start // 8
+        data = payload.read(buffer, offset + first, (end + 7) // 8 - first)
+        cells = widened(data, stored, name, end - 8 * first)
+        return cells[(start - 8 * first) * size :]
+    width, _ = STORED_WIDTHS[stored]
+    data = payload.read(buffer, offset + start * width, (end - start) * width)
+    return widened(data, stored, name, end - start)
