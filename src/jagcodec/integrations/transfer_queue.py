@@ -100,7 +100,7 @@ def installed() -> bool:
         False if the storage units are TransferQueue's own, and before `transfer_queue.init`.
     """
     return isinstance(
-        getattr(interface._TQ_CLIENT, "storage_manager", None), JagcodecStorageManager
+        getattr(interface._TQ_CLIENT, "storage_manager", None), _JagcodecStorageManager
     )
 
 
@@ -110,7 +110,7 @@ def installed() -> bool:
 _Stock: Any = simple_storage.SimpleStorageUnit.__ray_metadata__.modified_class
 
 
-class JagcodecStorageUnit(_Stock):  # type: ignore[misc]
+class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     """A storage unit whose rows are in the messages that it received."""
 
     def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
@@ -118,10 +118,10 @@ class JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         # No client knows the address before this returns.
         self.storage_data = RowStorage(self.storage_unit_size, options)
 
-    def get_zmq_server_info(self) -> StorageUnitInfo:
+    def get_zmq_server_info(self) -> _StorageUnitInfo:
         """The address, as a class of this module: unpickling it registers the backend."""
         info = super().get_zmq_server_info()
-        return StorageUnitInfo(info.role, info.id, info.ip, info.ports)
+        return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
     # TransferQueue's own handlers count the cores of the host first, which takes longer than a put.
 
@@ -181,7 +181,7 @@ def _parsable(leaf: Any) -> Any:
     return leaf if isinstance(leaf, torch.Tensor) and is_rectangle(leaf) else values_of_leaf(leaf)
 
 
-class StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
+class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
     """The address of a storage unit of this backend."""
 
     def __init__(self, *args: Any) -> None:
@@ -195,7 +195,7 @@ class StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
 # --- clients -----------------------------------------------------------------------------------
 
 
-class JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
+class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     """The client's side of the storage units."""
 
     def __init__(self, controller_info: Any, config: Any, **kwargs: Any) -> None:
@@ -373,7 +373,7 @@ class _UnitActors:
 
     def remote(self, **arguments: Any) -> Any:
         """Start a storage unit."""
-        actor = ray.remote(JagcodecStorageUnit).options(**self._chosen)
+        actor = ray.remote(_JagcodecStorageUnit).options(**self._chosen)
         return actor.remote(options=self._options, **arguments)
 
 
@@ -405,7 +405,7 @@ def start_units(conf: Any) -> dict[str, Any]:
 
 
 def _message(_: Any) -> str:
-    """Called in the controller, which will unpickle `StorageUnitInfo`s."""
+    """Called in the controller, which will unpickle `_StorageUnitInfo`s."""
     return MESSAGE
 
 
@@ -474,5 +474,5 @@ def _check_version() -> None:
 
 
 _check_version()
-StorageManagerFactory.register(NAME)(JagcodecStorageManager)
+StorageManagerFactory.register(NAME)(_JagcodecStorageManager)
 StorageBootstrapProvider.register_provider(NAME)(start_units)
