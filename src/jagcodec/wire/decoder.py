@@ -567,9 +567,7 @@ def _message_in_row(
     inner = open_row(blob, message, repeated=payload is not message.payload)
     read.count_objects(inner)
     read.enter(inner)
-    outer, read.values = read.values, None
     value = build(inner, inner.header.schema.root, read)
-    read.values = outer
     read.depth -= 1
     return value
 

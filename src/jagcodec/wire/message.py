@@ -203,7 +203,7 @@ def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
 
 
 class Read:
-    """One read of an open message: its documents, and what it may still take of the limits.
+    """One read of an open message, and what it has used of the limits.
 
     Whoever reads makes one: an open message counts nothing, so that it can be read at any time, any
     number of times, by several threads at once.
@@ -212,23 +212,18 @@ class Read:
         depth: Containers around what is being built, those of outer messages included.
         objects: How many objects were asked for, those of messages in rows included.
         documents: Bytes of repeated documents that become objects.
-        values: The documents of the header, which belong to this read alone; None before one of
-            them was asked for. Of a message in a row those of its own header, while it is built.
     """
 
-    __slots__ = ("depth", "documents", "objects", "values")
+    __slots__ = ("depth", "documents", "objects")
 
     def __init__(self, message: Message) -> None:
         self.depth: int = 0
         self.objects: int = message.header.objects
         self.documents: int = 0
-        self.values: list[Any] | None = None
 
     def value(self, message: Message, index: int) -> Any:
-        """A document of the header. Each is asked for once."""
-        if self.values is None:
-            self.values = message.take_values()
-        value = self.values[index]
+        """A document of the header, which nobody else has."""
+        value = message.take_value(index)
         if message.header.records:
             return revived(value, self.depth, message.limits.depth, message.allow_pickle)
         return value
@@ -355,7 +350,7 @@ class Message:
         self.repeated: bool = False
         self.slicer: tuple[Any, Any] | None = None
         self.widened: dict[Place, ByteArray] = {}
-        # The documents of the header, until the first read takes them.
+        # The documents of the header but for those that were taken, while no thread takes one.
         self._unread: list[list[Any]] = [header.values]
         self._groups: dict[int | None, RowSplits] = {}
         # Columns in memory where all of their rows lie, by the first of their numbers.
@@ -365,13 +360,23 @@ class Message:
         """The dims of a node, which are the last of its numbers."""
         return tuple(self.numbers[node.dims : node.end])
 
-    def take_values(self) -> list[Any]:
-        """The documents of the header, which nobody else has."""
+    def take_value(self, index: int) -> Any:
+        """A document of the header, which nobody else has."""
         try:
-            return self._unread.pop()
-        except IndexError:
-            values: list[Any] = documents.unpack(self.header.packed_values, "values")
-            return values
+            values = self._unread.pop()
+        except IndexError:  # another thread has them at this moment
+            values = self._unpacked()
+        if values[index] is _TAKEN:
+            values = self._unpacked()
+        value, values[index] = values[index], _TAKEN
+        # All others are kept: a reader of every column unpacks the header once, not once for each.
+        if not self._unread:
+            self._unread.append(values)
+        return value
+
+    def _unpacked(self) -> list[Any]:
+        values: list[Any] = documents.unpack(self.header.packed_values, "values")
+        return values
 
     def meta(self, read: Read | None = None) -> dict[str, Any]:
         """What `encode` was given as `meta`; empty where it was not."""
@@ -583,6 +588,10 @@ def _choose(whole: RaggedView, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
         memory = memory[start : start + picked.total * whole.cell_bytes]
         return RaggedView(memory, whole.dtype, shape, dim, None, picked)
     return RaggedView(memory, whole.dtype, whole.shape, dim, starts, picked)
+
+
+_TAKEN = object()
+"""In the place of a document of the header that a reader has."""
 
 
 def joined_rows(rows: Chosen) -> list[range]:
