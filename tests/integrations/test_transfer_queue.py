@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
@@ -32,6 +31,7 @@ tq = pytest.importorskip(
     reason="TransferQueue is not installed: pip install 'jagcodec[transfer-queue]'",
 )
 
+from omegaconf import OmegaConf  # noqa: E402, which TransferQueue requires
 from transfer_queue import interface  # noqa: E402
 from transfer_queue.metadata import extract_field_schema  # noqa: E402
 from transfer_queue.storage import simple_storage  # noqa: E402
