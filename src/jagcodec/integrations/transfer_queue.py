@@ -201,10 +201,6 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
     def __init__(self, controller_info: Any, config: Any, **kwargs: Any) -> None:
         self._options = options_of(config)
         super().__init__(controller_info, config, **kwargs)
-        for info in self.storage_unit_infos.values():
-            content_of(
-                {getattr(info, "speaks", None): None}, f"storage unit {info.id} at {info.ip}"
-            )
 
     async def put_data(
         self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
