@@ -249,12 +249,11 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         """The rows of each storage unit.
 
         Raises:
-            TransportError: One does not use this backend, or has another version of it.
+            TransportError: One does not use this backend. (One with another version of it says so.)
         """
         for info in self.storage_unit_infos.values():
-            speaks = getattr(info, "speaks", None)
-            if speaks != MESSAGE:
-                content_of({speaks: None}, f"storage unit {info.id} at {info.ip}")
+            if not isinstance(info, _StorageUnitInfo):
+                content_of({}, f"storage unit {info.id} at {info.ip}")
         groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
         return groups
 
