@@ -5,7 +5,10 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
+# Every run gives the same result: Python visits the members of a set in the same order.
+export PYTHONHASHSEED = 0
+
+.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test search test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -15,6 +18,15 @@ demo: $(VENV)/.demo ## send a real batch between two processes, and check every 
 
 test: lint types ## lint, types and the test suite, but for clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
+
+# `make test` tries the same examples every time. This tries new ones, EXAMPLES for each test that sets no
+# number itself. A failure prints its example, and the decorator @reproduce_failure(...): put that above
+# @given, and run this one test. ARGS="-k difference" chooses tests.
+EXAMPLES ?= 1000
+
+search: $(VENV)/.dev ## try new random examples in the property tests: EXAMPLES=1000
+	JAGCODEC_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 --hypothesis-profile=search \
+		-m "hypothesis and not cluster" $(ARGS)
 
 # What looks at TensorDicts, on another tensordict, by default the oldest supported: make test-tensordict TENSORDICT=0.12.2
 OLDEST     = 0.10.0

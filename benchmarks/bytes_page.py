@@ -21,15 +21,15 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
     """Name of a table to its Markdown."""
     batches = report["batches"]
     images = {name: found for name, found in batches.items() if name.startswith("images")}
-    codecs = batches.get("codecs")
-    others = {k: v for k, v in batches.items() if k not in images and k != "codecs"}
+    levels = batches.get("levels")
+    others = {k: v for k, v in batches.items() if k not in images and k != "levels"}
     missing = "Not measured in this run."
     return {
         "bytes-machine": _machine(report),
         "bytes": _options(others) if others else missing,
         "images": _images(images) if images else missing,
-        "codecs": _codecs(codecs["options"]) if codecs else missing,
-        "links": _links(codecs["options"]) if codecs else missing,
+        "levels": _levels(levels["options"]) if levels else missing,
+        "links": _links(levels["options"]) if levels else missing,
         "bytes-bars": _bars(report["bars"]),
     }
 
@@ -82,8 +82,8 @@ def _images(batches: Mapping[str, Any]) -> str:
     return pages.table((*head, "pays below, of none"), rows)
 
 
-def _codecs(options: Mapping[str, Any]) -> str:
-    head = ("codecs: options", "sent", "of none", "to write", "to decode")
+def _levels(options: Mapping[str, Any]) -> str:
+    head = ("options", "sent", "of none", "to write", "to decode")
     plain = options.get("none", {}).get("bytes")
     rows = [
         [_name(name), _size(own["bytes"]), _share(own["bytes"], plain)]

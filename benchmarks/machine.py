@@ -22,7 +22,6 @@ PACKAGES = (
     "safetensors",
     "pyarrow",
     "zstandard",
-    "lz4",
 )
 
 

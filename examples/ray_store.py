@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec import WireBatch, encode_fields, materialize, open_wire, pack_jagged_fields
-from jagcodec.integrations.ray import register
+from jagcodec.integrations import setup
 
 
 @ray.remote
@@ -28,12 +28,12 @@ def double(td: TensorDict) -> TensorDict:
 
 
 def main() -> None:
-    register()
+    setup()
     ray.init(
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"worker_process_setup_hook": "jagcodec.integrations.ray.register"},
+        runtime_env={"worker_process_setup_hook": "jagcodec.integrations.setup"},
     )
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]

@@ -10,17 +10,12 @@ import ray
 import torch
 import transfer_queue
 
+import jagcodec.integrations.transfer_queue  # registers the backend, before init()
 from jagcodec import materialize, pack_jagged_fields
-from jagcodec.integrations.transfer_queue import install
 
-install()  # in this process; the hook below calls it in all others
-ray.init(
-    num_cpus=4,
-    include_dashboard=False,
-    log_to_driver=False,
-    runtime_env={"worker_process_setup_hook": "jagcodec.integrations.transfer_queue.install"},
-)
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 transfer_queue.init()
+assert jagcodec.integrations.transfer_queue.installed()
 
 messages = np.empty(3, dtype=object)
 messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(3)]

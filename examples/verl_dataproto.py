@@ -8,7 +8,8 @@ import ray
 import torch
 from verl import DataProto
 
-from jagcodec.integrations.verl import encode_dataproto, install
+from jagcodec.integrations import setup
+from jagcodec.integrations.verl import encode_dataproto
 
 PROMPT, RESPONSE, PAD = 256, 1024, 151_643
 
@@ -41,12 +42,12 @@ def make_batch(rows: int) -> DataProto:
 
 
 def main() -> None:
-    install()
+    setup()
     ray.init(
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"worker_process_setup_hook": "jagcodec.integrations.verl.install"},
+        runtime_env={"worker_process_setup_hook": "jagcodec.integrations.setup"},
     )
     data = make_batch(8)
     padded = sum(column.nbytes for column in data.batch.values())

@@ -38,7 +38,6 @@ from jagcodec.wire.registry import register_type
 from jagcodec.wire.schema import FORMS, PER_KEY
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
-    CODECS,
     COMPRESSED_LAYOUTS,
     MAGIC,
     STORED_WIDTHS,
@@ -85,6 +84,7 @@ class Draft:
     payload: list[bytearray] = field(default_factory=list)
     checksum: bool = False
     extra: list[int] = field(default_factory=list)  # numbers that nothing asks for
+    stored: list[bytes] | None = None  # what is sent of each frame, if some are compressed
 
     def copy(self) -> Draft:
         """A copy that may be edited."""
@@ -111,7 +111,11 @@ class Draft:
         numbers += [*self.extra, len(self.groups), len(self.payload)]
         numbers += [number for group in self.groups for number in group]
         numbers += map(len, self.payload)
-        return _message(packed, _words(numbers), _pack(values), self.payload, self.checksum)
+        sent: Any = self.payload
+        if self.stored is not None:
+            sent = self.stored
+            numbers += map(len, sent)
+        return _message(packed, _words(numbers), _pack(values), sent, self.checksum)
 
 
 def _message(
@@ -489,9 +493,8 @@ def _record(s: Script, kind: Kind, depth: int) -> list[Any]:
 _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) + bytes(range(72))
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
-# But what lies around a whole message, which `_compressed` writes, and INNER_FIRST: what it is
-# made around is chosen as a JAGGED.
-_ALL_KINDS = tuple(kind for kind in FORMS if kind not in (Kind.COMPRESSED, Kind.INNER_FIRST))
+# But INNER_FIRST: what it is made around is chosen as a JAGGED.
+_ALL_KINDS = tuple(kind for kind in FORMS if kind is not Kind.INNER_FIRST)
 _ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
@@ -888,30 +891,17 @@ def _raw_header(s: Script) -> list[bytes]:
     return [START + s.rest(), *[_PAYLOAD] * buffers]
 
 
-def _compressed(s: Script, as_leaf: bool) -> list[bytes]:
-    """A message around a message, in blocks that are stored as they are, runs, or anything."""
-    header, *frames = frames_of(s, s.byte() % len(_DRAFTS), as_leaf)
-    block_size = 1 << s.byte() % 12
-    ends, payload = [], []
-    for frame in frames:
-        sent = bytearray()
-        for at in range(0, len(frame), block_size):
-            block = frame[at : at + block_size]
-            how = s.byte()
-            if how >= 240:
-                block = s.take(len(block))
-            elif how >= 128:
-                start = _ZSTD_START.pack(0xFD2FB528, 0xA0, len(block))
-                run = start + (3 | len(block) << 3).to_bytes(3, "little") + block[:1]
-                block = run if len(run) < len(block) else block
-            sent += block
-            ends.append(len(sent))
-        payload.append(sent)
-    root = Node(Kind.COMPRESSED, [s.pick(CODECS)], [block_size], [header, ends])
-    draft = Draft(root, [], payload)
-    for _ in range(s.byte() % 3):
-        _edit(s, draft)
-    return draft.frames()
+def _stored(s: Script, frame: bytearray) -> bytes:
+    """What is sent of a frame: its bytes as they are or as zstd, a run of zstd, or anything."""
+    how, size = s.byte(), len(frame)
+    start = _ZSTD_START.pack(0xFD2FB528, 0xA0, size)
+    if how >= 240:
+        return s.take(size)
+    if how >= 96 and size > len(start) + 4:
+        return start + (3 | size << 3).to_bytes(3, "little") + bytes(frame[:1])
+    if how >= 64:
+        return start + (1 | size << 3).to_bytes(3, "little") + bytes(frame)
+    return bytes(frame)
 
 
 # Of a frame of zstd that is one segment.
@@ -924,9 +914,8 @@ _RAW = (_raw_schema, _raw_schema, _raw_numbers, _raw_values, _raw_values, _raw_h
 
 def frames_of(s: Script, how: int, as_leaf: bool) -> list[bytes]:
     """The message of a script; as a column of a batch with `as_leaf`."""
-    if how == _HOW_COMPRESSED:
-        return _compressed(s, as_leaf)
-    how %= len(_DRAFTS) + len(_RAW)
+    compressed = how == _HOW_COMPRESSED
+    how = s.byte() % len(_DRAFTS) if compressed else how % (len(_DRAFTS) + len(_RAW))
     if how >= len(_DRAFTS):
         return _RAW[how - len(_DRAFTS)](s)
     draft = _DRAFTS[how](s)
@@ -936,4 +925,6 @@ def frames_of(s: Script, how: int, as_leaf: bool) -> list[bytes]:
         beside = [s.pick(SEEDS).draft.root] if rows >= 192 else []
         keys = ["a", "b"][: 1 + len(beside)]
         draft.root = Node(Kind.TENSORDICT, [1, None, keys], [rows % 5], [root, *beside])
+    if compressed:
+        draft.stored = [_stored(s, part) for part in draft.payload]
     return draft.frames()

@@ -1,31 +1,70 @@
-"""Settings of the whole suite: deterministic in CI, no deadlines, because no test is timed."""
+"""Settings of the whole suite: every run draws the same examples, in the same environment."""
 
 import os
 import sys
 
+# Of the environment, before jagcodec is imported and reads it. Tests of this variable set it.
+os.environ.pop("JAGCODEC_KEEP_BLOCKS", None)
+
 import pytest
 import tensordict
+import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from jagcodec.wire import registry, stdlib_types
 from tests.device import install
 
+# No deadlines, because no test looks at the clock.
 settings.register_profile(
-    "default",
+    "same",
+    derandomize=True,
+    database=None,
     deadline=None,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile(
+    "search",
+    parent=settings.get_profile("same"),
+    derandomize=False,
+    max_examples=int(os.environ.get("JAGCODEC_EXAMPLES", "1000")),
+)
+settings.load_profile("same")
+
+PYTHON_VARIABLES_KEPT = ("PYTHONHOME", "PYTHONPATH", "PYTHONHASHSEED")
 
 
-def pytest_configure():
+def pytest_configure(config):
+    # Tests start Python, and check what it prints: the caller's PYTHONWARNINGS would change that.
+    for name in [*os.environ]:
+        if name.startswith("PYTHON") and name not in PYTHON_VARIABLES_KEPT:
+            del os.environ[name]
     expected = os.environ.get("JAGCODEC_TENSORDICT", tensordict.__version__)
     if tensordict.__version__ != expected:
         raise pytest.UsageError(
             f"expected tensordict {expected}, found {tensordict.__version__} "
             f"in {tensordict.__file__}"
         )
+    if config.getoption("--hypothesis-profile") != "search":
+        # Hypothesis also draws constants from the source of all modules imported so far. These
+        # depend on the tests that ran before.
+        nothing = Constants()
+        providers._get_local_constants = lambda: nothing
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Files here are not doctests, since --doctest-ignore-import-errors would hide broken ones."""
+    collectors = yield
+    return [each for each in collectors if type(each) is pytest.Module]
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers():
+    """Tests draw the same numbers, whichever tests ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

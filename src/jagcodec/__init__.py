@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         load,
         to_blob,
     )
-    from jagcodec.wire.compression import Compression
     from jagcodec.wire.decoder import MsgpackDecoder, decode
     from jagcodec.wire.encoder import MsgpackEncoder, encode
     from jagcodec.wire.field_schema import FieldSchema
@@ -80,7 +79,6 @@ __all__ = [
     "ArgumentKeyError",
     "ArgumentTypeError",
     "BatchedDataDict",
-    "Compression",
     "FieldSchema",
     "JagcodecError",
     "JagcodecWarning",
@@ -177,7 +175,6 @@ _HOMES = {
     "ragged.varlen": "PackedColumn",
     "record": "RecordInfo RecordReader RecordWriter",
     "wire.blobs": "decode_batch dump encode_batch_into encode_into encoded_size load to_blob",
-    "wire.compression": "Compression",
     "wire.decoder": "MsgpackDecoder decode",
     "wire.encoder": "MsgpackEncoder encode",
     "wire.field_schema": "FieldSchema",

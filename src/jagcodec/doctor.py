@@ -18,7 +18,6 @@ REQUIRED = ("torch", "tensordict", "numpy", "msgpack")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "zmq": ("pyzmq",),
     "zstd": ("zstandard",),
-    "lz4": ("lz4",),
     "ray": ("ray",),
     "transfer-queue": ("TransferQueue", "ray"),
     "mooncake": ("mooncake-transfer-engine-non-cuda",),

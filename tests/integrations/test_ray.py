@@ -37,7 +37,7 @@ def cluster():
         log_to_driver=False,
         object_store_memory=200 * 2**20,
         runtime_env={
-            "worker_process_setup_hook": "jagcodec.integrations.ray.register",
+            "worker_process_setup_hook": "jagcodec.integrations.setup",
             "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         },
     )

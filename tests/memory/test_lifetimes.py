@@ -23,7 +23,10 @@ from jagcodec.testing import assert_same
 from tests.helpers import receive
 
 LENGTHS = torch.tensor([2, 4, 3])
-FIELDS = {"ids": torch.arange(3 * 4000).view(3, 4000), "logprob": torch.rand(3, 4000)}
+FIELDS = {
+    "ids": torch.arange(3 * 4000).view(3, 4000),
+    "logprob": torch.arange(3 * 4000.0).view(3, 4000),
+}
 LONG = torch.tensor([2000, 4000, 3000])
 
 

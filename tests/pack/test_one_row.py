@@ -30,12 +30,12 @@ cells = st.one_of(
 tensors = st.sampled_from(
     [
         torch.arange(5),
-        torch.rand(3, 2),
-        torch.rand(3, 2).T,
+        torch.arange(6.0).view(3, 2),
+        torch.arange(6.0).view(3, 2).T,
         torch.ones(4, dtype=torch.bfloat16),
         torch.tensor(3),
-        torch.rand(2, requires_grad=True),
-        torch.nested.nested_tensor([torch.rand(2)], layout=torch.jagged),
+        torch.ones(2, requires_grad=True),
+        torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
         torch.empty(0),
     ]
 )

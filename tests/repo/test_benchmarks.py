@@ -8,10 +8,23 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks import before, before_values, costs, house, limits, rows, small, trips, wide
+from benchmarks import (
+    before,
+    before_values,
+    costs,
+    house,
+    limits,
+    rows,
+    small,
+    trips,
+    verl_v1,
+    wide,
+)
 from benchmarks import bytes as saved
 from benchmarks.bars import bars
 from benchmarks.shapes import PADS, SMALL, Batch, Case, make_batch, make_small_batch
+from benchmarks.verl_v1_rows import compare, key_of, number_of, same, trajectory
+from benchmarks.verl_v1_rows import expected as expected_row
 from jagcodec import encode, pack_rows
 
 EXTRAS = {"rows", "safetensors", "arrow"}  # need packages that only `make bench` installs
@@ -373,12 +386,16 @@ def test_every_bit_of_what_is_weighed_is_compared():
             saved.same_column(other_column, expected, "a column")
 
 
-def test_codecs_are_weighed(tmp_path):
+def test_levels_are_weighed(tmp_path):
     file = tmp_path / "bytes.json"
-    assert saved.main(["--turns=1", "--shrink=100", "--only=codecs", f"--json={file}"]) == 0
-    options = json.loads(file.read_text())["batches"]["codecs"]["options"]
-    assert list(options) == list(saved.CODECS)
-    assert options["narrow, lz4"]["bytes"] < options["narrow"]["bytes"] < options["none"]["bytes"]
+    assert saved.main(["--turns=1", "--shrink=100", "--only=levels", f"--json={file}"]) == 0
+    options = json.loads(file.read_text())["batches"]["levels"]["options"]
+    assert list(options) == list(saved.LEVELS)
+    assert (
+        options["narrow, zstd of level 1"]["bytes"]
+        < options["narrow"]["bytes"]
+        < options["none"]["bytes"]
+    )
 
 
 def test_speeds_at_which_an_option_breaks_even():
@@ -392,3 +409,111 @@ def test_a_batch_of_no_name_is_refused(given, capsys):
     with pytest.raises(SystemExit):
         saved.main([f"--only={given}"])
     assert "expected some of verl, images" in capsys.readouterr().err
+
+
+# --- verl_v1 -----------------------------------------------------------------------------------
+
+KEYS = [key_of(number) for number in (5, 6)]
+
+
+def read(phase):
+    """What a queue that works returns for two rows of one prompt."""
+
+    def column(*cells):
+        if not isinstance(cells[0], torch.Tensor):
+            return NonTensorStack(*cells)
+        if cells[0].dim() == 0:
+            return torch.stack(cells)
+        return torch.nested.as_nested_tensor(list(cells), layout=torch.jagged)
+
+    rows = [expected_row(key, phase) for key in KEYS]
+    return TensorDict({name: column(*(row[name] for row in rows)) for name in rows[0]}, [2])
+
+
+def test_trajectories_have_the_columns_of_an_agent_loop():
+    row, other = trajectory(5), trajectory(6)
+    tensors = {name for name, cell in row.items() if isinstance(cell, torch.Tensor)}
+    assert (len(row), len(tensors)) == (24, 8)
+    assert torch.equal(row["prompts"], other["prompts"])
+    assert not torch.equal(row["responses"][:50], other["responses"][:50])
+    assert torch.equal(row["input_ids"], torch.cat([row["prompts"], row["responses"]]))
+    assert 500 <= len(row["input_ids"]) == len(row["position_ids"]) <= 3000
+    of_response = tensors - {"prompts", "input_ids", "position_ids"}
+    assert {len(row[name]) for name in of_response} == {len(row["responses"])}
+    assert [number_of(key_of(number)) for number in (0, 7, 8, 255)] == [0, 7, 8, 255]
+
+
+def test_readers_expect_what_earlier_phases_wrote():
+    row, (key, _) = trajectory(5), KEYS
+    prompt, ids = len(row["prompts"]), row["input_ids"]
+    assert list(expected_row(key, "old_log_prob workers")) == list(row)
+    whole = expected_row(key, "old_log_prob driver")
+    assert set(whole) >= {"entropy", "log_probs"}
+    assert torch.equal(whole["entropy"], ids.float() * 1e-5)
+    last = expected_row(key, "update workers")
+    assert len(last) == 30
+    assert torch.equal(last["entropy"], ids[prompt - 1 : -1].float() * 1e-5)
+    assert torch.equal(last["old_log_probs"], ids[prompt - 1 : -1].float() * -1e-5)
+    assert torch.equal(last["log_probs"], ids.float() * -2e-5)
+    assert torch.equal(last["returns"], row["rm_scores"] + row["rm_scores"])
+
+
+@pytest.mark.parametrize("phase", ["rollout", "metrics driver", "NeMo-RL, get"])
+def test_a_batch_that_was_read_right_is_counted(phase):
+    assert compare(read(phase), KEYS, phase) == 2 * len(expected_row(KEYS[0], phase))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("rm_scores", lambda column: column * -1),  # 0.0 becomes -0.0
+        ("rm_scores", lambda column: column.double()),
+        ("prompts", lambda column: torch.stack(column.unbind())),  # equally long in both rows
+        ("num_turns", lambda column: torch.tensor(column.tolist())),
+        ("num_turns", lambda column: NonTensorStack(*map(float, column.tolist()))),
+    ],
+    ids=["bits", "dtype", "dense", "tensor", "type"],
+)
+def test_a_column_that_was_read_wrong_is_found(name, change):
+    data = read("metrics driver")
+    column = change(data.get(name))
+    with pytest.raises(ValueError, match=f"metrics driver: column '{name}'"):
+        compare(data.exclude(name).set(name, column), KEYS, "metrics driver")
+    with pytest.raises(ValueError, match="metrics driver: expected"):
+        compare(data.exclude(name), KEYS, "metrics driver")
+
+
+def test_objects_are_the_same_in_order_and_type():
+    value = {"a": [1, {"b": ""}], "c": 0.5}
+    assert same({"a": [1, {"b": ""}], "c": 0.5}, value)
+    for other in [
+        {"c": 0.5, "a": [1, {"b": ""}]},
+        {"a": [True, {"b": ""}], "c": 0.5},
+        {"a": (1, {"b": ""}), "c": 0.5},
+        {"a": [1, {"b": ""}, 2], "c": 0.5},
+        {"a": [1, {"b": None}], "c": 0.5},
+    ]:
+        assert not same(other, value)
+
+
+def test_ratios_are_of_medians_over_all_turns():
+    def turn(*ms):
+        return {"rounds": [{"step": each, "CPU": 0.0} for each in ms], "cells": 3, "unit": "Unit"}
+
+    turns = {"stock": [turn(4.0, 1.0), turn(2.0)], "jagcodec": [turn(1.0), turn(9.0, 1.8)]}
+    found = verl_v1.lines(turns)
+    assert found["step"] == {
+        "stock": {"ms": 2.0, "lowest": 1.0, "highest": 4.0, "ratio": 1.0},
+        "jagcodec": {"ms": 1.8, "lowest": 1.0, "highest": 9.0, "ratio": 0.9},
+    }
+    head = {"machine": {"cpu": "x"}, "versions": {"torch": "2"}, "prompts": 1, "rounds": 3}
+    printed = verl_v1.text({**head, "lines": found, "turns": turns})
+    assert "0.90, asked 0.8: missed" in printed
+    assert "jagcodec: storage units are Unit, 6 cells compared" in printed
+
+
+@pytest.mark.parametrize("given", ["base", "=.", "base=/no such directory"])
+def test_a_way_without_a_directory_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        verl_v1.main([f"--python-path={given}"])
+    assert "expected NAME=DIR" in capsys.readouterr().err

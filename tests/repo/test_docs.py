@@ -68,7 +68,7 @@ def test_the_reference_has_every_integration_once():
         r"^::: jagcodec\.integrations\.(\w+)$", page("docs/api/integrations.md"), re.M
     )
     files = (ROOT / "src/jagcodec/integrations").glob("[!_]*.py")
-    assert sorted(named) == sorted(path.stem for path in files)
+    assert sorted(named) == sorted(["setup", *(path.stem for path in files)])
 
 
 def test_the_faq_has_every_reason_once():
@@ -183,7 +183,8 @@ def test_wire_format_lists_every_form_of_parts():
 def test_wire_format_says_how_much_parts_may_take():
     text = " ".join(page("docs/wire-format.md").split())
     default = jagcodec.Limits().expanded
-    assert f"at most {spec.EXPANSION} times the bytes of header and payload" in text
+    assert f"at most {spec.EXPANSION} times the bytes of the message" in text
+    assert f"NON_TENSOR_ROWS, {spec.DOCUMENT_COST} times their bytes." in text
     assert f"a {spec.DOCUMENT_COST}th of what the reader allows besides" in text
     assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes;" in text
     assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")

@@ -22,7 +22,7 @@ LAYERS = (
 FRONT_DOOR = {
     *("ArgumentError", "ArgumentIndexError", "ArgumentKeyError", "ArgumentTypeError"),
     *("BatchedDataDict", "FieldSchema", "JagcodecError", "JagcodecWarning", "Layout", "Limits"),
-    *("Compression", "MsgpackDecoder"),
+    "MsgpackDecoder",
     *("MsgpackEncoder", "PackedColumn", "PaddingSide", "TransportError", "TransportTimeoutError"),
     *("RowBuilder", "RowsAs", "to_rows"),
     *("UnsupportedTypeError", "WireBatch", "WireFormatError", "__version__", "balance_rows"),
@@ -142,7 +142,7 @@ def test_the_header_needs_neither_torch_nor_numpy():
 def test_extras_are_imported_only_when_asked_for():
     extras = (
         *("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis"),
-        *("zstandard", "lz4", "compression.zstd"),
+        *("zstandard", "compression.zstd"),
     )
     rooms = ("jagcodec.cli", "jagcodec.testing", "jagcodec.integrations")
     assert loaded_by("from jagcodec import *", *extras, *rooms) == []

@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import find
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+)
 
 from jagcodec import stack_or_nest
+from jagcodec.batch.difference import first_difference
 from jagcodec.testing import (
     assert_same,
     bits,
+    is_same,
     jagged_batches,
     pad_rows,
     rows_of,
@@ -30,6 +38,7 @@ def nest(*shapes):
 JAGGED = stack_or_nest([torch.ones(1), torch.ones(2)])
 OTHER_ROWS = stack_or_nest([torch.ones(2), torch.ones(1)])
 TD = TensorDict({"a": torch.ones(2)}, [2])
+INT1 = torch.zeros(1, dtype=torch.uint8).view(torch.int1)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,36 @@ def test_different_values_differ(one, other):
         assert_same(other, one)
 
 
+DTYPES = sorted({value for value in vars(torch).values() if type(value) is torch.dtype}, key=str)
+
+
+def two_cells(dtype, last):
+    """All bits are 0, but those of the last cell's first byte are `last`."""
+    data = torch.zeros(2 * dtype.itemsize, dtype=torch.uint8)
+    data[dtype.itemsize] = last
+    return data.view(dtype)
+
+
+def two_rows(cells):
+    return torch.nested.nested_tensor_from_jagged(cells, torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", [torch.Tensor.detach, two_rows, UnbatchedTensor])
+def test_cells_of_every_dtype_are_compared(make, dtype):
+    """Torch can neither print nor copy some of them, such as int1."""
+    one, same, other = (make(two_cells(dtype, last)) for last in (0, 0, 1))
+    assert is_same(one, same)
+    assert not is_same(one, other)
+    assert not is_same(other, one)
+    with pytest.raises(AssertionError, match=r"^\$: .*, expected "):
+        assert_same(one, other)
+    assert first_difference(one, same) is None
+    found = first_difference(one, other)
+    assert found.what == "value"
+    assert found.left != found.right
+
+
 def test_rows_and_rectangles_in_plain_lists():
     padded = torch.tensor([[1, 2, 0], [3, 0, 0]])
     rows = rows_of(padded, [2, 1])
@@ -118,6 +157,37 @@ def test_sets_are_the_same_whatever_order_they_were_filled_in():
     one, other = frozenset([0, 8, None]), frozenset([8, 0, None])
     assert list(one) != list(other)
     assert_same({(one,), (frozenset({4}),)}, {(frozenset({4}),), (other,)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (10**5000, 10**5000 + 1),
+        ({10**5000: 1}, {10**5000: 2}),
+        ({10**5000: {10**5000: [1]}}, {10**5000: {10**5000: [2]}}),
+        ({10**5000}, {10**5000 + 1}),
+        (NonTensorStack([INT1]), NonTensorStack([INT1], [INT1])),
+        (NonTensorData(INT1), NonTensorData(INT1, batch_size=[2])),
+        (slice(INT1), slice(None)),
+    ],
+    ids=["int", "key", "keys", "set", "stack", "data", "slice"],
+)
+def test_values_that_cannot_be_printed_are_compared(one, other):
+    with pytest.raises((ValueError, NotImplementedError)):
+        print(one)
+    assert is_same(one, one)
+    assert not is_same(one, other)
+    assert first_difference(one, one) is None
+    assert str(first_difference(one, other))
+
+
+def test_unbatched_tensors_are_compared_by_their_bits():
+    one, other = (
+        UnbatchedTensor(torch.tensor([bits], dtype=torch.int32).view(torch.float32))
+        for bits in (0x7FC00000, 0x7FC00001)  # both are NaN
+    )
+    assert is_same(one, one)
+    assert not is_same(one, other)
 
 
 def test_the_oracle_needs_no_hypothesis():

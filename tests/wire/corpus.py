@@ -4,8 +4,6 @@
 language.
 """
 
-import itertools
-
 import msgpack
 
 from tests.wire import corpus_parts
@@ -29,7 +27,6 @@ from tests.wire.forge import (
     object_array,
     record,
     row_message,
-    sevens,
     struct_of,
     tag,
     tensor,
@@ -132,22 +129,20 @@ def csr(layout="sparse_csr", plain=1, stored=0):
 # A batch whose message lies in a row, between a document and a document.
 INNER = message(tensor(shape=[3]), b"\1\2\3")
 
-# 100 bytes 07, in blocks of 64: what they are stored as, and where they end.
-SEVENS = message(tensor(shape=[100]), b"\7" * 100)
-RUN = zstd((b"\7", 64), size=64)
+# A frame of 100 bytes 07: what is stored of it.
+RUN = zstd((b"\7", 100), size=100)
+CHECKSUM = bytes.fromhex("45839bdd")  # of zstd: the low half of the XXH64
 
 
-def of_sevens(*blocks, **changes):
-    """`SEVENS`, compressed as these blocks."""
-    ends = [*itertools.accumulate(map(len, blocks))]
-    return compressed(SEVENS, 64, changes.pop("ends", ends), b"".join(blocks), **changes)
+def of_sevens(sent, **changes):
+    """A tensor of 100 bytes 07, whose frame is stored as `sent`."""
+    return compressed(tensor(shape=[100]), [100], sent, **changes)
 
 
 def bomb(size):
-    """A tensor of `size` bytes in one block of zstd."""
-    inner = message(tensor(shape=[size]), sizes=[size])
+    """A tensor of `size` bytes in one frame of zstd."""
     runs = zstd(*[(b"\0", 1 << 17)] * (size >> 17), size=size)
-    return compressed(inner, 1 << 26, [len(runs)], runs)
+    return compressed(tensor(shape=[size]), [size], runs)
 
 
 # name -> (why, frames, or bytes for a message in one buffer)
@@ -364,35 +359,39 @@ GOOD = {
         message(node("NON_TENSOR_DATA", 1, numbers=[1 << 24], children=["x"])),
     ),
     "batch": ("a TensorDict", jagged_batch()),
-    "compressed": ("a block of zstd, and one as it is", of_sevens(RUN, b"\7" * 36)),
-    "compressed_of_unknown_size": (
-        "frames that say no size, of several blocks; with a checksum around them",
-        of_sevens(
-            zstd((b"\7", 40), b"\7", (b"\7", 23)), zstd((b"\7", 36), window=104), checksum=True
-        ),
+    "compressed": ("a frame of zstd", of_sevens(RUN)),
+    "compressed_blocks": (
+        "several blocks in it, and checksums of the message",
+        of_sevens(zstd((b"\7", 40), b"\7", (b"\7", 59), size=100), checksum=True),
     ),
-    "compressed_lz4": (
-        "blocks of LZ4",
-        of_sevens(sevens(64), sevens(36), codec="lz4"),
+    "compressed_window": (
+        "a window of 8 MiB",
+        of_sevens(zstd((b"\7", 100), size=100, window=104)),
     ),
-    "compressed_as_it_is": ("no block is compressed", of_sevens(b"\7" * 64, b"\7" * 36)),
-    "compressed_nothing": ("around a message without payload", compressed(message(7), 1, [])),
-    "compressed_empty_frame": (
-        "around a frame of no bytes, with NUMBERS for the ends",
+    "compressed_sizes": (
+        "content sizes of 1, 2 and 8 bytes, and a frame of no bytes",
         compressed(
-            message(tensor("uint8", [2], 1), b"", b"\7\7"),
-            1 << 26,
-            record("NUMBERS", "int8", b"\2"),
-            *(b"", b"\7\7"),
+            list_of(*(tensor(shape=[n], buffer=i) for i, n in enumerate((100, 300, 50)))),
+            [100, 300, 50, 0],
+            *(zstd((b"\7", n), size=n, width=w) for n, w in ((100, 1), (300, 2), (50, 8))),
+            b"",
         ),
     ),
-    "compressed_blob": (
-        "in one buffer",
-        blob(of_sevens(RUN, RUN[:5] + b"\x24\0\0\0" + b"\x23\1\0\7")),
+    "compressed_own_checksum": (
+        "a checksum of zstd",
+        of_sevens(zstd((b"\7", 100), size=100, flags=4, behind=CHECKSUM)),
     ),
+    "compressed_one_of_two": (
+        "a frame that is stored as it is after one of zstd",
+        compressed(
+            list_of(tensor(shape=[100]), tensor(shape=[3], buffer=1)), [100, 3], RUN, b"\1\2\3"
+        ),
+    ),
+    "compressed_as_it_is": ("stored sizes that are the sizes", of_sevens(b"\7" * 100)),
+    "compressed_blob": ("in one buffer", blob(of_sevens(RUN, checksum=True))),
     "compressed_meta": (
-        "with what belongs to the message inside it",
-        compressed(message(7, values=[7, {"step": 3}]), 1, []),
+        "with what belongs to the whole message",
+        of_sevens(RUN, values=[{"step": 3}]),
     ),
     "compressed_much": ("a MiB in a few bytes", bomb(1 << 20)),
     **corpus_parts.GOOD,
@@ -922,8 +921,8 @@ BAD = {
     # checksums
     "checksum_count": (
         "bad_header",
-        "one checksum for the header and frame 1",
-        message(1, b"x", checksums=[0]),
+        "one checksum for the header and two frames",
+        message(1, b"x", b"y", checksums=[0]),
     ),
     "checksum_negative": ("bad_header", "a checksum of -1", message(1, checksums=[-1])),
     "checksum_header": ("bad_checksum", "of the header", message(1, checksums=[0])),
@@ -1177,180 +1176,98 @@ BAD = {
         message_of_rows("a" * 99, blob(message(tensor(shape=[2]), b"x"))),
     ),
     "rows_too_deep": ("too_deep", "110 messages in rows of each other", rows_inside(110)),
-    # compressed messages
-    "compressed_in_a_list": (
-        "bad_record",
-        "COMPRESSED below the root",
-        message(list_of(node("COMPRESSED", "zstd", numbers=[1], children=[b"", []]))),
-    ),
+    # compressed frames
     "compressed_in_a_row": (
         "bad_record",
-        "a compressed message in a row",
-        message_of_rows(1, row_message(of_sevens(RUN, b"\7" * 36), 1)),
+        "a compressed frame of a message in a row",
+        message_of_rows(1, row_message(of_sevens(RUN), 1)),
     ),
-    "compressed_twice": (
-        "bad_record",
-        "a compressed message in a compressed one",
-        compressed(compressed(message(7), 1, []), 1, []),
-    ),
-    "compressed_codec": ("bad_record", "a codec to come", of_sevens(RUN, codec="zstd2")),
-    "compressed_child": (
-        "bad_record",
-        "a node for the ends",
-        compressed(SEVENS, 64, [], children=[SEVENS[0], tensor()]),
-    ),
-    "compressed_block_size_0": ("bad_record", "blocks of 0", compressed(message(7), 0, [])),
-    "compressed_block_size": (
-        "bad_record",
-        "blocks above 2^26",
-        compressed(message(7), (1 << 26) + 1, []),
-    ),
-    "compressed_group": (
-        "bad_record",
-        "a ragged group around it",
-        compressed(message(7), 1, [], groups=[[0, 0, 0, 0, 0]]),
-    ),
-    "compressed_third_value": (
-        "bad_record",
-        "a meta around it",
-        compressed(message(7), 1, [], values=[message(7)[0], [], {}]),
-    ),
-    "compressed_str": ("bad_record", "a str for the header", compressed(["x"], 1, [])),
-    "compressed_foreign": ("foreign", "no header in it", compressed([b"x"], 1, [])),
-    "compressed_cut_header": (
+    "compressed_to_more": (
         "bad_header",
-        "a header cut short in it",
-        compressed([message(7)[0][:-1]], 1, []),
+        "a stored size above the size",
+        compressed(tensor(shape=[100]), [100], RUN + bytes(100)),
     ),
-    "compressed_checksums": (
-        "bad_header",
-        "checksums in it",
-        compressed(message(7, checksum=True), 1, []),
+    "compressed_numbers": ("bad_header", "a number too many", of_sevens(RUN, behind=[1, 2, 3])),
+    "compressed_cut": ("frame_size", "a byte less than stored", of_sevens(RUN[:-1], stored=[13])),
+    "compressed_frames": (
+        "frame_count",
+        "one frame of two",
+        compressed(tensor(shape=[100]), [100, 100], RUN, stored=[13, 13]),
     ),
     "compressed_checksum": (
         "bad_checksum",
-        "a block that was damaged",
-        [of_sevens(RUN, b"\7" * 36, checksum=True)[0], RUN + b"\7" * 35 + b"\6"],
+        "a stored frame that was damaged",
+        [of_sevens(RUN, checksum=True)[0], RUN[:-1] + b"\6"],
     ),
-    "compressed_frames": ("frame_count", "a frame too many", compressed(message(7), 1, [], b"")),
-    "compressed_ends_few": ("bad_offsets", "one end", of_sevens(RUN, b"\7" * 36, ends=[len(RUN)])),
-    "compressed_ends_many": (
-        "bad_offsets",
-        "three ends",
-        of_sevens(RUN, b"\7" * 36, ends=[4, len(RUN), len(RUN) + 36]),
+    "compressed_stored_checksum": (
+        "bad_checksum",
+        "a stored size that was damaged",
+        [of_sevens(RUN, checksum=True)[0].replace(int64s(100, 13), int64s(100, 12)), RUN[:-1]],
     ),
-    "compressed_ends_of_others": (
-        "bad_record",
-        "bools for the ends",
-        of_sevens(RUN, b"\7" * 36, ends=[True, True]),
-    ),
-    "compressed_ends_fall": (
-        "bad_offsets",
-        "an end before the last",
-        of_sevens(RUN, b"\7" * 36, ends=[60, 49]),
-    ),
-    "compressed_ends_negative": (
-        "bad_offsets",
-        "an end below 0",
-        of_sevens(RUN, b"\7" * 36, ends=[-1, len(RUN) + 36]),
-    ),
-    "compressed_ends_beyond": (
-        "bad_offsets",
-        "an end outside of the frame",
-        of_sevens(RUN, b"\7" * 36, ends=[len(RUN), len(RUN) + 37]),
-    ),
-    "compressed_ends_early": (
-        "bad_offsets",
-        "a byte behind the last block",
-        of_sevens(RUN, b"\7" * 36, ends=[len(RUN), len(RUN) + 35]),
-    ),
-    "compressed_ends_huge": (
-        "bad_offsets",
-        "an end of more than 64 bits",
-        of_sevens(RUN, b"\7" * 36, ends=[len(RUN), record("BIG_INT", b"\7" * 9)]),
-    ),
-    "compressed_block_empty": (
-        "bad_offsets",
-        "a block of no bytes",
-        of_sevens(b"", b"\7" * 36),
-    ),
-    "compressed_block_long": (
-        "bad_offsets",
-        "a block of more bytes than it has",
-        of_sevens(RUN, b"\7" * 37),
-    ),
-    "compressed_bomb": (
-        "out_of_bounds",
-        "more than 256 bytes for each that was sent",
-        bomb(1 << 24),
-    ),
-    "compressed_bomb_of_nothing": (
-        "out_of_bounds",
-        "2^40 bytes, and none of them sent",
-        compressed(message(tensor(shape=[1 << 37]), sizes=[1 << 37]), 1 << 26, [], b""),
-    ),
-    "zstd_foreign": ("bad_value", "no frame of zstd", of_sevens(b"\7" * 20, b"\7" * 36)),
-    "zstd_short": ("bad_value", "one byte for a block", of_sevens(b"\x28", b"\7" * 36)),
+    "zstd_nothing": ("bad_value", "no byte for a frame", of_sevens(b"")),
+    "zstd_short": ("bad_value", "one byte for a frame", of_sevens(b"\x28")),
+    "zstd_start": ("bad_value", "nothing after the flags", of_sevens(RUN[:5])),
+    "zstd_foreign": ("bad_value", "no frame of zstd", of_sevens(b"\7" * 20)),
     "zstd_skippable": (
         "bad_value",
         "a frame that is to be skipped",
-        of_sevens(b"\x50\x2a\x4d\x18\1\0\0\0\7", b"\7" * 36),
+        of_sevens(b"\x50\x2a\x4d\x18\1\0\0\0\7"),
     ),
-    "zstd_cut": ("bad_value", "a frame cut short", of_sevens(RUN[:-1], b"\7" * 36)),
-    "zstd_behind": ("bad_value", "a byte behind a frame", of_sevens(RUN + b"\0", b"\7" * 36)),
-    "zstd_two": ("bad_value", "two frames in a block", of_sevens(RUN * 2, b"\7" * 36)),
-    "zstd_says_other": (
+    "zstd_cut": ("bad_value", "a frame cut short", of_sevens(RUN[:-1])),
+    "zstd_cut_block": (
         "bad_value",
-        "a frame that says another size",
-        of_sevens(zstd((b"\7", 64), size=65), b"\7" * 36),
+        "a frame without its last block, which is empty",
+        of_sevens(zstd((b"\7", 100), b"", size=100)[:-3]),
     ),
-    "zstd_lies": (
+    "zstd_behind": ("bad_value", "a byte behind a frame", of_sevens(RUN + b"\0")),
+    "zstd_two": (
         "bad_value",
-        "a frame of 63 bytes that says 64",
-        of_sevens(zstd((b"\7", 63), size=64), b"\7" * 36),
+        "two frames in one",
+        of_sevens(zstd((b"\7", 50), size=50, width=1) * 2),
     ),
-    "zstd_less": ("bad_value", "a frame of 63 bytes", of_sevens(zstd((b"\7", 63)), b"\7" * 36)),
-    "zstd_more": (
+    "zstd_skippable_behind": (
         "bad_value",
-        "a frame of 2^17 bytes for 64",
-        of_sevens(zstd((b"\7", 1 << 17), window=56), b"\7" * 36),
+        "a frame to be skipped behind it",
+        of_sevens(RUN + b"\x50\x2a\x4d\x18\1\0\0\0\7"),
+    ),
+    "zstd_says_other": ("bad_value", "another size", of_sevens(zstd((b"\7", 100), size=101))),
+    "zstd_says_nothing": ("bad_value", "no size", of_sevens(zstd((b"\7", 100)))),
+    "zstd_less": ("bad_value", "99 bytes that say 100", of_sevens(zstd((b"\7", 99), size=100))),
+    "zstd_more": ("bad_value", "101 bytes that say 100", of_sevens(zstd((b"\7", 101), size=100))),
+    "zstd_much_more": (
+        "bad_value",
+        "2^17 bytes that say 100",
+        of_sevens(zstd((b"\7", 1 << 17), size=100, window=56)),
     ),
     "zstd_dictionary": (
         "bad_value",
-        "a frame with a dictionary",
-        of_sevens(zstd((b"\7", 64), flags=1, window=7), b"\7" * 36),
+        "a dictionary",
+        of_sevens(b"\x28\xb5\x2f\xfd\xa1\7" + RUN[5:]),
     ),
     "zstd_window": (
         "bad_value",
         "a window of 9 MiB",
-        of_sevens(zstd((b"\7", 64), window=105), b"\7" * 36),
+        of_sevens(zstd((b"\7", 100), size=100, window=105)),
     ),
     "zstd_reserved": (
         "bad_value",
         "a bit that is reserved",
-        of_sevens(zstd((b"\7", 64), flags=8), b"\7" * 36),
+        of_sevens(zstd((b"\7", 100), size=100, flags=8)),
+    ),
+    "zstd_block": (
+        "bad_value",
+        "a block of a type that is reserved",
+        of_sevens(RUN[:9] + b"\7\0\0"),
     ),
     "zstd_checksum": (
         "bad_value",
         "a checksum of its own that does not hold",
-        of_sevens(zstd((b"\7", 64), size=64, flags=4, behind=bytes(4)), b"\7" * 36),
+        of_sevens(zstd((b"\7", 100), size=100, flags=4, behind=bytes(4))),
     ),
-    "lz4_cut": (
+    "zstd_checksum_cut": (
         "bad_value",
-        "a block cut short",
-        of_sevens(sevens(64)[:-1], sevens(36), codec="lz4"),
-    ),
-    "lz4_behind": (
-        "bad_value",
-        "bytes behind a block",
-        of_sevens(sevens(64) + bytes(3), sevens(36), codec="lz4"),
-    ),
-    "lz4_less": ("bad_value", "a block of 63", of_sevens(sevens(63), sevens(36), codec="lz4")),
-    "lz4_more": ("bad_value", "a block of 65", of_sevens(sevens(65), sevens(36), codec="lz4")),
-    "lz4_outside": (
-        "bad_value",
-        "bytes from before the block",
-        of_sevens(b"\x1f\7\2\0" + sevens(64)[4:], sevens(36), codec="lz4"),
+        "a checksum of its own that is cut",
+        of_sevens(zstd((b"\7", 100), size=100, flags=4, behind=CHECKSUM[:3])),
     ),
     # values that do not fit together
     "code_point": ("bad_value", "a cell of <U1 above 10ffff", message(array("<U1"), b"\0\0\x11\0")),

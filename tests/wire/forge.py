@@ -149,8 +149,8 @@ def header(root, sizes=(), groups=(), payload=None, **changes):
         groups: Five numbers of each ragged group.
         payload: The frames themselves, whose checksums are added.
         changes: What to put in the place of a part: `schema` and `values` (bytes, or what to
-            pack), `numbers` of the nodes, `counts`, `checksums`, `behind` (numbers at the end), or
-            `fields`, the entries of the map.
+            pack), `numbers` of the nodes, `counts`, `stored` sizes, `checksums`, `behind` (numbers
+            at the end), or `fields`, the entries of the map.
     """
     part = part_of(root)
     schema = packed(changes.pop("schema", part.schema))
@@ -160,6 +160,7 @@ def header(root, sizes=(), groups=(), payload=None, **changes):
     for group in groups:
         numbers += group
     numbers += sizes
+    numbers += changes.pop("stored", [])
     checksums = [] if payload is None else [crc(frame) for frame in payload]
     if payload is not None:
         checksums.insert(0, crc(schema, int64s(*numbers), values))
@@ -241,25 +242,29 @@ def row_message(frames, at=0):
     return bytes(-at % 64) + blob(frames)
 
 
-# --- compressed messages -----------------------------------------------------------------------
+# --- compressed frames -------------------------------------------------------------------------
 
 RAW, RLE = 0, 1
+_WIDTHS = {1: 0, 2: 1, 4: 2, 8: 3}
 
 
-def zstd(*blocks, size=None, window=0, flags=0, behind=b""):
+def zstd(*blocks, size=None, width=4, window=None, flags=0, behind=b""):
     """A frame of zstd, by hand.
 
     Args:
         blocks: Of the frame: bytes as they are, or (a byte, how often).
-        size: What the frame says of the size of its content, as a single segment; None: nothing.
-        window: The byte that says the window, where it says no size.
+        size: What the frame says of the size of its content; None: nothing.
+        width: In how many bytes it says that: 1, 2, 4 or 8.
+        window: The byte that says the window; None: a single segment, if it says a size.
         flags: More bits of its descriptor.
         behind: What follows the last block.
     """
     if size is None:
-        out = struct.pack("<IBB", 0xFD2FB528, flags, window)
+        out = struct.pack("<IBB", 0xFD2FB528, flags, window or 0)
     else:
-        out = struct.pack("<IBI", 0xFD2FB528, 0b10100000 | flags, size)
+        flags |= _WIDTHS[width] << 6 | (0b100000 if window is None else 0)
+        out = struct.pack("<IB", 0xFD2FB528, flags) + bytes([] if window is None else [window])
+        out += (size - (256 if width == 2 else 0)).to_bytes(width, "little")
     for i, part in enumerate(blocks):
         kind, data, length = RAW, part, len(part)
         if isinstance(part, tuple):
@@ -269,13 +274,7 @@ def zstd(*blocks, size=None, window=0, flags=0, behind=b""):
     return out + behind
 
 
-def sevens(count):
-    """A block of lz4 of `count` bytes 07, from 20 to 274."""
-    return b"\x1f\7\1\0" + bytes([count - 6 - 19]) + b"\x50" + b"\7" * 5
-
-
-def compressed(frames, block_size, ends, *sent, codec="zstd", children=None, **changes):
-    """A message around a message: its blocks end at `ends` in what is sent of its frames."""
-    children = [frames[0], ends] if children is None else children
-    root = node("COMPRESSED", codec, numbers=[block_size], children=children)
-    return message(root, *sent, **changes)
+def compressed(root, sizes, *sent, **changes):
+    """A message whose frames are of these sizes, and are stored as `sent`."""
+    stored = changes.pop("stored", [len(frame) for frame in sent])
+    return message(root, *sent, sizes=sizes, stored=stored, **changes)

@@ -280,12 +280,6 @@ def _text_of(n: int) -> list[bytes]:
     return message(array(struct_of(4 * count, *fields), [count]), bytes(4 * count * count))
 
 
-def _tensor_of(size: int) -> list[bytes]:
-    return message(tensor(shape=[size]), sizes=[size])
-
-
-_RUN = zstd((b"\7", 32), size=32)
-
 _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "views": _views_of,
     "string": lambda n: message("x" * n),
@@ -329,11 +323,13 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "forged counts": lambda n: message(None, values=b"\x91" + b"\xdd\x05\xf5\xe1\x00" * n),
     "open arrays": lambda n: message(None, values=b"\x91" * n),
     "open maps": lambda n: message(None, schema=b"\x81\xa1a" * n),
-    "stored blocks": lambda n: compressed(_tensor_of(n), 1, [*range(1, n + 1)], bytes(n)),
-    "compressed blocks": lambda n: compressed(
-        _tensor_of(32 * n), 32, [*range(len(_RUN), n * len(_RUN) + 1, len(_RUN))], _RUN * n
+    "compressed frames": lambda n: compressed(1, [32] * n, *[zstd((b"\7", 32), size=32)] * n),
+    "blocks of zstd": lambda n: compressed(
+        tensor(shape=[32 * n]), [32 * n], zstd(*[(b"\7", 32)] * n, size=32 * n)
     ),
-    "frames in frames": lambda n: compressed(message(1, *[b""] * n), 1, [], *[b""] * n),
+    "empty blocks of zstd": lambda n: compressed(
+        tensor(shape=[99 * n]), [99 * n], zstd(*[b""] * n, (b"\7", 99 * n), size=99 * n)
+    ),
     "crc": lambda n: message("x" * n, bytes(n), checksum=True),
 }
 

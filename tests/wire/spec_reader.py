@@ -56,7 +56,6 @@ NODES = {
     67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
     80: ("USER", "name", "", 1),
-    82: ("COMPRESSED", "codec", "block_size", 2),
 }
 RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
 RECORDS |= {
@@ -123,7 +122,7 @@ def read(message):
             header, frames = Header(bytes(message[0])), [bytes(frame) for frame in message[1:]]
         else:
             header, frames, _ = split(bytes(message))
-        return Reader(*inside(header, frames)).value
+        return Reader(header, frames).value
     except RecursionError:
         raise RefusedError("depth") from None
 
@@ -137,7 +136,7 @@ def split(blob):
     need(version == 1, "version")
     need(zero == 0 and size <= 1 << 33 and 24 + size <= len(blob), "preamble")
     header, frames, at = Header(blob[24 : 24 + size]), [], 24 + size
-    for length in header.sizes:
+    for length in header.stored:
         at += -at % 64
         need(at + length <= len(blob), "cut")
         frames.append(blob[at : at + length])
@@ -145,37 +144,8 @@ def split(blob):
     return header, frames, at
 
 
-def inside(header, frames):
-    """The header and the frames of the message in a compressed one; of any other its own."""
-    if type(header.schema) is not list or header.schema[0] != 82:
-        return header, frames
-    check_frames(header, frames)
-    block_size, codec = header.numbers[0], header.schema[1]
-    need(1 <= block_size <= 1 << 26 and not header.groups and len(header.values) == 2, "around it")
-    packed, ends = header.values[0], document(header.values[1])
-    need(type(packed) is bytes, "header")
-    inner = Header(packed)
-    need(type(inner.schema) is not list or inner.schema[0] != 82, "compressed twice")
-    need(not inner.checksums and len(inner.sizes) == len(frames), "frames")
-    most = (1 << 20) + 256 * (len(packed) + sum(map(len, frames)))
-    need(sum(inner.sizes) <= most, "expansion")
-    need(type(ends) is list and all(type(end) is int for end in ends), "ends")
-    need(len(ends) == sum(-(-size // block_size) for size in inner.sizes), "ends")
-    rest, out = iter(ends), []
-    for size, frame in zip(inner.sizes, frames, strict=True):
-        start, blocks = 0, []
-        for at in range(0, size, block_size):
-            own, end = min(block_size, size - at), next(rest)
-            need(start < end <= min(start + own, len(frame)), "block")
-            blocks.append((frame[start:end], own))
-            start = end
-        need(start == len(frame), "end")
-        out.append(blocks)
-    return inner, [b"".join(itertools.starmap(BLOCKS[codec], blocks)) for blocks in out]
-
-
 def zstd(data, size):
-    """A block of zstd."""
+    """What is stored of a frame, as the frame itself."""
     if len(data) == size:
         return data
     need(len(data) > 5 and data[:4] == b"\x28\xb5\x2f\xfd" and not data[4] & 0b1011, "zstd")
@@ -186,57 +156,19 @@ def zstd(data, size):
     width = {0: segment, 1: 2, 2: 4, 3: 8}[data[4] >> 6]
     at = 6 - segment
     says = int.from_bytes(data[at : at + width], "little") + 256 * (width == 2)
-    need(says == size or not width, "content size")
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 26)
+    need(width and len(data) >= at + width and says == size, "content size")
+    reader = zstandard.ZstdDecompressor()
     try:
-        block = reader.decompress(data, max_output_size=size, allow_extra_data=False)
+        frame = reader.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RefusedError(f"zstd: {error}") from None
-    need(len(block) == size, "size")
-    return block
-
-
-def lz4(data, size):
-    """A block of LZ4, read by hand."""
-    if len(data) == size:
-        return data
-    out, at = bytearray(), 0
-
-    def length(first):
-        nonlocal at
-        more = 255 if first == 15 else 0
-        while more == 255:
-            need(at < len(data), "lz4")
-            more = data[at]
-            at, first = at + 1, first + more
-        return first
-
-    while True:
-        need(at < len(data), "lz4")
-        token, at = data[at], at + 1
-        literals = length(token >> 4)
-        need(at + literals <= len(data), "lz4")
-        out += data[at : at + literals]
-        at += literals
-        if at == len(data):
-            need(len(out) == size, "size")
-            return bytes(out)
-        need(at + 2 <= len(data), "lz4")
-        back = data[at] | data[at + 1] << 8
-        at += 2
-        match = length(token & 15) + 4
-        need(back, "offset 0")
-        need(back <= len(out) and len(out) + match <= size, "lz4")
-        for _ in range(match):
-            out.append(out[-back])
-
-
-BLOCKS = {"zstd": zstd, "lz4": lz4}
+    need(len(frame) == size, "size")
+    return frame
 
 
 def check_frames(header, frames):
     """Refuses frames that are not those of the header."""
-    need([len(frame) for frame in frames] == header.sizes, "frames")
+    need([len(frame) for frame in frames] == header.stored, "frames")
     if header.checksums:
         need([zlib.crc32(frame) for frame in frames] == header.checksums[1:], "checksum")
 
@@ -246,7 +178,7 @@ class Header:
 
     def __init__(self, frame):
         need(frame[:10] == b"\x84\xa8" + MAGIC, "magic")
-        self.size, header = len(frame), unpack(frame)
+        header = unpack(frame)
         need(type(header[0][1]) is int and header[0][1] == 1, "version")
         need([key for key, _ in header] == ["jagcodec", "schema", "numbers", "values"], "keys")
         _, schema, numbers, values = (value for _, value in header)
@@ -263,10 +195,15 @@ class Header:
         need(5 * groups + frames <= len(self.numbers), "numbers")  # type: ignore[operator]
         self.groups = [tuple(itertools.islice(rest, 5)) for _ in range(groups)]  # type: ignore[arg-type]
         self.sizes = list(itertools.islice(rest, frames))
-        self.checksums = list(rest)
         need(not groups or len(self.groups[-1]) == 5, "numbers")
         need(len(self.sizes) == frames and sum(self.sizes) < LIMIT, "numbers")
-        need(len(self.checksums) in (0, 1 + frames), "numbers")  # type: ignore[operator]
+        more = list(rest)
+        need(len(more) in (0, frames, 1 + frames, 1 + 2 * frames), "numbers")  # type: ignore[operator]
+        self.compressed = frames > 0 and len(more) in (frames, 1 + 2 * frames)  # type: ignore[operator]
+        self.stored = more[:frames] if self.compressed else self.sizes
+        self.checksums = more[frames:] if self.compressed else more
+        need(all(map(int.__le__, self.stored, self.sizes)), "stored sizes")
+        self.total = len(frame) + sum(self.stored)
         if self.checksums:
             plain = numbers[: len(numbers) - 8 * len(self.checksums)]
             need(zlib.crc32(schema.data + plain + values) == self.checksums[0], "checksum")
@@ -288,8 +225,6 @@ class Header:
             need(len(strings(fields["names"], but=(None,))) == rank, "names")
         need(type(fields.get("dim_name")) in (str, type(None)), "name")
         need(type(fields.get("name", "")) is str, "name")
-        need(fields.get("codec", "zstd") in ("zstd", "lz4"), "codec")
-        need(kind != "COMPRESSED" or (depth == 0 and children == [None, None]), "compressed")
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
@@ -322,15 +257,24 @@ class Reader:
 
     def __init__(self, header, frames, depth=0, *, in_row=False, repeated=False):
         check_frames(header, frames)
-        self.header, self.buffers, self.payload = header, frames, sum(header.sizes)
+        need(not (in_row and header.compressed), "compressed in a row")
+        self.header, self.payload, self.expanded = header, sum(header.sizes), 0
+        self.counted(self.payload)
+        self.buffers = list(map(zstd, frames, header.sizes))
         self.spare, self.repeated, self.made = 0 if in_row else 1024, repeated, 0
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
-        self.unclaimed, self.stored, self.expanded = self.payload, [], 0
+        self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
             self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
             need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
         self.value = self.node(header.schema)
+
+    def counted(self, size):
+        """Counts bytes that are made of a compressed message."""
+        if self.header.compressed:
+            self.expanded += size
+            need(self.expanded <= 64 * self.header.total + (1 << 30), "too much")
 
     def cells(self, buffer, offset, size):
         """The bytes at a place; all of them together are no more than the payload."""
@@ -411,6 +355,7 @@ class Reader:
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
+        self.counted(16 * size)
         of_parts = size > 0 and 64 < stored <= 72
         if of_parts:
             offsets = self.offsets(group, size)
@@ -429,7 +374,6 @@ class Reader:
         blob = data.lstrip(b"\0")
         need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
         header, frames, end = split(blob)
-        need(type(header.schema) is not list or header.schema[0] != 82, "compressed in a row")
         need(end == len(blob), "bytes behind the message")
         return Reader(header, frames, self.depth, in_row=True, repeated=repeated).value
 
@@ -441,7 +385,7 @@ class Reader:
     def field_array(self, *columns, dtype, dims):
         need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
         self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
-        limit = 64 * (self.spare + self.header.size + self.payload)
+        limit = 64 * (self.spare + self.header.total)
         need(self.object_cells <= limit, "cells out of nowhere")
         need(len(columns) == len(dtype[3]), "one column per field")
         for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):
@@ -469,6 +413,7 @@ class Reader:
             rows = [1] * dims[0] if dims[0] <= LIMIT_ROWS else []
             need(rows, "more rows than this reader takes")
             return dtype, dims, self.parts(buffer, offset, 1, dtype, cells // dims[0], rows)
+        self.counted(cells * SIZES[dtype] if stored else 0)
         data = self.cells(buffer, offset, stored_size(dtype, stored, cells))
         return dtype, dims, widened(dtype, stored, cells, data)
 
@@ -490,7 +435,7 @@ class Reader:
         """The cells of rows of these lengths that are made of parts."""
         step, total = cell * SIZES[dtype], sum(lengths)
         self.expanded += total * step + 8 * len(lengths) * count
-        spare, most = (1 << 30) if self.spare else 0, 64 * (self.header.size + self.payload)
+        spare, most = (1 << 30) if self.spare else 0, 64 * self.header.total
         need(self.expanded <= most + spare and not self.repeated, "too much")
         table = self.integers(buffer, offset, 11 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 import tracemalloc
+from contextlib import chdir
 from functools import partial
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -339,8 +340,9 @@ def unusual_files(directory):
     os.mkfifo(directory / "fifo")
     (directory / "folder").mkdir()
     (directory / "link").symlink_to(directory / "fifo")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(directory / "socket"))
+    # A socket's path has 107 bytes at most, which that of the directory may exceed.
+    with chdir(directory), socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
     return {
         str(directory / "fifo"): "a pipe",
         directory / "link": "a pipe",

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
-from jagcodec import Compression, WireFormatError, decode, encode, to_blob
+from jagcodec import WireFormatError, decode, encode, to_blob
 from jagcodec.testing import tensordicts, trees
 from tests.wire import forge, spec_reader
 
@@ -26,8 +26,8 @@ OPTIONS = (
     {},
     {"narrow": True},
     {"checksum": True, "narrow": True},
-    {"compress": Compression("zstd", threshold=0, block_size=1000)},
-    {"compress": Compression("lz4", threshold=0, block_size=1000), "checksum": True},
+    {"compress": "zstd"},
+    {"compress": ("zstd", -7), "checksum": True},
 )
 LONG_DOUBLES = {np.dtype("g"): "float80", np.dtype("G"): "complex160"}
 

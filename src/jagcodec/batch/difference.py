@@ -75,7 +75,7 @@ class Difference:
     def __str__(self) -> str:
         name = shown(self.column, 60)
         place = [name if name.startswith("$") else f"column {name}"] if name else []
-        place += [] if self.row is None else [f"row {self.row}"]
+        place += [] if self.row is None else [f"row {brief(self.row)}"]
         place += [f"cell {list(self.cell)}"] if self.cell else []
         place += [shown(self.inside, 60)] if self.inside else []
         where = ", ".join(place) or "the whole"
@@ -388,12 +388,14 @@ def _step(at: Difference, key: Any) -> Difference:
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
     if at.column.startswith("$") and at.row is None:  # of a value that is no batch
-        step = f"{at.column}[{key}]" if type(key) is int else child_path(at.column, key)
+        step = f"{at.column}[{brief(key)}]" if type(key) is int else child_path(at.column, key)
         return replace(at, column=step)
     if at.row is None and type(key) is int and not at.inside:
         return replace(at, row=key)
     inside = at.inside or "$"
-    return replace(at, inside=f"{inside}[{key}]" if type(key) is int else child_path(inside, key))
+    return replace(
+        at, inside=f"{inside}[{brief(key)}]" if type(key) is int else child_path(inside, key)
+    )
 
 
 def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
@@ -555,8 +557,7 @@ def _at_cell(at: Difference, cell: tuple[int, ...]) -> Difference:
 
 def _first_cell(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...] | None:
     """The index of the first cell whose bits differ, of two tensors of one dtype and shape."""
-    left, right = (as_bytes(x.detach().cpu().resolve_conj().resolve_neg()) for x in (a, b))
-    at = _first_byte(left, right)
+    at = _first_byte(as_bytes(a), as_bytes(b))
     if at is None:
         return None
     return tuple(int(i) for i in np.unravel_index(at // a.dtype.itemsize, tuple(a.shape)))
@@ -584,9 +585,7 @@ def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
             texts.append("")
     if texts[0] != texts[1]:
         return texts
-    bits = [
-        as_bytes(cell.detach().cpu().reshape(1).clone())[::-1].tobytes().hex() for cell in (a, b)
-    ]
+    bits = [as_bytes(cell)[::-1].tobytes().hex() for cell in (a, b)]
     return [f"{text} (bits {each})".strip() for text, each in zip(texts, bits, strict=True)]
 
 
@@ -621,6 +620,6 @@ def _text(value: Any) -> str:
             return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
         if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
             return shown(repr(value)[:1000], LONGEST_VALUE)
-    except ValueError:  # of an integer with more digits than Python writes
+    except (ValueError, RuntimeError):  # an int too long for Python, a slice with an int1 tensor
         pass
     return brief(value)

@@ -14,9 +14,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from jagcodec.batch.padding_tax import checked_width, packed_columns, tax_of_lengths
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged.row_splits import Lengths
-from jagcodec.wire.codecs import codec_of
 from jagcodec.wire.column_sizes import ColumnSize, MessageSize, message_size
-from jagcodec.wire.compression import Compress, Compression, compressed, usable_compression
+from jagcodec.wire.compress import Compress, compressed, library, usable_level
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import finished, frames_of
@@ -92,7 +91,7 @@ class MessageNow:
         message_bytes: Its size: of a blob or a file with the preamble and the gaps between frames.
         narrow: Whether cells of it are stored narrow.
         elide: Whether what columns repeat is in it once.
-        compress: The codec that it is compressed with; None where it is not.
+        compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums.
     """
 
@@ -118,9 +117,9 @@ class TaxReport:
         columns: One `Taxes` per column.
         overhead: What a message adds to its columns: header, offsets of rows, alignment, and
             what belongs to no column. A rectangle has none, so its `padded_bytes` are 0.
-        compress: The codec of `compressed_bytes`; None where none was asked for.
+        compress: ``"zstd"`` if `compressed_bytes` were asked for, otherwise None.
         compressed_bytes: The whole message with `narrow`, `elide` and `compress`; None where the
-            library of the codec is not installed, and of bare lengths.
+            library is not installed, and of bare lengths.
         message: What a message that was measured is now; None of anything else.
     """
 
@@ -241,7 +240,7 @@ def tax_report(
         padded_width: Width S of the rectangles; by default the longest row of each column, or of
             padded columns their own.
         bytes_per_token: Of bare lengths: the size of one token's cell.
-        compress: What the last form is compressed with, as for `encode`; None for nothing.
+        compress: How the last form is compressed, as for `encode`; None: not at all.
 
     Returns:
         A `TaxReport`. Its sizes are those of the frames that `encode` makes under each option. A
@@ -249,27 +248,27 @@ def tax_report(
         checksums.
 
     Raises:
-        ArgumentError: A row is longer than `padded_width`, there is no such codec, or as from
-            `pack_jagged_fields`.
+        ArgumentError: A row is longer than `padded_width`; `compress` is not as for `encode`; or
+            as from `pack_jagged_fields`.
         ArgumentTypeError: `source` or an option is of another type.
         UnsupportedTypeError: As from `encode`.
         WireFormatError: The message is malformed, or not that of a batch.
         OSError: The file cannot be read.
     """
-    how = None if compress is None else usable_compression(compress)
+    level = None if compress is None else usable_level(compress)
     _check_width(padded_width)
     if _is_message(source):
-        return _of_message(source, padded_width, how)
+        return _of_message(source, padded_width, level)
     if isinstance(source, TensorDictBase):
-        return _of_batch(source, {}, padded_width, how)
+        return _of_batch(source, {}, padded_width, level)
     if isinstance(source, Mapping):
         td, padded = packed_columns(source, lengths, token_aligned_fields, _HERE)
-        return _of_batch(td, {} if padded_width is not None else padded, padded_width, how)
+        return _of_batch(td, {} if padded_width is not None else padded, padded_width, level)
     tax = tax_of_lengths(source, padded_width, bytes_per_token, _HERE)
     (field,) = tax.fields
     column = Taxes(field.name, field.layout, field.padded_bytes, field.wire_bytes)
     overhead = Taxes(_OVERHEAD, "", 0, tax.overhead_bytes)
-    codec = None if how is None else how.codec
+    codec = None if level is None else "zstd"
     return TaxReport(tax.rows, tax.fill, (column,), overhead, codec, None, None)
 
 
@@ -307,7 +306,7 @@ def _is_message(source: Any) -> bool:
     return False
 
 
-def _of_message(source: Any, width: int | None, how: Compression | None) -> TaxReport:
+def _of_message(source: Any, width: int | None, level: int | None) -> TaxReport:
     opened = source if isinstance(source, WireBatch) else open_wire(source)
     frames = opened.to_frames()
     now = message_size(frames, _SOURCE)
@@ -324,14 +323,14 @@ def _of_message(source: Any, width: int | None, how: Compression | None) -> TaxR
     else:
         value, options["meta"] = batch.to_encode(), batch.meta or None
     message = MessageNow(total, now.narrow, now.elide, now.compress, now.checksum)
-    return _measured(value, options, {}, width, how, len(batch), message)
+    return _measured(value, options, {}, width, level, len(batch), message)
 
 
 def _of_batch(
     td: TensorDictBase,
     padded: Mapping[tuple[str, ...], int],
     width: int | None,
-    how: Compression | None,
+    level: int | None,
 ) -> TaxReport:
     if not td.batch_dims:
         raise ArgumentError(
@@ -345,7 +344,7 @@ def _of_batch(
             _SOURCE,
             "expected a TensorDict, found a lazy stack; call .contiguous() on it",
         )
-    return _measured(td, {}, padded, width, how, td.batch_size[0], None)
+    return _measured(td, {}, padded, width, level, td.batch_size[0], None)
 
 
 def _measured(
@@ -353,7 +352,7 @@ def _measured(
     options: Mapping[str, Any],
     padded: Mapping[tuple[str, ...], int],
     width: int | None,
-    how: Compression | None,
+    level: int | None,
     rows: int,
     message: MessageNow | None,
 ) -> TaxReport:
@@ -379,17 +378,17 @@ def _measured(
     rest = [size.total - sum(column.sent for column in size.columns) for size in sizes]
     overhead = Taxes(_OVERHEAD, "", 0, *rest)
     fill = valid / cells if cells else 1.0
-    codec, packed = (None, None) if how is None else (how.codec, _compressed_size(smallest, how))
+    codec, packed = (None, None) if level is None else ("zstd", _compressed_size(smallest, level))
     return TaxReport(rows, fill, tuple(columns), overhead, codec, packed, message)
 
 
-def _compressed_size(frames: Any, how: Compression) -> int | None:
+def _compressed_size(frames: Any, level: int) -> int | None:
     """Bytes of a message once it is compressed; None without the library for that."""
     try:
-        codec_of(how.codec)
+        library()
     except ArgumentError:
         return None
-    sent = frames_of(compressed(finished(frames, _SOURCE), how, False))
+    sent = frames_of(compressed(finished(frames, _SOURCE), level, False))
     return sum(memoryview(frame).nbytes for frame in sent)
 
 

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             reason = error.reason if isinstance(error, JagcodecError) else "unreadable"
             reports.append({"file": name, "sound": False, "reason": reason, "why": str(error)})
             continue
-        checksums = has_checksums(found.header)
+        checksums = has_checksums(found.message.header)
         reports.append(
             {
                 "file": name,

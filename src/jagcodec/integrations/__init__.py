@@ -2,3 +2,90 @@
 
 Importing this package imports none of these modules and none of their dependencies.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.integrations import _reducers
+
+__all__ = ["setup"]
+
+_VARIABLE = "JAGCODEC_NEXT_HOOK"
+_HERE = "jagcodec.integrations.setup"
+
+# Next hooks that were called, so that one that calls `setup` in turn is not called again.
+_called: set[str] = set()
+
+
+def setup() -> None:
+    """Make Ray write batches in this wire format, once this process imports their libraries.
+
+    Example:
+        .. code-block:: python
+
+            import ray
+            from jagcodec.integrations import setup
+
+            setup()  # in this process; the hook calls it in every worker
+            ray.init(runtime_env={"worker_process_setup_hook": "jagcodec.integrations.setup"})
+
+    Raises:
+        ArgumentError: ``JAGCODEC_NEXT_HOOK`` does not name a function that can be imported. Or an
+            import of tensordict or `verl.protocol` raises it later, because that version lacks a
+            type that is written in this wire format.
+
+    It imports neither torch nor tensordict, Ray or verl. When the process imports tensordict, it
+    does what `jagcodec.integrations.ray.register` does; when the process imports `verl.protocol`,
+    what `jagcodec.integrations.verl.install` does, both with their default options. What is
+    imported already is registered at once. Types that `register` or `install` registered before
+    keep their options; a call of these functions afterwards replaces the options. Undo it with
+    `jagcodec.integrations.ray.unregister`.
+
+    Ray takes one ``worker_process_setup_hook`` per job. If you have another one, put its name into
+    the environment variable ``JAGCODEC_NEXT_HOOK``, as ``module.function``: `setup` imports the
+    module and calls the function, at the end and once per process. What it raises gets a note that
+    names the variable. Calling `setup` twice is harmless.
+    """
+    _reducers.start()
+    name = os.environ.get(_VARIABLE)
+    if not name or name in _called:
+        return
+    _called.add(name)
+    try:
+        _function(name)()
+    except Exception as error:
+        _called.discard(name)
+        error.add_note(f"raised by {_VARIABLE}={brief(name)}, which {_HERE} called")
+        raise
+
+
+def _function(name: str) -> Callable[[], object]:
+    """The function of a dotted name."""
+    home, _, attribute = name.rpartition(".")
+    if not home or not all(part.isidentifier() for part in name.split(".")):
+        raise _bad_hook(f"found {brief(name)}")
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        if error.name != home and not home.startswith(f"{error.name}."):
+            raise  # not the module that was named, but one that it imports
+        raise _bad_hook(f"found no module {brief(error.name)} for {brief(name)}") from error
+    if not hasattr(module, attribute):
+        raise _bad_hook(f"found no {brief(attribute)} in the module {brief(home)}")
+    function: Callable[[], object] = getattr(module, attribute)
+    if not callable(function):
+        raise _bad_hook(f"found {brief(name)}, a {type(function).__name__}, which is not callable")
+    return function
+
+
+def _bad_hook(found: str) -> ArgumentError:
+    return ArgumentError(
+        "bad_option",
+        f"{_HERE}({_VARIABLE})",
+        f"expected module.function, a function that this process can import, {found}; set the "
+        "variable to the hook to call next, or unset it",
+    )

@@ -1,9 +1,9 @@
-"""Batches in Ray's object store, in this wire format: call `register` in processes that write."""
+"""Batches in Ray's object store, in this wire format, from processes that call `register`."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.integrations._reducers import Reducer, carry, restore
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
@@ -21,16 +22,13 @@ from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import NO_LIMITS
 
 try:
-    from ray import cloudpickle
+    import ray.cloudpickle  # noqa: F401
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=_error.name
     ) from _error
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
-
-# What Ray did with these types before: None where it had no reducer of its own.
-_before: dict[type, Callable[[Any], Any] | None] = {}
 
 
 def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None) -> None:
@@ -43,9 +41,6 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
             from jagcodec.integrations.ray import register
 
             register()
-            ray.init(runtime_env={
-                "worker_process_setup_hook": "jagcodec.integrations.ray.register"
-            })
             td = ray.get(ray.put(td))
 
     Args:
@@ -58,8 +53,9 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
 
     It applies to every TensorDict, jagged tensor, `BatchedDataDict` and `WireBatch` in what
     `ray.put`, a task argument or a result holds, at any depth: they are written as the frames of
-    `encode`. Call it in the driver, and name it as ``worker_process_setup_hook`` for the workers. A
-    process that only reads just needs jagcodec installed. Calling it twice is harmless.
+    `encode`. It applies to this process alone: for the workers of a job, use the hook
+    `jagcodec.integrations.setup`. A process that only reads just needs jagcodec installed. Calling
+    it again replaces the options.
 
     Reading a TensorDict, a jagged tensor or a BatchedDataDict copies it. The copy may be written
     to and is what `decode` documents: on the CPU, without gradients. A `WireBatch` reads the store
@@ -71,27 +67,23 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
     `tensor_transport`.
     """
     read = _with_pickles if allow_pickle else _value
-    reducers: dict[type, Callable[[Any], Any]] = dict.fromkeys(
-        VALUES, partial(reduced, read=read, allow_pickle=allow_pickle, default=default)
-    )
-    carry({**reducers, WireBatch: _reduced_batch})
-
-
-def carry(reducers: Mapping[type, Callable[[Any], Any]]) -> None:
-    """Make Ray use these reducers for values of these types, until `unregister`."""
-    for cls, reducer in reducers.items():
-        _before.setdefault(cls, cloudpickle.CloudPickler.dispatch.get(cls))
-        cloudpickle.CloudPickler.dispatch[cls] = reducer
+    carry(reducers(read, allow_pickle=allow_pickle, default=default))
 
 
 def unregister() -> None:
-    """Undo `register`: Ray writes batches as before, and what is in its store stays readable."""
-    for cls, reducer in _before.items():
-        if reducer is None:
-            cloudpickle.CloudPickler.dispatch.pop(cls, None)
-        else:
-            cloudpickle.CloudPickler.dispatch[cls] = reducer
-    _before.clear()
+    """Undo `register` and `jagcodec.integrations.setup` in this process.
+
+    Ray writes batches as before, and what is in its store stays readable.
+    """
+    restore()
+
+
+def reducers(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:
+    """What writes batches, for `read`: the reducer of each type."""
+    return {
+        **dict.fromkeys(VALUES, partial(reduced, read=read, **options)),
+        WireBatch: _reduced_batch,
+    }
 
 
 def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> Any:
@@ -165,3 +157,6 @@ def owned(frames: list[list[Any]]) -> list[ByteArray]:
             memory[at : at + len(cells)] = cells
             at += len(cells)
     return owned
+
+
+BY_DEFAULT = reducers(_value)

@@ -1,530 +1,473 @@
-"""TransferQueue in this wire format: call `install` in every process that takes part."""
+"""A storage backend for TransferQueue that moves columns, not rows.
+
+Import this module before `transfer_queue.init`, in the process that calls it. It registers the
+backend under the name ``SimpleStorage``. Every other process imports it by itself, when it
+unpickles the configuration that `transfer_queue.init` fetches from the controller.
+
+A put sends one jagcodec message to each storage unit. A unit keeps the messages that it receives,
+and the place of each row in them. It answers a get with one message, in which each column is one
+block. The controller and all other messages stay TransferQueue's.
+"""
 
 from __future__ import annotations
 
-import operator
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import ModuleType
+import asyncio
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec.errors import (
-    ArgumentError,
-    UnsupportedTypeError,
-    WireFormatError,
-    brief,
-    describe,
-)
+from jagcodec import concat_rows
+from jagcodec.errors import ArgumentError, JagcodecError, TransportError, UnsupportedTypeError
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import stack_of_payloads
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import select_leaf
-from jagcodec.wire import decoder, encoder
-from jagcodec.wire.frames import blob_size, writable_bytes, write_blob
-from jagcodec.wire.limits import Limits
-from jagcodec.wire.registry import register_type
-
-_NAMES = (
-    *("encode", "decode", "MsgpackEncoder", "MsgpackDecoder", "_encoder", "_decoder"),
-    *("batch_encode_into", "batch_decode_from"),
-)
+from jagcodec.ragged.nested import is_jagged, view_of
+from jagcodec.ragged.non_tensor import batch_of
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.encoder import Columns, encode
+from jagcodec.wire.lazy import WireBatch, open_wire
 
 try:
-    import cloudpickle
-    from transfer_queue import metadata
-    from transfer_queue.metadata import BatchMeta
-    from transfer_queue.storage.managers.base import StorageManager
-    from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
-    from transfer_queue.utils import serial_utils, zmq_utils
-
-    _STOCK = {
-        **{name: getattr(serial_utils, name) for name in _NAMES},
-        "extract_field_schema": metadata.extract_field_schema,
-    }
-    # Where SimpleStorage splits columns before they are sent, and joins them again.
-    _STOCK_METHODS: dict[tuple[type, str], Any] = {
-        (cls, name): vars(cls)[name]
-        for cls, name in (
-            (AsyncSimpleStorageManager, "_select_by_positions"),
-            (AsyncSimpleStorageManager, "put_data"),
-            (AsyncSimpleStorageManager, "get_data"),
-            (StorageManager, "_do_handshake_with_controller"),
-        )
-    }
-except (ImportError, AttributeError, KeyError) as _error:
-    if "transfer_queue" not in sys.modules or sys.modules["transfer_queue"] is None:
-        raise ModuleNotFoundError(
-            "jagcodec.integrations.transfer_queue needs TransferQueue: "
-            "pip install 'jagcodec[transfer-queue]'",
-            name=getattr(_error, "name", None),
-        ) from _error
-    _found = getattr(sys.modules["transfer_queue"], "__version__", "another")
-    raise ImportError(
-        "jagcodec.integrations.transfer_queue replaces functions of TransferQueue 0.1.9 to 0.1.11, "
-        f"found version {_found}, where one of them is missing ({_error}); "
+    import ray
+    import transfer_queue
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "jagcodec.integrations.transfer_queue needs TransferQueue: "
         "pip install 'jagcodec[transfer-queue]'",
+        name=_error.name,
     ) from _error
 
 
-@dataclass
-class _Options:
-    allow_pickle: bool = False
-    default: Callable[[Any], Any] | None = None
-    limits: Limits | None = None
+def _changed(difference: str) -> ImportError:
+    """The error of a TransferQueue that lacks something that this module builds on."""
+    return ImportError(
+        f"jagcodec.integrations.transfer_queue: expected TransferQueue with {difference}, found "
+        f"version {transfer_queue.__version__} without it; install one of 0.1.9 to 0.1.11, or a "
+        "newer jagcodec"
+    )
 
 
-_options = _Options()
+try:
+    from transfer_queue import interface
+    from transfer_queue.metadata import BatchMeta, extract_field_schema
+    from transfer_queue.storage import simple_storage
+    from transfer_queue.storage.bootstrap import StorageBootstrapProvider, simple_storage_bootstrap
+    from transfer_queue.storage.managers.base import StorageManagerFactory
+    from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+    from transfer_queue.utils.logging_utils import get_logger
+    from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, ZMQServerInfo
+
+    from jagcodec.integrations._queue_storage import (
+        APART,
+        MESSAGE,
+        NAME,
+        Options,
+        RowStorage,
+        body_of,
+        column_of,
+        content_of,
+        is_rectangle,
+        options_of,
+        values_of_leaf,
+    )
+except ImportError as _error:
+    raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
+
+__all__ = ["installed"]
+
+_logger = get_logger(__name__)
 
 
-def install(
-    *,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    limits: Limits | None = None,
-) -> None:
-    """Replace TransferQueue's encoder and decoder with this library's, in this process.
+def installed() -> bool:
+    """Whether the TransferQueue client of this process uses jagcodec's storage units.
 
     Example:
         .. code-block:: python
 
-            import ray, transfer_queue
-            from jagcodec.integrations.transfer_queue import install
+            import transfer_queue
+            from jagcodec.integrations.transfer_queue import installed
 
-            install()
-            ray.init(runtime_env={
-                "worker_process_setup_hook": "jagcodec.integrations.transfer_queue.install"
-            })
             transfer_queue.init()
+            print(installed())  # True if the process that started the queue imported this module
 
-    Args:
-        allow_pickle: Pickle objects in columns and tags that cannot be encoded, and unpickle them
-            on arrival.
-        default: As for `encode`: what to send in place of an object that cannot be encoded.
-        limits: Of what arrives at this process, as for `decode`.
-
-    Raises:
-        UnsupportedTypeError: Not by this call, but inside TransferQueue's own error, when it sends
-            an object that cannot be encoded.
-
-    Every process of a TransferQueue needs this. Call it before `transfer_queue.init`, and name it
-    as ``worker_process_setup_hook`` in `ray.init`, so that the controller, the storage units and
-    all other workers call it. A second call only changes these options.
-
-    Everything that TransferQueue sends then goes through `encode` and `decode`: its messages,
-    whatever they hold, its metadata, and the values that `batch_encode_into` writes for key-value
-    stores. Only a `data_parser`, which is code, is still sent by cloudpickle.
+    Returns:
+        False if the storage units are TransferQueue's own, and before `transfer_queue.init`.
     """
-    _options.allow_pickle, _options.default = allow_pickle, default
-    _options.limits = limits
-    _replace(_STOCK, _OURS)
-    for (cls, name), method in zip(_STOCK_METHODS, _OUR_METHODS, strict=True):
-        setattr(cls, name, method)
-
-
-def uninstall() -> None:
-    """Restore TransferQueue's own encoder and decoder, in this process."""
-    _replace(_OURS, _STOCK)
-    for (cls, name), method in _STOCK_METHODS.items():
-        setattr(cls, name, method)
-
-
-def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Replace objects in every module that imported them, under whatever name."""
-    by_id = {id(value): new[name] for name, value in old.items()}
-    for module in list(sys.modules.values()):
-        if module is sys.modules[__name__] or not isinstance(module, ModuleType):
-            continue
-        names = vars(module)
-        for name, value in list(names.items()):
-            if id(value) in by_id:
-                names[name] = by_id[id(value)]
-
-
-# --- messages ----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Code:
-    """A received `data_parser`, unpickled only when a storage unit calls it.
-
-    It is TransferQueue's own contract that whoever can put to a storage unit can run code there.
-    On the wire it is bytes, at a place that only TransferQueue's decoder looks at: no other
-    `decode` of this process makes anything that can be called.
-    """
-
-    pickled: bytes
-
-    def __call__(self, fields: Any) -> Any:
-        return cloudpickle.loads(self.pickled)(fields)
-
-
-def _encode(obj: Any) -> list[Any]:
-    """Replaces TransferQueue's: a message, or any value, to frames."""
-    try:
-        return _encoded(_with_code(_columnar(obj)))
-    except UnsupportedTypeError as error:
-        if not _is_reply(obj):
-            raise
-        # Raised here, the error would end the thread that serves all clients.
-        body = {"success": False, "message": f"{type(error).__name__}: {error}"}
-        refusal = _REFUSAL.value
-        return _encoded({**obj, "request_type": refusal, "body": body})
-
-
-def _encoded(obj: Any) -> list[Any]:
-    return encoder.encode(obj, allow_pickle=_options.allow_pickle, default=_options.default)
-
-
-def _decode(frames: Any) -> Any:
-    """Replaces TransferQueue's: frames to the value that was encoded."""
-    try:
-        value = decoder.decode(frames, allow_pickle=_options.allow_pickle, limits=_options.limits)
-        return _with_callable(value)
-    except WireFormatError as error:
-        if error.reason not in ("foreign", "bad_header", "unknown_kind"):
-            raise
-        raise WireFormatError(
-            error.reason,
-            error.path,
-            f"{error.detail}. If TransferQueue's own encoder wrote this message: {_REMEDY}",
-        ) from error
-
-
-# What every requester takes for a failure; the first one since TransferQueue 0.1.10.
-_REFUSAL: Any = getattr(
-    zmq_utils.ZMQRequestType, "REQUEST_ERROR", zmq_utils.ZMQRequestType.PUT_GET_ERROR
-)
-
-_REMEDY = (
-    "call jagcodec.integrations.transfer_queue.install() in every process, including the "
-    "controller and the storage units: name it as worker_process_setup_hook in "
-    "ray.init(runtime_env=...)"
-)
-
-
-def _with_code(obj: Any) -> Any:
-    """A message to a storage unit with its `data_parser` as bytes."""
-    parser = _parser_of(obj)
-    if not callable(parser):
-        return obj
-    pickled = parser.pickled if type(parser) is _Code else cloudpickle.dumps(parser)
-    return {**obj, "body": {**obj["body"], "data_parser": pickled}}
-
-
-def _with_callable(obj: Any) -> Any:
-    """A message from `_with_code` with its `data_parser` as something to be called."""
-    parser = _parser_of(obj)
-    if type(parser) is bytes:
-        obj["body"]["data_parser"] = _Code(parser)
-    return obj
-
-
-def _parser_of(obj: Any) -> Any:
-    body: Any = obj.get("body") if type(obj) is dict else None
-    return body.get("data_parser") if type(body) is dict else None
-
-
-def _is_reply(obj: Any) -> bool:
-    kind = obj.get("request_type") if type(obj) is dict else None
-    return type(kind) is str and kind.endswith("_RESPONSE")
-
-
-class _Encoder:
-    """Replaces TransferQueue's `MsgpackEncoder`."""
-
-    def encode(self, obj: Any) -> list[Any]:
-        return _encode(obj)
-
-
-class _Decoder:
-    """Replaces TransferQueue's `MsgpackDecoder`."""
-
-    def decode(self, bufs: Any) -> Any:
-        return _decode(bufs)
-
-
-# --- metadata ----------------------------------------------------------------------------------
-
-
-class _Shapes:
-    """The shapes of all rows of a column as one array, where 512 tuples would be 512 records."""
-
-    def __init__(self, rows: list[int] | None, shapes: list[tuple[int, ...]]) -> None:
-        self.state = (rows, np.array(shapes, dtype=np.int64))
-
-
-def _shapes(state: Any) -> Any:
-    rows, shapes = state
-    # Shapes without dims would take no bytes, however many there are.
-    if not _is_table(shapes) or not shapes.shape[1]:
-        raise ValueError("expected int64 shapes of at least one dim")
-    if rows is not None and (type(rows) is not list or len(rows) != len(shapes)):
-        raise ValueError(f"expected {len(shapes)} rows")
-    tuples = list(zip(*shapes.T.tolist(), strict=True))
-    return tuples if rows is None else dict(zip(rows, tuples, strict=True))
-
-
-def _is_table(array: Any, ndim: int = 2) -> bool:
-    return type(array) is np.ndarray and array.dtype == np.int64 and array.ndim == ndim
-
-
-def _columnar_schema(schema: Any) -> Any:
-    """A field schema with `_Shapes` for the shapes of rows that all have the same rank."""
-    if type(schema) is not dict:
-        return schema
-    columnar = {}
-    for name, field in schema.items():
-        shapes = field.get("per_sample_shapes") if type(field) is dict else None
-        values: Any = list(shapes.values()) if type(shapes) is dict else shapes
-        if _are_alike(values):
-            rows = list(shapes) if type(shapes) is dict else None
-            field = {**field, "per_sample_shapes": _Shapes(rows, list(values))}
-        columnar[name] = field
-    return columnar
-
-
-def _are_alike(shapes: Any) -> bool:
-    """Whether these are shapes with the same number of dims, one or more, that int64 holds."""
-    return (
-        type(shapes) is list
-        and {tuple} == set(map(type, shapes))
-        and len(set(map(len, shapes))) == 1
-        and {int} == {type(dim) for shape in shapes for dim in shape}
-        and all(0 <= dim < 1 << 63 for shape in shapes for dim in shape)
+    return isinstance(
+        getattr(interface._TQ_CLIENT, "storage_manager", None), _JagcodecStorageManager
     )
 
 
-def _columnar(obj: Any) -> Any:
-    body = obj.get("body") if type(obj) is dict else None
-    if type(body) is not dict or "field_schema" not in body:
-        return obj
-    return {**obj, "body": {**body, "field_schema": _columnar_schema(body["field_schema"])}}
+# --- storage units ------------------------------------------------------------------------------
 
 
-_SCHEMA = BatchMeta.__slots__.index("field_schema")
+_Stock: Any = simple_storage.SimpleStorageUnit.__ray_metadata__.modified_class
 
 
-def _metadata_state(meta: BatchMeta) -> tuple[Any, ...]:
-    state = list(meta.__getstate__())
-    state[_SCHEMA] = _columnar_schema(state[_SCHEMA])
-    return tuple(state)
+class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
+    """A storage unit whose rows are in the messages that it received."""
+
+    def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # No client knows the address before this returns.
+        self.storage_data = RowStorage(self.storage_unit_size, options)
+
+    def get_zmq_server_info(self) -> _StorageUnitInfo:
+        """The address, as a class of this module: unpickling it registers the backend."""
+        info = super().get_zmq_server_info()
+        return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
+
+    # TransferQueue's own handlers count the cores of the host first, which takes longer than a put.
+
+    def _handle_put(self, request: Any) -> Any:
+        body, storage = request.body, self.storage_data
+        if body.get("data_parser") is None:
+            try:
+                storage.put_data(body["data"], body["global_indexes"])
+            except Exception:
+                return super()._handle_put(request)  # which says what is wrong
+            return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
+        batch = storage.options.open(content_of(body["data"], "put"))
+        body["data"] = {name: _parsable(batch.leaf(name)) for name in batch.fields}
+        with self._storage(types.SimpleNamespace(put_data=storage.put_values)):
+            return super()._handle_put(request)
+
+    def _handle_get(self, request: Any) -> Any:
+        body = request.body
+        try:
+            data = self.storage_data.get_data(body["fields"], body["global_indexes"])
+        except Exception:
+            return super()._handle_get(request)  # which says what is wrong
+        return self._reply(ZMQRequestType.GET_DATA_RESPONSE, {"data": data})
+
+    def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
+        return ZMQMessage.create(kind, self.storage_unit_id, body)
+
+    def _handle_save_checkpoint(self, request: Any) -> Any:
+        # In TransferQueue's format: a queue without jagcodec can load it.
+        with self._storage(self.storage_data.as_stock()):
+            return super()._handle_save_checkpoint(request)
+
+    def _handle_load_checkpoint(self, request: Any) -> Any:
+        loaded = simple_storage.StorageUnitData(self.storage_unit_size)
+        loaded._active_keys = set(self.storage_data._active_keys)  # TransferQueue counts them
+        with self._storage(loaded):
+            response = super()._handle_load_checkpoint(request)
+        if response.body["success"]:
+            try:
+                self.storage_data = RowStorage.of_stock(loaded, self.storage_data.options)
+            except JagcodecError as error:
+                response.body = {"success": False, "message": str(error)}
+        return response
+
+    @contextmanager
+    def _storage(self, storage: Any) -> Iterator[None]:
+        """Let TransferQueue's code work on other data; a unit has one thread for all requests."""
+        before, self.storage_data = self.storage_data, storage
+        try:
+            yield
+        finally:
+            self.storage_data = before
 
 
-def _metadata(state: Any) -> BatchMeta:
-    if type(state) is not tuple or len(state) != len(BatchMeta.__slots__):
-        raise ValueError(f"expected the {len(BatchMeta.__slots__)} attributes of a BatchMeta")
-    meta = BatchMeta.__new__(BatchMeta)
-    meta.__setstate__(state)
-    return meta
+def _parsable(leaf: Any) -> Any:
+    """A column as TransferQueue shows it to a `data_parser`: a rectangle, or a list of rows."""
+    return leaf if isinstance(leaf, torch.Tensor) and is_rectangle(leaf) else values_of_leaf(leaf)
 
 
-def _extract_field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
-    """Replaces TransferQueue's, which splits each jagged column into N tensors three times."""
-    stock = _STOCK["extract_field_schema"]
-    names: list[Any] = list(data.keys())
-    jagged: dict[str, Any] = {name: leaf for name, leaf in data.items() if is_jagged(leaf)}
-    if not jagged or not data.batch_size[0]:
-        schema: dict[str, dict[str, Any]] = stock(data)
-        return schema
-    others = stock(data.exclude(*jagged))
-    return {
-        name: _jagged_schema(jagged[name], name) if name in jagged else others[name]
-        for name in names
-    }
+class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
+    """The address of a storage unit of this backend."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.speaks = MESSAGE
+
+    def __repr__(self) -> str:  # in the log of `transfer_queue.init`
+        return f"<{self.speaks} storage unit {self.id} at {self.ip}:{self.ports}>"
 
 
-def _jagged_schema(leaf: torch.Tensor, name: str) -> dict[str, Any]:
-    view = view_of(leaf, f"extract_field_schema({name!r})")
+# --- clients -----------------------------------------------------------------------------------
+
+
+class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
+    """The client's side of the storage units."""
+
+    def __init__(self, controller_info: Any, config: Any, **kwargs: Any) -> None:
+        self._options = options_of(config)
+        super().__init__(controller_info, config, **kwargs)
+
+    async def put_data(
+        self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Send the rows to their storage units; nothing is sent if a value cannot be encoded."""
+        if metadata.size == 0:
+            return
+        schema = field_schema(data)
+        groups = self._groups(metadata)
+        messages = self._messages(data, [group.batch_positions for group in groups.values()])
+        requests = []
+        for (unit, group), message in zip(groups.items(), messages, strict=True):
+            rows = group.global_indexes
+            request = partial(
+                self._put_to_single_storage_unit,
+                rows,
+                body_of(message),
+                target_storage_unit=unit,
+                data_parser=data_parser,
+            )
+            # A parser may have side effects, so TransferQueue does not run it again.
+            attempts = 1 if data_parser is not None else None
+            requests.append(self._attempts("put", unit, rows, request, attempts))
+        await asyncio.gather(*requests)
+        await self.notify_data_update(metadata.partition_ids[0], metadata.global_indexes, schema)
+
+    async def get_data(self, metadata: BatchMeta) -> TensorDict:
+        """Fetch rows, each column of all storage units in one piece."""
+        if metadata.size == 0:
+            return TensorDict({}, batch_size=0)
+        names = list(metadata.field_names)
+        groups = self._groups(metadata)
+        requests = []
+        for unit, group in groups.items():
+            rows = group.global_indexes
+            request = partial(
+                self._get_from_single_storage_unit, rows, {MESSAGE: names}, target_storage_unit=unit
+            )
+            requests.append(self._attempts("get", unit, rows, request))
+        replies = await asyncio.gather(*requests)
+        batches = [self._options.open(content_of(body, "get")) for _, body in replies]
+        places = np.concatenate([group.batch_positions for group in groups.values()])
+        return self._joined(batches, names, np.argsort(places))
+
+    def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
+        """The rows of each storage unit.
+
+        Raises:
+            TransportError: One does not use this backend. (One with another version of it says so.)
+        """
+        for info in self.storage_unit_infos.values():
+            if not isinstance(info, _StorageUnitInfo):
+                content_of({}, f"storage unit {info.id} at {info.ip}")
+        groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
+        return groups
+
+    def _attempts(
+        self, operation: str, unit: str, rows: list[int], request: Any, attempts: int | None = None
+    ) -> Any:
+        """A request, repeated where and as often as TransferQueue repeats its own."""
+        if not hasattr(self, "_request_with_retry"):  # before 0.1.11
+            return request()
+        return self._request_with_retry(operation, unit, f"samples={len(rows)}", request, attempts)
+
+    def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
+        """The rows of each group of positions as a message."""
+        columns = Columns(len(data), {name: _sendable(leaf) for name, leaf in data.items()})
+        pickle = self._options.allow_pickle
+        try:
+            if len(groups) == 1:
+                return [self._options.encode(columns)]
+            frames = encode(columns, allow_pickle=pickle)
+        except UnsupportedTypeError as error:
+            remedy = f"or set backend.{NAME}.jagcodec.allow_pickle to true"
+            raise UnsupportedTypeError(
+                error.reason, error.path, f"{error.detail}; {remedy}"
+            ) from error
+        batch = open_wire(frames, allow_pickle=pickle)
+        return [self._options.encode(batch.rows(rows).to_encode()) for rows in groups]
+
+    def _joined(
+        self, batches: list[WireBatch], names: Sequence[str], order: IntArray
+    ) -> TensorDict:
+        """The rows of all storage units as one batch, in this order."""
+        apart = {name for batch in batches for name in batch.meta.get(APART, ())}
+        schemas = [batch.schema for batch in batches]
+        for name in names:
+            kinds = {(s[name].kind, s[name].dtype, (s[name].shape or ())[1:]) for s in schemas}
+            if len(kinds) > 1:
+                apart.add(name)
+        alike = [name for name in names if name not in apart]
+        leaves: dict[str, Any] = {}
+        if alike:
+            whole = concat_rows([batch.select(alike) for batch in batches])
+            leaves.update(whole.rows(order).to_tensordict().items())
+        for name in apart:
+            values = [value for batch in batches for value in values_of_leaf(batch.leaf(name))]
+            leaves[name] = self._pack_field_values([values[row] for row in order])
+        return batch_of({name: leaves[name] for name in names}, len(order))
+
+
+def _sendable(leaf: Any) -> Any:
+    """A column of a put, with one value per row.
+
+    A `NonTensorData` around N items is one item per row, as TransferQueue has it. Any other one
+    belongs to every row.
+    """
+    if not isinstance(leaf, NonTensorData):
+        return leaf
+    payload, rows = leaf.data, len(leaf)
+    if isinstance(payload, torch.Tensor):
+        deal = payload.dim() > 0 and payload.size(0) == rows
+    elif isinstance(payload, np.ndarray):
+        deal = payload.ndim > 0 and len(payload) == rows
+    else:
+        deal = type(payload) is list and len(payload) == rows
+    return column_of(list(payload) if deal else [payload] * rows)
+
+
+def field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
+    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows.
+
+    Raises:
+        ValueError: TransferQueue's, if a column does not have as many rows as the batch.
+    """
+    schema: dict[str, dict[str, Any]] = {}
+    for name, leaf in data.items():
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            if is_jagged(leaf) and leaf.size(0) == len(data):
+                schema[name] = _jagged_schema(view_of(leaf, f"put({name!r})"))
+                continue
+        elif len(leaf) == len(data):
+            tensor = isinstance(leaf, torch.Tensor)
+            shape = (leaf.shape[1:] or torch.Size((1,))) if tensor else None
+            schema[name] = _field(leaf.dtype if tensor else None, shape)
+            continue
+        schema.update(extract_field_schema(data.select(name)))
+    return schema
+
+
+def _jagged_schema(view: RaggedView) -> dict[str, Any]:
     before, after = view.shape[: view.ragged_dim - 1], view.shape[view.ragged_dim :]
     shapes = [(*before, length, *after) for length in view.row_splits.lengths.tolist()]
-    return {
-        "dtype": view.dtype,
-        "shape": torch.Size(shapes[0]),
-        "is_nested": True,
-        "is_non_tensor": False,
-        "per_sample_shapes": shapes,
-    }
+    field = _field(view.dtype, torch.Size(shapes[0]))
+    return {**field, "is_nested": True, "per_sample_shapes": shapes}
 
 
-# --- columns -----------------------------------------------------------------------------------
+def _field(dtype: torch.dtype | None, shape: torch.Size | None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "is_nested": False, "is_non_tensor": shape is None}
 
 
-class _Rows(list[torch.Tensor]):
-    """Rows of a jagged column, which lie end to end: a list, as it is for TransferQueue.
+# --- registration ------------------------------------------------------------------------------
 
-    Sent as one buffer and their lengths, where a list of tensors would be looked at one by one.
+
+class _UnitActors:
+    """Stands where TransferQueue's code that places storage units expects its own actor class."""
+
+    def __init__(self, options: Options, chosen: Mapping[str, Any] = types.MappingProxyType({})):
+        self._options, self._chosen = options, chosen
+
+    def options(self, **given: Any) -> _UnitActors:
+        """Options of Ray, with those that were set on TransferQueue's class."""
+        stock = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
+        return _UnitActors(self._options, stock)
+
+    def remote(self, **arguments: Any) -> Any:
+        """Start a storage unit."""
+        actor = ray.remote(_JagcodecStorageUnit).options(**self._chosen)
+        return actor.remote(options=self._options, **arguments)
+
+
+def start_units(conf: Any) -> dict[str, Any]:
+    """Start the storage units, where and as TransferQueue would start its own.
+
+    Raises:
+        ArgumentError: An option is not supported.
+        TransportError: A process of the queue cannot import this module; it is named.
     """
-
-    def __init__(self, jagged: torch.Tensor) -> None:
-        view = view_of(jagged, "put_data")
-        self._state = (values_of(view), view.row_splits.lengths, view.ragged_dim)
-        super().__init__(_split(*self._state))
-        self._sent = list(self)
-
-    @property
-    def state(self) -> Any:
-        """Values, lengths and ragged dim; or a list of tensors, if one was replaced."""
-        same = len(self) == len(self._sent) and all(map(operator.is_, self, self._sent))
-        return self._state if same else self[:]
-
-
-def _split(values: torch.Tensor, lengths: IntArray, dim: int) -> Iterable[torch.Tensor]:
-    return torch.split(values, lengths.tolist(), dim=dim - 1)
-
-
-def _row_list(state: Any) -> Any:
-    """What `_Rows` sent, as a plain list. Each row has a length, which took 8 bytes."""
-    if type(state) is list:
-        return state
-    values, lengths, dim = state
-    if type(values) is not torch.Tensor or values.is_nested or values.layout is not torch.strided:
-        raise ValueError(f"expected dense values, found {describe(values)}")
-    if type(dim) is not int or not 1 <= dim <= values.dim():
-        raise ValueError(f"expected one of {values.dim()} dims, found {brief(dim)}")
-    if not _is_table(lengths, ndim=1) or (lengths < 0).any():
-        raise ValueError("expected lengths of 0 or more")
-    if sum(lengths.tolist()) != values.shape[dim - 1]:
-        raise ValueError(f"expected lengths that add up to {values.shape[dim - 1]}")
-    return list(_split(values, lengths, dim))
-
-
-def _select_by_positions(field_data: Any, positions: list[int]) -> Any:
-    """Replaces SimpleStorage's: the rows that one storage unit gets."""
-    if is_jagged(field_data) and positions:
-        chosen = np.array(positions, dtype=np.int64)
-        return _Rows(select_leaf(field_data, chosen, RowSplitsPool(), "put_data"))
-    return _stock_select(field_data, positions)
-
-
-async def _put_data(
-    self: AsyncSimpleStorageManager,
-    data: TensorDict,
-    metadata: BatchMeta,
-    data_parser: Callable[[Any], Any] | None = None,
-) -> None:
-    """Wraps SimpleStorage's, which deals a `NonTensorData` out to the rows, or fails."""
-    whole = {
-        name: leaf
-        for name, leaf in data.items()
-        if isinstance(leaf, NonTensorData) and not _has_rows(leaf.data, len(leaf))
-    }
-    if whole:
-        # Such a payload belongs to every row.
-        data = data.copy()
-        for name, leaf in whole.items():
-            data.set(name, stack_of_payloads([leaf.data] * len(leaf)))
-    await _stock_put_data(self, data, metadata, data_parser)
-
-
-def _has_rows(payload: Any, rows: int) -> bool:
-    """Whether a payload has one item for each row, as far as TransferQueue is concerned."""
-    if isinstance(payload, torch.Tensor):
-        return payload.dim() > 0 and payload.size(0) == rows
-    if isinstance(payload, np.ndarray):
-        return payload.ndim > 0 and len(payload) == rows
-    return type(payload) is list and len(payload) == rows
-
-
-async def _get_data(self: AsyncSimpleStorageManager, batch: BatchMeta) -> TensorDict:
-    """Wraps SimpleStorage's: columns with equal row lengths then share their offsets."""
-    td: TensorDict = await _stock_get_data(self, batch)
-    pool = RowSplitsPool()
-    columns: dict[str, Any] = dict(td.items())
-    for name, leaf in columns.items():
-        if is_jagged(leaf):
-            view = view_of(leaf, f"get_data({name!r})", pool)
-            if view.starts is None:
-                row_splits = pool.unique(view.row_splits)
-                jagged = nested_tensor(values_of(view), row_splits, view.ragged_dim)
-                td.set(name, jagged, inplace=False)
-    return td
-
-
-def _do_handshake_with_controller(self: StorageManager) -> None:
-    """Wraps TransferQueue's, which waits for a reply that a stock controller never sends."""
-    try:
-        _stock_handshake(self)
-    except TimeoutError as error:
-        raise TimeoutError(
-            f"{error} If the controller runs TransferQueue's own encoder, it cannot read this "
-            f"process: {_REMEDY}"
-        ) from error
-
-
-_stock_select, _stock_put_data, _stock_get_data, _stock_handshake = _STOCK_METHODS.values()
-_stock_select = _stock_select.__func__
-_OUR_METHODS = (
-    staticmethod(_select_by_positions),
-    _put_data,
-    _get_data,
-    _do_handshake_with_controller,
-)
-
-register_type(
-    _Shapes,
-    "transfer_queue.shapes",
-    to_state=lambda shapes: shapes.state,
-    from_state=_shapes,
-)
-register_type(BatchMeta, "transfer_queue.BatchMeta", to_state=_metadata_state, from_state=_metadata)
-register_type(_Rows, "transfer_queue.rows", to_state=lambda rows: rows.state, from_state=_row_list)
-
-
-# --- values for key-value stores ---------------------------------------------------------------
-
-
-def _batch_encode_into(
-    objs: Sequence[Any], alloc_buff_func: Callable[[list[int]], list[Any]], *, num_workers: int = 1
-) -> tuple[list[Any], list[int]]:
-    """Replaces TransferQueue's: every object as a blob in a buffer of its own.
-
-    Nothing is written if an object cannot be encoded or a buffer is too small for its blob.
-    """
-    messages = [
-        encoder.pending(obj, allow_pickle=_options.allow_pickle, default=_options.default)
-        for obj in objs
-    ]
-    sizes = [blob_size(message) for message in messages]
-    buffers = alloc_buff_func(sizes)
-    where = "batch_encode_into(alloc_buff_func)"
-    if len(buffers) != len(sizes):
+    config = conf.backend[NAME]
+    if (config.get("ssd_offload") or {}).get("enabled", False):
         raise ArgumentError(
-            "bad_option", where, f"expected {len(sizes)} buffers, found {len(buffers)}"
+            "bad_option",
+            f"backend.{NAME}.ssd_offload.enabled",
+            "expected false, because storage units of jagcodec keep rows in memory, found true; "
+            "set it to false, or do not import jagcodec.integrations.transfer_queue",
         )
-    targets = [writable_bytes(buffer, where) for buffer in buffers]
-    for i, (target, size) in enumerate(zip(targets, sizes, strict=True)):
-        if len(target) < size:
-            raise ArgumentError(
-                "too_large",
-                f"{where}[{i}]",
-                f"expected a buffer of at least {size} bytes, found {len(target)}",
-            )
-    with ThreadPoolExecutor(max(1, num_workers)) as pool:
-        list(pool.map(write_blob, messages, targets))
-    return buffers, sizes
+    place = simple_storage_bootstrap.initialize_simple_storage.__wrapped__
+    names = {**place.__globals__, "SimpleStorageUnit": _UnitActors(options_of(config))}
+    try:
+        controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        content_of({ray.get(controller.__ray_call__.remote(_message)): None}, "the controller")
+        handles: dict[str, Any] = types.FunctionType(place.__code__, names)(conf)
+    except ray.exceptions.RayError as error:
+        raise _not_importable(error) from error
+    _logger.info(f"{MESSAGE} runs the storage units: {', '.join(handles)}")
+    return handles
 
 
-def _batch_decode_from(source_buffers: Sequence[Any]) -> list[Any]:
-    """Replaces TransferQueue's: what `batch_encode_into` wrote, aliasing the buffers."""
-    return [_decode(buffer) for buffer in source_buffers]
+def _message(_: Any) -> str:
+    """Called in the controller, which will unpickle `_StorageUnitInfo`s."""
+    return MESSAGE
 
 
-_OURS: dict[str, Any] = {
-    "encode": _encode,
-    "decode": _decode,
-    "MsgpackEncoder": _Encoder,
-    "MsgpackDecoder": _Decoder,
-    "_encoder": _Encoder(),
-    "_decoder": _Decoder(),
-    "batch_encode_into": _batch_encode_into,
-    "batch_decode_from": _batch_decode_from,
-    "extract_field_schema": _extract_field_schema,
-}
+def _not_importable(error: Exception) -> Exception:
+    """The error of Ray as one that names the node and the remedy, if a module is missing there."""
+    missing = re.search(r"No module named '(jagcodec[^']*)'", str(error))
+    if missing is None:
+        return error
+    node = re.search(r"ip=([^,)\s]+)", str(error))
+    return TransportError(
+        "peer_failed",
+        f"node {node[1] if node else 'unknown'}",
+        f"expected {MESSAGE} in the environment of TransferQueue's controller and storage units, "
+        f"found no module named {missing[1]!r}; pip install 'jagcodec[transfer-queue]' there",
+    )
+
+
+_RELIED_ON: list[tuple[Any, str, tuple[str, ...]]] = [
+    (AsyncSimpleStorageManager, "__init__", ("controller_info", "config")),
+    (AsyncSimpleStorageManager, "put_data", ("data", "metadata", "data_parser")),
+    (AsyncSimpleStorageManager, "get_data", ("metadata",)),
+    (
+        AsyncSimpleStorageManager,
+        "notify_data_update",
+        ("partition_id", "global_indexes", "field_schema"),
+    ),
+    (AsyncSimpleStorageManager, "_group_by_hash", ("global_indexes",)),
+    (AsyncSimpleStorageManager, "_pack_field_values", ("values",)),
+    (
+        AsyncSimpleStorageManager,
+        "_put_to_single_storage_unit",
+        ("global_indexes", "storage_data", "target_storage_unit", "data_parser"),
+    ),
+    (
+        AsyncSimpleStorageManager,
+        "_get_from_single_storage_unit",
+        ("global_indexes", "fields", "target_storage_unit"),
+    ),
+    (_Stock, "get_zmq_server_info", ()),
+    (_Stock, "_handle_put", ("data_parts",)),
+    (_Stock, "_handle_get", ("data_parts",)),
+    (_Stock, "_handle_save_checkpoint", ("data_parts",)),
+    (_Stock, "_handle_load_checkpoint", ("data_parts",)),
+    (simple_storage.StorageUnitData, "__init__", ("storage_size",)),
+    (simple_storage.StorageUnitData, "put_data", ("field_data", "global_indexes")),
+    (simple_storage.StorageUnitData, "get_data", ("fields", "global_indexes")),
+    (simple_storage.StorageUnitData, "clear", ("keys",)),
+    (ZMQServerInfo, "__init__", ("role", "id", "ip", "ports")),
+]
+
+
+def _check_version() -> None:
+    """Refuse a TransferQueue in which something that this module builds on has changed.
+
+    Raises:
+        ImportError: The version, and the first difference.
+    """
+    for cls, name, parameters in _RELIED_ON:
+        method = getattr(cls, name, None)
+        known = () if method is None else inspect.signature(method).parameters
+        if method is None or not set(parameters).issubset(known):
+            raise _changed(f"{cls.__name__}.{name}({', '.join(parameters)})")
+    place = getattr(simple_storage_bootstrap.initialize_simple_storage, "__wrapped__", None)
+    if place is None or "SimpleStorageUnit" not in place.__code__.co_names:
+        raise _changed("initialize_simple_storage(conf), which starts each SimpleStorageUnit")
+
+
+_check_version()
+StorageManagerFactory.register(NAME)(_JagcodecStorageManager)
+StorageBootstrapProvider.register_provider(NAME)(start_units)

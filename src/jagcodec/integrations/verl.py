@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, Unpack
 
@@ -18,9 +17,10 @@ from tensordict import TensorDict
 
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
+from jagcodec.integrations._reducers import Reducer, carry
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.pack.trimming import padded_batch, trim_padding
-from jagcodec.wire.compression import Compress
+from jagcodec.wire.compress import Compress
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame
@@ -134,9 +134,6 @@ def install(
             from jagcodec.integrations.verl import install
 
             install()
-            ray.init(runtime_env={
-                "worker_process_setup_hook": "jagcodec.integrations.verl.install"
-            })
             data = ray.get(ray.put(data))
 
     Args:
@@ -152,30 +149,23 @@ def install(
 
     It applies to every `DataProto`, TensorDict and jagged tensor in what `ray.put`, a task argument
     or a result holds, at any depth, and so to what verl's worker groups dispatch and collect. What
-    arrives is a copy that may be written to. Call it in the driver before work is dispatched, and
-    name it as ``worker_process_setup_hook`` for the workers. A process that only reads just needs
-    jagcodec installed. Calling it again replaces the options. Subclasses of these classes are left
-    to Ray.
+    arrives is a copy that may be written to. It applies to this process alone: for the workers of a
+    job, use the hook `jagcodec.integrations.setup`. A process that only reads just needs jagcodec
+    installed. Calling it again replaces the options. Subclasses of these classes are left to Ray.
     """
-    through_ray.register(allow_pickle=allow_pickle, default=default)
-    reducer = partial(
-        through_ray.reduced,
-        read=_read_with_pickles if allow_pickle else _read,
-        allow_pickle=allow_pickle,
-        narrow=narrow,
-        elide=elide,
-        compress=compress,
-        default=default,
-    )
-    through_ray.carry(dict.fromkeys((DataProto, *through_ray.VALUES), reducer))
+    read = _read_with_pickles if allow_pickle else _read
+    options = {"narrow": narrow, "elide": elide, "compress": compress, "default": default}
+    carry(_of_types(read, allow_pickle=allow_pickle, **options))
 
 
 def uninstall() -> None:
-    """Undo `install`: Ray writes batches as before, and what is in its store stays readable.
-
-    This also undoes `jagcodec.integrations.ray.register`.
-    """
+    """Undo `install`, and everything else that `jagcodec.integrations.ray.unregister` undoes."""
     through_ray.unregister()
+
+
+def _of_types(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:
+    of_ray = through_ray.reducers(read, **options)
+    return {**of_ray, DataProto: of_ray[TensorDict]}
 
 
 # Objects in the store refer to these functions by name: never rename or move them. They belong to
@@ -188,6 +178,9 @@ def _read(frames: list[Any]) -> Any:
 
 def _read_with_pickles(frames: list[Any]) -> Any:
     return decode(through_ray.owned(frames), allow_pickle=True, limits=NO_LIMITS)
+
+
+BY_DEFAULT = _of_types(_read)
 
 
 # --- DataProto <-> what can be encoded -----------------------------------------------------------

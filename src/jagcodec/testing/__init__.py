@@ -42,7 +42,6 @@ __all__ = [
     "arrays",
     "assert_same",
     "bits",
-    "compressions",
     "is_same",
     "jagged_batches",
     "jagged_tensors",

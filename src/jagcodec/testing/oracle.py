@@ -7,7 +7,7 @@ the bits of a cell, and jagged tensors are read through PyTorch's public accesso
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     """
     if isinstance(expected, UnbatchedTensor):
         _check(isinstance(actual, UnbatchedTensor), path, _name(actual), _name(expected), "type ")
-        assert_same(_unbatched(actual), _unbatched(expected), path)
+        _same_tensors(_unbatched(actual), _unbatched(expected), path)
         return
     if isinstance(expected, torch.Tensor):
         _same_tensors(actual, expected, path)
@@ -112,7 +112,7 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     elif isinstance(expected, dict):
         assert_same(list(actual), list(expected), f"{path} keys")
         for key in expected:
-            assert_same(actual[key], expected[key], f"{path}[{key!r}]")
+            assert_same(actual[key], expected[key], f"{path}[{_text(key, repr)}]")
     elif isinstance(expected, torch.Size):
         _check(actual == expected, path, actual, expected)
     elif isinstance(expected, (list, tuple)):
@@ -159,8 +159,7 @@ def is_same(actual: Any, expected: Any) -> bool:
 
 def _unbatched(leaf: Any) -> Any:
     """The tensor in an `UnbatchedTensor`, which is a tensorclass before tensordict 0.12."""
-    plain: Any = leaf if isinstance(leaf, torch.Tensor) else vars(leaf)["_tensordict"]["data"]
-    return torch.from_numpy(np.array(plain.tolist())).to(plain.dtype)
+    return leaf if isinstance(leaf, torch.Tensor) else vars(leaf)["_tensordict"]["data"]
 
 
 def _not_none(fields: dict[str, Any] | None) -> dict[str, Any]:
@@ -257,6 +256,8 @@ def _order(value: Any) -> tuple[str, str]:
         members = sorted(map(_order, value))
     elif isinstance(value, tuple):
         members = list(map(_order, value))
+    elif isinstance(value, int):
+        members = hex(value)  # of any size, unlike its repr
     return (_name(value), repr(members))
 
 
@@ -266,4 +267,14 @@ def _name(value: Any) -> str:
 
 def _check(same: bool, path: str, actual: Any, expected: Any, what: str = "") -> None:
     if not same:
-        raise AssertionError(f"{path}: {what}{actual}, expected {expected}")
+        raise AssertionError(f"{path}: {what}{_text(actual)}, expected {_text(expected)}")
+
+
+def _text(value: Any, as_text: Callable[[Any], str] = str) -> str:
+    """`value` as text; never an error, even if `as_text` raises one."""
+    try:
+        return as_text(value)
+    except Exception:  # torch cannot print int1, and Python limits the digits of an int
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            return f"{value.dtype} with bits {bits(value)}"
+        return f"{_name(value)} that cannot be printed"

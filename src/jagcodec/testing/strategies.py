@@ -11,8 +11,7 @@ import torch
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec.wire.compression import Compression
-from jagcodec.wire.spec import CODECS, TORCH_DTYPES
+from jagcodec.wire.spec import TORCH_DTYPES
 
 Draw = st.DrawFn
 Strategy = st.SearchStrategy
@@ -327,15 +326,6 @@ def trees(max_leaves: int = 8) -> Strategy[Any]:
         )
 
     return st.recursive(leaves, containers, max_leaves=max_leaves)
-
-
-@st.composite
-def compressions(draw: Draw) -> Compression:
-    """A way to compress, with blocks so small that most frames have several."""
-    codec = draw(st.sampled_from(CODECS))
-    level = draw(st.integers(-7, 3 if codec == "zstd" else 1))
-    threshold, block_size = draw(st.sampled_from([0, 64])), draw(st.integers(1, 600))
-    return Compression(codec, level, threshold, block_size, draw(st.integers(0, 3)))
 
 
 if sys.byteorder != "little":  # pragma: no cover

@@ -48,7 +48,7 @@ class MessageSize(NamedTuple):
         columns: Those of its batch; none where it holds none.
         narrow: Whether any cells are stored narrow.
         elide: Whether any column is made of parts.
-        compress: The codec that it is compressed with.
+        compress: ``"zstd"`` where frames are compressed.
         checksum: Whether it has checksums.
     """
 
@@ -67,23 +67,20 @@ def message_size(frames: Any, path: str) -> MessageSize:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: It is malformed.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
     message = open_message(frames, path, by_range=True, verify=False)
     arrays: Any = message.frames
-    header, outer = message.header, message.outer
+    header = message.header
     total = sum(map(len, arrays))
     if not isinstance(frames, (list, tuple)) or (len(frames) == 1 and _is_blob(frames[0])):
-        total = blob_end(len(arrays[0]), outer.sizes)
-    root = outer.schema.root
-    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
-    # The header inside a compressed message is one of its values.
-    size = len(arrays[0]) if compress is None else len(outer.values[0])
+        total = blob_end(len(arrays[0]), header.stored)
     weighing = Weighing(message)
     batch = batch_node(header.schema.root)
     columns = [weighing.column(*column) for column in columns_of(batch)] if batch else []
-    plain = size + sum(header.sizes)
-    seen = weighing.narrow, weighing.elide, compress, outer.checksums is not None
+    plain = len(arrays[0]) + sum(header.sizes)
+    compress = "zstd" if header.compressed else None
+    seen = weighing.narrow, weighing.elide, compress, header.checksums is not None
     return MessageSize(total, plain, columns, *seen)
 
 
@@ -116,7 +113,7 @@ class Named(Places):
     """The places that the numbers of a node name."""
 
     def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes, 0)
+        super().__init__(sizes, sum(sizes))
         self.named: list[tuple[int, int, int]] = []
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:

@@ -111,8 +111,8 @@ def decode(
             have sent it.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
             that is not encoded, None.
-        ArgumentError: There is no such device; or the message is compressed, and the library that
-            decompresses it is not installed.
+        ArgumentError: There is no such device; or frames are compressed, and the library that
+            decompresses them is not installed.
 
     Nothing is unpickled unless you allow it, and no name in a message is ever looked up outside
     the tables of `docs/wire-format.md`, the types that you registered and, after

@@ -52,8 +52,7 @@ class OpenMessage(NamedTuple):
 
     Attributes:
         path: What errors call it.
-        header: That of the whole message: of a compressed one the header around it.
-        message: What is inside.
+        message: It, open.
         bytes: All of it, as a blob if it is one, and otherwise its frames.
         behind: Bytes behind the end of a blob, which nobody reads.
         columns: Those of its batch; where it holds none, the values that its value is made of.
@@ -62,7 +61,6 @@ class OpenMessage(NamedTuple):
     """
 
     path: str
-    header: Header
     message: Message
     bytes: int
     behind: int
@@ -81,23 +79,23 @@ def open_message(source: Any, path: str) -> OpenMessage:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: It is malformed, or damaged.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
     message = opened(source, path, by_range=True)
     arrays: Any = message.frames
-    header, outer = message.header, message.outer
+    header = message.header
     total, behind = sum(map(len, arrays)), 0
     one = source if not isinstance(source, (list, tuple)) else source[0]
     whole = buffer_bytes(one, path)
-    if len(arrays) == 1 + len(outer.sizes) and is_blob(whole):
-        total = blob_end(len(arrays[0]), outer.sizes)
+    if len(arrays) == 1 + len(header.stored) and is_blob(whole):
+        total = blob_end(len(arrays[0]), header.stored)
         behind = len(whole) - total
     root = header.schema.root
     batch = batch_node(root)
     if batch is None:
-        return OpenMessage(path, outer, message, total, behind, _values_of(root), [], False)
+        return OpenMessage(path, message, total, behind, _values_of(root), [], False)
     columns = _named(columns_of(batch))
-    return OpenMessage(path, outer, message, total, behind, columns, _beside(root, batch), True)
+    return OpenMessage(path, message, total, behind, columns, _beside(root, batch), True)
 
 
 def _named(columns: Iterable[tuple[tuple[str, ...], Node]]) -> list[Entry]:
@@ -173,7 +171,7 @@ class ColumnDescription:
         stored: ``"narrow"`` where cells take fewer bytes than their dtype, ``"parts"`` where what
             repeats is there once, else empty.
         bytes: What it takes of the message; cells that columns share are counted at the first.
-        share: The same, of the whole message before it was compressed; 0 to 1.
+        share: The same, of the whole message before frames were compressed; 0 to 1.
         rows: Which of `MessageDescription.rows_of` its rows are; None where it is not jagged.
         largest_row: Of jagged columns and rows of objects: the number of the first of the largest.
         largest_row_bytes: How many bytes its cells, or its document, take.
@@ -245,12 +243,12 @@ class MessageDescription:
             in it, else the kind of its value in small letters.
         rows: Of the batch; None where there is none, or it has no rows.
         bytes: All of it, as a blob if it is one, and otherwise its frames.
-        plain_bytes: Header and frames before it was compressed.
+        plain_bytes: Header and frames before they were compressed.
         frames: How many, the header included.
         behind: Bytes behind the end of a blob, which nobody reads.
         narrow: Whether any cells are stored narrow.
         elide: Whether any column is made of parts.
-        compress: The codec that it is compressed with; None where it is not.
+        compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums, which were compared.
         columns: Those of the batch, or the values that the value is made of.
         beside: What stands beside the batch in a dict, or is its `meta_info`.
@@ -308,19 +306,15 @@ def describe_message(source: MessageLike) -> MessageDescription:
     Raises:
         ArgumentTypeError: It is neither frames nor a blob.
         WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
-        ArgumentError: It is compressed, and the library for that is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
     return describe(open_message(source, "describe_message(source)"))
 
 
 def describe(found: OpenMessage) -> MessageDescription:
     """As `describe_message`, of a message that is open."""
-    message, outer = found.message, found.header
-    header, root = message.header, outer.schema.root
-    compress = root.fields[0] if root.kind is Kind.COMPRESSED else None
-    # The header inside a compressed message is one of its values.
-    head = outer.total - sum(outer.sizes) if compress is None else len(outer.values[0])
-    plain = head + sum(header.sizes)
+    message, header = found.message, found.message.header
+    plain = header.total - sum(header.stored) + sum(header.sizes)
     weighing = Weighing(message)
     groups: dict[int, list[str]] = {}
     described = [
@@ -337,12 +331,12 @@ def describe(found: OpenMessage) -> MessageDescription:
         _rows(message, found.batch),
         found.bytes,
         plain,
-        1 + len(outer.sizes),
+        1 + len(header.sizes),
         found.behind,
         weighing.narrow,
         weighing.elide,
-        compress,
-        has_checksums(outer),
+        "zstd" if header.compressed else None,
+        has_checksums(header),
         tuple(described[0]),
         tuple(described[1]),
         _meta_names(message),
@@ -353,8 +347,8 @@ def describe(found: OpenMessage) -> MessageDescription:
 
 def has_checksums(header: Header) -> bool:
     """Whether a message has checksums; where it has no payload, of its header alone."""
-    plain = header.schema.numbers + 2 + 5 * len(header.groups) + len(header.sizes)
-    return len(header.numbers) > plain
+    sizes = len(header.sizes) * (2 if header.compressed else 1)
+    return len(header.numbers) > header.schema.numbers + 2 + 5 * len(header.groups) + sizes
 
 
 def _value_name(root: Node, batch: bool) -> str:

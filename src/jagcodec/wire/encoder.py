@@ -24,7 +24,7 @@ from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.column_options import column_options
-from jagcodec.wire.compression import Compress, compressed, usable_compression
+from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
 from jagcodec.wire.lowered import Columns, Lowered, Ragged
 from jagcodec.wire.lowering import Lowering
@@ -100,10 +100,10 @@ def encode(
             layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
             Costs a copy of it on either side. Columns that are not jagged stay as they are.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
-        compress: Compress every large frame, for links slower than memory: ``"zstd"``, ``"lz4"`` or
-            a `Compression`, whose libraries ``pip install 'jagcodec[zstd]'`` and ``[lz4]`` bring
-            for both sides. Readers need no option. A message that would not get smaller is sent
-            as it is.
+        compress: Compress large frames, for links slower than memory: ``"zstd"``, or
+            ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
+            Both sides need the library: ``pip install 'jagcodec[zstd]'``. Readers need no option.
+            A frame that would not get smaller is sent as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as json, msgspec and orjson take one. It is called with each value
@@ -130,7 +130,7 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
-        ArgumentError: There is no codec of the name `compress`, or its library is not installed; or
+        ArgumentError: `compress` is something else, or its library is not installed; or
             `outermost` names a dim that the rows of a column do not have.
         ArgumentKeyError: `narrow` or `outermost` names a column that `obj` does not have.
         ArgumentTypeError: `narrow`, `outermost`, `groups` or `meta` is of another type.
@@ -201,7 +201,7 @@ def pending(
     With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
-    how = None if compress is None else usable_compression(compress)
+    level = None if compress is None else usable_level(compress)
     every, named = column_options(narrow, outermost)
     lowering = Lowering(allow_pickle, default, every, named)
     tree = lowering.lower(obj)
@@ -222,8 +222,8 @@ def pending(
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
     compared = None if groups is None else _group_numbers(groups, elide=elide)
     placing = Placing(copies, keep_on, elide=elide, groups=compared)
-    message = placing.message(lowered, checksum and how is None)
-    return message if how is None else compressed(message, how, checksum)
+    message = placing.message(lowered, checksum and level is None)
+    return message if level is None else compressed(message, level, checksum)
 
 
 def _group_numbers(groups: Any, *, elide: bool) -> IntArray:

@@ -5,7 +5,7 @@ A header is one msgpack map::
     {"jagcodec": version, "schema": Ext(16, ...), "numbers": int64s, "values": array of documents}
 
 The numbers are those of the schema's nodes, then the counts of ragged groups and of frames, the
-groups, the sizes of the frames and, if there are any, checksums.
+groups, the sizes of the frames and, if there are any, their stored sizes and checksums.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Header(NamedTuple):
         packed_values: The same as bytes.
         records: Whether there may be any.
         groups: The ragged groups.
-        sizes: Bytes of each frame behind the header.
-        total: Bytes of header and frames.
+        sizes: Bytes of each frame behind the header, before it was compressed.
+        stored: Bytes of each as it is sent; `sizes` itself where no frame is compressed.
+        total: Bytes of the header and of the frames as they are sent.
         checksums: The CRC-32 of each of them, or None.
         objects: How many objects it asks for, as `Limits` count them.
         limits: What its reader takes.
@@ -61,10 +62,16 @@ class Header(NamedTuple):
     records: bool
     groups: list[Group]
     sizes: list[int]
+    stored: list[int]
     total: int
     checksums: list[int] | None
     objects: int
     limits: Limits
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the message has stored sizes."""
+        return self.stored is not self.sizes
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -115,11 +122,21 @@ def write_header(
     return b"".join((before, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
 
 
+def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
+    """A header that ends with the sizes of its frames, with their stored sizes."""
+    _, schema, numbers, values = header_parts(header, NO_LIMITS)
+    return _with_numbers(schema, numbers, stored, values)
+
+
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
     """A header that has none with the checksum of itself, and those of the frames behind it."""
     _, schema, numbers, values = header_parts(header, NO_LIMITS)
     whole = _header_checksum(schema, numbers, values)
-    more = numbers + struct.pack(f"<{1 + len(frames)}q", whole, *frames)
+    return _with_numbers(schema, numbers, (whole, *frames), values)
+
+
+def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: bytes) -> bytes:
+    more = numbers + struct.pack(f"<{len(added)}q", *added)
     return b"".join(
         (
             *(_BEFORE_SCHEMA, _size(_EXT_SIZES, len(schema)), _SCHEMA_CODE, schema),
@@ -179,8 +196,6 @@ def read_header(
     """
     size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
     schema = read_schema(packed_schema)
-    if in_row and schema.root.kind is Kind.COMPRESSED:
-        raise fail("bad_record", "expected a message that is not compressed, found one that is")
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers
     if len(numbers) < first + 2:
@@ -195,15 +210,16 @@ def read_header(
         )
     first += 2
     ends = first + 5 * numbers[first - 2]
-    sizes = numbers[ends : ends + numbers[first - 1]]
-    checksums = numbers[ends + len(sizes) :]
-    if len(numbers) - ends - numbers[first - 1] != len(checksums) or len(checksums) not in (
-        0,
-        1 + len(sizes),
-    ):
+    count = numbers[first - 1]
+    sizes = numbers[ends : ends + count]
+    stored, checksums = sizes, numbers[ends + count :]
+    more = len(numbers) - ends - count
+    if more > 0 and count and more in (count, 1 + 2 * count):
+        stored, checksums = checksums[:count], checksums[count:]
+    if more < 0 or len(checksums) not in (0, 1 + count):
         raise fail(
             "bad_header",
-            f"expected numbers of {numbers[first - 2]} groups and {numbers[first - 1]} frames, "
+            f"expected numbers of {numbers[first - 2]} groups and {count} frames, "
             f"found {len(numbers) - first} numbers",
             path="header",
         )
@@ -213,16 +229,21 @@ def read_header(
         found = _header_checksum(packed_schema, covered, packed_values)
         check_crc(found, checksums[0], "header")
 
-    places = Places(sizes, size, in_row=in_row)
-    if places.payload > INT64_MAX:
+    payload = sum(sizes)
+    if payload > INT64_MAX:
         raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
-    total = size + places.payload
+    total = size + payload
     if total > limits.bytes or schema.columns > limits.columns or schema.depth > limits.depth:
         raise _larger(total, schema, limits)
+    if stored is not sizes:
+        _check_stored(stored, sizes, in_row=in_row)
+        total = size + sum(stored)
+    places = Places(sizes, total, in_row=in_row)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
-    if places.expanded:
-        _check_expanded(places.expanded, total, limits, in_row=in_row, repeated=repeated)
+    if places.expanded or stored is not sizes:
+        expanded = places.expanded + (places.made + payload if stored is not sizes else 0)
+        _check_expanded(expanded, total, limits, in_row=in_row, repeated=repeated)
     objects = schema.size + len(groups) + len(sizes) + places.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
@@ -240,21 +261,31 @@ def read_header(
             )
     frames = checksums[1:] or None
     return Header(
-        *(schema, numbers, values, packed_values, records, groups, sizes, total, frames),
+        *(schema, numbers, values, packed_values, records, groups, sizes, stored, total, frames),
         *(objects, limits),
     )
+
+
+def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:
+    """Check the stored sizes of frames."""
+    if in_row:
+        raise fail("bad_record", "expected no compressed frames in a row, found some")
+    for i, (sent, size) in enumerate(zip(stored, sizes, strict=True)):
+        if sent > size:
+            path = f"frame {i + 1}"
+            raise fail("bad_header", f"expected at most {size} bytes, found {sent}", path=path)
 
 
 def _check_expanded(
     expanded: int, total: int, limits: Limits, *, in_row: bool, repeated: bool
 ) -> None:
-    """Refuse columns of parts that take more than their message may."""
+    """Refuse what takes more than its message may: columns of parts, and compressed frames."""
     if repeated:
         # What repeats would repeat again in each, and so on for every level of rows.
         expected = "no columns of parts in a message whose row is made of parts"
         raise fail("out_of_bounds", f"expected {expected}, found some", path="header")
     beyond = expanded - EXPANSION * total
-    what = f"bytes of repeated cells beyond {EXPANSION} for each byte of the message"
+    what = f"bytes of cells, documents and frames beyond {EXPANSION} for each byte of the message"
     if in_row and beyond > 0:
         raise fail("out_of_bounds", f"expected no {what} in a row, found {beyond}", path="header")
     if beyond > limits.expanded:

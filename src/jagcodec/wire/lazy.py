@@ -31,6 +31,7 @@ from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
+from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
@@ -527,8 +528,11 @@ class WireBatch:
         A jagged one is a `RaggedView` over the message, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        budget = Budget(self._message)
+        message, budget = self._message, Budget(self._message)
         checked: set[int] = set()  # ragged groups that have as many rows as the batch
+        if message.header.compressed:
+            cells = [node for node in self._nodes.values() if node.kind in _WITH_CELLS]
+            prepare(message.payload, {message.numbers[node.number] for node in cells})
         return [
             (name, self._named(name, node, self._column, budget, checked))
             for name, node in self._nodes.items()
@@ -554,6 +558,7 @@ def _reopened(frames: list[Any]) -> WireBatch:
 
 
 _JAGGED = Kind.JAGGED
+_WITH_CELLS = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
 
 
 def open_wire(
@@ -579,15 +584,15 @@ def open_wire(
     Returns:
         A `WireBatch` over the message, whose value must be a TensorDict of at least one batch
         dim, a `BatchedDataDict`, or a dict with one such TensorDict in it, the rest of which is
-        `meta`. Checksums of buffers are not verified: that would read them all. Frames of a
-        compressed message in memory are decompressed whole, each when something in it is asked for
-        first; a callable is asked for the blocks that hold it.
+        `meta`. Checksums of buffers are not verified: that would read them all. A compressed frame
+        is decompressed whole when something in it is first asked for, and kept while the batch is
+        open; a callable is asked for all of such a frame.
 
     Raises:
         WireFormatError: The source is no such message, or a callable returned too few bytes.
         ArgumentTypeError: `source` is none of these.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
-            or a device; or the message is compressed, and the library for that is not installed.
+            or a device; or frames are compressed, and the library for that is not installed.
         OSError: The file cannot be read.
 
     Example:

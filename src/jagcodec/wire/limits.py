@@ -26,7 +26,9 @@ class Limits:
             themselves.
         expanded: Bytes that columns take once they are made of what they repeat (`elide=True`),
             all together, beyond 64 for each byte of the message; of rows of documents that become
-            objects, 16 for each of their bytes.
+            objects, 16 for each of their bytes. Of a message with compressed frames, also the bytes
+            of all its frames before they were compressed, of narrow cells as wide as their dtype,
+            and 16 for each byte of documents.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 

@@ -19,7 +19,7 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, inside
-from jagcodec.wire.compressed import opened, opened_ranges
+from jagcodec.wire.compress import opened, opened_ranges
 from jagcodec.wire.dtypes import DTYPES, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
@@ -77,7 +77,7 @@ def open_message(
     Raises:
         ArgumentTypeError: `source` is neither a buffer nor a list of them.
         WireFormatError: The message is cut or damaged, or its frames are not the header's.
-        ArgumentError: It is compressed, and the library that decompresses it is not installed.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
     """
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
@@ -110,12 +110,12 @@ def open_frames(
     """
     buffers = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
-    if sizes != header.sizes:
+    if sizes != header.stored:
         check_sizes(header, sizes)
     if verify and header.checksums is not None:
         check_frames(buffers, header.checksums)
-    inner, payload = opened(header, buffers, copy, by_range=by_range)
-    return Message(inner, payload, device, allow_pickle, header, frames)
+    payload = opened(header, buffers, copy, by_range=by_range)
+    return Message(header, payload, device, allow_pickle, frames)
 
 
 def open_store(
@@ -142,10 +142,10 @@ def open_store(
     if size > limits.header:
         raise exceeded("header", limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.sizes)
+    starts = starts_of(size, header.stored)
     fetch = lambda buffer, offset, size: get(starts[buffer] + offset, size)  # noqa: E731
-    inner, payload = opened_ranges(header, fetch, copy)
-    return Message(inner, payload, device, allow_pickle, header, None)
+    payload = opened_ranges(header, fetch, copy)
+    return Message(header, payload, device, allow_pickle, None)
 
 
 def open_row(blob: ByteArray, outer: Message, *, repeated: bool) -> Message:
@@ -167,7 +167,7 @@ def _split(
     size = read_preamble(blob)
     frame = split_blob(blob, size, ())[0].data
     header = read_header(frame, limits, in_row=in_row, repeated=repeated)
-    return header, split_blob(blob, size, header.sizes)
+    return header, split_blob(blob, size, header.stored)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
@@ -176,14 +176,14 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
     Raises:
         WireFormatError: One is missing, or has another size; it is named.
     """
-    if len(sizes) != len(header.sizes):
+    if len(sizes) != len(header.stored):
         raise WireFormatError(
             "frame_count",
             "frames",
-            f"expected {len(header.sizes) + 1} frames, found {len(sizes) + 1}; "
+            f"expected {len(header.stored) + 1} frames, found {len(sizes) + 1}; "
             "frames were lost, or come from more than one message",
         )
-    for i, (expected, found) in enumerate(zip(header.sizes, sizes, strict=True)):
+    for i, (expected, found) in enumerate(zip(header.stored, sizes, strict=True)):
         if expected != found:
             raise WireFormatError(
                 "frame_size",
@@ -299,13 +299,12 @@ class Message:
     """An open message: its checked header, and a way to its buffers. It may be shared by threads.
 
     Attributes:
-        header: What the message says of itself; of a compressed one the header inside.
+        header: What the message says of itself.
         limits: What its reader takes.
         numbers: Those of the header.
         payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
-        outer: The header as it came.
         frames: All frames as they came, header first; None where they are fetched by ranges.
         in_row: Whether it is a row of another message.
         repeated: Whether that row is made of parts, or in a message in such a row.
@@ -324,7 +323,6 @@ class Message:
         "in_row",
         "limits",
         "numbers",
-        "outer",
         "payload",
         "repeated",
         "slicer",
@@ -337,7 +335,6 @@ class Message:
         payload: Payload,
         device: torch.device | None,
         allow_pickle: bool,
-        outer: Header,
         frames: Sequence[Any] | None,
     ) -> None:
         """Use `open_message`."""
@@ -347,7 +344,6 @@ class Message:
         self.payload: Payload = payload
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
-        self.outer: Header = outer
         self.frames: Sequence[Any] | None = frames
         self.in_row: bool = False
         self.repeated: bool = False
@@ -373,6 +369,7 @@ class Message:
         if values[index] is _TAKEN:
             values = self._unpacked()
         value, values[index] = values[index], _TAKEN
+        # All others are kept: a reader of every column unpacks the header once, not once for each.
         if not self._unread:
             self._unread.append(values)
         if self.header.records:
@@ -592,6 +589,7 @@ class Message:
 
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 _TAKEN = object()
+"""In the place of a document of the header that a reader has."""
 
 
 def _choose(whole: RaggedView, leaf: Leaf, chosen: ChosenRows) -> RaggedView:

@@ -22,8 +22,8 @@ from jagcodec.wire.dim_names import check_dim_names
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
-    CODECS,
     COMPRESSED_LAYOUTS,
+    DOCUMENT_COST,
     INTEGER_DTYPES,
     MAX_DEPTH,
     MAX_LEVELS,
@@ -146,11 +146,6 @@ def _layout(value: Any) -> None:
     expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
 
 
-def _codec(value: Any) -> None:
-    known = type(value) is str and value in CODECS
-    expect(known, "bad_record", f"one of {', '.join(CODECS)}; the sender may be newer", value)
-
-
 # --- forms -------------------------------------------------------------------------------------
 
 ANY, PER_KEY = -1, -2
@@ -220,7 +215,6 @@ FORMS: dict[Kind, Form] = {
     Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
     Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.USER: Form.of({"name": _name}, (), 1),
-    Kind.COMPRESSED: Form.of({"codec": _codec}, ("block_size",), 2),
 }
 
 
@@ -298,10 +292,6 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
-        if kind is Kind.COMPRESSED:
-            # Around a whole message, and nowhere else; what is in it are two documents.
-            expect(not depth, "bad_record", "COMPRESSED around a whole message", "it in a value")
-            expect(children == [None, None], "bad_record", "two values in COMPRESSED", children)
         if form.children == PER_KEY:
             self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:
@@ -383,15 +373,16 @@ def child_step(node: Node, child: int) -> Any:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int], header_bytes: int, *, in_row: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int], total: int, *, in_row: bool = False) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
         self.expanded: int = 0  # bytes that columns of parts take once they are made
+        self.made: int = 0  # bytes that narrow cells take once they are made, and documents
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
-        self.field_bytes: int = 64 * (spare + header_bytes + self.payload)
+        self.field_bytes: int = 64 * (spare + total)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.
@@ -516,10 +507,12 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         if own[3] >= len(groups):
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
+        places.made += DOCUMENT_COST * own[4]
     if kind in OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and held:
         _claim_parts(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
+        places.made += 0 if own[2] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
         size = cells * numpy_itemsize(node.fields[0])
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 MAGIC = "jagcodec"
 """First key of the header map; its value is the format version."""
@@ -64,23 +64,9 @@ Integers of distinct hashes can be chosen to follow each other, each behind all 
 FEW_KEYS = 1024
 """Keys of one dict or set that are not checked for such steps: they cannot cost much."""
 
-CodecName: TypeAlias = Literal["zstd", "lz4"]
-
-CODECS: tuple[CodecName, ...] = get_args(CodecName)
-"""What the blocks of a compressed message may be compressed with."""
-
-MAX_BLOCK = 1 << 26
-"""Bytes of a block of a compressed message before it is compressed, at most."""
-
 MAX_WINDOW = 1 << 23
-"""How far back a block of zstd may refer, unless all of it is one segment. RFC 8878 wants every
-reader to take as much."""
-
-MAX_EXPANSION = 256
-"""Bytes of the frames inside a compressed message for each byte of it, past the first
-`FREE_EXPANSION`. Zeros would come to 20,000, and so would what is sent to fill a memory."""
-
-FREE_EXPANSION = 1 << 20
+"""How far back zstd may refer in a frame that is not a single segment. RFC 8878 asks every reader
+to support as much."""
 
 
 class Kind(IntEnum):
@@ -130,8 +116,6 @@ class Kind(IntEnum):
     # the user's
     USER = 80
     PICKLE = 81
-    # a message around a message
-    COMPRESSED = 82
 
 
 Code: Any = SimpleNamespace(**{kind.name: int(kind) for kind in Kind})

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire import documents
-from jagcodec.wire.compressed import opened_frames
+from jagcodec.wire.compress import opened_frames
 from jagcodec.wire.frames import frame_arrays, is_blob
 from jagcodec.wire.header import (
     NO_VALUES,
@@ -170,7 +170,7 @@ def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[l
         if not rest and is_blob(header):
             try:
                 message = open_message(header, where, limits, by_range=True)
-                read, rest = message.outer, list(message.frames or ())[1:]
+                read, rest = message.header, list(message.frames or ())[1:]
             except WireFormatError as error:
                 raise of_message(i, error) from error
             opened.append((i, read))
@@ -199,18 +199,13 @@ def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[l
             except WireFormatError as error:
                 raise of_message(i, error) from error
             opened.append((i, read))
-    compressed = [k for k, (_, read) in enumerate(opened) if read.schema.root.kind is _COMPRESSED]
-    for k in compressed:
-        i, read = opened[k]
+    compressed = [(i, read) for i, read in opened if read.compressed]
+    for i, read in compressed:
         try:
-            read, behind[i] = opened_frames(read, behind[i])
+            behind[i] = opened_frames(read, behind[i])
         except WireFormatError as error:
             raise of_message(i, error) from error
-        opened[k] = i, read
     return [*stacks, *stacked(opened)], Frames.of(behind) if compressed else frames
-
-
-_COMPRESSED = Kind.COMPRESSED
 
 
 class _Headers(NamedTuple):

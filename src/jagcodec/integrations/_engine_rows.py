@@ -1,0 +1,59 @@
+"""Rows of what inference engines return: the checks that all engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from numbers import Real
+from operator import index
+from typing import Any
+
+from jagcodec.errors import ArgumentError, JagcodecError, brief
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def reading(path: str, expected: str) -> Iterator[None]:
+    """Raise an error that names the sample for anything that is not of the engine's types."""
+    try:
+        yield
+    except JagcodecError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            "bad_type", path, f"expected {expected}, found {type(error).__name__}: {error}"
+        ) from error
+
+
+def token_ids(ids: Iterable[Any]) -> list[int]:
+    return [index(token) for token in ids]
+
+
+def logprob(value: Any, path: str) -> float:
+    if type(value) is not float and not isinstance(value, Real):
+        raise ArgumentError("bad_type", path, f"expected a logprob, found {brief(value)}")
+    return float(value)
+
+
+def check_count(found: int, expected: int, path: str, of: str) -> None:
+    if found != expected:
+        raise ArgumentError(
+            "bad_length", path, f"expected {expected} items like {of}, found {found}"
+        )
+
+
+def same_keys(rows: dict[str, Row]) -> list[Row]:
+    """Rows, by the paths of their samples, without the keys that are None in all of them."""
+    for key in {key: None for row in rows.values() for key in row}:
+        without = [path for path, row in rows.items() if row[key] is None]
+        if 0 < len(without) < len(rows):
+            raise ArgumentError(
+                "row_mismatch",
+                without[0],
+                f"expected {key} in all samples or in none, found a sample without; ask the engine "
+                "for it in every request, or leave out samples that have none",
+            )
+    return [
+        {key: value for key, value in row.items() if value is not None} for row in rows.values()
+    ]

@@ -1,0 +1,136 @@
+"""What SGLang returns, as rows for `encode_rows` and `pack_rows`. It does not import SGLang."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.integrations._engine_rows import (
+    Row,
+    check_count,
+    logprob,
+    reading,
+    same_keys,
+    token_ids,
+)
+
+
+def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]]:
+    """One row per sample of what `Engine.generate` and the endpoint ``/generate`` return.
+
+    Example:
+        >>> from jagcodec import encode_rows, materialize
+        >>> from jagcodec.integrations.sglang import rows_of
+        >>> responses = [
+        ...     {
+        ...         "output_ids": [7, 8],
+        ...         "prompt_token_ids": [1, 2, 3],
+        ...         "meta_info": {
+        ...             "prompt_tokens": 3,
+        ...             "finish_reason": {"type": "stop", "matched": 8},
+        ...             "input_token_logprobs": [],
+        ...             "output_token_logprobs": [(-0.5, 7, None), (-0.125, 8, None)],
+        ...         },
+        ...     },
+        ... ]
+        >>> rows = rows_of(responses)
+        >>> rows[0]["response_ids"], rows[0]["logprobs"], rows[0]["finish_reason"]
+        ([7, 8], [-0.5, -0.125], 'stop')
+        >>> frames = encode_rows(rows, same_length=["response_ids", "logprobs"])
+        >>> materialize(frames)["prompt_ids"].tolist()
+        [[1, 2, 3]]
+
+    Args:
+        responses: A response, or a list of them, nested to any depth, as batches of batches are.
+            They are those of SGLang 0.5.23, from which this was read; JSON's lists are as good as
+            tuples.
+
+    Returns:
+        A dict per response, in order. Its keys:
+
+        * `prompt_ids`: a list of ints: `prompt_token_ids` (asked for by
+          ``return_prompt_token_ids=True``), or the tokens of `input_token_logprobs` if these cover
+          the prompt;
+        * `response_ids`: a list of ints, `output_ids`;
+        * `logprobs`: a list of floats, those of the sampled tokens (``return_logprob=True``);
+        * `finish_reason`: a string, the `type` of SGLang's dict: ``"stop"``, ``"length"`` or
+          ``"abort"``;
+        * `prompt_logprobs`: a list of floats, those of the prompt's own tokens
+          (``logprob_start_len=0``). The first one, which SGLang leaves out, is 0.0;
+        * `routed_experts`: the numpy array that SGLang sent as base64. It is flat and read-only:
+          ``reshape(-1, layers, top_k)`` has a row per token.
+
+        A key that SGLang returned for no sample is in no row. Lists belong to their row.
+
+    Raises:
+        ArgumentError: Only some samples have a key, a response is not one of ``/generate``, or its
+            logprobs are not those of its tokens. The error names the first such sample.
+    """
+    rows: dict[str, Row] = {}
+    for path, response in _flat(responses, "sglang.rows_of(responses)"):
+        with reading(path, "a response of SGLang's /generate"):
+            rows[path] = _row(response, path)
+    return same_keys(rows)
+
+
+def _flat(responses: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(responses, (list, tuple)):
+        for i, response in enumerate(responses):
+            yield from _flat(response, f"{path}[{i}]")
+    else:
+        yield path, responses
+
+
+def _row(response: Any, path: str) -> Row:
+    meta, ids = response["meta_info"], token_ids(response["output_ids"])
+    finish, experts = meta["finish_reason"], meta.get("routed_experts")
+    prompt, prompt_logprobs = _prompt(response, meta, f"{path}.input_token_logprobs")
+    if experts is not None:  # versions that send other dtypes than int32 name them
+        dtype = np.dtype(meta.get("routed_experts_dtype", "int32"))
+        experts = np.frombuffer(base64.b64decode(experts, validate=True), dtype)
+    return {
+        "prompt_ids": prompt,
+        "response_ids": ids,
+        "logprobs": _logprobs(
+            meta.get("output_token_logprobs"), ids, f"{path}.output_token_logprobs"
+        ),
+        "finish_reason": None if finish is None else finish["type"],
+        "prompt_logprobs": prompt_logprobs,
+        "routed_experts": experts,
+    }
+
+
+def _logprobs(triples: Any, ids: list[int], path: str) -> list[float] | None:
+    """The logprobs of (logprob, token id, text), one for each of these ids."""
+    if triples is None:
+        return None
+    check_count(len(triples), len(ids), path, "output_ids")
+    for at, (_, token, _) in enumerate(triples):
+        if token != ids[at]:
+            found = f"expected token {ids[at]} like output_ids, found {brief(token)}"
+            raise ArgumentError("row_mismatch", f"{path}[{at}]", found)
+    return [logprob(value, f"{path}[{at}]") for at, (value, _, _) in enumerate(triples)]
+
+
+def _prompt(response: Any, meta: Any, path: str) -> tuple[list[int] | None, list[float] | None]:
+    """The ids of the prompt, and their logprobs if SGLang returned those of all of them."""
+    prompt, triples = response.get("prompt_token_ids"), meta.get("input_token_logprobs") or ()
+    values = [value for value, _, _ in triples]
+    count = meta.get("prompt_tokens") if prompt is None else len(prompt)
+    if not values or len(values) != count:
+        # Older versions return the last token of each prompt, without a logprob.
+        if any(value is not None for value in values):
+            raise ArgumentError(
+                "bad_length",
+                path,
+                f"expected the logprobs of all {count} tokens of the prompt, found {len(values)}; "
+                "pass logprob_start_len=0 for all of them, or leave it out for none",
+            )
+        return None if prompt is None else token_ids(prompt), None
+    values[0] = 0.0 if values[0] is None else values[0]
+    ids = token_ids(prompt or [token for _, token, _ in triples])
+    return ids, [logprob(value, f"{path}[{at}]") for at, value in enumerate(values)]

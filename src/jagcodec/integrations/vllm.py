@@ -1,0 +1,109 @@
+"""What vLLM returns, as rows for `encode_rows` and `pack_rows`. It does not import vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jagcodec.errors import ArgumentError, brief
+from jagcodec.integrations._engine_rows import (
+    Row,
+    check_count,
+    logprob,
+    reading,
+    same_keys,
+    token_ids,
+)
+
+
+def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
+    """One row per sample of what `LLM.generate` returns.
+
+    Example:
+        >>> from types import SimpleNamespace as Of  # in place of vLLM's own classes
+        >>> from jagcodec import encode_rows, materialize
+        >>> from jagcodec.integrations.vllm import rows_of
+        >>> sampled = [{7: Of(logprob=-0.5), 9: Of(logprob=-0.25)}, {8: Of(logprob=-0.125)}]
+        >>> samples = [
+        ...     Of(token_ids=[7, 8], logprobs=sampled, finish_reason="stop", routed_experts=None),
+        ...     Of(token_ids=[8], logprobs=sampled[1:], finish_reason="stop", routed_experts=None),
+        ... ]
+        >>> outputs = [Of(prompt_token_ids=[1, 2, 3], prompt_logprobs=None, outputs=samples)]
+        >>> rows = rows_of(outputs)
+        >>> rows[0]["prompt_ids"], rows[0]["response_ids"], rows[0]["logprobs"]
+        ([1, 2, 3], [7, 8], [-0.5, -0.125])
+        >>> frames = encode_rows(rows, same_length=["response_ids", "logprobs"])
+        >>> materialize(frames)["logprobs"].tolist()
+        [[-0.5, -0.125], [-0.125, 0.0]]
+
+    Args:
+        outputs: A list of finished `RequestOutput`s, as of vLLM 0.33.0, from which this was read.
+
+    Returns:
+        A dict per `CompletionOutput`, in order: n of them for a request with n samples. Its keys:
+
+        * `prompt_ids`, `response_ids`: lists of ints;
+        * `logprobs`: a list of floats, those of the sampled tokens;
+        * `finish_reason`: a string, such as ``"stop"``, ``"length"`` or ``"abort"``;
+        * `prompt_logprobs`: a list of floats, those of the prompt's own tokens. The first one,
+          which vLLM leaves out, is 0.0;
+        * `routed_experts`: the numpy array that vLLM returned, (tokens, layers, top k).
+
+        A key that vLLM returned for no sample is in no row: `logprobs`, `prompt_logprobs` and
+        `routed_experts` have to be asked for. Lists belong to their row; arrays are vLLM's.
+
+    Raises:
+        ArgumentError: Only some samples have a key, an output is not a `RequestOutput`, or it has
+            no logprob of a token. The error names the first such sample.
+    """
+    rows: dict[str, Row] = {}
+    with reading("vllm.rows_of(outputs)", "a list of vLLM's RequestOutputs"):
+        outputs = list(outputs)
+    for i, output in enumerate(outputs):
+        path = f"vllm.rows_of(outputs)[{i}]"
+        with reading(path, "a RequestOutput of vLLM"):
+            ids = output.prompt_token_ids
+            ids = None if ids is None else token_ids(ids)
+            logprobs = _logprobs(output.prompt_logprobs, ids, f"{path}.prompt_logprobs", first=0.0)
+            for j, sample in enumerate(output.outputs):
+                here = f"{path}.outputs[{j}]"
+                with reading(here, "a CompletionOutput of vLLM"):
+                    rows[here] = _row(sample, ids, logprobs, here)
+    return same_keys(rows)
+
+
+def _row(
+    sample: Any, prompt: list[int] | None, prompt_logprobs: list[float] | None, path: str
+) -> Row:
+    ids = token_ids(sample.token_ids)
+    return {
+        "prompt_ids": None if prompt is None else prompt.copy(),
+        "response_ids": ids,
+        "logprobs": _logprobs(sample.logprobs, ids, f"{path}.logprobs"),
+        "finish_reason": sample.finish_reason,
+        "prompt_logprobs": None if prompt_logprobs is None else prompt_logprobs.copy(),
+        "routed_experts": getattr(sample, "routed_experts", None),  # older versions lack it
+    }
+
+
+def _logprobs(
+    positions: Any, ids: list[int] | None, path: str, first: float | None = None
+) -> list[float] | None:
+    """The logprob of each token, of a dict of tokens for each; `first` if the first one has none.
+
+    The sampled token is in its dict whatever its rank.
+    """
+    if positions is None or ids is None:
+        return None
+    check_count(len(positions), len(ids), path, "token ids")
+    found = []
+    for at, (token, position) in enumerate(zip(ids, positions, strict=True)):
+        if at == 0 and first is not None and not position:
+            found.append(first)
+        elif not position or token not in position:
+            tokens = brief(list(position or ()))
+            detail = f"expected the logprob of token {token}, found those of {tokens}"
+            raise ArgumentError("bad_shape", f"{path}[{at}]", detail)
+        else:
+            found.append(logprob(position[token].logprob, f"{path}[{at}]"))
+    return found

@@ -1,0 +1,71 @@
+"""The benchmark of verl's training step, small, on a real Ray and TransferQueue."""
+
+import json
+
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
+pytest.importorskip("transfer_queue", reason="TransferQueue is not installed")
+
+from benchmarks import verl_v1
+
+pytestmark = pytest.mark.cluster
+
+# In a round of two prompts, 16 rows: what the workers get, what the driver gets, the eight rows put
+# one by one, and 32 rows of NeMo-RL, got by shard and as a whole.
+CELLS = 16 * (24 + 27 + 30) + 16 * (5 + 2 + 6 + 7) + 8 * 24 + 32 * (5 + 10)
+ROUNDS = 2  # one of them to warm up
+
+
+def test_every_cell_of_both_ways_is_compared(tmp_path, capsys):
+    file = tmp_path / "verl.json"
+    assert verl_v1.main(["--prompts=2", "--rounds=1", "--turns=1", f"--json={file}"]) == 0
+    report = json.loads(file.read_text())
+    assert {way: [turn["cells"] for turn in done] for way, done in report["turns"].items()} == {
+        "stock": [ROUNDS * CELLS],
+        "jagcodec": [ROUNDS * CELLS],
+    }
+    assert report["turns"]["stock"][0]["unit"] == "SimpleStorageUnit"
+    lines = report["lines"]
+    step = {name: by_way["stock"]["ms"] for name, by_way in lines.items() if ":" not in name}
+    assert step.pop("step") == pytest.approx(
+        sum(ms for name, ms in step.items() if name.endswith((" workers", " driver")))
+        + sum(step[name] for name in ("submit", "rollout", "sample", "clear"))
+    )
+    assert lines["CPU of the step: all"]["stock"]["ms"] > 0
+    assert all(by_way["stock"]["ms"] > 0 for name, by_way in lines.items() if "CPU" not in name)
+    assert "NeMo-RL, put and get" in capsys.readouterr().out
+
+
+def way(directory, code):
+    """A directory for `--python-path`, whose jagcodec does this when it is imported."""
+    package = directory / "jagcodec" / "integrations"
+    package.mkdir(parents=True)
+    (directory / "jagcodec" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "transfer_queue.py").write_text(code)
+    return str(directory)
+
+
+def test_a_cell_that_differs_ends_the_run(tmp_path, capfd):
+    code = """
+import transfer_queue
+
+stock = transfer_queue.kv_batch_get
+
+def wrong(**arguments):
+    data = stock(**arguments)
+    data["response_mask"].values()[-1] += 1
+    return data
+
+transfer_queue.kv_batch_get = wrong
+"""
+    with pytest.raises(SystemExit, match=r"wrong: .*status 1"):
+        verl_v1.run("wrong", way(tmp_path, code), 2, 1)
+    assert "old_log_prob driver: column 'response_mask'" in capfd.readouterr().err
+
+
+def test_a_process_that_fails_ends_the_run(tmp_path, capfd):
+    with pytest.raises(SystemExit, match=r"broken: .*status 1"):
+        verl_v1.run("broken", way(tmp_path, "raise OSError('no backend')"), 2, 1)
+    assert "OSError: no backend" in capfd.readouterr().err
