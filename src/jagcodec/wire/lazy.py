@@ -134,7 +134,7 @@ class WireBatch:
         return [self.meta]
 
     def __len__(self) -> int:
-        return self._rows[0] if self._chosen is None else len(self._chosen)
+        return self._rows[0] if self._chosen is None else len(self._chosen.index)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)
@@ -279,11 +279,12 @@ class WireBatch:
         """
         if self._frames is not None:
             return [array.data.toreadonly() for array in self._frames]
-        message, chosen = self._message, self._chosen
-        if chosen is not None and isinstance(chosen.index, range) and chosen.index:
+        message = self._message
+        index = None if self._chosen is None else self._chosen.index
+        if isinstance(index, range) and index:
             slicer = self._slicer()
             if slicer is not None:
-                return slicer.cut(chosen.index.start, chosen.index.stop)
+                return slicer.cut(index.start, index.stop)
         value = self.to_encode()
         shared = any(message.is_made_of_parts(node) for node in self._nodes.values())
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}

@@ -248,7 +248,7 @@ class Budget:
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 
 
-_JAGGED = Kind.JAGGED
+_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 
 class ChosenRows:
@@ -472,10 +472,8 @@ class Message:
                 data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
                 whole = RaggedView(data, dtype, tuple(shape), dim, None, splits)
                 self._wholes[i] = whole
-        if whole is not None and chosen is None:
-            return whole
-        leaf = self.leaf(node)
         if whole is None:
+            leaf = self.leaf(node)
             plain = leaf.place.stored == PLAIN or not leaf.place.cells
             in_place = in_memory and plain and leaf.group is not None
             if chosen is not None and not in_place and not leaf.parts:
@@ -492,17 +490,20 @@ class Message:
                 whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
                 if in_memory and plain:
                     self._wholes[i] = whole
-        return whole if chosen is None else _choose(whole, leaf, chosen)
+        if chosen is None:
+            return whole
+        return _choose(whole, None if node.kind is _TENSOR else numbers[i + 3], chosen)
 
     def _part(self, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
         """Some rows of a leaf, no more than they being read where that is possible."""
         place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
-        extent, ranges = leaf.shape[dim - 1], joined_rows(index)
+        extent, in_memory = leaf.shape[dim - 1], self.payload.in_memory
         splits = None if leaf.group is None else self.splits(leaf)
         picked, starts = chosen.among(leaf.group, splits)
         host: Any = range(extent + 1) if splits is None else splits.host
         one = isinstance(index, range) and leaf.outer == 1
-        if not one and (self.payload.in_memory or leaf.outer * len(ranges) > MOST_RANGES):
+        ranges = joined_rows(index) if one or not in_memory else []
+        if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
             data = cell_range(self.payload, place, 0, place.cells, keep=False)
             return RaggedView(data, leaf.dtype, leaf.shape, dim, starts, picked)
         shape = (*leaf.shape[: dim - 1], picked.total, *leaf.shape[dim:])
@@ -584,6 +585,10 @@ class Message:
             data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
             shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
             return from_bytes(data, leaf.dtype, shape)
+        if chosen is not None and splits is None and not leaf.parts and self.payload.in_memory:
+            data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+            rows = data.reshape(leaf.shape[0], leaf.cell_bytes)[chosen.at]
+            return from_bytes(rows.reshape(-1), leaf.dtype, (len(rows), *leaf.shape[1:]))
         return values_of(self.rows(node, chosen))
 
 
@@ -592,21 +597,21 @@ _TAKEN = object()
 """In the place of a document of the header that a reader has."""
 
 
-def _choose(whole: RaggedView, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
+def _choose(whole: RaggedView, group: int | None, chosen: ChosenRows) -> RaggedView:
     """Some of all rows: a range of them end to end, if they are."""
-    picked, starts = chosen.among(leaf.group, whole.row_splits)
-    memory: Any = whole.memory
-    dim, index = whole.ragged_dim, chosen.index
-    shape = (*whole.shape[: dim - 1], picked.total, *whole.shape[dim:])
-    if not math.prod(shape):
-        return RaggedView(_NOTHING, whole.dtype, shape, dim, None, picked)
-    if leaf.parts:
+    picked, starts = chosen.among(group, whole.row_splits)
+    if whole.starts is not None:  # rows of parts
         return whole.choose(chosen.at, picked)
-    if isinstance(index, range) and leaf.outer == 1:
+    memory: Any = whole.memory
+    index: Any = chosen.index
+    shape, dim = whole.shape, whole.ragged_dim
+    if len(memory) and not (dim == 1 and isinstance(index, range)):
+        return RaggedView(memory, whole.dtype, shape, dim, starts, picked)
+    if len(memory):
         start = int(whole.row_splits.host[index.start]) * whole.cell_bytes
         memory = memory[start : start + picked.total * whole.cell_bytes]
-        return RaggedView(memory, whole.dtype, shape, dim, None, picked)
-    return RaggedView(memory, whole.dtype, whole.shape, dim, starts, picked)
+    shape = (*shape[: dim - 1], picked.total, *shape[dim:])
+    return RaggedView(memory, whole.dtype, shape, dim, None, picked)
 
 
 def joined_rows(rows: Chosen) -> list[range]:
