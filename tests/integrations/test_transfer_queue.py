@@ -845,6 +845,28 @@ class TestStorage:
         assert [row[0].item() for row in batch["ids"].unbind()] == [40, 3, 7]
         assert batch["o"].tolist() == [{"i": 40}, {"i": 3}, {"i": 7}]
 
+    @pytest.mark.parametrize(
+        "column",
+        [
+            torch.arange(12).view(2, 6),
+            torch.arange(12.0).view(2, 3, 2).to(torch.bfloat16),
+            torch.tensor([True, False]),
+            torch.arange(2),
+            stack_or_nest([torch.arange(3), torch.arange(2)]),
+        ],
+    )
+    def test_no_column_of_one_kind_is_a_list_of_tensors(self, column):
+        storage = stored_rows.RowStorage(None, stored_rows.Options())
+        storage.put_data(self.body({"x": column}, 2), [0, 1])
+        batch = jagcodec.open_wire(
+            storage.get_data({stored_rows.MESSAGE: ["x"]}, [1, 0])[stored_rows.MESSAGE]
+        )
+        assert batch.meta == {}
+        assert batch.schema["x"].kind in ("jagged", "tensor")
+        assert [row.tolist() for row in batch["x"].unbind()] == [
+            row.tolist() for row in reversed(column.unbind())
+        ]
+
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
     def test_a_request_of_another_kind(self, body):
         storage = stored_rows.RowStorage(None, stored_rows.Options())

@@ -28,6 +28,7 @@ from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.dtypes import DTYPES
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
@@ -185,12 +186,17 @@ def _stored(column: Any) -> Any:
         kind = column.dtype, tuple(column.shape[1:]), False
         starts = column.row_starts() * column.cell_bytes
         return _Cells(data, kind, starts, column.row_splits.lengths)
+    if type(column) is np.ndarray and column.size:
+        return _rectangle(array_bytes(column), DTYPES[column.dtype.name], column.shape)
     if type(column) is torch.Tensor and is_rectangle(column) and column.numel():
-        rows, length, *inner = *column.shape, *([1] if column.dim() == 1 else [])
-        starts = np.arange(rows) * (column.nbytes // rows)
-        kind = column.dtype, tuple(inner), column.dim() == 1
-        return _Cells(as_bytes(column), kind, starts, np.full(rows, length))
+        return _rectangle(as_bytes(column), column.dtype, tuple(column.shape))
     return values_of_leaf(column)
+
+
+def _rectangle(memory: ByteArray, dtype: Any, shape: tuple[int, ...]) -> _Cells:
+    rows, length, *inner = *shape, *([1] if len(shape) == 1 else [])
+    starts = np.arange(rows) * (len(memory) // rows)
+    return _Cells(memory, (dtype, tuple(inner), len(shape) == 1), starts, np.full(rows, length))
 
 
 def is_rectangle(tensor: torch.Tensor) -> bool:
