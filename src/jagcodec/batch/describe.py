@@ -366,8 +366,6 @@ class _Walk:
         """Describe a column, and count the bytes in it that no column before it has."""
         node = entry.node
         size = self._bytes(node)
-        if node.kind is Kind.INNER_FIRST:
-            (node,) = node.children
         leaf = leaf_of(node, self._message.numbers)
         stored, rows = "", None
         if leaf is not None and (leaf.parts or _is_narrow(leaf)):
@@ -382,7 +380,7 @@ class _Walk:
             keys=entry.keys,
             kind=_kind(node),
             dtype=dtype if dtype is None or type(dtype) is str else str(dtype[0]),
-            shape=_shape(self._message, entry.node),
+            shape=_shape(self._message, node),
             stored=stored,
             bytes=size,
             share=size / self.plain if self.plain else 0.0,
@@ -424,35 +422,26 @@ def _is_narrow(leaf: Leaf) -> bool:
     return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.parts)
 
 
-_KINDS = {
-    Kind.INNER_FIRST: "jagged",
-    **dict.fromkeys((Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK), "object"),
-}
-
-
 def _kind(node: Node) -> str:
     if node.kind is Kind.USER:
         return f"type {node.fields[0]}"
-    return _KINDS.get(node.kind, node.kind.name.lower())
+    payload = node.kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
+    return "object" if payload else node.kind.name.lower()
 
 
 def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
     kind, form = node.kind, FORMS.get(node.kind)
-    dims: list[int | None] = []
-    if kind is Kind.INNER_FIRST:
-        rows, first, _, *rest = _shape(message, node.children[0]) or (None, None, None)
-        dims = [rows, None, *rest]
-        dims.insert(1 + node.fields[0], first)
-        return tuple(dims)
-    if form is not None and form.numbers[-1:] == ("*",):
-        dims = [*message.shape(node)]
+    if kind is Kind.NON_TENSOR_ROWS:
+        return (message.row_splits(message.numbers[node.number + 3]).rows,)
+    if form is None or form.numbers[-1:] != ("*",):
+        return None
+    dims: list[int | None] = [*message.shape(node)]
     if kind is Kind.JAGGED:
         dims[node.fields[2] - 1] = None
-    if kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
-        return (message.row_splits(message.numbers[node.number + 3]).rows, *dims)
-    if kind is Kind.TENSOR_VIEWS:
-        return (message.numbers[node.number + 4], None, *dims[1:])
-    return tuple(dims) if form is not None and form.numbers[-1:] == ("*",) else None
+        dims.insert(0, message.row_splits(message.numbers[node.number + 3]).rows)
+    elif kind is Kind.TENSOR_VIEWS:
+        dims[:1] = message.numbers[node.number + 4], None
+    return tuple(dims)
 
 
 def document_bounds(packed: bytes) -> list[tuple[int, int]]:
