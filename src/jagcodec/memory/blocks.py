@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory import ALIGNMENT, aligned
+from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
 
 # The C library keeps smaller memory well enough. Larger memory it may take anew, page by page.
@@ -175,7 +175,7 @@ def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
-        end += aligned(size)
+        end += (size + ALIGNMENT - 1) & -ALIGNMENT
     block = new_block(end).data
     return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
@@ -209,7 +209,7 @@ def allocate(
             for extent in one.shape:
                 size *= extent
             on_host.append((one, end, end + size))
-            end += aligned(size)
+            end += (size + ALIGNMENT - 1) & -ALIGNMENT
         else:
             words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
