@@ -529,24 +529,32 @@ class WireBatch:
         A jagged one is a `RaggedView` over the message, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        message, budget = self._message, Budget(self._message)
+        message, chosen = self._message, self._chosen
+        budget = Budget(message)
+        numbers, flat = message.numbers, len(self._rows) == 1
         checked: set[int] = set()  # ragged groups that have as many rows as the batch
         if message.header.compressed:
             cells = [node for node in self._nodes.values() if node.kind in _WITH_CELLS]
-            prepare(message.payload, {message.numbers[node.number] for node in cells})
-        return [
-            (name, self._named(name, node, self._column, budget, checked))
-            for name, node in self._nodes.items()
-        ]
-
-    def _column(self, node: Node, budget: Budget, checked: set[int]) -> Any:
-        if node.kind is _JAGGED:
-            group = self._message.numbers[node.number + 3]
-            if group not in checked or len(self._rows) > 1:
-                self._row_splits(node)
+            prepare(message.payload, {numbers[node.number] for node in cells})
+        columns: list[tuple[str, Any]] = []
+        for name, node in self._nodes.items():
+            if node.kind is not _JAGGED or node in self._inner:
+                columns.append((name, self._named(name, node, self._column, budget)))
+                continue
+            group = numbers[node.number + 3]
+            if group not in checked or not flat:
+                self._named(name, node, self._row_splits)
                 checked.add(group)
-            view = self._message.rows(node, self._chosen)
-            return pick_of_view(view, self._inner[node]) if node in self._inner else view
+            try:
+                columns.append((name, message.rows(node, chosen)))
+            except WireFormatError as error:
+                raise inside(error, name) from error
+        return columns
+
+    def _column(self, node: Node, budget: Budget) -> Any:
+        if node.kind is _JAGGED:
+            self._row_splits(node)
+            return pick_of_view(self._message.rows(node, self._chosen), self._inner[node])
         if node.kind is Kind.INNER_FIRST:
             return self._inner_first(inner_first.view_of)(node, budget)
         if node.kind is Kind.NON_TENSOR_ROWS:
