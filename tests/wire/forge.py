@@ -82,10 +82,8 @@ def inner_first(dim, child):
     return node("INNER_FIRST", dim, children=[child])
 
 
-def tensordict(size, leaves, names=None):
-    return node(
-        "TENSORDICT", len(size), names, list(leaves), numbers=size, children=leaves.values()
-    )
+def tensordict(size, leaves):
+    return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
 
 
 def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):
