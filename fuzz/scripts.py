@@ -488,8 +488,7 @@ def _record(s: Script, kind: Kind, depth: int) -> list[Any]:
 _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) + bytes(range(72))
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
-# But INNER_FIRST: what it is made around is chosen as a JAGGED.
-_ALL_KINDS = tuple(kind for kind in FORMS if kind is not Kind.INNER_FIRST)
+_ALL_KINDS = tuple(FORMS)
 _ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
@@ -501,11 +500,6 @@ _MEMBERS: dict[Kind, tuple[Kind, ...]] = {
     Kind.LAZY_STACK: (Kind.TENSORDICT, Kind.LAZY_STACK),
     Kind.NON_TENSOR_STACK: _STACKS,
 }
-
-
-def _is_inside(odd: int, rank: int) -> bool:
-    """Whether a JAGGED lies in an INNER_FIRST."""
-    return odd & 12 == 12 and rank > 1
 
 
 class Tree:
@@ -555,8 +549,6 @@ class Tree:
         node = Node(int(kind), fields, numbers, children)
         if odd >= 240:
             _bend(s, node)
-        if kind is Kind.JAGGED and _is_inside(odd, len(dims)):
-            return Node(int(Kind.INNER_FIRST), [1 + s.byte() % len(dims)], [], [node])
         return node
 
     def _facts(self, kind: Kind, dims: list[int], dtype: Any, odd: int) -> dict[str, Any]:
@@ -582,8 +574,6 @@ class Tree:
                 of_parts = how >= 240
         if kind is Kind.JAGGED:
             dim = facts["ragged_dim"] = 1 + s.byte() % rank
-            if _is_inside(odd, rank):
-                dim = facts["ragged_dim"] = 2
             if odd & 2:
                 lengths = [s.byte() % 5 for _ in range(self._rows)]
                 facts["group"] = self.group(lengths)

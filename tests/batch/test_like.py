@@ -52,7 +52,6 @@ def test_rows_begin_where_the_others_begin_and_pads_come_behind(sizes, data):
     batch, experts = batch_of(lengths, [min(pair) for pair in sizes])
     side = data.draw(st.sampled_from(["right", "left", "left_right"]))
     width = data.draw(st.sampled_from([0, 9]))
-    outermost = data.draw(st.sampled_from([None, {"experts": 1}, {"experts": 2}]))
     options = {"padding_side": side, "pad_to_seqlen": width, "like": LIKE}
     prompts = [data.draw(st.integers(0, n)) for n in lengths]
     held = width or max(lengths)
@@ -66,7 +65,7 @@ def test_rows_begin_where_the_others_begin_and_pads_come_behind(sizes, data):
         starts = [max(prompts) - n for n in prompts]
         needed = max(a + n for a, n in zip(starts, lengths, strict=True))
         held = 20 if width else max(needed, max(prompts))
-    frames = encode(batch, outermost=outermost)
+    frames = encode(batch, narrow=data.draw(st.booleans()))
     for source in (batch, frames, [frames], open_wire(frames).rows(slice(None))):
         found = materialize(
             source,
@@ -114,7 +113,7 @@ def test_long_rows_go_straight_to_their_rectangle_and_into_memory_that_is_reused
         "ids": stack_or_nest([torch.arange(n) for n in lengths], always_nest=True),
         "experts": stack_or_nest(rows, always_nest=True),
     }
-    frames = encode(TensorDict(columns, [3]), outermost={"experts": 1})
+    frames = encode(TensorDict(columns, [3]))
     memory = torch.full((800_000,), 7, dtype=torch.uint8)
     for out in (None, memory, memory):
         for pad in (0, -1):
@@ -143,12 +142,12 @@ def test_nested_batches():
     assert found["inner"]["experts"].tolist() == expected(experts, [0, 0], 5, 0)[0]
 
 
-def test_several_messages_and_chosen_layers():
+def test_several_messages():
     batch, experts = batch_of([3, 1], [2, 1])
-    frames = encode(batch, outermost={"experts": 1})
-    joined = concat_rows([open_wire(frames), open_wire(frames)]).inner({"experts": (1, [2])})
+    frames = encode(batch)
+    joined = concat_rows([open_wire(frames), open_wire(frames)])
     found = materialize(joined, like=LIKE, pad_value_dict={"experts": -1})["experts"]
-    assert found.tolist() == np.array(expected(experts * 2, [0] * 4, 3, -1)[0])[:, :, 2:].tolist()
+    assert found.tolist() == expected(experts * 2, [0] * 4, 3, -1)[0]
 
 
 def test_gradients_pass():
@@ -191,7 +190,7 @@ def test_wrong_options(options, error, text):
 
 def test_an_empty_batch():
     batch, _ = batch_of([1], [0])
-    frames = encode(batch, outermost={"experts": 1})
+    frames = encode(batch)
     assert materialize(open_wire(frames).rows([]), like=LIKE)["experts"].shape == (0, 0, 3, 2)
     assert materialize(frames, like=LIKE)["experts"].tolist() == [[[[0, 0]] * 3]]
 

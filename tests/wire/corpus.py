@@ -15,7 +15,6 @@ from tests.wire.forge import (
     compressed,
     field_array,
     header,
-    inner_first,
     int64s,
     jagged,
     list_of,
@@ -270,29 +269,6 @@ GOOD = {
     "jagged_inner_dim": (
         "a ragged dim of 2: row i is columns of the values",
         message(jagged(dim=2, shape=[2, 5]), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first": (
-        "rows of (tokens, 2), dim 1 outermost, as bits",
-        message(
-            inner_first(1, jagged(dim=2, shape=[2, 5], dtype="bool", stored=1)),
-            PAYLOAD,
-            groups=[GROUP],
-        ),
-    ),
-    "inner_first_last_dim": (
-        "rows of (tokens, 2, 3), dim 2 outermost, in a batch",
-        message(batch(inner_first(2, jagged(dim=2, shape=[3, 5, 2]))), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_of_no_cells": (
-        "rows of (tokens, 0) and of no tokens",
-        message(
-            list_of(
-                inner_first(1, jagged(dim=2, shape=[0, 5])),
-                inner_first(1, jagged(1, dim=2, shape=[2, 0])),
-            ),
-            PAYLOAD,
-            groups=[GROUP, [0, 0, 0, 0, 0]],
-        ),
     ),
     "views_overlap": (
         "views may overlap, repeat and be empty",
@@ -628,58 +604,6 @@ BAD = {
         "bad_record",
         "2^62 cells of 16 bytes",
         message(array("<c16", [2**62]), PAYLOAD),
-    ),
-    "inner_first_of_a_tensor": (
-        "bad_record",
-        "rows of a TENSOR",
-        message(inner_first(1, tensor(shape=[2, 5])), PAYLOAD),
-    ),
-    "inner_first_of_nothing": (
-        "bad_record",
-        "a document for rows",
-        message(inner_first(1, 5), PAYLOAD),
-    ),
-    "inner_first_of_itself": (
-        "bad_record",
-        "rows of an INNER_FIRST",
-        message(
-            inner_first(1, inner_first(1, jagged(dim=2, shape=[2, 5]))), PAYLOAD, groups=[GROUP]
-        ),
-    ),
-    "inner_first_ragged_dim": (
-        "bad_record",
-        "a child of ragged dim 1",
-        message(inner_first(1, jagged(shape=[5, 2])), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_dim_0": (
-        "bad_record",
-        "dim 0, which is the tokens",
-        message(inner_first(0, jagged(dim=2, shape=[2, 5])), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_dim_too_far": (
-        "bad_record",
-        "dim 2 of rows of two dims",
-        message(inner_first(2, jagged(dim=2, shape=[2, 5])), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_dim_text": (
-        "bad_record",
-        "a dim that is no integer",
-        message(inner_first("1", jagged(dim=2, shape=[2, 5])), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_children": (
-        "bad_record",
-        "two children",
-        message(node("INNER_FIRST", 1, children=[jagged(dim=2, shape=[2, 5])] * 2), PAYLOAD),
-    ),
-    "inner_first_total": (
-        "bad_offsets",
-        "offsets that end elsewhere than the values",
-        message(inner_first(1, jagged(dim=2, shape=[5, 2])), PAYLOAD, groups=[GROUP]),
-    ),
-    "inner_first_rows": (
-        "bad_value",
-        "two rows in a batch of three",
-        message(batch(inner_first(1, jagged(dim=2, shape=[2, 5])), 3), PAYLOAD, groups=[GROUP]),
     ),
     "group_unknown": (
         "bad_record",

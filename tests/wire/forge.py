@@ -78,10 +78,6 @@ def jagged(group=0, dim=1, shape=(5,), dtype="uint8", buffer=0, offset=24, store
     return node("JAGGED", dtype, len(shape), dim, numbers=numbers)
 
 
-def inner_first(dim, child):
-    return node("INNER_FIRST", dim, children=[child])
-
-
 def tensordict(size, leaves):
     return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
 

@@ -167,15 +167,6 @@ def _jagged_second(f: Forge, i: int, rows: int) -> Part:
     return _jagged(f, f.shared_group([1] * rows), rows, 2, dim=2)
 
 
-def _inner_first(f: Forge, i: int, rows: int) -> Part:
-    return node("INNER_FIRST", 1, children=[_jagged_second(f, i, rows)])
-
-
-def _inner_first_bits(f: Forge, i: int, rows: int) -> Part:
-    jagged = _jagged(f, f.shared_group([2] * rows), 2 * rows, 4, stored=1, dim=2)
-    return node("INNER_FIRST", 1, children=[jagged])
-
-
 def _jagged_bad_end(f: Forge, i: int, rows: int) -> Part:
     return _jagged(f, f.shared_group([1] * rows), rows + 1)
 
@@ -389,8 +380,6 @@ COLUMNS: dict[str, Column] = {
     "no cells, 2^40": _tensor("int64", 8, 0, 2**40),
     "bits": _bits,
     "narrow": _narrow,
-    "inner first": _inner_first,
-    "inner first, bits": _inner_first_bits,
     "jagged, own group": _jagged_own,
     "jagged, own empty group": _jagged_own_empty,
     "jagged, shared group": _jagged_shared,

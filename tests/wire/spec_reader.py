@@ -49,7 +49,6 @@ NODES = {
     51: ("SPARSE_COO", "rank", "coalesced dims", 2),
     52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
     56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
-    57: ("INNER_FIRST", "dim", "", 1),
     64: ("TENSORDICT", "rank keys", "dims", "keys"),
     65: ("LAZY_STACK", "stack_dim", "", None),
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
@@ -225,10 +224,6 @@ class Header:
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
-        if kind == "INNER_FIRST":
-            need(type(children[0]) is list and children[0][:1] == [49], "rows")
-            need(len(children[0]) == 4 and children[0][3] == 2, "rows")
-            need(1 <= count(fields["dim"]) < count(children[0][2]), "dim")
         if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
             need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
         need(rank or kind not in ("JAGGED", "TENSOR_VIEWS"), "rank")
@@ -321,7 +316,7 @@ class Reader:
         children = (self.node(child) for child in children)
         result = getattr(self, kind.lower())(*children, **fields, **numbers)
         self.depth, self.stacks = around
-        return result if kind in ("LIST", "MAP", "BYTES", "INNER_FIRST") else (kind, *result)
+        return result if kind in ("LIST", "MAP", "BYTES") else (kind, *result)
 
     # One method per kind of node: its children, then its fields and numbers by name.
 
@@ -498,11 +493,6 @@ class Reader:
         need(0 <= offset <= len(self.buffers[buffer]) - size, "outside of the buffer")
         return widened(dtype, stored, cells, self.buffers[buffer][offset : offset + size])
 
-    def inner_first(self, child, dim):
-        _, dtype, dims, _, rows = child
-        back = [move(dtype, shape, data, dim) for shape, data in rows]
-        return "JAGGED", dtype, moved(dims, dim), 1, back
-
     def strided_nested(
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
     ):
@@ -647,17 +637,6 @@ def rows_of(dtype, dims, data, offsets, dim):
         )
         for start, end in itertools.pairwise(offsets)
     ]
-
-
-def moved(dims, dim):
-    """Dims with the first of them behind `dim` others."""
-    return (*dims[1 : dim + 1], dims[0], *dims[dim + 1 :])
-
-
-def move(dtype, dims, data, dim):
-    """The shape and the bytes of cells whose first dim is moved behind `dim` others."""
-    cells = np.frombuffer(data, np.uint8).reshape(*dims, SIZES[dtype])
-    return moved(dims, dim), np.moveaxis(cells, 0, dim).tobytes()
 
 
 def batch_of(value):

@@ -321,29 +321,6 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         {},
     ),
     "jagged_narrow": ("", lambda: jagged(i64(300, -1, 7), [2, 1]), {"narrow": True}),
-    "inner_first": (
-        "two columns of one group with dims 1 and 2 of their rows outermost; one of no such dim",
-        lambda: TensorDict(
-            {
-                "layers": jagged(torch.arange(18, dtype=torch.int16).view(3, 3, 2), [2, 0, 1]),
-                "chosen": jagged(torch.arange(18, dtype=torch.int16).view(3, 3, 2), [2, 0, 1]),
-                "ids": jagged(i64(5, 6, 7), [2, 0, 1]),
-            },
-            batch_size=[3],
-        ),
-        {"outermost": {"layers": 1, "chosen": 2}},
-    ),
-    "inner_first_narrow": (
-        "stored narrow by name, and a column beside it that is not",
-        lambda: TensorDict(
-            {
-                "layers": jagged(i64(300, -1, 7, 2, 1, 0).view(3, 2), [2, 1]),
-                "ids": jagged(i64(5, 6, 7), [2, 1]),
-            },
-            batch_size=[2],
-        ),
-        {"outermost": {"layers": 1}, "narrow": {"layers": True}},
-    ),
     "strided_nested": (
         "",
         lambda: torch.nested.nested_tensor(

@@ -511,3 +511,26 @@ def test_a_batch_of_two_dims_has_columns_that_are_ragged_behind_them(options):
         for read in (lambda f: open_wire(f)["x"], decode):
             with pytest.raises(WireFormatError, match=re.escape(f"{sizes}")):
                 read(frames)
+
+
+@pytest.mark.parametrize("at", [0, 8])
+def test_complex_cells_at_any_address_that_numpy_allows(at):
+    """torch copies rows of complex128 by instructions that end the process 8 bytes beside one."""
+    memory = np.zeros(8192, dtype=np.uint8)
+    first = -memory.ctypes.data % 16 + at
+    cells = memory[first : first + 4000].view(np.complex128).reshape(10, 25)
+    cells += np.arange(250).reshape(10, 25)
+    given = torch.from_numpy(cells)[:, 1:6]
+    assert given.data_ptr() % 16 == at
+    assert_same(decode(encode(given)), torch.arange(250.0).view(10, 25)[:, 1:6].to(given.dtype))
+
+    batch = TensorDict({"c": stack_or_nest([torch.from_numpy(cells[:n]) for n in (2, 5, 3)])}, [3])
+    header, frame = encode(batch)
+    there = np.zeros(len(frame) + 32, dtype=np.uint8)
+    start = -there.ctypes.data % 16 + at
+    there[start : start + len(frame)] = np.frombuffer(frame, np.uint8)
+    opened = open_wire([header, there[start : start + len(frame)]])
+    for rows in ([0, 1, 2], [1, 2], [2, 0]):
+        for found in (opened.rows(rows).to_tensordict(), decode(opened.rows(rows).to_frames())):
+            for row, cells in zip(rows, found["c"].unbind(), strict=True):
+                assert_same(cells, batch["c"].unbind()[row])

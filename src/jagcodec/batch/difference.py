@@ -127,7 +127,7 @@ def message_difference(
 ) -> Difference | None:
     """Where the values of two messages first differ, as `first_difference`.
 
-    How they are stored (narrow, elided, compressed, with checksums, inner dims outermost) makes no
+    How they are stored (narrow, elided, compressed, with checksums) makes no
     difference. Batches are compared column by column, and one column of each is in memory at a
     time. A value of a type that this process does not know is the same where its bytes are.
 

@@ -22,7 +22,6 @@ from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
 from jagcodec.batch.messages import Messages
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentIndexError,
     ArgumentKeyError,
     ArgumentTypeError,
     WireFormatError,
@@ -39,14 +38,6 @@ from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.inner_cells import (
-    NO_CELLS,
-    Picked,
-    as_index,
-    listed_names,
-    picked_cells,
-    then_picked,
-)
 from jagcodec.wire.lazy import WireBatch, open_whole
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import Kind
@@ -116,8 +107,6 @@ class _Composite(WireBatch):
                     columns[name] = list(column)
             value = Columns(len(self), columns)
         options: Any = {"allow_pickle": self._allow_pickle, "meta": self.meta or None}
-        # Moved back and forth on the way, so that who reads it reads no more than of the messages.
-        options["outermost"] = self.outermost() or None
         if value is not None and value.repeats():
             options["elide"] = True
         return encode(self.to_tensordict() if value is None else value, **options)
@@ -151,15 +140,12 @@ class JoinedRows(_Composite):
         fields: Iterable[str],
         chosen: Chosen | None,
         like: WireBatch | None,
-        inner: Mapping[str, Picked] = NO_CELLS,
     ) -> None:
         rows = int(messages.counts.sum()) if chosen is None else len(chosen)
         super().__init__(fields, rows, like)
         self._like = like
         self._messages = messages
         self._chosen = chosen
-        # Which cells were chosen along inner dims of columns, which are then read apart.
-        self._picked = inner
         self._pool = RowSplitsPool()
         self._splits: dict[int, tuple[Any, RowSplits]] = {}
         self._views: dict[str, RaggedView | None] = {}
@@ -182,7 +168,7 @@ class JoinedRows(_Composite):
 
     def select(self, names: Iterable[str]) -> WireBatch:
         listed = known_names(names, self._fields, "WireBatch.select")
-        return JoinedRows(self._messages, listed, self._chosen, self._like, self._picked)
+        return JoinedRows(self._messages, listed, self._chosen, self._like)
 
     def rows(self, index: Any) -> WireBatch:
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
@@ -192,14 +178,7 @@ class JoinedRows(_Composite):
                 if isinstance(chosen, range)
                 else np.asarray(self._chosen, dtype=np.int64)[chosen]
             )
-        return JoinedRows(self._messages, self._fields, chosen, self._like, self._picked)
-
-    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
-        picked = {**self._picked}
-        schemas = {name: self._schema(name) for name in listed_names(cells, self._fields)}
-        for name, (dim, chosen) in picked_cells(cells, schemas).items():
-            picked[name] = then_picked(picked.get(name, {}), dim, chosen)
-        return JoinedRows(self._messages, self._fields, self._chosen, self._like, picked)
+        return JoinedRows(self._messages, self._fields, chosen, self._like)
 
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")
@@ -208,25 +187,9 @@ class JoinedRows(_Composite):
         view = self._view(name) or view_of(self._read_apart(name), name, self._pool)
         return view.row_splits.lengths
 
-    def outermost(self) -> dict[str, int]:
-        """Those that all messages have of which there are rows."""
-        messages = self._messages
-        apart = [name for name in self._fields if messages.column(name) is None]
-        if not apart:
-            return {}
-        part_of: Any = range(len(messages.counts))
-        if self._chosen is not None:
-            part_of = np.unique(messages.find(self._chosen)[0]).tolist()
-        first, *others = [messages.open_part(i).outermost() for i in part_of] or [{}]
-        return {
-            name: first[name]
-            for name in apart
-            if name in first and all(other.get(name) == first[name] for other in others)
-        }
-
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
-        kind, dtype, shape = self._part(0, name).select([name]).schema[name]
+        kind, dtype, shape = self._messages.open_part(0).select([name]).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
 
     def _kind(self, name: str) -> Kind | None:
@@ -284,8 +247,6 @@ class JoinedRows(_Composite):
         """
         messages = self._messages
         column = messages.column(name)
-        if name in self._picked:
-            return None
         if column is None:
             return self._view_of_views(name)
         kind, dtype, inner, place, cells, groups = column
@@ -417,17 +378,6 @@ class JoinedRows(_Composite):
 
     # Message by message
 
-    def _part(self, index: int, name: str) -> WireBatch:
-        """One message as a batch of its own, for a column of it."""
-        part: WireBatch = self._messages.open_part(index)
-        for dim, chosen in self._picked.get(name, {}).items():
-            try:
-                part = part.inner({name: (dim, as_index(chosen))})
-            except ArgumentIndexError as error:
-                where = f"message {index}: {error.path}"
-                raise ArgumentIndexError(error.reason, where, error.detail) from error
-        return part
-
     def _read_apart(self, name: str) -> Any:
         """A column as a leaf, read from each message that rows were chosen of."""
         messages = self._messages
@@ -448,7 +398,7 @@ class JoinedRows(_Composite):
             wanted = [(0, np.empty(0, dtype=np.int64))]
         leaves = []
         for i, picked in wanted:
-            part = self._part(i, name)
+            part = messages.open_part(i)
             try:
                 leaf = (part if picked is None else part.rows(picked)).leaf(name)
             except WireFormatError as error:
@@ -499,17 +449,6 @@ class JoinedColumns(_Composite):
         sources = {name: new[id(batch)] for name, batch in self._sources.items()}
         return JoinedColumns(sources, batches, batches[0])
 
-    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
-        listed = listed_names(cells, self._fields)
-        new = {
-            id(batch): batch.inner(
-                {name: cells[name] for name in listed if self._sources[name] is batch}
-            )
-            for batch in self._batches
-        }
-        sources = {name: new[id(batch)] for name, batch in self._sources.items()}
-        return JoinedColumns(sources, list(new.values()), new[id(self._batches[0])])
-
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")
         return self._sources[name].row_lengths(name)
@@ -523,11 +462,6 @@ class JoinedColumns(_Composite):
                     column = replace(column, row_splits=self._pool.unique(column.row_splits))
                 found[name] = column
         return [(name, found[name]) for name in self._fields]
-
-    def outermost(self) -> dict[str, int]:
-        dims = {id(batch): batch.outermost() for batch in self._batches}
-        found = {name: dims[id(source)].get(name) for name, source in self._sources.items()}
-        return {name: dim for name, dim in found.items() if dim is not None}
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")

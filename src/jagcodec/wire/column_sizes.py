@@ -143,10 +143,8 @@ class Weighing:
     def column(self, name: tuple[str, ...], node: Node) -> ColumnSize:
         """What a column takes."""
         sent = self.sent(node)
-        if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
+        if node.kind is not Kind.JAGGED:
             return ColumnSize(name, _LAYOUTS.get(node.kind, "other"), sent)
-        if node.kind is Kind.INNER_FIRST:
-            (node,) = node.children
         shape = list(self._message.shape(node))
         del shape[node.fields[2] - 1]
         splits = self._message.row_splits(self._message.numbers[node.number + 3])

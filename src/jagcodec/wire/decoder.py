@@ -27,8 +27,7 @@ from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.inner_dims import memory_of, moved_back
-from jagcodec.ragged.nested import nested_tensor, strided_nested
+from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -290,14 +289,6 @@ def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tenso
     )
     values = values if message.device is None else values.to(message.device)
     return strided_nested(values, shapes)
-
-
-def _inner_first(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    (child,), (dim,) = node.children, node.fields
-    view = message.rows(child)
-    values = memory_of(view)
-    values = values if message.device is None else values.to(message.device)
-    return nested_tensor(moved_back(values, dim), view.row_splits)
 
 
 def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
@@ -614,7 +605,6 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.SPARSE_COO: _sparse_coo,
     Kind.SPARSE_COMPRESSED: _sparse_compressed,
     Kind.TENSOR_VIEWS: _tensor_views,
-    Kind.INNER_FIRST: _inner_first,
     Kind.TENSORDICT: _tensordict,
     Kind.LAZY_STACK: _lazy_stack,
     Kind.NON_TENSOR_DATA: _non_tensor_data,

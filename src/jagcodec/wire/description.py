@@ -23,7 +23,6 @@ from jagcodec.wire.column_sizes import Weighing, batch_node, columns_of
 from jagcodec.wire.decoder import build, objects
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.header import Header
-from jagcodec.wire.inner_first import tensor_of
 from jagcodec.wire.lazy import batch_of_message
 from jagcodec.wire.message import Budget, ChosenRows, Message
 from jagcodec.wire.message import open_message as opened
@@ -387,22 +386,21 @@ def _column(
     name, node = entry
     rows = [weighing.sent(child) for child in node.children] if node.kind is Kind.LIST else None
     sent = weighing.sent(node) if rows is None else sum(rows)
-    cells = node.children[0] if node.kind is Kind.INNER_FIRST else node
     group = largest = largest_bytes = None
-    if cells.kind is Kind.JAGGED:
-        number = message.numbers[cells.number + 3]
+    if node.kind is Kind.JAGGED:
+        number = message.numbers[node.number + 3]
         groups.setdefault(number, []).append(name)
         group = [*groups].index(number)
-    lengths, each = (rows, 1) if rows is not None else _row_sizes(message, cells)
+    lengths, each = (rows, 1) if rows is not None else _row_sizes(message, node)
     if len(lengths):
         largest = int(np.argmax(lengths))
         largest_bytes = int(lengths[largest]) * each
     return ColumnDescription(
         name,
         _kind(node),
-        _dtype(cells),
+        _dtype(node),
         _shape(message, node),
-        _stored(message, cells),
+        _stored(message, node),
         sent,
         sent / plain if plain else 0.0,
         group,
@@ -430,7 +428,6 @@ def _row_sizes(message: Message, node: Node) -> tuple[Sequence[int] | IntArray, 
 
 _GROUPED = frozenset((Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY))
 _KINDS = {
-    **dict.fromkeys((Kind.JAGGED, Kind.INNER_FIRST), "jagged"),
     **dict.fromkeys((Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK), "object"),
 }
 
@@ -460,14 +457,8 @@ _Shape: TypeAlias = "tuple[int | None, ...]"
 def _shape(message: Message, node: Node) -> _Shape | None:
     """Its dims, with None for the ragged one and (rows, ...) in front of it."""
     kind = node.kind
-    if kind is Kind.INNER_FIRST:
-        (child,), (dim,) = node.children, node.fields
-        first, _, *rest = message.shape(child)
-        dims: list[int | None] = [None, *rest]
-        dims.insert(dim, first)
-        return (message.row_splits(message.numbers[child.number + 3]).rows, *dims)
     if kind is Kind.JAGGED:
-        dims = [*message.shape(node)]
+        dims: list[int | None] = [*message.shape(node)]
         dims[node.fields[2] - 1] = None
         return (message.row_splits(message.numbers[node.number + 3]).rows, *dims)
     if kind is Kind.NON_TENSOR_ROWS:
@@ -618,7 +609,6 @@ def _check_row(entry: Entry, row: int, rows: int) -> None:
 
 _ROWS_AT: dict[Kind, Callable[[Message, Node, ChosenRows], Any]] = {
     Kind.JAGGED: lambda message, node, chosen: message.jagged(node, chosen).unbind()[0],
-    Kind.INNER_FIRST: lambda message, node, chosen: tensor_of(message, node, chosen).unbind()[0],
     Kind.TENSOR: lambda message, node, chosen: message.tensor(node, chosen)[0],
     Kind.NON_TENSOR_ROWS: lambda message, node, chosen: objects(
         message, node, Budget(message), chosen

@@ -10,23 +10,23 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
+from jagcodec._arguments import check_known
+from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
-from jagcodec.wire.column_options import column_options
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Ragged
+from jagcodec.wire.lowered import Columns, Lowered, Name, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
@@ -36,14 +36,16 @@ __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 Groups: TypeAlias = Iterable[Hashable] | torch.Tensor
 """A value per row, equal ones for the rows that are compared with each other."""
 
+Narrow: TypeAlias = bool | Collection[str | tuple[str, ...]]
+"""All columns, none of them, or those of these names."""
+
 
 class EncodeOptions(TypedDict, total=False):
     """The options of `encode`, which other functions pass on to it."""
 
-    narrow: bool | Mapping[Any, bool]
+    narrow: Narrow
     elide: bool
     groups: Groups | None
-    outermost: Mapping[Any, int] | None
     checksum: bool
     compress: Compress
     allow_pickle: bool
@@ -54,10 +56,9 @@ class EncodeOptions(TypedDict, total=False):
 def encode(
     obj: Any,
     *,
-    narrow: bool | Mapping[Any, bool] = False,
+    narrow: Narrow = False,
     elide: bool = False,
     groups: Groups | None = None,
-    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -82,10 +83,10 @@ def encode(
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
             those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there. True is for all of them; a mapping of
-            names to True or False for the columns that it names, of every TensorDict and
-            `BatchedDataDict` in `obj`, those of a nested one by a tuple of names, and for none of
-            the rest.
+            looks at each of them here and a copy there. True is for all of them; a list of names
+            for the columns that it names, of every TensorDict and `BatchedDataDict` in `obj`.
+            Name a column of a nested batch by a tuple: ``("extra", "ids")``. The name of a nested
+            batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell
@@ -94,11 +95,6 @@ def encode(
             1 KiB on.
         groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
             compared with the first of their group only. None compares those that begin alike.
-        outermost: Name of a jagged column, as for `narrow`, to the inner dim of its
-            rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
-            layers, k) puts each layer into one range of bytes, so that who wants some of the
-            layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
-            Costs a copy of it on either side. Columns that are not jagged stay as they are.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames, for links slower than memory: ``"zstd"``, or
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
@@ -130,10 +126,9 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
-        ArgumentError: `compress` is something else, or its library is not installed; or
-            `outermost` names a dim that the rows of a column do not have.
-        ArgumentKeyError: `narrow` or `outermost` names a column that `obj` does not have.
-        ArgumentTypeError: `narrow`, `outermost`, `groups` or `meta` is of another type.
+        ArgumentError: `compress` is something else, or its library is not installed.
+        ArgumentKeyError: `narrow` names a column that `obj` does not have.
+        ArgumentTypeError: `narrow`, `groups` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -149,7 +144,6 @@ def encode(
         narrow=narrow,
         elide=elide,
         groups=groups,
-        outermost=outermost,
         checksum=checksum,
         compress=compress,
         allow_pickle=allow_pickle,
@@ -185,10 +179,9 @@ def encode_resident(
 def pending(
     obj: Any,
     *,
-    narrow: bool | Mapping[Any, bool] = False,
+    narrow: Narrow = False,
     elide: bool = False,
     groups: Groups | None = None,
-    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -202,11 +195,11 @@ def pending(
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
     level = None if compress is None else usable_level(compress)
-    every, named = column_options(narrow, outermost)
-    lowering = Lowering(allow_pickle, default, every, named)
+    narrow = _narrow_columns(narrow)
+    lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
-    if named is not None:
-        named.check_names()
+    if isinstance(narrow, frozenset) and lowering.columns:
+        check_known(_plain_names(narrow), _plain_names(lowering.columns), "narrow")
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None
@@ -224,6 +217,31 @@ def pending(
     placing = Placing(copies, keep_on, elide=elide, groups=compared)
     message = placing.message(lowered, checksum and level is None)
     return message if level is None else compressed(message, level, checksum)
+
+
+def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
+    """The option `narrow`, with each name as a tuple.
+
+    Raises:
+        ArgumentTypeError: It is not True, False or a collection of names.
+    """
+    if isinstance(narrow, bool):
+        return narrow
+    expected = "expected True, False, or a list of names (in a nested batch: tuples of names)"
+    if not isinstance(narrow, Collection) or isinstance(narrow, (str, bytes, Mapping)):
+        raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {describe(narrow)}")
+    names: set[Name] = set()
+    for name in narrow:
+        path = name if type(name) is tuple else (name,)
+        if not path or not all(isinstance(part, str) for part in path):
+            raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {brief(name)}")
+        names.add(path)
+    return frozenset(names)
+
+
+def _plain_names(names: Iterable[Name]) -> list[Any]:
+    """Names as they are written: a tuple only for a column of a nested batch."""
+    return [name[0] if len(name) == 1 else name for name in names]
 
 
 def _group_numbers(groups: Any, *, elide: bool) -> IntArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,8 +42,8 @@ from jagcodec.wire.lowered import (
     Columns,
     Dense,
     Documents,
-    InnerFirst,
     Lowered,
+    Name,
     Ragged,
     Tree,
     refusal_of,
@@ -77,13 +77,14 @@ class Lowering:
         self,
         allow_pickle: bool,
         default: Callable[[Any], Any] | None = None,
-        narrow: bool = False,
-        options: Any = None,
+        narrow: bool | frozenset[Name] = False,
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._options = options  # `ColumnOptions`, or None where nothing was said of any column
-        # The column that is being lowered, with those around it, and whether it is stored narrow.
-        self._column: tuple[tuple[str, ...], bool] = (), narrow
+        # The columns that are stored narrow, if some are named, and those that exist.
+        self._narrow = None if isinstance(narrow, bool) else narrow
+        self.columns: dict[Name, None] = {}
+        # The column that is being lowered, and whether it is stored narrow.
+        self._column: tuple[Name, bool] = (), narrow is True
         self._default = default
         self._defaults = 0
         # What the last error refused, if it was a value.
@@ -474,12 +475,6 @@ class Lowering:
         self.items.append(Ragged(source, name, "jagged tensor", self._column[1]))
         return (Code.JAGGED, name, rank, dim)
 
-    def _inner_first(self, column: InnerFirst) -> Tree:
-        values: Any = column.view.memory
-        if not values.is_cpu:
-            self.on_devices.append(values)
-        return (Code.INNER_FIRST, column.dim, self._jagged(column.view, values, 2))
-
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
         name = TORCH_NAMES[view.dtype]
@@ -508,10 +503,10 @@ class Lowering:
         items = self.items
         items.append(value.rows)
         nodes: list[Tree] = []
-        around, options = self._column, self._options
+        around, named = self._column, self._narrow is not None
         for name, column in value.columns.items():
-            if options is not None:
-                column = self._enter(around, name, column)
+            if named:
+                self._enter(around, name)
             kind, narrow = type(column), self._column[1]
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
@@ -550,20 +545,25 @@ class Lowering:
         """The columns of a batch that is a dict."""
         if not _STRING.issuperset(map(type, columns)):
             return self._dict_of_any_keys(columns)
-        around, values = self._column, iter(columns.values())
-        if self._options is not None:
-            values = (self._enter(around, *pair) for pair in columns.items())
-        trees, nodes = self._children(columns, values)
+        around = self._column
+        names = columns if self._narrow is None else self._entered(columns)
+        trees, nodes = self._children(names, columns.values())
         self._column = around
         node = (Code.MAP, tuple(columns), *trees)
         return node if nodes else dict(zip(columns, trees, strict=True))
 
-    def _enter(self, around: tuple[tuple[str, ...], bool], name: str, column: Any) -> Any:
-        """A column that comes next in the batch `around`, as its cells are to lie."""
-        options = self._options
+    def _enter(self, around: tuple[Name, bool], name: str) -> None:
+        """Make `name`, a column of the batch `around`, the one that is lowered next."""
+        narrow: Any = self._narrow
         names = (*around[0], name)
-        self._column = names, options.narrow(names, around[1])
-        return options.lying(names, column)
+        self.columns[names] = None
+        self._column = names, around[1] or names in narrow
+
+    def _entered(self, names: Iterable[str]) -> Iterator[str]:
+        around = self._column
+        for name in names:
+            self._enter(around, name)
+            yield name
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
         """Rows of a rectangle that is not an array, and the name of their dtype."""
@@ -581,6 +581,7 @@ class Lowering:
         keys: list[str] = []
         nodes: list[Tree] = []
         around = self._column
+        leaf: Any
         for key, leaf in td.items():
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
@@ -588,8 +589,8 @@ class Lowering:
                 wanted, found = list(td.batch_size), list(leaf.batch_size)
                 detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
                 raise self._refused("row_mismatch", detail)
-            if self._options is not None:
-                leaf = self._enter(around, key, leaf)
+            if self._narrow is not None:
+                self._enter(around, key)
             keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
@@ -677,7 +678,6 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
     ColumnDict: Lowering._column_dict,
-    InnerFirst: Lowering._inner_first,
     **dict.fromkeys(LIST_TYPES, Lowering._list),
     **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
     **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),

@@ -94,7 +94,6 @@ def _between(low: int, high: int, what: str) -> Callable[[Any], None]:
 
 _rank = _between(0, MAX_NDIM, "a rank")
 _ragged_dim = _between(1, MAX_NDIM, "a ragged dim")
-_inner_dim = _between(1, MAX_NDIM - 1, "an inner dim")
 
 
 def _dim(value: Any) -> None:
@@ -194,7 +193,6 @@ FORMS: dict[Kind, Form] = {
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
         0,
     ),
-    Kind.INNER_FIRST: Form.of({"dim": _inner_dim}, (), 1),
     Kind.TENSORDICT: Form.of({"rank": _rank, "keys": _keys}, ("*",), PER_KEY),
     Kind.LAZY_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
@@ -297,8 +295,6 @@ class Schema:
                 except WireFormatError as error:
                     raise inside(error, child_step(node, i)) from error
         self._stacks = around
-        if kind is Kind.INNER_FIRST:
-            _check_inner_first(node)
         return node
 
 
@@ -320,17 +316,6 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
     if kind == Kind.TENSOR_VIEWS and not fields[1]:
         raise fail("bad_record", "expected views of rows, found rank 0")
-
-
-def _check_inner_first(node: Node) -> None:
-    """The rows of INNER_FIRST are those of a JAGGED whose tokens are the dim behind the first."""
-    (child,) = node.children
-    if child.kind is not Kind.JAGGED or child.fields[2] != 2:
-        found = f"a {child.kind.name} of fields {brief(child.fields)}"
-        raise fail("bad_record", f"expected a JAGGED of ragged dim 2, found {found}")
-    if node.fields[0] >= child.fields[1]:
-        most = child.fields[1] - 1
-        raise fail("bad_record", f"expected a dim of 1 to {most}, found {node.fields[0]}")
 
 
 _FORMS_BY_CODE = {int(kind): form for kind, form in FORMS.items()}

@@ -106,7 +106,6 @@ class Kind(IntEnum):
     DTYPE = 54
     DEVICE = 55
     TENSOR_VIEWS = 56
-    INNER_FIRST = 57
     # tensordict
     TENSORDICT = 64
     LAZY_STACK = 65
@@ -125,7 +124,6 @@ call of Python."""
 LEAVES = frozenset(
     (
         *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO, Code.SPARSE_COMPRESSED),
-        Code.INNER_FIRST,
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
         *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
     )
