@@ -21,8 +21,8 @@ from jagcodec import (
     open_wire,
     register_type,
 )
+from jagcodec.batch.describe import check_message
 from jagcodec.wire.decoder import decode_resident
-from jagcodec.wire.description import check_message
 
 IDS = torch.arange(12).view(3, 4)
 LENGTHS = torch.tensor([3, 4, 2])
