@@ -535,5 +535,5 @@ def test_complex_cells_at_any_address_that_numpy_allows(at):
     opened = open_wire([header, there[start : start + len(frame)]])
     for rows in ([0, 1, 2], [1, 2], [2, 0]):
         for found in (opened.rows(rows).to_tensordict(), decode(opened.rows(rows).to_frames())):
-            for row, tensor in zip(rows, found["c"].unbind(), strict=True):
-                assert_same(tensor, batch["c"].unbind()[row])
+            for row, got in zip(rows, found["c"].unbind(), strict=True):
+                assert_same(got, batch["c"].unbind()[row])
