@@ -346,11 +346,10 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "device": ("", lambda: [torch.device("cpu"), torch.device("cuda", 1)], {}),
     "tensor_views": ("a list of tensors that view one storage, one without rows", row_views, {}),
     "tensordict": (
-        "with names; nested; empty",
+        "nested; empty",
         lambda: TensorDict(
             {"a": i64(1, 2), "b": TensorDict({"c": torch.ones(2, 1)}, batch_size=[2])},
             batch_size=[2],
-            names=["rows"],
         ),
         {},
     ),
@@ -719,8 +718,8 @@ def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
             **options,
         )
         for message in ([*frames], bytes(to_blob(frames))):
-            kind, shape, names, columns = spec_reader.read(message)
-            assert (kind, shape, names) == ("TENSORDICT", (len(batch.lengths),), None)
+            kind, shape, columns = spec_reader.read(message)
+            assert (kind, shape) == ("TENSORDICT", (len(batch.lengths),))
             assert list(columns) == list(batch.fields)
             for name, column in batch.fields.items():
                 found = columns[name]

@@ -117,16 +117,6 @@ def held_by(message):
     return sum(len(item) for item in held if isinstance(item, (dict, list, set)))
 
 
-def test_dim_names_of_an_open_batch_are_a_copy():
-    frames = encode(TensorDict({"x": torch.ones(2)}, [2], names=["rows"]))
-    batch = open_wire(frames)
-    names = batch.dim_names
-    assert names is not None
-    names[0] = "other"
-    assert open_wire(frames).dim_names == batch.dim_names == ["rows"]
-    assert decode(frames).names == ["rows"]
-
-
 @dataclasses.dataclass
 class Scaled:
     """A value that changes what it is made of."""

@@ -55,9 +55,8 @@ class _Composite(WireBatch):
 
     def __init__(self, fields: Iterable[str], rows: int, like: WireBatch | None = None) -> None:
         self._fields = tuple(fields)
-        # Of messages that say so: batch dims behind the first, dim names, and where tensors go.
+        # Of messages that say so: batch dims behind the first, and where tensors go.
         self._sizes = [rows] if like is None else [rows, *like.batch_size[1:]]
-        self._dim_names = None if like is None else like.dim_names
         self._device = None if like is None else like.device
         self._allow_pickle = like is not None and like.allow_pickle
 
@@ -71,10 +70,6 @@ class _Composite(WireBatch):
 
     def __len__(self) -> int:
         return self._sizes[0]
-
-    @property
-    def dim_names(self) -> list[str | None] | None:
-        return self._dim_names
 
     @property
     def device(self) -> torch.device | None:
@@ -94,11 +89,10 @@ class _Composite(WireBatch):
 
     def to_tensordict(self) -> TensorDict:
         leaves = self._leaves(self._fields)
-        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+        if self._device is None and len(self._sizes) == 1:
             return batch_of(leaves, len(self))
-        names: Any = self._dim_names
         try:
-            return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
+            return TensorDict(leaves, batch_size=self._sizes, device=self._device)
         except Exception as error:  # tensordict raises all kinds
             raise WireFormatError(
                 "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
@@ -106,7 +100,7 @@ class _Composite(WireBatch):
 
     def to_frames(self) -> list[Frame]:
         value: Any = None
-        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+        if self._device is None and len(self._sizes) == 1:
             columns = dict(self.columns())
             for name, column in columns.items():
                 if isinstance(column, np.ndarray):
@@ -512,10 +506,10 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
     with_nodes = []
     for stack in stacks:
         root = stack.schema.root
-        if root.kind is not Kind.TENSORDICT or root.fields[:2] != [1, None]:
-            # Batches in dicts, and such with dim names or more dims, each as it is.
+        if root.kind is not Kind.TENSORDICT or root.fields[0] != 1:
+            # Batches in dicts, and such with more dims, each as it is.
             return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
-        with_nodes.append((stack, dict(zip(root.fields[2], root.children, strict=True))))
+        with_nodes.append((stack, dict(zip(root.fields[1], root.children, strict=True))))
         counts[stack.members] = stack.numbers[:, root.dims]
     fields = _same_fields([(int(s.members[0]), nodes) for s, nodes in with_nodes], where)
     messages = Messages(counts, lambda i: open_one(i, sources[i]), with_nodes, frames)

@@ -38,7 +38,6 @@ from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
-from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
@@ -72,7 +71,6 @@ class WireBatch:
         message: Any,
         nodes: Any,
         batch_size: list[int],
-        names: list[str | None] | None,
         chosen: Any,
         frames: Sequence[ByteArray] | None = None,
         beside: Sequence[tuple[str | None, Node]] = (),
@@ -81,7 +79,6 @@ class WireBatch:
         self._message: Message = message
         self._nodes: Mapping[str, Node] = nodes
         self._rows = batch_size
-        self._names = names
         self._chosen: Any = chosen
         self._frames = frames
         # What stands in the message beside the batch: by name, or a mapping without one.
@@ -183,7 +180,7 @@ class WireBatch:
         return self._chosen_of(self._nodes, ChosenRows(chosen))
 
     def _chosen_of(self, nodes: Mapping[str, Node], chosen: ChosenRows | None) -> WireBatch:
-        batch = self._message, nodes, self._rows, self._names, chosen, None
+        batch = self._message, nodes, self._rows, chosen, None
         return WireBatch(*batch, self._beside)
 
     def to_tensordict(self) -> TensorDict:
@@ -197,15 +194,13 @@ class WireBatch:
 
     def _tensordict(self, budget: Budget) -> TensorDict:
         leaves = {name: self._value(name, node, budget) for name, node in self._nodes.items()}
-        names: Any = self._names
+        device = self._message.device
+        # What the constructor of a TensorDict makes of values of other types is up to these.
+        plain = all(node.kind is not Kind.USER for node in self._nodes.values())
         try:
-            # A batch without dim names takes those of the batches in it, which `batch_of` does not.
-            kinds = {node.kind for node in self._nodes.values()}
-            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK, Kind.USER))
-            if flat and names is None and self._message.device is None and len(self._rows) == 1:
+            if plain and device is None and len(self._rows) == 1:
                 return batch_of(leaves, len(self))
-            device = self._message.device
-            return TensorDict(leaves, batch_size=self.batch_size, names=names, device=device)
+            return TensorDict(leaves, batch_size=self.batch_size, device=device)
         except Exception as error:  # tensordict raises all kinds
             raise WireFormatError(
                 "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
@@ -247,8 +242,7 @@ class WireBatch:
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
-        flat = len(self._rows) == 1 and self._names is None
-        return self._raw_columns() if flat else self.to_tensordict()
+        return self._raw_columns() if len(self._rows) == 1 else self.to_tensordict()
 
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.
@@ -371,8 +365,6 @@ class WireBatch:
         shape = sizes_of(leaf, len(self._rows))
         if shape != self._rows:
             raise rows_differ(self._rows, shape)
-        if kind is Kind.USER:
-            check_names(leaf, self._names, len(shape))
         if chosen is None:
             return leaf
         return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
@@ -412,11 +404,6 @@ class WireBatch:
     # For joins
 
     @property
-    def dim_names(self) -> list[str | None] | None:
-        """Names of the batch dims; None where there are none."""
-        return None if self._names is None else list(self._names)
-
-    @property
     def device(self) -> torch.device | None:
         """Where tensors go; None leaves them where their cells are."""
         return self._message.device
@@ -443,11 +430,11 @@ class WireBatch:
         """The header, the nodes of the columns and the frames, where columns may be read from them.
 
         None of a message that is not in memory, whose tensors go elsewhere, or whose batch has
-        more dims than one or names for them.
+        more dims than one.
         """
         message = self._message
         frames = message.payload.frames
-        if frames is None or message.device or len(self._rows) != 1 or self._names is not None:
+        if frames is None or message.device or len(self._rows) != 1:
             return None
         return message.header, self._nodes, frames
 
@@ -571,7 +558,7 @@ def batch_of_message(message: Message) -> WireBatch:
             columns, meta = state.children
             nodes = dict(zip(columns.fields[0], columns.children, strict=True))
             rows = _rows_of(message, columns.children)
-            return WireBatch(message, nodes, [rows], None, None, frames, [(None, meta)])
+            return WireBatch(message, nodes, [rows], None, frames, [(None, meta)])
     raise WireFormatError(
         "bad_value",
         "$",
@@ -600,6 +587,5 @@ def _view(
     batch_size = list(message.shape(node))
     if not batch_size or batch_size[: len(around)] != around:
         raise rows_differ(around or ["N"], batch_size)
-    _, names, keys = node.fields
-    nodes = dict(zip(keys, node.children, strict=True))
-    return WireBatch(message, nodes, batch_size, names, chosen, frames)
+    nodes = dict(zip(node.fields[1], node.children, strict=True))
+    return WireBatch(message, nodes, batch_size, chosen, frames)
