@@ -47,11 +47,6 @@ if TYPE_CHECKING:
         stack_or_nest,
         to_nested_by_length,
     )
-    from jagcodec.pack.token_lists import (
-        pack_token_lists,
-        pad_token_lists,
-        unpack_token_lists,
-    )
     from jagcodec.pack.trimming import restore_padding, trim_padding
     from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
     from jagcodec.ragged.varlen import PackedColumn
@@ -122,8 +117,6 @@ __all__ = [
     "pack_masked_fields",
     "pack_per_token_field",
     "pack_rows",
-    "pack_token_lists",
-    "pad_token_lists",
     "padding_tax",
     "register_stdlib_types",
     "register_type",
@@ -141,7 +134,6 @@ __all__ = [
     "to_rows",
     "trim_padding",
     "unpack_masked_fields",
-    "unpack_token_lists",
     "unwrap_wire_stripped_payload",
 ]
 
@@ -169,7 +161,6 @@ _HOMES = {
         "maybe_pack_jagged pack_per_token_field response_from_nested response_to_nested "
         "stack_or_nest to_nested_by_length"
     ),
-    "pack.token_lists": "pack_token_lists pad_token_lists unpack_token_lists",
     "pack.trimming": "restore_padding trim_padding",
     "ragged.non_tensor": "unwrap_wire_stripped_payload",
     "ragged.varlen": "PackedColumn",
