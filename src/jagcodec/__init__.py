@@ -43,11 +43,9 @@ if TYPE_CHECKING:
         maybe_pack_jagged,
         pack_per_token_field,
         response_from_nested,
-        response_to_nested,
         stack_or_nest,
         to_nested_by_length,
     )
-    from jagcodec.pack.trimming import restore_padding, trim_padding
     from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
     from jagcodec.ragged.varlen import PackedColumn
     from jagcodec.record import RecordInfo, RecordReader, RecordWriter
@@ -122,8 +120,6 @@ __all__ = [
     "register_type",
     "repeat_rows",
     "response_from_nested",
-    "response_to_nested",
-    "restore_padding",
     "schema_of",
     "select_rows",
     "split_rows",
@@ -132,7 +128,6 @@ __all__ = [
     "to_blob",
     "to_nested_by_length",
     "to_rows",
-    "trim_padding",
     "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
 ]
@@ -158,10 +153,9 @@ _HOMES = {
     "pack.masked": "pack_masked_fields unpack_masked_fields",
     "pack.rows": "encode_rows pack_rows",
     "pack.tensors": (
-        "maybe_pack_jagged pack_per_token_field response_from_nested response_to_nested "
+        "maybe_pack_jagged pack_per_token_field response_from_nested "
         "stack_or_nest to_nested_by_length"
     ),
-    "pack.trimming": "restore_padding trim_padding",
     "ragged.non_tensor": "unwrap_wire_stripped_payload",
     "ragged.varlen": "PackedColumn",
     "record": "RecordInfo RecordReader RecordWriter",
