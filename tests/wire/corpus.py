@@ -232,11 +232,11 @@ GOOD = {
                 *(
                     tensor("int64", [1], 0, 8 * i, sign + width)
                     for i, (sign, width) in enumerate(
-                        (sign, width) for sign in (16, 32) for width in range(1, 8)
+                        (sign, width) for sign in (16, 32) for width in range(1, 5)
                     )
                 )
             ),
-            bytes([1, 2, 3, 4, 5, 6, 0x87, 0xFF]) * 14,
+            bytes([0x81, 0x82, 0x83, 0x84, 5, 6, 7, 0xFF]) * 8,
         ),
     ),
     "jagged_narrow": (
@@ -639,6 +639,11 @@ BAD = {
         "unknown_dtype",
         "a code between the others",
         message(tensor("int64", stored=0x18), PAYLOAD),
+    ),
+    "stored_5_bytes": (
+        "unknown_dtype",
+        "a width between 4 and 8 bytes",
+        message(tensor("int64", stored=0x15), PAYLOAD),
     ),
     # places
     "cells_outside": (
@@ -1204,7 +1209,7 @@ BAD = {
     "sparse_compressed_narrow": (
         "bad_value",
         "narrow indices of a compressed tensor",
-        csr(stored=0x17),
+        csr(stored=0x14),
     ),
     "leaf": ("bad_value", "an integer for a leaf", message(batch(5))),
     "leaf_array": (

@@ -568,7 +568,7 @@ def stored_size(dtype, stored, cells):
     if stored == 1:
         return (cells + 7) // 8
     signed, width = stored >= 32, stored % 16
-    need(16 < stored < 48 and 1 <= width < min(SIZES[dtype], 8), "stored")
+    need(16 < stored < 48 and 1 <= width <= 4 and width < SIZES[dtype], "stored")
     need(not signed or dtype[0] == "i", "stored")
     return cells * width
 

@@ -81,12 +81,12 @@ def encode(
             TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
             UnbatchedTensor, and of types registered with `register_type` (dataclasses,
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
-        narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
-            those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there. True is for all of them; a list of names
-            for the columns that it names, of every TensorDict and `BatchedDataDict` in `obj`.
-            Name a column of a nested batch by a tuple: ``("extra", "ids")``. The name of a nested
-            batch is for all of its columns.
+        narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
+            and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
+            and values exactly. Costs two looks at each of them here and a copy there. True is for
+            all of them; a list of names for the columns that it names, of every TensorDict and
+            `BatchedDataDict` in `obj`. Name a column of a nested batch by a tuple:
+            ``("extra", "ids")``. The name of a nested batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell

@@ -35,7 +35,6 @@ from jagcodec.wire.spec import (
     TORCH_DTYPES,
     Kind,
 )
-from jagcodec.wire.table import Table
 
 
 class Node:
@@ -550,16 +549,25 @@ def numpy_itemsize(dtype: Any) -> int:
 
 # --- what is kept ------------------------------------------------------------------------------
 
-MOST_SCHEMAS = 256
-"""How many schemas a table keeps."""
+MOST_SCHEMAS = 64
+"""How many schemas a reader keeps, and how many a writer."""
 
-MOST_BYTES = 8 << 20
-"""How much memory a table of schemas takes, at most."""
+LARGEST_KEPT = 128 << 10
+"""Bytes of memory that one may take."""
 
-LARGEST_KEPT = 64 * 1024
-"""Bytes of the largest schema that is kept."""
+_known: dict[bytes, Schema] = {}
 
-_schemas: Table[Schema] = Table(MOST_SCHEMAS, MOST_BYTES)
+
+def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
+    """Keep what was made of a schema of this weight; of too many the oldest makes way.
+
+    Single dict operations, and no lock: a process that forks would copy a lock that another thread
+    holds, and its child would wait for it forever.
+    """
+    if weight <= LARGEST_KEPT:
+        known[key] = value
+        for oldest in list(known)[:-MOST_SCHEMAS]:
+            known.pop(oldest, None)
 
 
 def read_schema(data: bytes) -> Schema:
@@ -568,9 +576,8 @@ def read_schema(data: bytes) -> Schema:
     Raises:
         WireFormatError: They are not one.
     """
-    known = _schemas.find(data)
+    known = _known.get(data)
     if known is None:
         known = Schema(data)
-        if len(data) <= LARGEST_KEPT:
-            _schemas.keep(data, known, known.weight)
+        keep(_known, data, known, known.weight)
     return known

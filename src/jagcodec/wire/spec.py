@@ -206,6 +206,6 @@ def narrow_code(width: int, signed: bool) -> int:
 
 
 STORED_WIDTHS: dict[int, tuple[int, bool]] = {
-    narrow_code(width, signed): (width, signed) for width in range(1, 8) for signed in (False, True)
+    narrow_code(width, signed): (width, signed) for width in range(1, 5) for signed in (False, True)
 }
 """The codes of `narrow_code`, taken apart: bytes per cell, and whether there is a sign."""
