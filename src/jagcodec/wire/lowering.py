@@ -85,8 +85,6 @@ class Lowering:
         self._column: tuple[Name, bool] = (), narrow is True
         self._default = default
         self._defaults = 0
-        # What the last error refused, if it was a value.
-        self._refused_value: Any = None
         self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
@@ -105,8 +103,6 @@ class Lowering:
         handler = _HANDLERS.get(kind) or _handler(kind)
         if handler is None:
             return self._foreign(value)
-        if self._default is not None:
-            return self._or_default(handler, value)
         return handler(self, value)
 
     def _registered(self, value: Any) -> Tree:
@@ -124,8 +120,17 @@ class Lowering:
         return [TAGS[Kind.USER], name, state]
 
     def _foreign(self, value: Any) -> Tree:
+        """The tree of what `default` makes of a value; or its pickle; or it is refused."""
         if self._default is not None:
-            return self._replaced(value)
+            if len(self._path) + self._defaults >= MAX_DEPTH:
+                expected = "expected values of default that can be encoded"
+                raise self._refused("too_deep", f"{expected}, found none in {MAX_DEPTH} calls")
+            new = self._default(value)
+            if new is not value:
+                self._defaults += 1
+                tree = self.lower(new)
+                self._defaults -= 1
+                return tree
         if not self._allow_pickle:
             raise self._refusal(value)
         try:
@@ -133,42 +138,6 @@ class Lowering:
         except Exception as error:  # whatever a __reduce__ raises
             raise self._refusal(value, f", and pickle says: {error}") from error
         return [TAGS[Kind.PICKLE], data]
-
-    def _or_default(self, handler: Callable[[Lowering, Any], Tree], value: Any) -> Tree:
-        """The tree of a value; of what `default` makes of it, if it is what is refused."""
-        outer = self.items, self.values, self.unbacked
-        lists: Any = (*outer, self.on_devices, self.off_devices, self._path)
-        sizes = [len(found) for found in lists]
-        stacks, column = self._stacks, self._column
-        try:
-            return handler(self, value)
-        except UnsupportedTypeError:
-            if self._refused_value is not value:
-                raise
-        self.items, self.values, self.unbacked = outer
-        self._stacks, self._column = stacks, column
-        for found, size in zip(lists, sizes, strict=True):
-            del found[size:]
-        return self._replaced(value)
-
-    def _replaced(self, value: Any) -> Tree:
-        """The tree of what `default` makes of a value."""
-        default: Any = self._default
-        if len(self._path) + self._defaults >= MAX_DEPTH:
-            raise self._refused(
-                "too_deep",
-                f"expected values of default that can be encoded, found none in {MAX_DEPTH} calls",
-            )
-        new = default(value)
-        if new is value:
-            self._default, kept = None, default
-            tree = self._foreign(value)
-            self._default = kept
-            return tree
-        self._defaults += 1
-        tree = self.lower(new)
-        self._defaults -= 1
-        return tree
 
     def _child(self, key: Any, value: Any) -> Tree:
         if type(value) in _NATIVE or (
@@ -238,7 +207,6 @@ class Lowering:
         return path
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
-        self._refused_value = value
         return self._refused("unsupported_type", refusal_of(value, why))
 
     # Python
