@@ -17,7 +17,7 @@ from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_ten
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, plain_array
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import NestedParts, RaggedView
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
@@ -96,6 +96,20 @@ def view_of_parts(
         raise ArgumentError("bad_length", path, f"{expected}, {found}")
     row_splits = RowSplits.from_lengths(lengths)
     return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
+
+
+def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
+    """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
+    if not is_jagged(lengths):
+        return read_lengths(lengths, path, rows=rows)
+    view = view_of(lengths, path)
+    if view.ragged_dim != 1:
+        raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {view.ragged_dim}")
+    if rows is not None and view.row_splits.rows != rows:
+        raise ArgumentError(
+            "row_mismatch", path, f"expected {rows} rows, found {view.row_splits.rows}"
+        )
+    return view.row_splits
 
 
 def _host(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:
