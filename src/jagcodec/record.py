@@ -177,10 +177,10 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
+    value = batch
     if isinstance(batch, WireBatch):
-        frames = encode(batch.to_encode(), **{"meta": batch.meta or None, **options})
-    else:
-        frames = encode(batch, **options)
+        value, options = batch.to_encode(), {"meta": batch.meta or None, **options}
+    frames = encode(value, **options)
     try:
         open_wire(frames, limits=NO_LIMITS)
     except WireFormatError as error:
