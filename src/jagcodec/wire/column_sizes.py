@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgpack
 
 from jagcodec.wire.frames import blob_end, is_blob
+from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.message import Message, open_message
-from jagcodec.wire.parts import table_of
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, stored_size
-from jagcodec.wire.spec import PARTS, PLAIN, Kind
+from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
 
 
 class ColumnSize(NamedTuple):
@@ -47,7 +47,7 @@ class MessageSize(NamedTuple):
         plain: The same before it was compressed; of frames.
         columns: Those of its batch; none where it holds none.
         narrow: Whether any cells are stored narrow.
-        elide: Whether any column is made of parts.
+        elide: Whether any column is indirect.
         compress: ``"zstd"`` where frames are compressed.
         checksum: Whether it has checksums.
     """
@@ -164,38 +164,28 @@ class Weighing:
         named = places.named
         if named and FORMS[node.kind].numbers[2:3] == ("stored",):
             stored = numbers[node.number + 2]
-            if stored > PARTS:
+            if self._message.is_indirect(node):
                 self.elide = True
-                named = named + self._parts(node, *named[0][:2], stored)
+                named = named + self._runs(node)
             elif stored != PLAIN:
                 self.narrow = True
         return sum(self._fresh(*place) for place in named)
 
-    def _parts(
-        self, node: Node, buffer: int, offset: int, stored: int
-    ) -> list[tuple[int, int, int]]:
+    def _runs(self, node: Node) -> list[tuple[int, int, int]]:
         """The places that a table names."""
         places: list[tuple[int, int, int]] = []
-        tensor = node.kind in (Kind.TENSOR, Kind.JAGGED)
-        dtype = node.fields[0] if tensor else "uint8"
-        each = 1
-        if tensor:
-            dims = list(self._message.shape(node))
-            del dims[0]  # tables are of ragged dim 1
-            each = math.prod(dims)
-        for part in table_of(self._message, buffer, offset, stored - PARTS):
-            size = stored_size(dtype, part.stored, part.cells * each)
-            index = stored_size("int64", part.index_stored, part.indices)
-            self.narrow = self.narrow or bool(size and part.stored != PLAIN)
-            places += [
-                place
-                for place in (
-                    (part.buffer, part.offset, size),
-                    (part.index_buffer, part.index_offset, index),
-                )
-                if place[2]
-            ]
-        return places
+        leaf, groups = self._message.leaf(node), self._message.header.groups
+        for run in runs_at(self._message, leaf):
+            rows = leaf.shape[0]
+            if leaf.group is not None:
+                rows = groups[run.group].rows if 0 <= run.group < len(groups) else 0
+            size = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
+            self.narrow = self.narrow or bool(size and run.stored != PLAIN)
+            places.append((run.buffer, run.offset, size))
+            if run.index_buffer != NO_INDEX:
+                index = stored_size("int64", run.index_stored, rows)
+                places.append((run.index_buffer, run.index_offset, index))
+        return [place for place in places if place[2] > 0]
 
     def _fresh(self, buffer: int, offset: int, size: int) -> int:
         """How many bytes at a place nobody has counted yet; from now on they are."""

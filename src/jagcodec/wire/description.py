@@ -168,8 +168,8 @@ class ColumnDescription:
         kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
         dtype: What its cells are called on the wire; None where there are none.
         shape: With None for the ragged dim; None where it has none.
-        stored: ``"narrow"`` where cells take fewer bytes than their dtype, ``"parts"`` where what
-            repeats is there once, else empty.
+        stored: ``"narrow"`` where cells take fewer bytes than their dtype, ``"indirect"`` where
+            rows lie elsewhere in the message, so that repeats are there once, else empty.
         bytes: What it takes of the message; cells that columns share are counted at the first.
         share: The same, of the whole message before frames were compressed; 0 to 1.
         rows: Which of `MessageDescription.rows_of` its rows are; None where it is not jagged.
@@ -247,7 +247,7 @@ class MessageDescription:
         frames: How many, the header included.
         behind: Bytes behind the end of a blob, which nobody reads.
         narrow: Whether any cells are stored narrow.
-        elide: Whether any column is made of parts.
+        elide: Whether any column is indirect.
         compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums, which were compared.
         columns: Those of the batch, or the values that the value is made of.
@@ -501,8 +501,8 @@ def _stored(message: Message, node: Node) -> str:
     stored = message.numbers[node.number + 2]
     if stored == PLAIN:
         return ""
-    if message.is_made_of_parts(node):
-        return "parts"
+    if message.is_indirect(node):
+        return "indirect"
     return "narrow" if "dtype" in form.fields and node.fields[0] in TORCH_DTYPES else ""
 
 

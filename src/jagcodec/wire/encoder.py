@@ -10,15 +10,13 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, TypeAlias, TypedDict, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, describe
+from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, describe
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
@@ -33,16 +31,11 @@ from jagcodec.wire.placing import Placing, nothing_left, with_header
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
 
-Groups: TypeAlias = Iterable[Hashable] | torch.Tensor
-"""A value per row, equal ones for the rows that are compared with each other."""
-
-
 class EncodeOptions(TypedDict, total=False):
     """The options of `encode`, which other functions pass on to it."""
 
     narrow: bool | Mapping[Any, bool]
     elide: bool
-    groups: Groups | None
     outermost: Mapping[Any, int] | None
     checksum: bool
     compress: Compress
@@ -56,7 +49,6 @@ def encode(
     *,
     narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
-    groups: Groups | None = None,
     outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
@@ -87,13 +79,11 @@ def encode(
             `BatchedDataDict` in `obj`, those of a nested one by a tuple of names, and for none of
             the rest.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
-            alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
-            value, positions, columns that are two others end to end. Everything is compared cell
-            by cell; `decode` restores all of it. What would not make the message smaller is sent
-            as it is. Objects of rows that are one object are one again; equal ones are found from
-            1 KiB on.
-        groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
-            compared with the first of their group only. None compares those that begin alike.
+            alike, as those of one prompt do, columns of one memory or of equal cells, rows that
+            begin the longest one, as masks and positions do, columns that are two others end to
+            end. Everything is compared cell by cell; `decode` restores all of it. What would not
+            make the message smaller is sent as it is. Objects of rows that are one object are one
+            again; equal ones are found from 1 KiB on.
         outermost: Name of a jagged column, as for `narrow`, to the inner dim of its
             rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
             layers, k) puts each layer into one range of bytes, so that who wants some of the
@@ -133,7 +123,7 @@ def encode(
         ArgumentError: `compress` is something else, or its library is not installed; or
             `outermost` names a dim that the rows of a column do not have.
         ArgumentKeyError: `narrow` or `outermost` names a column that `obj` does not have.
-        ArgumentTypeError: `narrow`, `outermost`, `groups` or `meta` is of another type.
+        ArgumentTypeError: `narrow`, `outermost` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -148,7 +138,6 @@ def encode(
         obj,
         narrow=narrow,
         elide=elide,
-        groups=groups,
         outermost=outermost,
         checksum=checksum,
         compress=compress,
@@ -187,7 +176,6 @@ def pending(
     *,
     narrow: bool | Mapping[Any, bool] = False,
     elide: bool = False,
-    groups: Groups | None = None,
     outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
@@ -220,29 +208,9 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    compared = None if groups is None else _group_numbers(groups, elide=elide)
-    placing = Placing(copies, keep_on, elide=elide, groups=compared)
+    placing = Placing(copies, keep_on, elide=elide)
     message = placing.message(lowered, checksum and level is None)
     return message if level is None else compressed(message, level, checksum)
-
-
-def _group_numbers(groups: Any, *, elide: bool) -> IntArray:
-    """A number for each row: equal ones for equal groups."""
-    if not elide:
-        raise ArgumentError("bad_option", "groups", "requires elide=True, found elide=False")
-    if isinstance(groups, torch.Tensor):
-        groups = groups.tolist()
-    try:
-        known: dict[Any, int] = {}
-        numbers = [known.setdefault(group, len(known)) for group in groups]
-    except TypeError as error:
-        raise ArgumentTypeError(
-            "bad_type",
-            "groups",
-            "expected one hashable value per row, such as the uid of its prompt, found "
-            f"{describe(groups)}: {error}",
-        ) from error
-    return np.array(numbers, dtype=np.int64)
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
