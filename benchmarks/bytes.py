@@ -270,11 +270,7 @@ def make_experts(shrink: int) -> Made:
         "input_ids": nested([rng.integers(0, VOCABULARY, n) for n in lengths]),
         "routed_experts": nested([rng.integers(0, 128, (n, LAYERS, EXPERTS)) for n in lengths]),
     }
-    options = {**OPTIONS, "narrow of the column": {"narrow": {"routed_experts": True}}}
-    options["narrow of the column, outermost"] = {
-        "narrow": {"routed_experts": True},
-        "outermost": {"routed_experts": 1},
-    }
+    options = {**OPTIONS, "narrow of the column": {"narrow": ["routed_experts"]}}
     return Made(TensorDict(columns, batch_size=[len(lengths)]), options)
 
 

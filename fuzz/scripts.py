@@ -218,7 +218,6 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
     mixed["o"] = ["text", [1, 2]]
     members = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
     deep = np.array([{"t": torch.ones(3)}, None, np.array([torch.ones(2), "x"], object)], object)
-    names: list[Any] = ["rows", None]
     plain: list[Any] = [
         {"i": 1, "f": 0.5, "s": "text", "n": None, "t": True, "l": [1, -2, 2**40]},
         [10**30, -(10**20), 1 + 2j, (1, (2, "x")), {1, 2}, frozenset(["a", "b"])],
@@ -248,7 +247,7 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         [torch.Size([2, 3]), torch.float32, torch.device("cpu")],
         [base[0:3], base[3:4], base[4:9]],
         TensorDict({"a": torch.ones(2, 3), "n": TensorDict({}, [2]), "t": "text"}, [2]),
-        TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=names),
+        TensorDict({"a": torch.ones(2, 3)}, [2, 3]),
         TensorDict({"s": sparse.to_sparse(), "n": torch.nested.nested_tensor([base, base])}, [2]),
         LazyStackedTensorDict(*members, stack_dim=0),
         TensorDict({"l": LazyStackedTensorDict(*members, stack_dim=1)}, [2]),
@@ -454,12 +453,8 @@ _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "dtype": lambda s, d: _numpy_dtype(s),
     "value": lambda s, d: s.pick((*_KEYS, b"", b"\x00\xff")),
     "name": lambda s, d: s.pick(("fuzz.Sampling", *_TORCH_NAMES, "quint8", "load", "os.system")),
-    "names": lambda s, rank: (
-        None if s.byte() < 200 else [s.pick((*_KEYS, None)) for _ in range(rank)]
-    ),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
-    "dim_name": lambda s, d: s.pick((None, None, *_KEYS)),
     "layout": lambda s, d: s.pick(COMPRESSED_LAYOUTS),
     "type": lambda s, d: s.pick(("cpu", "cuda", "meta", "cuda:1", "mps", "", "xla")),
     "number": lambda s, d: s.pick((None, 0, 1, 127, 128)),
@@ -496,8 +491,7 @@ def _record(s: Script, kind: Kind, depth: int) -> list[Any]:
 _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) + bytes(range(72))
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
-# But INNER_FIRST: what it is made around is chosen as a JAGGED.
-_ALL_KINDS = tuple(kind for kind in FORMS if kind is not Kind.INNER_FIRST)
+_ALL_KINDS = tuple(FORMS)
 _ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
@@ -509,11 +503,6 @@ _MEMBERS: dict[Kind, tuple[Kind, ...]] = {
     Kind.LAZY_STACK: (Kind.TENSORDICT, Kind.LAZY_STACK),
     Kind.NON_TENSOR_STACK: _STACKS,
 }
-
-
-def _is_inside(odd: int, rank: int) -> bool:
-    """Whether a JAGGED lies in an INNER_FIRST."""
-    return odd & 12 == 12 and rank > 1
 
 
 class Tree:
@@ -563,8 +552,6 @@ class Tree:
         node = Node(int(kind), fields, numbers, children)
         if odd >= 240:
             _bend(s, node)
-        if kind is Kind.JAGGED and _is_inside(odd, len(dims)):
-            return Node(int(Kind.INNER_FIRST), [1 + s.byte() % len(dims)], [], [node])
         return node
 
     def _facts(self, kind: Kind, dims: list[int], dtype: Any, odd: int) -> dict[str, Any]:
@@ -590,8 +577,6 @@ class Tree:
                 indirect = how >= 240
         if kind is Kind.JAGGED:
             dim = facts["ragged_dim"] = 1 + s.byte() % rank
-            if _is_inside(odd, rank):
-                dim = facts["ragged_dim"] = 2
             if odd & 2:
                 lengths = [s.byte() % 5 for _ in range(self._rows)]
                 facts["group"] = self.group(lengths)

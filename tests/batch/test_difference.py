@@ -157,20 +157,6 @@ def test_what_values_lie_in_is_compared_and_not_only_they():
     assert "batch size" in str(message_difference(stack, other))
 
 
-def test_the_columns_of_a_lazy_stack_can_be_chosen():
-    one, other = (
-        encode(
-            LazyStackedTensorDict(
-                *(TensorDict({"a": torch.ones(n), "b": each[:n]}, []) for n in (2, 3)), stack_dim=0
-            )
-        )
-        for each in (torch.zeros(3), torch.arange(3.0))
-    )
-    assert message_difference(one, other, columns=["a"]) is None
-    found = message_difference(one, other, columns=["b"])
-    assert (found.column, found.row, found.cell) == ("b", 0, (1,))
-
-
 def test_columns_whose_names_would_be_one_are_compared_both():
     """A key may have a dot in it, or look like the name of what stands beside the batch."""
     inner = {"a": TensorDict({"b": IDS}, batch_size=[2])}

@@ -764,14 +764,6 @@ def test_joins_of_pickled_objects_are_sent_on_if_they_are_allowed():
         concat_rows([open_wire(frames)] * 2).to_frames()
 
 
-def test_nested_batches_with_other_dim_names_are_a_bad_message():
-    inner = tensordict([1], {}, ["b"])
-    frames = message(tensordict([1], {"x": inner}, ["a"]))
-    for read in (lambda: open_wire(frames), lambda: join_messages([frames, frames], "test")):
-        with pytest.raises(WireFormatError, match=r"expected dim names \['a'\] in each batch"):
-            read().to_tensordict()
-
-
 def test_messages_that_claim_rows_take_no_memory_for_each():
     rows = 1 << 22
     claims = encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows]))

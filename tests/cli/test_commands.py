@@ -46,7 +46,7 @@ def run(capsys):
     return run
 
 
-def test_inspect_says_which_column_which_row_and_how_many_bytes(run, file):
+def test_inspect_prints_columns_rows_and_bytes(run, file):
     status, out, _ = run("inspect", file)
     assert status == 0
     lines = out.splitlines()
@@ -56,10 +56,8 @@ def test_inspect_says_which_column_which_row_and_how_many_bytes(run, file):
     ids = next(line for line in lines if line.startswith("ids "))
     assert ids.split()[:5] == ["ids", "jagged", "int64", "[4,", "*]"]
     assert "112" in ids.split()
-    assert ids.endswith("1: 40 B")
     assert "meta: step" in lines
     assert "rows of ids, logprobs: 1 to 5 tokens, mean 3.5, median 4.0, 14 in all" in lines
-    assert f"  5 to 5  2  {'#' * 40}" in lines
     assert any(line.startswith("taxes: padding 28.1% of 256 B as rectangles") for line in lines)
 
 
@@ -95,7 +93,7 @@ def test_inspect_reads_standard_input(run, file, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["inspect", "FILE", "--row", "4"], "expected a row from 0 to 3, found 4"),
+        (["inspect", "FILE", "--row", "4"], "batch.jag: expected rows of 0 to 3, found 4"),
         (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
         (["inspect", "NOWHERE"], "No such file"),
         (["inspect", "FOLDER"], "Is a directory"),
@@ -290,9 +288,11 @@ def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
     one, other = tmp_path / "one.jag", tmp_path / "other.jag"
     for path, number in ((one, 10**5000), (other, 10**5000 + 1)):
         dump([number, {number}], path)
-    status, out, _ = run("inspect", one, "--row", "0", "--json")
+    batch = tmp_path / "batch.jag"
+    dump(TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]), batch)
+    status, out, _ = run("inspect", batch, "--row", "0", "--json")
     assert status == 0
-    assert json.loads(out)["columns"]["$"] == "an int of 16610 bits"
+    assert json.loads(out)["columns"]["n"] == "an int of 16610 bits"
     status, out, _ = run("diff", one, other)
     assert status == 1
     assert "an int of 16610 bits" in out

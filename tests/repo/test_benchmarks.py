@@ -18,7 +18,6 @@ from benchmarks import (
     small,
     trips,
     verl_v1,
-    wide,
 )
 from benchmarks import bytes as saved
 from benchmarks.bars import bars
@@ -320,18 +319,6 @@ def test_only_the_values_meant_to_fail_do():
     found = before_values.digests()
     failed = {name for name, digest in found.items() if ":" in digest}
     assert failed == {name for name in found if name.startswith("error: ")}
-
-
-def test_a_stage_that_wants_few_layers_reads_few_bytes():
-    column = wide.make_rows(4, 64)
-    cells = sum(row.nbytes for row in column)
-    read = {name: size for name, size, _, _ in wide.measure(column, 1)}
-    spare = 1024  # of header and offsets
-    assert cells // 8 < read.pop("by layer, inner") < cells // 8 + spare
-    assert all(cells < size < cells + spare for size in read.values())
-    assert {size < cells // 2 + spare for _, size, *_ in wide.measure_encoding(column, 1)[2:]} == {
-        True
-    }
 
 
 # --- bytes -------------------------------------------------------------------------------------

@@ -167,15 +167,6 @@ def _jagged_second(f: Forge, i: int, rows: int) -> Part:
     return _jagged(f, f.shared_group([1] * rows), rows, 2, dim=2)
 
 
-def _inner_first(f: Forge, i: int, rows: int) -> Part:
-    return node("INNER_FIRST", 1, children=[_jagged_second(f, i, rows)])
-
-
-def _inner_first_bits(f: Forge, i: int, rows: int) -> Part:
-    jagged = _jagged(f, f.shared_group([2] * rows), 2 * rows, 4, stored=1, dim=2)
-    return node("INNER_FIRST", 1, children=[jagged])
-
-
 def _jagged_bad_end(f: Forge, i: int, rows: int) -> Part:
     return _jagged(f, f.shared_group([1] * rows), rows + 1)
 
@@ -229,10 +220,10 @@ def _bsr(f: Forge, i: int, rows: int) -> Part:
     return node("SPARSE_COMPRESSED", "sparse_bsr", 2, numbers=[rows, 4], children=parts)
 
 
-def _nested(*columns: Column, names: Any = None) -> Column:
+def _nested(*columns: Column) -> Column:
     def make(f: Forge, i: int, rows: int) -> Part:
         leaves = {f"c{j}": column(f, i, rows) for j, column in enumerate(columns)}
-        return tensordict([rows], leaves, names)
+        return tensordict([rows], leaves)
 
     return make
 
@@ -245,9 +236,9 @@ def _stack(column: Column | None, stack_dim: int = 0) -> Column:
             for m in range(count)
         ]
         if stack_dim == 0:
-            members = [node("LAZY_STACK", 0, None, children=[member]) for member in members]
+            members = [node("LAZY_STACK", 0, children=[member]) for member in members]
             members = [tensordict([], {}) for _ in range(rows)] if column is None else members
-        return node("LAZY_STACK", stack_dim, None, children=members)
+        return node("LAZY_STACK", stack_dim, children=members)
 
     return make
 
@@ -382,8 +373,6 @@ COLUMNS: dict[str, Column] = {
     "no cells, 2^40": _tensor("int64", 8, 0, 2**40),
     "bits": _bits,
     "narrow": _narrow,
-    "inner first": _inner_first,
-    "inner first, bits": _inner_first_bits,
     "jagged, own group": _jagged_own,
     "jagged, own empty group": _jagged_own_empty,
     "jagged, shared group": _jagged_shared,
@@ -403,7 +392,6 @@ COLUMNS: dict[str, Column] = {
     "bsr": _bsr,
     "nested, empty": _nested(),
     "nested tensor": _nested(_tensor("uint8", 1)),
-    "nested names": _nested(names=["rows"]),
     "nested jagged, shared": _nested(_jagged_shared_empty),
     "nested jagged, own": _nested(_jagged_own),
     "nested objects": _nested(_payload("x"), _rows(lambda row: row % 100, shared=True)),
@@ -568,7 +556,7 @@ VALUES: dict[str, Value] = {
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),
     "stranger": lambda f, i: node("USER", "no.such.Type", children=[0]),
     "batch of rank 0": lambda f, i: tensordict([], {"a": node("NON_TENSOR_DATA", 0, children=[0])}),
-    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0, None),
+    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0),
     "empty stack": lambda f, i: node("NON_TENSOR_STACK", 0),
     "jagged, bad end": lambda f, i: _jagged_bad_end(f, i, 2),
 }

@@ -48,9 +48,8 @@ NODES = {
     51: ("SPARSE_COO", "rank", "coalesced dims", 2),
     52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
     56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
-    57: ("INNER_FIRST", "dim", "", 1),
-    64: ("TENSORDICT", "rank names keys", "dims", "keys"),
-    65: ("LAZY_STACK", "stack_dim dim_name", "", None),
+    64: ("TENSORDICT", "rank keys", "dims", "keys"),
+    65: ("LAZY_STACK", "stack_dim", "", None),
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
     67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
@@ -220,17 +219,10 @@ class Header:
         need(number is None or len(children) == (len(keys) if number == "keys" else number), kind)
         rank = count(fields.get("rank", 0), 65)
         need(1 <= count(fields.get("ragged_dim", 1)) <= max(rank, 1), "ragged dim")
-        if fields.get("names") is not None:
-            need(len(strings(fields["names"], but=(None,))) == rank, "names")
-        need(type(fields.get("dim_name")) in (str, type(None)), "name")
         need(type(fields.get("name", "")) is str, "name")
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
-        if kind == "INNER_FIRST":
-            need(type(children[0]) is list and children[0][:1] == [49], "rows")
-            need(len(children[0]) == 4 and children[0][3] == 2, "rows")
-            need(1 <= count(fields["dim"]) < count(children[0][2]), "dim")
         if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
             need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
         need(rank or kind not in ("JAGGED", "TENSOR_VIEWS"), "rank")
@@ -323,7 +315,7 @@ class Reader:
         children = (self.node(child) for child in children)
         result = getattr(self, kind.lower())(*children, **fields, **numbers)
         self.depth, self.stacks = around
-        return result if kind in ("LIST", "MAP", "BYTES", "INNER_FIRST") else (kind, *result)
+        return result if kind in ("LIST", "MAP", "BYTES") else (kind, *result)
 
     # One method per kind of node: its children, then its fields and numbers by name.
 
@@ -476,11 +468,6 @@ class Reader:
         need(0 <= offset <= len(self.buffers[buffer]) - size, "outside of the buffer")
         return widened(dtype, stored, cells, self.buffers[buffer][offset : offset + size])
 
-    def inner_first(self, child, dim):
-        _, dtype, dims, _, rows = child
-        back = [move(dtype, shape, data, dim) for shape, data in rows]
-        return "JAGGED", dtype, moved(dims, dim), 1, back
-
     def strided_nested(
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
     ):
@@ -553,20 +540,14 @@ class Reader:
         need(rows <= 1 << 24 or rows <= self.payload, "too many rows")
         return dims
 
-    def tensordict(self, *items, names, keys, dims):
-        own = [*(names or [None] * len(dims))]
+    def tensordict(self, *items, keys, dims):
         for item in items:
             need(batch_of(item)[: len(dims)] == self.batch_size(dims), "rows")
-            if item[0] in ("TENSORDICT", "LAZY_STACK"):
-                found = names_of(item)
-                need((found or [None] * len(dims))[: len(dims)] == own, "names of a batch in it")
-        return self.batch_size(dims), names, dict(zip(keys, items, strict=True))
+        return self.batch_size(dims), dict(zip(keys, items, strict=True))
 
-    def lazy_stack(self, *items, stack_dim, dim_name):
+    def lazy_stack(self, *items, stack_dim):
         stack_of(items, stack_dim, ("TENSORDICT", "LAZY_STACK"))
-        need(items or dim_name is None, "name")
-        need(len({repr(names_of(item)) for item in items}) < 2, "names")
-        return stack_dim, dim_name, [*items]
+        return stack_dim, [*items]
 
     def non_tensor_data(self, payload, dims):
         return self.batch_size(dims), payload
@@ -590,7 +571,7 @@ def stored_size(dtype, stored, cells):
     if stored == 1:
         return (cells + 7) // 8
     signed, width = stored >= 32, stored % 16
-    need(16 < stored < 48 and 1 <= width < min(SIZES[dtype], 8), "stored")
+    need(16 < stored < 48 and 1 <= width <= 4 and width < SIZES[dtype], "stored")
     need(not signed or dtype[0] == "i", "stored")
     return cells * width
 
@@ -633,17 +614,6 @@ def rows_of(dtype, dims, data, offsets, dim):
     ]
 
 
-def moved(dims, dim):
-    """Dims with the first of them behind `dim` others."""
-    return (*dims[1 : dim + 1], dims[0], *dims[dim + 1 :])
-
-
-def move(dtype, dims, data, dim):
-    """The shape and the bytes of cells whose first dim is moved behind `dim` others."""
-    cells = np.frombuffer(data, np.uint8).reshape(*dims, SIZES[dtype])
-    return moved(dims, dim), np.moveaxis(cells, 0, dim).tobytes()
-
-
 def batch_of(value):
     """The first dims of a leaf of a TENSORDICT, as far as they are the same in all rows."""
     need(type(value) is tuple, "leaf")
@@ -661,17 +631,6 @@ def batch_of(value):
     leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR", "SPARSE_COMPRESSED")
     need(kind in leaves, "leaf")
     return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
-
-
-def names_of(value):
-    """The dim names of a TENSORDICT or LAZY_STACK, or None where no dim has one."""
-    if value[0] == "TENSORDICT":
-        return value[2] if any(name is not None for name in value[2] or ()) else None
-    _, dim, name, items = value
-    size = len(stack_of(items, dim, ("TENSORDICT", "LAZY_STACK")))
-    names = (names_of(items[0]) if items else None) or [None] * (size - 1)
-    names = [*names[:dim], name, *names[dim:]]
-    return names if any(name is not None for name in names) else None
 
 
 def stack_of(items, dim, kinds):

@@ -28,8 +28,7 @@ FIELD = ("a", None, 0)
 
 
 def of_stacks(kind):
-    fields = [0, None] if kind == "LAZY_STACK" else [0]
-    return lambda part: node(kind, *fields, children=[part])
+    return lambda part: node(kind, 0, children=[part])
 
 
 def in_a_field(part):
@@ -194,8 +193,8 @@ def test_dtypes(wrap):
 
 def test_every_kind_that_holds_others_is_here():
     holders = {kind.name for kind, form in FORMS.items() if form.children not in (0,)}
-    # COMPRESSED is at the root only, and what INNER_FIRST holds is a JAGGED, which holds nothing.
-    assert holders - {"COMPRESSED", "INNER_FIRST"} == set(NODES)
+    # COMPRESSED is at the root only.
+    assert holders - {"COMPRESSED"} == set(NODES)
     assert PER_KEY != 0
     named = {name.split(",")[0] for name in RECORDS} - {"list", "map"}
     assert named == {kind.name for kind in Kind if kind.name in named}

@@ -322,29 +322,6 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         {},
     ),
     "jagged_narrow": ("", lambda: jagged(i64(300, -1, 7), [2, 1]), {"narrow": True}),
-    "inner_first": (
-        "two columns of one group with dims 1 and 2 of their rows outermost; one of no such dim",
-        lambda: TensorDict(
-            {
-                "layers": jagged(torch.arange(18, dtype=torch.int16).view(3, 3, 2), [2, 0, 1]),
-                "chosen": jagged(torch.arange(18, dtype=torch.int16).view(3, 3, 2), [2, 0, 1]),
-                "ids": jagged(i64(5, 6, 7), [2, 0, 1]),
-            },
-            batch_size=[3],
-        ),
-        {"outermost": {"layers": 1, "chosen": 2}},
-    ),
-    "inner_first_narrow": (
-        "stored narrow by name, and a column beside it that is not",
-        lambda: TensorDict(
-            {
-                "layers": jagged(i64(300, -1, 7, 2, 1, 0).view(3, 2), [2, 1]),
-                "ids": jagged(i64(5, 6, 7), [2, 1]),
-            },
-            batch_size=[2],
-        ),
-        {"outermost": {"layers": 1}, "narrow": {"layers": True}},
-    ),
     "strided_nested": (
         "",
         lambda: torch.nested.nested_tensor(
@@ -370,11 +347,10 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "device": ("", lambda: [torch.device("cpu"), torch.device("cuda", 1)], {}),
     "tensor_views": ("a list of tensors that view one storage, one without rows", row_views, {}),
     "tensordict": (
-        "with names; nested; empty",
+        "nested; empty",
         lambda: TensorDict(
             {"a": i64(1, 2), "b": TensorDict({"c": torch.ones(2, 1)}, batch_size=[2])},
             batch_size=[2],
-            names=["rows"],
         ),
         {},
     ),
@@ -744,8 +720,8 @@ def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
             **options,
         )
         for message in ([*frames], bytes(to_blob(frames))):
-            kind, shape, names, columns = spec_reader.read(message)
-            assert (kind, shape, names) == ("TENSORDICT", (len(batch.lengths),), None)
+            kind, shape, columns = spec_reader.read(message)
+            assert (kind, shape) == ("TENSORDICT", (len(batch.lengths),))
             assert list(columns) == list(batch.fields)
             for name, column in batch.fields.items():
                 found = columns[name]

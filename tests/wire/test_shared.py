@@ -21,8 +21,8 @@ from jagcodec import (
     open_wire,
     register_type,
 )
+from jagcodec.batch.describe import check_message
 from jagcodec.wire.decoder import decode_resident
-from jagcodec.wire.description import check_message
 
 IDS = torch.arange(12).view(3, 4)
 LENGTHS = torch.tensor([3, 4, 2])
@@ -115,16 +115,6 @@ def held_by(message):
     """How many things the containers of an open message hold."""
     held = [getattr(message, name) for name in message.__slots__]
     return sum(len(item) for item in held if isinstance(item, (dict, list, set)))
-
-
-def test_dim_names_of_an_open_batch_are_a_copy():
-    frames = encode(TensorDict({"x": torch.ones(2)}, [2], names=["rows"]))
-    batch = open_wire(frames)
-    names = batch.dim_names
-    assert names is not None
-    names[0] = "other"
-    assert open_wire(frames).dim_names == batch.dim_names == ["rows"]
-    assert decode(frames).names == ["rows"]
 
 
 @dataclasses.dataclass

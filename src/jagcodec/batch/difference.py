@@ -20,25 +20,26 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec._arguments import check_known
-from jagcodec.errors import WireFormatError, brief, child_path, shown
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import dim_names, fields_of, unbatched_parts
-from jagcodec.wire.column_sizes import Named, batch_node, document_bounds
-from jagcodec.wire.decoder import build
-from jagcodec.wire.description import (
+from jagcodec.batch.describe import (
     CONTAINERS,
     UNKNOWN,
     Entry,
     OpenMessage,
+    PlaceReader,
     describe,
+    document_bounds,
     in_entry,
     open_message,
 )
+from jagcodec.errors import WireFormatError, brief, child_path, shown
+from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, view_of
+from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
+from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.message import Message
-from jagcodec.wire.schema import FORMS, Node, check_node
+from jagcodec.wire.schema import FORMS, Node
 from jagcodec.wire.spec import Kind
 
 LONGEST_VALUE = 80
@@ -127,7 +128,7 @@ def message_difference(
 ) -> Difference | None:
     """Where the values of two messages first differ, as `first_difference`.
 
-    How they are stored (narrow, elided, compressed, with checksums, inner dims outermost) makes no
+    How they are stored (narrow, elided, compressed, with checksums) makes no
     difference. Batches are compared column by column, and one column of each is in memory at a
     time. A value of a type that this process does not know is the same where its bytes are.
 
@@ -193,10 +194,10 @@ def _structure(
     if whole:
         if first.value != second.value:
             return replace(_WHOLE, what="type", left=first.value, right=second.value)
-        sizes = [dict(_batch_sizes(x.message)) for x in (a, b)]
+        sizes = [dict(_batch_sizes(x)) for x in (a, b)]
         for keys, size in sizes[0].items():
             if keys in sizes[1] and size != sizes[1][keys]:
-                texts = [_size_text(*x) for x in (size, sizes[1][keys])]
+                texts = [str(list(x)) for x in (size, sizes[1][keys])]
                 return replace(
                     _WHOLE, column=".".join(keys), what="batch size", left=texts[0], right=texts[1]
                 )
@@ -222,31 +223,26 @@ def _structure(
     return None
 
 
-def _size_text(size: Sequence[int], names: Sequence[str | None] | None) -> str:
-    return str(list(size)) if names is None else f"{list(size)} named {brief(list(names))}"
-
-
 def _shape_text(shape: Any) -> str:
     return str(None if shape is None else ["*" if dim is None else dim for dim in shape])
 
 
-def _batch_sizes(message: Message) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The batch and those in it: their dims and the names of these, by their own names."""
+def _batch_sizes(found: OpenMessage) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The batch and those in it: their dims, by their names."""
 
     def within(node: Node, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         if node.kind is Kind.TENSORDICT:
-            yield name, (message.shape(node), node.fields[1])
+            yield name, found.message.shape(node)
         for key, child in zip(node.fields[-1], node.children, strict=True):
             if child.kind is Kind.TENSORDICT:
                 yield from within(child, (*name, key))
 
-    batch = batch_node(message.header.schema.root)
-    if batch is not None:
-        yield from within(batch, ())
+    if found.batch is not None:
+        yield from within(found.batch, ())
 
 
 def _root(found: OpenMessage) -> Entry:
-    return Entry("$", found.message.header.schema.root)
+    return Entry("$", (), found.message.header.schema.root)
 
 
 def _difference_of_nodes(
@@ -300,32 +296,34 @@ def _packed_meta(message: Message) -> bytes:
 
 def _stored_alike(*sides: tuple[Message, Node]) -> bool:
     """Whether two nodes are stored as the same bytes, whatever those mean."""
-    first, second = (_stored(message, node) for message, node in sides)
+    first, second = (
+        _stored(message, node, PlaceReader(message), document_bounds(message.header.packed_values))
+        for message, node in sides
+    )
     return all(x == y for x, y in zip(first, second, strict=False)) and not any(
         next(rest, None) is not None for rest in (first, second)
     )
 
 
-def _stored(message: Message, node: Node) -> Iterator[Any]:
-    """What a node says, and its bytes, and those of the nodes in it."""
+def _stored(
+    message: Message, node: Node, reader: PlaceReader, values: list[tuple[int, int]]
+) -> Iterator[Any]:
+    """The fields of a node, its bytes, and those of the nodes in it."""
     yield node.kind, node.fields, message.shape(node)
-    header = message.header
     if node.kind is Kind.VALUE:
-        start, end = document_bounds(header.packed_values)[node.value]
-        yield header.packed_values[start:end]
+        start, end = values[node.value]
+        yield message.header.packed_values[start:end]
     form = FORMS.get(node.kind)
     if form is not None and form.numbers:
-        places = Named(header.sizes)
-        check_node(node, message.numbers, header.groups, places)
         if form.numbers[2:3] == ("stored",):
             yield message.numbers[node.number + 2]
         if "group" in form.numbers:
             group = message.numbers[node.number + form.numbers.index("group")]
             yield message.row_splits(group).host.tobytes()
-        for place in places.named:
+        for place in reader.places(node):
             yield message.payload.read(*place).tobytes()
     for child in node.children:
-        yield from _stored(message, child)
+        yield from _stored(message, child, reader, values)
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -400,7 +398,8 @@ def _step(at: Difference, key: Any) -> Difference:
 
 def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
     """Names that one of two has alone, or their order."""
-    alone = [[x for x in these if x not in those] for these, those in ((a, b), (b, a))]
+    known = set(a), set(b)
+    alone = [[x for x in a if x not in known[1]], [x for x in b if x not in known[0]]]
     if not any(alone):
         return replace(at, what="order of columns", left=_names(a), right=_names(b))
     without = "without it" if sum(map(len, alone)) == 1 else "without them"
@@ -410,7 +409,7 @@ def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Diffe
 
 def _names(names: Sequence[Any]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(name if type(name) is str else brief(name) for name in names[:8]) + more
+    return ", ".join(shown(x, 60) if type(x) is str else brief(x) for x in names[:8]) + more
 
 
 def _columns(
@@ -435,9 +434,7 @@ def _nests(at: Difference, batch: Any) -> bool:
 
 
 def _tensordicts(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    found = _other(at, "batch size", a.batch_size, b.batch_size) or _other(
-        at, "dim names", dim_names(a), dim_names(b)
-    )
+    found = _other(at, "batch size", a.batch_size, b.batch_size)
     if found is not None:
         return found
     if isinstance(a, LazyStackedTensorDict):

@@ -22,7 +22,6 @@ from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
 from jagcodec.batch.messages import Messages
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentIndexError,
     ArgumentKeyError,
     ArgumentTypeError,
     WireFormatError,
@@ -39,14 +38,6 @@ from jagcodec.wire import documents
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.inner_cells import (
-    NO_CELLS,
-    Picked,
-    as_index,
-    listed_names,
-    picked_cells,
-    then_picked,
-)
 from jagcodec.wire.lazy import WireBatch, open_whole
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.spec import Kind
@@ -64,9 +55,8 @@ class _Composite(WireBatch):
 
     def __init__(self, fields: Iterable[str], rows: int, like: WireBatch | None = None) -> None:
         self._fields = tuple(fields)
-        # Of messages that say so: batch dims behind the first, dim names, and where tensors go.
+        # Of messages that say so: batch dims behind the first, and where tensors go.
         self._sizes = [rows] if like is None else [rows, *like.batch_size[1:]]
-        self._dim_names = None if like is None else like.dim_names
         self._device = None if like is None else like.device
         self._allow_pickle = like is not None and like.allow_pickle
 
@@ -80,10 +70,6 @@ class _Composite(WireBatch):
 
     def __len__(self) -> int:
         return self._sizes[0]
-
-    @property
-    def dim_names(self) -> list[str | None] | None:
-        return self._dim_names
 
     @property
     def device(self) -> torch.device | None:
@@ -103,11 +89,10 @@ class _Composite(WireBatch):
 
     def to_tensordict(self) -> TensorDict:
         leaves = self._leaves(self._fields)
-        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+        if self._device is None and len(self._sizes) == 1:
             return batch_of(leaves, len(self))
-        names: Any = self._dim_names
         try:
-            return TensorDict(leaves, batch_size=self._sizes, names=names, device=self._device)
+            return TensorDict(leaves, batch_size=self._sizes, device=self._device)
         except Exception as error:  # tensordict raises all kinds
             raise WireFormatError(
                 "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
@@ -115,15 +100,13 @@ class _Composite(WireBatch):
 
     def to_frames(self) -> list[Frame]:
         value: Any = None
-        if self._device is None and self._dim_names is None and len(self._sizes) == 1:
+        if self._device is None and len(self._sizes) == 1:
             columns = dict(self.columns())
             for name, column in columns.items():
                 if isinstance(column, np.ndarray):
                     columns[name] = list(column)
             value = Columns(len(self), columns)
         options: Any = {"allow_pickle": self._allow_pickle, "meta": self.meta or None}
-        # Moved back and forth on the way, so that who reads it reads no more than of the messages.
-        options["outermost"] = self.outermost() or None
         if value is not None and value.repeats():
             options["elide"] = True
         return encode(self.to_tensordict() if value is None else value, **options)
@@ -157,15 +140,12 @@ class JoinedRows(_Composite):
         fields: Iterable[str],
         chosen: Chosen | None,
         like: WireBatch | None,
-        inner: Mapping[str, Picked] = NO_CELLS,
     ) -> None:
         rows = int(messages.counts.sum()) if chosen is None else len(chosen)
         super().__init__(fields, rows, like)
         self._like = like
         self._messages = messages
         self._chosen = chosen
-        # Which cells were chosen along inner dims of columns, which are then read apart.
-        self._picked = inner
         self._pool = RowSplitsPool()
         self._splits: dict[int, tuple[Any, RowSplits]] = {}
         self._views: dict[str, RaggedView | None] = {}
@@ -188,7 +168,7 @@ class JoinedRows(_Composite):
 
     def select(self, names: Iterable[str]) -> WireBatch:
         listed = known_names(names, self._fields, "WireBatch.select")
-        return JoinedRows(self._messages, listed, self._chosen, self._like, self._picked)
+        return JoinedRows(self._messages, listed, self._chosen, self._like)
 
     def rows(self, index: Any) -> WireBatch:
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
@@ -198,14 +178,7 @@ class JoinedRows(_Composite):
                 if isinstance(chosen, range)
                 else np.asarray(self._chosen, dtype=np.int64)[chosen]
             )
-        return JoinedRows(self._messages, self._fields, chosen, self._like, self._picked)
-
-    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
-        picked = {**self._picked}
-        schemas = {name: self._schema(name) for name in listed_names(cells, self._fields)}
-        for name, (dim, chosen) in picked_cells(cells, schemas).items():
-            picked[name] = then_picked(picked.get(name, {}), dim, chosen)
-        return JoinedRows(self._messages, self._fields, self._chosen, self._like, picked)
+        return JoinedRows(self._messages, self._fields, chosen, self._like)
 
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")
@@ -214,25 +187,9 @@ class JoinedRows(_Composite):
         view = self._view(name) or view_of(self._read_apart(name), name, self._pool)
         return view.row_splits.lengths
 
-    def outermost(self) -> dict[str, int]:
-        """Those that all messages have of which there are rows."""
-        messages = self._messages
-        apart = [name for name in self._fields if messages.column(name) is None]
-        if not apart:
-            return {}
-        part_of: Any = range(len(messages.counts))
-        if self._chosen is not None:
-            part_of = np.unique(messages.find(self._chosen)[0]).tolist()
-        first, *others = [messages.open_part(i).outermost() for i in part_of] or [{}]
-        return {
-            name: first[name]
-            for name in apart
-            if name in first and all(other.get(name) == first[name] for other in others)
-        }
-
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
-        kind, dtype, shape = self._part(0, name).select([name]).schema[name]
+        kind, dtype, shape = self._messages.open_part(0).select([name]).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (len(self), *shape[1:]))
 
     def _kind(self, name: str) -> Kind | None:
@@ -290,8 +247,6 @@ class JoinedRows(_Composite):
         """
         messages = self._messages
         column = messages.column(name)
-        if name in self._picked:
-            return None
         if column is None:
             return self._view_of_views(name)
         kind, dtype, inner, place, cells, groups = column
@@ -423,17 +378,6 @@ class JoinedRows(_Composite):
 
     # Message by message
 
-    def _part(self, index: int, name: str) -> WireBatch:
-        """One message as a batch of its own, for a column of it."""
-        part: WireBatch = self._messages.open_part(index)
-        for dim, chosen in self._picked.get(name, {}).items():
-            try:
-                part = part.inner({name: (dim, as_index(chosen))})
-            except ArgumentIndexError as error:
-                where = f"message {index}: {error.path}"
-                raise ArgumentIndexError(error.reason, where, error.detail) from error
-        return part
-
     def _read_apart(self, name: str) -> Any:
         """A column as a leaf, read from each message that rows were chosen of."""
         messages = self._messages
@@ -454,7 +398,7 @@ class JoinedRows(_Composite):
             wanted = [(0, np.empty(0, dtype=np.int64))]
         leaves = []
         for i, picked in wanted:
-            part = self._part(i, name)
+            part = messages.open_part(i)
             try:
                 leaf = (part if picked is None else part.rows(picked)).leaf(name)
             except WireFormatError as error:
@@ -505,17 +449,6 @@ class JoinedColumns(_Composite):
         sources = {name: new[id(batch)] for name, batch in self._sources.items()}
         return JoinedColumns(sources, batches, batches[0])
 
-    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
-        listed = listed_names(cells, self._fields)
-        new = {
-            id(batch): batch.inner(
-                {name: cells[name] for name in listed if self._sources[name] is batch}
-            )
-            for batch in self._batches
-        }
-        sources = {name: new[id(batch)] for name, batch in self._sources.items()}
-        return JoinedColumns(sources, list(new.values()), new[id(self._batches[0])])
-
     def row_lengths(self, name: str) -> IntArray | None:
         self._check_name(name, "row_lengths")
         return self._sources[name].row_lengths(name)
@@ -529,11 +462,6 @@ class JoinedColumns(_Composite):
                     column = replace(column, row_splits=self._pool.unique(column.row_splits))
                 found[name] = column
         return [(name, found[name]) for name in self._fields]
-
-    def outermost(self) -> dict[str, int]:
-        dims = {id(batch): batch.outermost() for batch in self._batches}
-        found = {name: dims[id(source)].get(name) for name, source in self._sources.items()}
-        return {name: dim for name, dim in found.items() if dim is not None}
 
     def _schema(self, name: str) -> FieldSchema:
         self._check_name(name, "schema")
@@ -578,10 +506,10 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
     with_nodes = []
     for stack in stacks:
         root = stack.schema.root
-        if root.kind is not Kind.TENSORDICT or root.fields[:2] != [1, None]:
-            # Batches in dicts, and such with dim names or more dims, each as it is.
+        if root.kind is not Kind.TENSORDICT or root.fields[0] != 1:
+            # Batches in dicts, and such with more dims, each as it is.
             return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
-        with_nodes.append((stack, dict(zip(root.fields[2], root.children, strict=True))))
+        with_nodes.append((stack, dict(zip(root.fields[1], root.children, strict=True))))
         counts[stack.members] = stack.numbers[:, root.dims]
     fields = _same_fields([(int(s.members[0]), nodes) for s, nodes in with_nodes], where)
     messages = Messages(counts, lambda i: open_one(i, sources[i]), with_nodes, frames)

@@ -14,7 +14,6 @@ from jagcodec.errors import ArgumentError, describe
 from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
-from jagcodec.ragged.inner_dims import lies_apart, pad_rows, span_of
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.frames import writable_bytes
@@ -123,7 +122,6 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
     copies: list[Copy] = []
     pads: list[Pad] = []
     rest: list[Copy] = []  # of rows in runs, behind the last of each
-    apart: list[tuple[Rectangle, bool]] = []  # whose cells lie in another order
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
         data = rectangle.data
@@ -135,9 +133,6 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
         elif view.runs is not None and len(data):
             task, others = pad_tasks_of_runs(view, data, width, left_pad, bits)
             rest.append(others)
-        elif type(view.memory) is not np.ndarray and lies_apart(view):
-            apart.append((rectangle, fresh))
-            continue
         elif view.ragged_dim == 1 and type(view.memory) is np.ndarray:
             # Most of them: rows of a message, where they lie.
             row_splits = view.row_splits
@@ -155,15 +150,11 @@ def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
                 pads.append(task)
         elif isinstance(view.memory, torch.Tensor):
             _fill_by_torch(rectangle, fresh)
-    if reused and not _are_apart([*copies, *pads], rest, [rectangle for rectangle, _ in apart]):
+    if reused and not _are_apart([*copies, *pads], rest):
         raise ArgumentError(
             "conflict",
             "materialize(out)",
             "expected memory of its own for each column, apart from the batch, found an overlap",
-        )
-    for rectangle, fresh in apart:
-        pad_rows(
-            rectangle.tensor, rectangle.view, rectangle.left_pad, rectangle.pad_bits, fresh=fresh
         )
     if copies:
         copy_all(copies)
@@ -188,15 +179,9 @@ def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
         ) from error
 
 
-def _are_apart(
-    tasks: Sequence[Copy | Pad], rest: Sequence[Copy], others: Sequence[Rectangle]
-) -> bool:
-    """Whether no target overlaps another buffer; the targets of `rest` are among the others."""
+def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
+    """Whether no target overlaps another buffer; targets of `rest` are among those of `tasks`."""
     parts = [part for task in (*tasks, *rest) for part in task[1:]]
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
-    written: list[Any] = [task.dst for task in tasks]
-    for rectangle in others:
-        written.append(rectangle.data)
-        read.append(span_of(rectangle.view))
-    return are_apart(written, read)
+    return are_apart([task.dst for task in tasks], read)

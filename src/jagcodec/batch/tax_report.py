@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from jagcodec.batch.describe import ColumnDescription, MessageDescription, describe, open_message
 from jagcodec.batch.padding_tax import checked_width, packed_columns, tax_of_lengths
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.ragged.row_splits import Lengths
-from jagcodec.wire.column_sizes import ColumnSize, MessageSize, message_size
 from jagcodec.wire.compress import Compress, compressed, library, usable_level
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import finished, frames_of
 from jagcodec.wire.lazy import WireBatch, open_wire
-from jagcodec.wire.spec import BLOB_MAGIC
+from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
 
 WORTH = 0.05
 """The share of a message that an option must save to be worth it."""
@@ -309,12 +310,12 @@ def _is_message(source: Any) -> bool:
 def _of_message(source: Any, width: int | None, level: int | None) -> TaxReport:
     opened = source if isinstance(source, WireBatch) else open_wire(source)
     frames = opened.to_frames()
-    now = message_size(frames, _SOURCE)
-    total = now.total
+    now = describe(open_message(frames, _SOURCE))
+    total = now.bytes
     if isinstance(source, (str, os.PathLike)):
         total = os.stat(source).st_size
     elif opened is not source:
-        total = message_size(source, _SOURCE).total
+        total = open_message(source, _SOURCE).bytes
     # A join, or what was chosen of a message, is a message of its own now.
     batch = open_wire(frames, allow_pickle=opened.allow_pickle)
     options: dict[str, Any] = {"allow_pickle": batch.allow_pickle}
@@ -357,29 +358,45 @@ def _measured(
     message: MessageNow | None,
 ) -> TaxReport:
     """The report of a value that `encode` takes with these options."""
-    sizes: list[MessageSize] = []
+    sizes: list[MessageDescription] = []
     smallest: Any = None
     for narrow, elide in ((False, False), (True, False), (False, True), (True, True)):
         smallest = encode(value, narrow=narrow, elide=elide, **options)
-        sizes.append(message_size(smallest, _SOURCE))
+        sizes.append(describe(open_message(smallest, _SOURCE)))
     columns: list[Taxes] = []
     valid = cells = 0
     for parts in zip(*(size.columns for size in sizes), strict=True):
-        plain: ColumnSize = parts[0]
-        name = ".".join(plain.name)
-        rectangle = plain.sent
-        if plain.layout == "jagged":
-            path = f"{_HERE}({name!r})"
-            wide = checked_width(plain.longest, width, path, _HERE)
-            rectangle = padded.get(plain.name, plain.rows * wide * plain.token)
-            valid += plain.tokens * plain.token
+        plain: ColumnDescription = parts[0]
+        name = ".".join(plain.keys)
+        rectangle = plain.bytes
+        if plain.rows is not None:
+            lengths = sizes[0].rows_of[plain.rows].lengths
+            token = _token_bytes(plain)
+            longest = int(lengths.max(initial=0))
+            wide = checked_width(longest, width, f"{_HERE}({name!r})", _HERE)
+            rectangle = padded.get(plain.keys, len(lengths) * wide * token)
+            valid += int(lengths.sum()) * token
             cells += rectangle
-        columns.append(Taxes(name, plain.layout, rectangle, *(part.sent for part in parts)))
-    rest = [size.total - sum(column.sent for column in size.columns) for size in sizes]
+        layout = _LAYOUTS.get(plain.kind, "other")
+        columns.append(Taxes(name, layout, rectangle, *(part.bytes for part in parts)))
+    rest = [size.bytes - sum(column.bytes for column in size.columns) for size in sizes]
     overhead = Taxes(_OVERHEAD, "", 0, *rest)
     fill = valid / cells if cells else 1.0
     codec, packed = (None, None) if level is None else ("zstd", _compressed_size(smallest, level))
     return TaxReport(rows, fill, tuple(columns), overhead, codec, packed, message)
+
+
+_LAYOUTS = {
+    "jagged": "jagged",
+    **dict.fromkeys(("tensor", "array"), "rectangular"),
+    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
+}
+
+
+def _token_bytes(column: ColumnDescription) -> int:
+    """Bytes of one token of a jagged column, as wide as its dtype."""
+    dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
+    return math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
 
 
 def _compressed_size(frames: Any, level: int) -> int | None:

@@ -117,7 +117,7 @@ def _lengths(file: str | None) -> list[int]:
     with naming(file):
         if not data.startswith(BLOB_MAGIC):
             return lengths_of(data, display_name(file))
-        from jagcodec.wire.description import describe_message
+        from jagcodec.batch.describe import describe_message
 
         found = describe_message(read_message(file) if mapped else data)
     if not found.rows_of:

@@ -12,7 +12,7 @@ from jagcodec.errors import ArgumentError
 from jagcodec.wire.spec import Kind
 
 if TYPE_CHECKING:
-    from jagcodec.wire.description import OpenMessage
+    from jagcodec.batch.describe import OpenMessage
 
 
 def add_to(commands: Commands) -> None:
@@ -40,8 +40,8 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec._arguments import known_names
+    from jagcodec.batch.describe import open_message
     from jagcodec.batch.exchange import FORMATS, batch_of_columns, columns_of_batch, format_of
-    from jagcodec.wire.description import open_message
     from jagcodec.wire.encoder import encode
     from jagcodec.wire.frames import file_path, write_file, write_whole
     from jagcodec.wire.lazy import open_whole

@@ -32,8 +32,8 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from jagcodec.batch.describe import open_message
     from jagcodec.batch.difference import difference_of
-    from jagcodec.wire.description import open_message
 
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")

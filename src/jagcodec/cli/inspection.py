@@ -1,18 +1,20 @@
-"""``jagcodec inspect``: which column, which row, how many bytes."""
+"""``jagcodec inspect``: the columns of a message, its rows and its bytes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jagcodec.cli.arguments import Commands, add_json, add_message, names, row_number
 from jagcodec.cli.files import display_name, naming, read_message
-from jagcodec.cli.text import bar, cells_json, cells_text, counted, json_text, name_text, table
+from jagcodec.cli.text import cells_json, cells_text, counted, json_text, name_text, table
+from jagcodec.errors import WireFormatError
 
 if TYPE_CHECKING:
+    from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
     from jagcodec.batch.tax_report import TaxReport
-    from jagcodec.wire.description import ColumnDescription, MessageDescription, RowLengths
+    from jagcodec.wire.message import Message
 
 
 def add_to(commands: Commands) -> None:
@@ -26,7 +28,7 @@ def add_to(commands: Commands) -> None:
     )
     add_message(parser)
     parser.add_argument(
-        "--row", metavar="N", type=row_number, help="print the cells of one row instead"
+        "--row", metavar="N", type=row_number, help="print one row of a batch instead"
     )
     parser.add_argument(
         "--columns", metavar="A,B", type=names, help="names of the only columns to look at"
@@ -42,15 +44,15 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.wire.description import chosen_entries, describe, open_message, rows_at
+    from jagcodec.batch.describe import chosen_entries, describe, open_message
 
     name = display_name(options.file)
-    with naming(options.file):
+    with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
         found = open_message(source, name)
         entries = chosen_entries(found, options.columns)
         if options.row is not None:
-            cells = {n: (v, e) for n, v, e in rows_at(found, options.row, entries)}
+            cells = dict(_row_of(found.message, entries, options.row))
             _print_row(options.row, cells, options.json)
             return 0
         description = describe(found)
@@ -82,22 +84,42 @@ def _taxes(source: Any) -> tuple[TaxReport | None, str | None]:
         return None, str(error)
 
 
+def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tuple[str, Any]]:
+    """The name and the value of each column in one row; or the error of an unknown type."""
+    from jagcodec.batch.describe import UNKNOWN, in_entry
+    from jagcodec.batch.to_rows import to_rows
+    from jagcodec.wire.lazy import batch_of_message
+
+    whole = batch_of_message(message).rows([row])
+    for entry in entries:
+        *above, name = entry.keys or (entry.name,)
+        try:
+            batch = whole
+            for key in above:
+                batch = batch.leaf(key)
+            yield entry.name, to_rows(batch, name)[0]
+        except WireFormatError as error:
+            if error.reason not in UNKNOWN:
+                raise in_entry(entry, error) from error
+            yield entry.name, error
+
+
 def _print_row(row: int, cells: dict[str, Any], as_json: bool) -> None:
     if as_json:
         columns = {
-            name: cells_json(value) if error is None else {"unknown": str(error)}
-            for name, (value, error) in cells.items()
+            name: {"unknown": str(value)}
+            if isinstance(value, WireFormatError)
+            else cells_json(value)
+            for name, value in cells.items()
         }
         print(json_text({"row": row, "columns": columns}))
         return
     print(f"row {row}")
-    rows = [
-        (name_text(name), cells_text(value) if error is None else f"unknown: {error}")
-        for name, (value, error) in cells.items()
-    ]
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, text in rows:
-        print(f"{name:<{width}}  {text}")
+    width = max((len(name_text(name)) for name in cells), default=0)
+    for name, value in cells.items():
+        unknown = isinstance(value, WireFormatError)
+        text = f"unknown: {value}" if unknown else cells_text(value)
+        print(f"{name_text(name):<{width}}  {text}")
 
 
 def _lines(
@@ -120,14 +142,14 @@ def _lines(
     if found.compress:
         lines[0] += f"; {found.plain_bytes:,} B before {found.compress}"
     if found.behind:
-        lines.append(f"{found.behind:,} B behind its end, which nobody reads")
+        lines.append(f"{found.behind:,} B past its end, which no reader uses")
     columns = [c for c in (*found.columns, *found.beside) if wanted is None or c.name in wanted]
-    head = ("column", "kind", "dtype", "shape", "stored", "bytes", "share", "largest row")
+    head = ("column", "kind", "dtype", "shape", "stored", "bytes", "share")
     rows = [_row(column) for column in columns]
     total = found.plain_bytes or 1
     if wanted is None:
         share = f"{found.overhead / total:.1%}"
-        rows.append(("header and offsets", "", "", "", "", f"{found.overhead:,}", share, ""))
+        rows.append(("header and offsets", "", "", "", "", f"{found.overhead:,}", share))
     lines += table(head, rows, right=(5, 6))
     if found.meta is None:
         lines.append("meta: of a type that is not known here")
@@ -135,7 +157,7 @@ def _lines(
         lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
     for rows_of in found.rows_of:
         if wanted is None or wanted.intersection(rows_of.columns):
-            lines += _histogram(rows_of)
+            lines.append(_lengths(rows_of))
     if report is not None:
         lines += _tax_lines(report)
     elif unknown is not None:
@@ -147,35 +169,23 @@ def _row(column: ColumnDescription) -> tuple[str, ...]:
     shape = ""
     if column.shape is not None:
         shape = f"[{', '.join('*' if dim is None else str(dim) for dim in column.shape)}]"
-    largest = ""
-    if column.largest_row is not None:
-        largest = f"{column.largest_row}: {column.largest_row_bytes:,} B"
     return (
         *(name_text(column.name), name_text(column.kind), column.dtype or "", shape),
-        *(column.stored, f"{column.bytes:,}", f"{column.share:.1%}", largest),
+        *(column.stored, f"{column.bytes:,}", f"{column.share:.1%}"),
     )
 
 
-def _histogram(rows: RowLengths) -> list[str]:
+def _lengths(rows: RowLengths) -> str:
     numbers = rows.as_dict()
     named = ", ".join(map(name_text, rows.columns[:6]))
     named += f" and {len(rows.columns) - 6} more" if len(rows.columns) > 6 else ""
     if not numbers["rows"]:
-        return [f"rows of {named}: none"]
-    lines = [
+        return f"rows of {named}: none"
+    return (
         f"rows of {named}: {numbers['min']:,} to {numbers['max']:,} tokens, "
         f"mean {numbers['mean']:,.1f}, median {numbers['median']:,.1f}, "
         f"{numbers['tokens']:,} in all"
-    ]
-    bins = rows.histogram()
-    most = max(count for *_, count in bins)
-    wide = len(f"{bins[-1][1]:,}")
-    high = len(f"{most:,}")
-    lines += [
-        f"  {first:>{wide},} to {last:>{wide},}  {count:>{high},}  {bar(count, most)}".rstrip()
-        for first, last, count in bins
-    ]
-    return lines
+    )
 
 
 def _tax_lines(report: TaxReport) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Tables, bars and values as text."""
+"""Tables and values as text."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
         ).rstrip()
         for row in (head, *rows)
     ]
-
-
-def bar(value: float, most: float, width: int = 40) -> str:
-    """A bar of at most `width` characters; any value above 0 is seen."""
-    if not value:
-        return ""
-    return "#" * max(1, round(width * value / most))
 
 
 def counted(number: int, one: str) -> str:

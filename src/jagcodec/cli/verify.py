@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.wire.description import check_message, has_checksums
+    from jagcodec.batch.describe import check_message, has_checksums
 
     reports, status = [], 0
     for file in options.files:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
             reason = error.reason if isinstance(error, JagcodecError) else "unreadable"
             reports.append({"file": name, "sound": False, "reason": reason, "why": str(error)})
             continue
-        checksums = has_checksums(found.message.header)
+        checksums = has_checksums(found.message)
         reports.append(
             {
                 "file": name,

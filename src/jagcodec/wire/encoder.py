@@ -10,33 +10,36 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import torch
 
-from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, describe
+from jagcodec._arguments import check_known
+from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
-from jagcodec.wire.column_options import column_options
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Ragged
+from jagcodec.wire.lowered import Columns, Lowered, Name, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
 
+Narrow: TypeAlias = bool | Collection[str | tuple[str, ...]]
+"""All columns, none of them, or those of these names."""
+
+
 class EncodeOptions(TypedDict, total=False):
     """The options of `encode`, which other functions pass on to it."""
 
-    narrow: bool | Mapping[Any, bool]
+    narrow: Narrow
     elide: bool
-    outermost: Mapping[Any, int] | None
     checksum: bool
     compress: Compress
     allow_pickle: bool
@@ -47,9 +50,8 @@ class EncodeOptions(TypedDict, total=False):
 def encode(
     obj: Any,
     *,
-    narrow: bool | Mapping[Any, bool] = False,
+    narrow: Narrow = False,
     elide: bool = False,
-    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -72,23 +74,18 @@ def encode(
             TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
             UnbatchedTensor, and of types registered with `register_type` (dataclasses,
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
-        narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
-            those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there. True is for all of them; a mapping of
-            names to True or False for the columns that it names, of every TensorDict and
-            `BatchedDataDict` in `obj`, those of a nested one by a tuple of names, and for none of
-            the rest.
+        narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
+            and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
+            and values exactly. Costs two looks at each of them here and a copy there. True is for
+            all of them; a list of names for the columns that it names, of every TensorDict and
+            `BatchedDataDict` in `obj`. Name a column of a nested batch by a tuple:
+            ``("extra", "ids")``. The name of a nested batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, rows that
             begin the longest one, as masks and positions do, columns that are two others end to
             end. Everything is compared cell by cell; `decode` restores all of it. What would not
             make the message smaller is sent as it is. Objects of rows that are one object are one
             again; equal ones are found from 1 KiB on.
-        outermost: Name of a jagged column, as for `narrow`, to the inner dim of its
-            rows that lies outermost in the message: ``{"routed_experts": 1}`` for rows of (tokens,
-            layers, k) puts each layer into one range of bytes, so that who wants some of the
-            layers reads no others (`WireBatch.inner`). `decode` returns the column as it was.
-            Costs a copy of it on either side. Columns that are not jagged stay as they are.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames, for links slower than memory: ``"zstd"``, or
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
@@ -120,10 +117,9 @@ def encode(
         ["ValueError('no reward')"]
 
     Raises:
-        ArgumentError: `compress` is something else, or its library is not installed; or
-            `outermost` names a dim that the rows of a column do not have.
-        ArgumentKeyError: `narrow` or `outermost` names a column that `obj` does not have.
-        ArgumentTypeError: `narrow`, `outermost` or `meta` is of another type.
+        ArgumentError: `compress` is something else, or its library is not installed.
+        ArgumentKeyError: `narrow` names a column that `obj` does not have.
+        ArgumentTypeError: `narrow` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -138,7 +134,6 @@ def encode(
         obj,
         narrow=narrow,
         elide=elide,
-        outermost=outermost,
         checksum=checksum,
         compress=compress,
         allow_pickle=allow_pickle,
@@ -174,9 +169,8 @@ def encode_resident(
 def pending(
     obj: Any,
     *,
-    narrow: bool | Mapping[Any, bool] = False,
+    narrow: Narrow = False,
     elide: bool = False,
-    outermost: Mapping[Any, int] | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -190,11 +184,11 @@ def pending(
     is a flat uint8 tensor. The header and everything else are on the host, as in any message.
     """
     level = None if compress is None else usable_level(compress)
-    every, named = column_options(narrow, outermost)
-    lowering = Lowering(allow_pickle, default, every, named)
+    narrow = _narrow_columns(narrow)
+    lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
-    if named is not None:
-        named.check_names()
+    if isinstance(narrow, frozenset) and lowering.columns:
+        check_known(_plain_names(narrow), _plain_names(lowering.columns), "narrow")
     if type(tree) is not tuple:
         lowering.values.append(tree)
         tree = None
@@ -211,6 +205,31 @@ def pending(
     placing = Placing(copies, keep_on, elide=elide)
     message = placing.message(lowered, checksum and level is None)
     return message if level is None else compressed(message, level, checksum)
+
+
+def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
+    """The option `narrow`, with each name as a tuple.
+
+    Raises:
+        ArgumentTypeError: It is not True, False or a collection of names.
+    """
+    if isinstance(narrow, bool):
+        return narrow
+    expected = "expected True, False, or a list of names (in a nested batch: tuples of names)"
+    if not isinstance(narrow, Collection) or isinstance(narrow, (str, bytes, Mapping)):
+        raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {describe(narrow)}")
+    names: set[Name] = set()
+    for name in narrow:
+        path = name if type(name) is tuple else (name,)
+        if not path or not all(isinstance(part, str) for part in path):
+            raise ArgumentTypeError("bad_type", "narrow", f"{expected}, found {brief(name)}")
+        names.add(path)
+    return frozenset(names)
+
+
+def _plain_names(names: Iterable[Name]) -> list[Any]:
+    """Names as they are written: a tuple only for a column of a nested batch."""
+    return [name[0] if len(name) == 1 else name for name in names]
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:

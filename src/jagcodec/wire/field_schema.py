@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from jagcodec.ragged.row_index import Chosen
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.message import Message
 from jagcodec.wire.registry import EMPTY_STACK
@@ -30,8 +28,8 @@ class FieldSchema(NamedTuple):
     shape: tuple[int | None, ...] | None
 
 
-def field_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chosen]) -> FieldSchema:
-    """What the header says of a column, of `rows` rows and the cells `picked` in them.
+def field_of(message: Message, node: Node, rows: int) -> FieldSchema:
+    """What the header says of a column of `rows` rows.
 
     Raises:
         WireFormatError: This torch has no such dtype.
@@ -42,20 +40,13 @@ def field_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chose
     if kind is Kind.USER and node.fields[0] == EMPTY_STACK:
         return FieldSchema("object", None, None)
     dims: list[int | None]
-    if kind is Kind.INNER_FIRST:
-        (child,), (dim,) = node.children, node.fields
-        first, _, *rest = message.shape(child)
-        dims, dtype = [None, *rest], child.fields[0]
-        dims.insert(dim, first)
-    elif kind is Kind.JAGGED:
+    if kind is Kind.JAGGED:
         dims, dtype = [*message.shape(node)], node.fields[0]
         dims[node.fields[2] - 1] = None
     elif kind is Kind.TENSOR:
         dims, dtype = [*message.shape(node)[1:]], node.fields[0]
     else:
         return FieldSchema(kind.name.lower(), None, None)
-    for at, chosen in picked.items():
-        dims[at] = len(chosen)
     shown = "tensor" if kind is Kind.TENSOR else "jagged"
     return FieldSchema(shown, torch_dtype(dtype), (rows, *dims))
 
@@ -63,8 +54,6 @@ def field_of(message: Message, node: Node, rows: int, picked: Mapping[int, Chose
 def rows_of_node(message: Message, node: Node) -> int | None:
     """The rows that a column says it has; None where it has none."""
     numbers, groups = message.numbers, message.header.groups
-    if node.kind is Kind.INNER_FIRST:
-        (node,) = node.children
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + 3]].rows
     if node.kind in (Kind.TENSOR_VIEWS, Kind.STRIDED_NESTED):

@@ -17,7 +17,6 @@ from jagcodec._arguments import known_names, unknown_name, usable_device
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, IntArray
-from jagcodec.ragged.inner_dims import pick_of_view
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -29,7 +28,6 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import inner_first
 from jagcodec.wire.checks import inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
@@ -37,12 +35,9 @@ from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
 from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
 from jagcodec.wire.header import Header
-from jagcodec.wire.inner_cells import listed_names, pick_of_leaf, picked_cells, then_picked
-from jagcodec.wire.inner_first import NOTHING_PICKED, Picked
 from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
-from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
@@ -76,23 +71,18 @@ class WireBatch:
         message: Any,
         nodes: Any,
         batch_size: list[int],
-        names: list[str | None] | None,
         chosen: Any,
         frames: Sequence[ByteArray] | None = None,
         beside: Sequence[tuple[str | None, Node]] = (),
-        inner: Mapping[Node, Picked] = NOTHING_PICKED,
     ) -> None:
         """Use `open_wire`."""
         self._message: Message = message
         self._nodes: Mapping[str, Node] = nodes
         self._rows = batch_size
-        self._names = names
         self._chosen: Any = chosen
         self._frames = frames
         # What stands in the message beside the batch: by name, or a mapping without one.
         self._beside = beside
-        # Which cells were chosen along inner dims, by the node of the column.
-        self._inner = inner
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -189,48 +179,9 @@ class WireBatch:
             )
         return self._chosen_of(self._nodes, ChosenRows(chosen))
 
-    def inner(self, cells: Mapping[str, tuple[int, Any]]) -> WireBatch:
-        """Only some cells of an inner dim of columns, such as some of the layers. Reads nothing.
-
-        Of a column whose cells lie with that dim outermost (`outermost` of `encode`) only those are
-        read; of any other the rows are, and then chosen from.
-
-        Example:
-            >>> import torch
-            >>> from jagcodec import encode_fields, open_wire
-            >>> experts = torch.arange(24).view(2, 3, 4)  # (rows, tokens, layers)
-            >>> frames = encode_fields(
-            ...     {"experts": experts}, lengths=[3, 2], outermost={"experts": 1}
-            ... )
-            >>> batch = open_wire(frames).inner({"experts": (1, [0, -1])})
-            >>> [row.tolist() for row in batch["experts"].unbind()]
-            [[[0, 3], [4, 7], [8, 11]], [[12, 15], [16, 19]]]
-
-        Args:
-            cells: Name of a column to a dim of its rows, from 1 on (dim 0 is the tokens), and which
-                cells along it, as `rows` takes them; the dim stays, also where it is one.
-
-        Raises:
-            ArgumentError: A column has no such dim that is the same in all rows.
-            ArgumentIndexError: It is not as long.
-            ArgumentKeyError: There is no such column.
-            ArgumentTypeError: `cells` is no mapping to pairs, or an index is of no such type.
-        """
-        known: Any = {name: self._schema(name) for name in listed_names(cells, self._nodes)}
-        inner = {**self._inner}
-        for name, (dim, chosen) in picked_cells(cells, known).items():
-            inner[self._nodes[name]] = then_picked(inner.get(self._nodes[name], {}), dim, chosen)
-        return self._chosen_of(self._nodes, self._chosen, inner)
-
-    def _chosen_of(
-        self,
-        nodes: Mapping[str, Node],
-        chosen: ChosenRows | None,
-        inner: Mapping[Node, Picked] | None = None,
-    ) -> WireBatch:
-        picked = self._inner if inner is None else inner
-        batch = self._message, nodes, self._rows, self._names, chosen, None
-        return WireBatch(*batch, self._beside, picked)
+    def _chosen_of(self, nodes: Mapping[str, Node], chosen: ChosenRows | None) -> WireBatch:
+        batch = self._message, nodes, self._rows, chosen, None
+        return WireBatch(*batch, self._beside)
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -243,15 +194,13 @@ class WireBatch:
 
     def _tensordict(self, budget: Budget) -> TensorDict:
         leaves = {name: self._value(name, node, budget) for name, node in self._nodes.items()}
-        names: Any = self._names
+        device = self._message.device
+        # What the constructor of a TensorDict makes of values of other types is up to these.
+        plain = all(node.kind is not Kind.USER for node in self._nodes.values())
         try:
-            # A batch without dim names takes those of the batches in it, which `batch_of` does not.
-            kinds = {node.kind for node in self._nodes.values()}
-            flat = kinds.isdisjoint((Kind.TENSORDICT, Kind.LAZY_STACK, Kind.USER))
-            if flat and names is None and self._message.device is None and len(self._rows) == 1:
+            if plain and device is None and len(self._rows) == 1:
                 return batch_of(leaves, len(self))
-            device = self._message.device
-            return TensorDict(leaves, batch_size=self.batch_size, names=names, device=device)
+            return TensorDict(leaves, batch_size=self.batch_size, device=device)
         except Exception as error:  # tensordict raises all kinds
             raise WireFormatError(
                 "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
@@ -293,13 +242,7 @@ class WireBatch:
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
-        flat = len(self._rows) == 1 and self._names is None
-        return self._raw_columns() if flat else self.to_tensordict()
-
-    def outermost(self) -> dict[str, int]:
-        """The inner dims that lie outermost, by column, as `encode` takes them."""
-        nodes = self._nodes.items()
-        return {name: node.fields[0] for name, node in nodes if node.kind is Kind.INNER_FIRST}
+        return self._raw_columns() if len(self._rows) == 1 else self.to_tensordict()
 
     def _slicer(self) -> Slicer | None:
         # Kept for the other parts of the message, of which there are often many.
@@ -307,7 +250,7 @@ class WireBatch:
         known = message.slicer
         if known is None or known[0] is not self._nodes:
             slicer = None
-            if self.in_place() is not None and not self._beside and not self._inner:
+            if self.in_place() is not None and not self._beside:
                 with suppress(WireFormatError):  # which the reader of the column raises
                     slicer = slicer_of(message, self._nodes, self._rows[0])
             known = message.slicer = self._nodes, slicer
@@ -325,40 +268,25 @@ class WireBatch:
                 columns[name] = self._named(name, node, self._rows_in_place, budget)
             elif node.kind is Kind.TENSOR:
                 columns[name] = self._named(name, node, self._rectangle, budget)
-            elif node.kind is Kind.INNER_FIRST:
-                columns[name] = self._named(
-                    name, node, self._inner_first(inner_first.column_of), budget
-                )
             else:
                 columns[name] = self._value(name, node, budget)
         return Columns(len(self), columns)
 
     def _rows_in_place(self, node: Node, budget: Budget | None = None) -> RaggedView:
         self._row_splits(node)
-        view = self._message.rows(node, self._chosen)
-        picked = self._inner.get(node)
-        return pick_of_view(view, picked) if picked else view
+        return self._message.rows(node, self._chosen)
 
     def _rectangle(self, node: Node, budget: Budget) -> Any:
         """A TENSOR as an array where it lies, only to be read; as its leaf, if that is not one."""
         leaf, payload = self._message.leaf(node), self._message.payload
         index = range(len(self)) if self._chosen is None else self._chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
-        known = [*leaf.shape[:1]] == self._rows and node not in self._inner and not leaf.runs
+        known = [*leaf.shape[:1]] == self._rows and not leaf.runs
         if known and dtype is not None and isinstance(index, range):
             bounds = index.start * leaf.inner, index.stop * leaf.inner
             data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
             return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
         return self._leaf(node, budget)
-
-    def _inner_first(self, make: Callable[..., Any]) -> Callable[[Node, Budget], Any]:
-        """`make` of INNER_FIRST, with what was chosen of it."""
-
-        def chosen(node: Node, budget: Budget) -> Any:
-            self._row_splits(node.children[0])
-            return make(self._message, node, self._chosen, self._inner.get(node, {}))
-
-        return chosen
 
     def _raw_documents(self, node: Node, budget: Budget) -> Any:
         self._check_documents(node)
@@ -383,7 +311,7 @@ class WireBatch:
             WireFormatError: It is malformed.
         """
         node = self._node(name, "row_lengths")
-        if node.kind not in (Kind.JAGGED, Kind.INNER_FIRST):
+        if node.kind is not Kind.JAGGED:
             return None
         row_splits: RowSplits = self._named(name, node, self._row_splits)
         return row_splits.lengths
@@ -418,12 +346,10 @@ class WireBatch:
             dims = message.numbers[node.dims : node.end][: len(self._rows)]
             if dims != self._rows:
                 raise rows_differ(self._rows, dims)
-            return pick_of_leaf(message.tensor(node, chosen), self._inner.get(node))
+            return message.tensor(node, chosen)
         if kind is Kind.JAGGED:
             self._row_splits(node)
-            return pick_of_leaf(message.jagged(node, chosen), self._inner.get(node))
-        if kind is Kind.INNER_FIRST:
-            return self._inner_first(inner_first.tensor_of)(node, budget)
+            return message.jagged(node, chosen)
         if kind is Kind.TENSORDICT:
             return _view(message, node, self._rows, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
@@ -439,18 +365,12 @@ class WireBatch:
         shape = sizes_of(leaf, len(self._rows))
         if shape != self._rows:
             raise rows_differ(self._rows, shape)
-        if kind is Kind.USER:
-            check_names(leaf, self._names, len(shape))
         if chosen is None:
             return leaf
         return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
 
     def _row_splits(self, node: Node) -> RowSplits:
-        message, dims_before = self._message, 0
-        if node.kind is Kind.INNER_FIRST:
-            (node,) = node.children
-        else:
-            dims_before = node.fields[2] - 1
+        message, dims_before = self._message, node.fields[2] - 1
         group = message.numbers[node.number + 3]
         whole = message.row_splits(group)
         # Batches of several dims have columns that are ragged in a later one.
@@ -471,7 +391,7 @@ class WireBatch:
 
     def _schema(self, name: str) -> FieldSchema:
         node = self._node(name, "schema")
-        return field_of(self._message, node, len(self), self._inner.get(node, {}))
+        return field_of(self._message, node, len(self))
 
     # Pickled, as by a queue of multiprocessing: what was chosen, as a message
 
@@ -482,11 +402,6 @@ class WireBatch:
         return _reopened, ([bytes(frame) for frame in frames],)
 
     # For joins
-
-    @property
-    def dim_names(self) -> list[str | None] | None:
-        """Names of the batch dims; None where there are none."""
-        return None if self._names is None else list(self._names)
 
     @property
     def device(self) -> torch.device | None:
@@ -515,11 +430,11 @@ class WireBatch:
         """The header, the nodes of the columns and the frames, where columns may be read from them.
 
         None of a message that is not in memory, whose tensors go elsewhere, or whose batch has
-        more dims than one or names for them.
+        more dims than one.
         """
         message = self._message
         frames = message.payload.frames
-        if frames is None or message.device or len(self._rows) != 1 or self._names is not None:
+        if frames is None or message.device or len(self._rows) != 1:
             return None
         return message.header, self._nodes, frames
 
@@ -545,10 +460,7 @@ class WireBatch:
             if group not in checked or len(self._rows) > 1:
                 self._row_splits(node)
                 checked.add(group)
-            view = self._message.rows(node, self._chosen)
-            return pick_of_view(view, self._inner[node]) if node in self._inner else view
-        if node.kind is Kind.INNER_FIRST:
-            return self._inner_first(inner_first.view_of)(node, budget)
+            return self._message.rows(node, self._chosen)
         if node.kind is Kind.NON_TENSOR_ROWS:
             return object_array(self._objects(node, budget))
         return self._leaf(node, budget)
@@ -646,7 +558,7 @@ def batch_of_message(message: Message) -> WireBatch:
             columns, meta = state.children
             nodes = dict(zip(columns.fields[0], columns.children, strict=True))
             rows = _rows_of(message, columns.children)
-            return WireBatch(message, nodes, [rows], None, None, frames, [(None, meta)])
+            return WireBatch(message, nodes, [rows], None, frames, [(None, meta)])
     raise WireFormatError(
         "bad_value",
         "$",
@@ -675,6 +587,5 @@ def _view(
     batch_size = list(message.shape(node))
     if not batch_size or batch_size[: len(around)] != around:
         raise rows_differ(around or ["N"], batch_size)
-    _, names, keys = node.fields
-    nodes = dict(zip(keys, node.children, strict=True))
-    return WireBatch(message, nodes, batch_size, names, chosen, frames)
+    nodes = dict(zip(node.fields[1], node.children, strict=True))
+    return WireBatch(message, nodes, batch_size, chosen, frames)

@@ -48,6 +48,9 @@ class Columns(NamedTuple):
         )
 
 
+Name: TypeAlias = tuple[str, ...]
+"""A column: the names of the nested batches that it is in, and its own."""
+
 Tree: TypeAlias = Any
 """A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
 
@@ -74,18 +77,6 @@ class Ragged(NamedTuple):
     dtype: str
     path: str
     narrow: bool = False
-
-
-class InnerFirst(NamedTuple):
-    """A jagged column with an inner dim of its rows outermost.
-
-    Attributes:
-        dim: Which of the dims of a row lies outermost, from 1 on.
-        view: The values (extent of `dim`, total, the rest), a tensor, whose ragged dim is 2.
-    """
-
-    dim: int
-    view: RaggedView
 
 
 class ColumnDict(dict[str, Any]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,6 @@ from tensordict import (
     NonTensorStack,
     TensorDictBase,
     UnbatchedTensor,
-    is_tensorclass,
 )
 
 from jagcodec import cells
@@ -27,8 +26,10 @@ from jagcodec.ragged.non_tensor import (
     LAZY_VIEW,
     LIST_TYPES,
     TENSORDICT_TYPES,
+    fits_into,
     leaf_of_rows,
     payloads_of_stack,
+    stack_dim_name,
     tensordict_of_view,
 )
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
@@ -41,13 +42,12 @@ from jagcodec.wire.lowered import (
     Columns,
     Dense,
     Documents,
-    InnerFirst,
     Lowered,
+    Name,
     Ragged,
     Tree,
     refusal_of,
 )
-from jagcodec.wire.nested_batches import nested_mismatch
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
 from jagcodec.wire.schema import check_text_size
 from jagcodec.wire.spec import (
@@ -77,13 +77,14 @@ class Lowering:
         self,
         allow_pickle: bool,
         default: Callable[[Any], Any] | None = None,
-        narrow: bool = False,
-        options: Any = None,
+        narrow: bool | frozenset[Name] = False,
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._options = options  # `ColumnOptions`, or None where nothing was said of any column
-        # The column that is being lowered, with those around it, and whether it is stored narrow.
-        self._column: tuple[tuple[str, ...], bool] = (), narrow
+        # The columns that are stored narrow, if some are named, and those that exist.
+        self._narrow = None if isinstance(narrow, bool) else narrow
+        self.columns: dict[Name, None] = {}
+        # The column that is being lowered, and whether it is stored narrow.
+        self._column: tuple[Name, bool] = (), narrow is True
         self._default = default
         self._defaults = 0
         # What the last error refused, if it was a value.
@@ -474,12 +475,6 @@ class Lowering:
         self.items.append(Ragged(source, name, "jagged tensor", self._column[1]))
         return (Code.JAGGED, name, rank, dim)
 
-    def _inner_first(self, column: InnerFirst) -> Tree:
-        values: Any = column.view.memory
-        if not values.is_cpu:
-            self.on_devices.append(values)
-        return (Code.INNER_FIRST, column.dim, self._jagged(column.view, values, 2))
-
     def _views(self, merged: Merged) -> Tree:
         view = merged.view
         name = TORCH_NAMES[view.dtype]
@@ -508,10 +503,10 @@ class Lowering:
         items = self.items
         items.append(value.rows)
         nodes: list[Tree] = []
-        around, options = self._column, self._options
+        around, named = self._column, self._narrow is not None
         for name, column in value.columns.items():
-            if options is not None:
-                column = self._enter(around, name, column)
+            if named:
+                self._enter(around, name)
             kind, narrow = type(column), self._column[1]
             if kind is RaggedView:
                 dtype = TORCH_NAMES.get(column.dtype)
@@ -544,26 +539,31 @@ class Lowering:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
         self._column = around
-        return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+        return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
 
     def _column_dict(self, columns: ColumnDict) -> Tree:
         """The columns of a batch that is a dict."""
         if not _STRING.issuperset(map(type, columns)):
             return self._dict_of_any_keys(columns)
-        around, values = self._column, iter(columns.values())
-        if self._options is not None:
-            values = (self._enter(around, *pair) for pair in columns.items())
-        trees, nodes = self._children(columns, values)
+        around = self._column
+        names = columns if self._narrow is None else self._entered(columns)
+        trees, nodes = self._children(names, columns.values())
         self._column = around
         node = (Code.MAP, tuple(columns), *trees)
         return node if nodes else dict(zip(columns, trees, strict=True))
 
-    def _enter(self, around: tuple[tuple[str, ...], bool], name: str, column: Any) -> Any:
-        """A column that comes next in the batch `around`, as its cells are to lie."""
-        options = self._options
+    def _enter(self, around: tuple[Name, bool], name: str) -> None:
+        """Make `name`, a column of the batch `around`, the one that is lowered next."""
+        narrow: Any = self._narrow
         names = (*around[0], name)
-        self._column = names, options.narrow(names, around[1])
-        return options.lying(names, column)
+        self.columns[names] = None
+        self._column = names, around[1] or names in narrow
+
+    def _entered(self, names: Iterable[str]) -> Iterator[str]:
+        around = self._column
+        for name in names:
+            self._enter(around, name)
+            yield name
 
     def _rows_of_tensor(self, view: RaggedView) -> tuple[RaggedView, str]:
         """Rows of a rectangle that is not an array, and the name of their dtype."""
@@ -577,20 +577,20 @@ class Lowering:
         return view, name
 
     def _tensordict(self, td: TensorDictBase) -> Tree:
-        names = td.names if td.batch_dims else []
         self._batch_size(td)
         keys: list[str] = []
         nodes: list[Tree] = []
         around = self._column
+        leaf: Any
         for key, leaf in td.items():
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
-            if isinstance(leaf, TensorDictBase) or is_tensorclass(leaf):
-                wrong = nested_mismatch(key, leaf, td, names)
-                if wrong is not None:
-                    raise self._refused("row_mismatch", wrong)
-            if self._options is not None:
-                leaf = self._enter(around, key, leaf)
+            if not fits_into(leaf, td):
+                wanted, found = list(td.batch_size), list(leaf.batch_size)
+                detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
+                raise self._refused("row_mismatch", detail)
+            if self._narrow is not None:
+                self._enter(around, key)
             keys.append(key)
             node = self._child(key, leaf)
             if type(node) is not tuple or node[0] not in LEAVES:
@@ -600,8 +600,7 @@ class Lowering:
                 )
             nodes.append(node)
         self._column = around
-        dims = tuple(names) if any(name is not None for name in names) else None
-        return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
+        return (Code.TENSORDICT, len(td.batch_size), tuple(keys), *nodes)
 
     def _lazy_view(self, view: Any) -> Tree:
         try:
@@ -615,13 +614,8 @@ class Lowering:
             raise self._refusal(
                 stack, " without members; encode TensorDict({}, batch_size=x.batch_size)"
             )
-        members = self._members_of(stack)
-        try:
-            name = stack.names[stack.stack_dim] if members else None
-        except ValueError as error:  # its members have different ones
-            detail = f"expected one name per dim, found {error}"
-            raise self._refused("row_mismatch", detail) from error
-        return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
+        self._check_unnamed(stack, [stack_dim_name(stack)])
+        return (Code.LAZY_STACK, int(stack.stack_dim), *self._members_of(stack))
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -637,6 +631,7 @@ class Lowering:
         return (Code.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
 
     def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
+        self._check_unnamed(stack, [stack_dim_name(stack)])
         payloads = payloads_of_stack(stack)
         if payloads is not None:
             self._rows(payloads)
@@ -647,8 +642,15 @@ class Lowering:
         members = self._members_of(stack)
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
+    def _check_unnamed(self, td: Any, names: Sequence[str | None]) -> None:
+        if any(name is not None for name in names):
+            raise self._refusal(td, f" with dim names {list(names)}; set td.names = None")
+
     def _batch_size(self, td: Any) -> None:
+        """The numbers of a batch size; its dims have no names."""
         batch_size: torch.Size = td.batch_size
+        if batch_size:
+            self._check_unnamed(td, td.names)
         if any(dim < 0 for dim in batch_size):
             raise self._refused(
                 "bad_shape", f"expected a batch size from 0 on, found {list(batch_size)}"
@@ -676,7 +678,6 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
     ColumnDict: Lowering._column_dict,
-    InnerFirst: Lowering._inner_first,
     **dict.fromkeys(LIST_TYPES, Lowering._list),
     **dict.fromkeys((*TENSOR_TYPES, NESTED_TENSOR), Lowering._tensor),
     **dict.fromkeys(TENSORDICT_TYPES, Lowering._tensordict),

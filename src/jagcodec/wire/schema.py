@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.dim_names import check_dim_names
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
@@ -40,7 +39,6 @@ from jagcodec.wire.spec import (
     TORCH_DTYPES,
     Kind,
 )
-from jagcodec.wire.table import Table
 
 
 class Node:
@@ -96,7 +94,6 @@ def _between(low: int, high: int, what: str) -> Callable[[Any], None]:
 
 _rank = _between(0, MAX_NDIM, "a rank")
 _ragged_dim = _between(1, MAX_NDIM, "a ragged dim")
-_inner_dim = _between(1, MAX_NDIM - 1, "an inner dim")
 
 
 def _dim(value: Any) -> None:
@@ -105,19 +102,6 @@ def _dim(value: Any) -> None:
 
 def _name(value: Any) -> None:
     expect(type(value) is str, "bad_record", "a name", value)
-
-
-def _name_or_nil(value: Any) -> None:
-    expect(value is None or type(value) is str, "bad_record", "a dim name or nil", value)
-
-
-def _dim_names(value: Any) -> None:
-    if value is None:
-        return
-    given = [name for name in list_of(value, "dim names") if name is not None]
-    for name in given:
-        _name(name)
-    expect(len(set(given)) == len(given), "bad_record", "distinct dim names", value)
 
 
 def _keys(value: Any) -> None:
@@ -209,9 +193,8 @@ FORMS: dict[Kind, Form] = {
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
         0,
     ),
-    Kind.INNER_FIRST: Form.of({"dim": _inner_dim}, (), 1),
-    Kind.TENSORDICT: Form.of({"rank": _rank, "names": _dim_names, "keys": _keys}, ("*",), PER_KEY),
-    Kind.LAZY_STACK: Form.of({"stack_dim": _dim, "dim_name": _name_or_nil}, (), ANY),
+    Kind.TENSORDICT: Form.of({"rank": _rank, "keys": _keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
     Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
     Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
@@ -312,10 +295,6 @@ class Schema:
                 except WireFormatError as error:
                     raise inside(error, child_step(node, i)) from error
         self._stacks = around
-        if kind is Kind.INNER_FIRST:
-            _check_inner_first(node)
-        elif kind in (Kind.TENSORDICT, Kind.LAZY_STACK):
-            check_dim_names(node)
         return node
 
 
@@ -335,23 +314,8 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         raise fail("bad_record", "expected a list of keys before the values, found nothing")
     if kind == Kind.JAGGED and fields[2] > fields[1]:
         raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
-    if kind == Kind.TENSORDICT and fields[1] is not None and len(fields[1]) != fields[0]:
-        raise fail("bad_record", f"expected {fields[0]} dim names, found {brief(fields[1])}")
-    if kind == Kind.LAZY_STACK and fields[1] is not None and not children:
-        raise fail("bad_record", f"expected members for the dim name, found {brief(fields[1])}")
     if kind == Kind.TENSOR_VIEWS and not fields[1]:
         raise fail("bad_record", "expected views of rows, found rank 0")
-
-
-def _check_inner_first(node: Node) -> None:
-    """The rows of INNER_FIRST are those of a JAGGED whose tokens are the dim behind the first."""
-    (child,) = node.children
-    if child.kind is not Kind.JAGGED or child.fields[2] != 2:
-        found = f"a {child.kind.name} of fields {brief(child.fields)}"
-        raise fail("bad_record", f"expected a JAGGED of ragged dim 2, found {found}")
-    if node.fields[0] >= child.fields[1]:
-        most = child.fields[1] - 1
-        raise fail("bad_record", f"expected a dim of 1 to {most}, found {node.fields[0]}")
 
 
 _FORMS_BY_CODE = {int(kind): form for kind, form in FORMS.items()}
@@ -678,16 +642,25 @@ def has_object(dtype: Any) -> bool:
 
 # --- what is kept ------------------------------------------------------------------------------
 
-MOST_SCHEMAS = 256
-"""How many schemas a table keeps."""
+MOST_SCHEMAS = 64
+"""How many schemas a reader keeps, and how many a writer."""
 
-MOST_BYTES = 8 << 20
-"""How much memory a table of schemas takes, at most."""
+LARGEST_KEPT = 128 << 10
+"""Bytes of memory that one may take."""
 
-LARGEST_KEPT = 64 * 1024
-"""Bytes of the largest schema that is kept."""
+_known: dict[bytes, Schema] = {}
 
-_schemas: Table[Schema] = Table(MOST_SCHEMAS, MOST_BYTES)
+
+def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
+    """Keep what was made of a schema of this weight; of too many the oldest makes way.
+
+    Single dict operations, and no lock: a process that forks would copy a lock that another thread
+    holds, and its child would wait for it forever.
+    """
+    if weight <= LARGEST_KEPT:
+        known[key] = value
+        for oldest in list(known)[:-MOST_SCHEMAS]:
+            known.pop(oldest, None)
 
 
 def read_schema(data: bytes) -> Schema:
@@ -696,9 +669,8 @@ def read_schema(data: bytes) -> Schema:
     Raises:
         WireFormatError: They are not one.
     """
-    known = _schemas.find(data)
+    known = _known.get(data)
     if known is None:
         known = Schema(data)
-        if len(data) <= LARGEST_KEPT:
-            _schemas.keep(data, known, known.weight)
+        keep(_known, data, known, known.weight)
     return known

@@ -106,7 +106,6 @@ class Kind(IntEnum):
     DTYPE = 54
     DEVICE = 55
     TENSOR_VIEWS = 56
-    INNER_FIRST = 57
     # tensordict
     TENSORDICT = 64
     LAZY_STACK = 65
@@ -125,7 +124,6 @@ call of Python."""
 LEAVES = frozenset(
     (
         *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO, Code.SPARSE_COMPRESSED),
-        Code.INNER_FIRST,
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
         *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
     )
@@ -210,6 +208,6 @@ def narrow_code(width: int, signed: bool) -> int:
 
 
 STORED_WIDTHS: dict[int, tuple[int, bool]] = {
-    narrow_code(width, signed): (width, signed) for width in range(1, 8) for signed in (False, True)
+    narrow_code(width, signed): (width, signed) for width in range(1, 5) for signed in (False, True)
 }
 """The codes of `narrow_code`, taken apart: bytes per cell, and whether there is a sign."""

@@ -1,0 +1,503 @@
+"""What a message says about itself: columns, rows and bytes; and whether it is sound.
+
+To describe a message takes its header and the offsets of its rows. No cell is read, and no value
+of a type that this process does not know is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+import numpy as np
+
+from jagcodec._arguments import known_names
+from jagcodec.errors import WireFormatError, child_path
+from jagcodec.memory.buffers import MessageLike
+from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.wire.checks import inside
+from jagcodec.wire.decoder import build
+from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.lazy import batch_of_message
+from jagcodec.wire.leaf import Leaf, leaf_of
+from jagcodec.wire.message import Message
+from jagcodec.wire.message import open_message as opened
+from jagcodec.wire.registry import BATCHED_DATA_DICT
+from jagcodec.wire.schema import FORMS, Node, Places, check_node, child_step, stored_size
+from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
+
+# --- opening -----------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A column of a message, or another value in it, whose name is a path that begins with $."""
+
+    name: str
+    keys: tuple[str, ...]  # of a column, from the outermost
+    node: Node
+
+
+class OpenMessage(NamedTuple):
+    """A message whose header was read; see `MessageDescription`."""
+
+    path: str  # what errors call it
+    message: Message
+    bytes: int
+    behind: int
+    columns: list[Entry]
+    beside: list[Entry]
+    batch: Node | None  # which holds the columns
+
+
+def open_message(source: Any, path: str) -> OpenMessage:
+    """Open a message of any value, and compare its checksums, if it has any."""
+    message = opened(source, path, by_range=True)
+    arrays: Any = message.frames
+    header = message.header
+    total, behind = sum(map(len, arrays)), 0
+    whole = buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)
+    if len(arrays) == 1 + len(header.stored) and is_blob(whole):
+        total = blob_end(len(arrays[0]), header.stored)
+        behind = len(whole) - total
+    root = header.schema.root
+    batch = _batch_of(root)
+    columns = _values_of(root) if batch is None else _named_columns(batch)
+    beside = [] if batch is None else _beside(root, batch)
+    return OpenMessage(path, message, total, behind, columns, beside, batch)
+
+
+def _batch_of(root: Node) -> Node | None:
+    """The node that holds the columns of a message, where `open_wire` finds them."""
+    if root.kind is Kind.TENSORDICT:
+        return root
+    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
+        state = root.children[0].children
+        return state[0] if len(state) == 2 and state[0].kind is Kind.MAP else None
+    found = [child for child in root.children if child.kind is Kind.TENSORDICT]
+    return found[0] if root.kind is Kind.MAP and len(found) == 1 else None
+
+
+def _named_columns(batch: Node) -> list[Entry]:
+    """The columns of a batch and of the batches in it, under different names."""
+    listed = [(".".join(keys), keys, node) for keys, node in _columns_of(batch, ())]
+    counts = Counter(name for name, _, _ in listed)
+    return [
+        Entry(str(keys) if counts[name] > 1 or name.startswith(("$", "('")) else name, keys, node)
+        for name, keys, node in listed
+    ]
+
+
+def _columns_of(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    for name, child in zip(node.fields[-1], node.children, strict=True):
+        if child.kind is Kind.TENSORDICT:
+            yield from _columns_of(child, (*above, name))
+        else:
+            yield (*above, name), child
+
+
+CONTAINERS = frozenset((Kind.LIST, Kind.TUPLE, Kind.MAP))
+"""Kinds of values that are described entry by entry."""
+
+
+def _values_of(root: Node) -> list[Entry]:
+    """The entries of a value that is not a batch, one level down."""
+    if root.kind not in CONTAINERS or not root.children:
+        return [Entry("$", (), root)]
+    found = []
+    for i, child in enumerate(root.children):
+        step = child_step(root, i)
+        name = child_path("$", step) if type(step) is str else f"$[{i}]"
+        found.append(Entry(name, (), child))
+    return found
+
+
+def _beside(root: Node, batch: Node) -> list[Entry]:
+    if root.kind is Kind.USER:
+        return [Entry("$.meta_info", (), root.children[0].children[1])]
+    values = _values_of(root) if root.kind is Kind.MAP else []
+    return [entry for entry in values if entry.node is not batch]
+
+
+def chosen_entries(found: OpenMessage, names: Sequence[str] | None) -> list[Entry]:
+    """The columns and values of these names, in this order; all columns for None."""
+    everything = {entry.name: entry for entry in (*found.columns, *found.beside)}
+    if names is None:
+        return found.columns
+    return [everything[name] for name in known_names(names, everything, "columns")]
+
+
+# --- descriptions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """A column of a message, or another value in it.
+
+    Attributes:
+        name: The keys of a column, joined with dots; the path of any other value, which begins
+            with $.
+        keys: The keys of a column, from the outermost; empty for any other value.
+        kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
+        dtype: The name of its dtype on the wire; None for a value without one.
+        shape: Its dims, with None for the ragged dim; None for a value without dims.
+        stored: ``"narrow"`` if cells take fewer bytes than their dtype, ``"indirect"`` if its
+            rows lie where other rows or columns may share them, otherwise empty.
+        bytes: Its bytes in the message; cells that columns share count for the first of them.
+        share: The same as a share of the message before compression, 0 to 1.
+        rows: The index of its rows in `MessageDescription.rows_of`; None if it is not jagged.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    kind: str
+    dtype: str | None
+    shape: tuple[int | None, ...] | None
+    stored: str
+    bytes: int
+    share: float
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Rows that columns share.
+
+    Attributes:
+        columns: Their names.
+        lengths: (N,) tokens of each row.
+    """
+
+    columns: tuple[str, ...]
+    lengths: IntArray = field(repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything except the lengths themselves, for JSON."""
+        lengths = self.lengths
+        numbers: dict[str, Any] = dict.fromkeys(("min", "mean", "median", "max"))
+        if len(lengths):
+            numbers = {
+                "min": int(lengths.min()),
+                "mean": float(lengths.mean()),
+                "median": float(np.median(lengths)),
+                "max": int(lengths.max()),
+            }
+        sums = {"rows": len(lengths), "tokens": int(lengths.sum())}
+        return {"columns": list(self.columns), **sums, **numbers}
+
+
+@dataclass(frozen=True)
+class MessageDescription:
+    """What a message holds.
+
+    Attributes:
+        value: ``"TensorDict"``, ``"BatchedDataDict"`` or ``"dict"`` if `open_wire` finds a batch
+            in it, otherwise the kind of its value in small letters.
+        rows: Rows of the batch; None without a batch, and for a batch without rows.
+        bytes: The size of the blob, or of all frames.
+        plain_bytes: Header and frames before compression.
+        frames: How many frames, with the header.
+        behind: Bytes past the end of a blob, which no reader uses.
+        narrow: Whether any cells are stored narrow.
+        elide: Whether any column is indirect.
+        compress: ``"zstd"`` if frames are compressed, otherwise None.
+        checksum: Whether it has checksums, which were compared.
+        columns: The columns of the batch, or the values inside the value.
+        beside: The values next to the batch in a dict, or its `meta_info`.
+        meta: The names in `meta` of `encode`; None if this process cannot read it.
+        rows_of: The rows of jagged columns.
+        overhead: Bytes of the header, of offsets of rows, and of gaps.
+    """
+
+    value: str
+    rows: int | None
+    bytes: int
+    plain_bytes: int
+    frames: int
+    behind: int
+    narrow: bool
+    elide: bool
+    compress: str | None
+    checksum: bool
+    columns: tuple[ColumnDescription, ...]
+    beside: tuple[ColumnDescription, ...]
+    meta: tuple[str, ...] | None
+    rows_of: tuple[RowLengths, ...]
+    overhead: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        columns, beside = ([*map(vars, each)] for each in (self.columns, self.beside))
+        rows_of = [rows.as_dict() for rows in self.rows_of]
+        return {**vars(self), "columns": columns, "beside": beside, "rows_of": rows_of}
+
+
+def describe_message(source: MessageLike) -> MessageDescription:
+    """Describe a message of any value, from its header and the offsets of its rows.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields
+        >>> from jagcodec.batch.describe import describe_message
+        >>> frames = encode_fields({"ids": torch.arange(12).view(3, 4)}, lengths=[3, 4, 3])
+        >>> found = describe_message(frames)
+        >>> found.rows, found.columns[0].kind, found.columns[0].shape, found.columns[0].bytes
+        (3, 'jagged', (3, None), 80)
+        >>> found.rows_of[0].lengths.tolist()
+        [3, 4, 3]
+
+    Args:
+        source: Frames or a blob; only read. Checksums are compared; no cell is read.
+
+    Raises:
+        ArgumentTypeError: It is neither frames nor a blob.
+        WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
+        ArgumentError: Frames are compressed, and the library for that is not installed.
+    """
+    return describe(open_message(source, "describe_message(source)"))
+
+
+def describe(found: OpenMessage) -> MessageDescription:
+    """As `describe_message`, for a message that is open."""
+    message, header = found.message, found.message.header
+    root = header.schema.root
+    walk = _Walk(message)
+    columns = tuple(map(walk.column, found.columns))
+    beside = tuple(map(walk.column, found.beside))
+    value = root.kind.name.lower()
+    if found.batch is not None:
+        value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
+    elif root.kind is Kind.USER:
+        value = f"user type {root.fields[0]}"
+    return MessageDescription(
+        value=value,
+        rows=None if found.batch is None else _rows(message),
+        bytes=found.bytes,
+        plain_bytes=walk.plain,
+        frames=1 + len(header.sizes),
+        behind=found.behind,
+        narrow=walk.narrow,
+        elide=walk.elide,
+        compress="zstd" if header.compressed else None,
+        checksum=has_checksums(message),
+        columns=columns,
+        beside=beside,
+        meta=_meta_names(message),
+        rows_of=tuple(
+            RowLengths(tuple(names), message.row_splits(group).lengths)
+            for group, (_, names) in walk.groups.items()
+        ),
+        overhead=walk.plain - sum(column.bytes for column in (*columns, *beside)),
+    )
+
+
+def has_checksums(message: Message) -> bool:
+    """Whether a message has checksums; without a payload, whether its header has one."""
+    header = message.header
+    sizes = len(header.sizes) * (2 if header.compressed else 1)
+    return len(header.numbers) > header.schema.numbers + 2 + 5 * len(header.groups) + sizes
+
+
+def _rows(message: Message) -> int | None:
+    try:
+        return len(batch_of_message(message))
+    except WireFormatError:  # a batch without dims
+        return None
+
+
+def _meta_names(message: Message) -> tuple[str, ...] | None:
+    try:
+        return tuple(map(str, message.meta()))
+    except WireFormatError as error:
+        if error.reason not in UNKNOWN:
+            raise
+        return None
+
+
+UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
+"""Reasons of errors about values that this process cannot make, in messages that may be sound."""
+
+
+# --- one walk ----------------------------------------------------------------------------------
+
+Bytes: TypeAlias = "tuple[int, int, int]"
+"""A place: buffer, offset, size."""
+
+
+class PlaceReader(Places):
+    """The places that nodes of a message name; made once for all of its nodes."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message.header.sizes, message.header.total)
+        self._message = message
+        self._found: list[Bytes] = []
+
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        if size:
+            self._found.append((buffer, offset, size))
+
+    def places(self, node: Node) -> list[Bytes]:
+        """The places that the numbers of one node name."""
+        self._found = []
+        if node.kind in FORMS and FORMS[node.kind].numbers:
+            check_node(node, self._message.numbers, self._message.header.groups, self)
+        return self._found
+
+
+class _Walk:
+    """One walk over the columns of a message."""
+
+    def __init__(self, message: Message) -> None:
+        header = message.header
+        self.plain: int = header.total - sum(header.stored) + sum(header.sizes)
+        self.narrow: bool = False
+        self.elide: bool = False
+        # Of each ragged group: its place among them, and the names of its columns.
+        self.groups: dict[int, tuple[int, list[str]]] = {}
+        self._message = message
+        self._reader = PlaceReader(message)
+        self._values = document_bounds(header.packed_values)
+        # Writers share whole places alone, so a place is counted once by where it begins.
+        self._counted: set[tuple[int, int]] = set()
+
+    def column(self, entry: Entry) -> ColumnDescription:
+        """Describe a column, and count the bytes in it that no column before it has."""
+        node = entry.node
+        size = self._bytes(node)
+        leaf = leaf_of(node, self._message.numbers)
+        stored, rows = "", None
+        if leaf is not None and (leaf.runs or _is_narrow(leaf)):
+            stored = "indirect" if leaf.runs else "narrow"
+        if node.kind is Kind.JAGGED and leaf is not None and leaf.group is not None:
+            rows, names = self.groups.setdefault(leaf.group, (len(self.groups), []))
+            names.append(entry.name)
+        form = FORMS.get(node.kind)
+        dtype = node.fields[0] if form is not None and "dtype" in form.fields else None
+        return ColumnDescription(
+            name=entry.name,
+            keys=entry.keys,
+            kind=_kind(node),
+            dtype=dtype if dtype is None or type(dtype) is str else str(dtype[0]),
+            shape=_shape(self._message, node),
+            stored=stored,
+            bytes=size,
+            share=size / self.plain if self.plain else 0.0,
+            rows=rows,
+        )
+
+    def _bytes(self, node: Node) -> int:
+        size = 0
+        if node.kind is Kind.VALUE:
+            start, end = self._values[node.value]
+            size = end - start
+        places = self._reader.places(node)
+        leaf = leaf_of(node, self._message.numbers)
+        if leaf is not None:
+            self.elide = self.elide or leaf.runs > 0
+            self.narrow = self.narrow or _is_narrow(leaf)
+            places = places + self._runs(leaf)
+        for buffer, offset, each in places:
+            if (buffer, offset) not in self._counted:
+                self._counted.add((buffer, offset))
+                size += each
+        return size + sum(map(self._bytes, node.children))
+
+    def _runs(self, leaf: Leaf) -> list[Bytes]:
+        """The places that the table of a column names."""
+        places: list[Bytes] = []
+        groups = self._message.header.groups
+        for run in runs_at(self._message, leaf) if leaf.runs else ():
+            cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
+            self.narrow = self.narrow or bool(cells and run.stored != PLAIN)
+            places.append((run.buffer, run.offset, cells))
+            if run.index_buffer != NO_INDEX:
+                rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
+                index = stored_size("int64", run.index_stored, rows)
+                places.append((run.index_buffer, run.index_offset, index))
+        return [place for place in places if place[2] > 0]
+
+
+def _is_narrow(leaf: Leaf) -> bool:
+    return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.runs)
+
+
+def _kind(node: Node) -> str:
+    if node.kind is Kind.USER:
+        return f"type {node.fields[0]}"
+    payload = node.kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
+    return "object" if payload else node.kind.name.lower()
+
+
+def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
+    kind, form = node.kind, FORMS.get(node.kind)
+    if kind is Kind.NON_TENSOR_ROWS:
+        return (message.row_splits(message.numbers[node.number + 3]).rows,)
+    if form is None or form.numbers[-1:] != ("*",):
+        return None
+    dims: list[int | None] = [*message.shape(node)]
+    if kind is Kind.JAGGED:
+        dims[node.fields[2] - 1] = None
+        dims.insert(0, message.row_splits(message.numbers[node.number + 3]).rows)
+    elif kind is Kind.TENSOR_VIEWS:
+        dims[:1] = message.numbers[node.number + 4], None
+    return tuple(dims)
+
+
+def document_bounds(packed: bytes) -> list[tuple[int, int]]:
+    """Where each document of a header begins and ends."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1, strict_map_key=False)
+    unpacker.feed(packed)
+    count = unpacker.read_array_header()
+    at, bounds = unpacker.tell(), []
+    for _ in range(count):
+        unpacker.skip()
+        bounds.append((at, unpacker.tell()))
+        at = unpacker.tell()
+    return bounds
+
+
+# --- soundness ---------------------------------------------------------------------------------
+
+
+def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
+    """Read a message whole, as `decode` does, and keep nothing of it.
+
+    Returns:
+        The message; and the name of each value that this process cannot make, because its type is
+        not registered or it is pickled, with the error.
+
+    Raises:
+        ArgumentTypeError: As `describe_message`.
+        WireFormatError: The message is not sound; where, and why.
+        ArgumentError: As `describe_message`.
+    """
+    found = open_message(source, "check_message(source)")
+    message, unknown = found.message, {}
+    for entry in (*found.columns, *found.beside):
+        try:
+            build(message, entry.node)
+        except WireFormatError as error:
+            if error.reason not in UNKNOWN:
+                raise in_entry(entry, error) from error
+            unknown[entry.name] = str(error)
+    try:
+        message.meta()
+    except WireFormatError as error:
+        if error.reason not in UNKNOWN:
+            raise
+        unknown["meta"] = str(error)
+    if not unknown:
+        build(message, message.header.schema.root)  # whether they fit together
+    return found, unknown
+
+
+def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
+    """The error of one column, or of another value, with its name in the path."""
+    if entry.name.startswith("$"):
+        return WireFormatError(
+            error.reason, entry.name + error.path.removeprefix("$"), error.detail
+        )
+    return inside(error, entry.name)
