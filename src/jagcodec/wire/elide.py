@@ -73,7 +73,7 @@ def elide(items: Sequence[Any]) -> list[Any]:
 
     As they are if a reader would by default refuse to make so much of so little.
     """
-    made = [_once(item) if type(item) is Packed else item for item in items]
+    made: list[Any] = [_once(item) if type(item) is Packed else item for item in items]
     columns = {i: column for i, item in enumerate(items) if (column := _column_of(item))}
     for i, runs in zip(columns, _found(list(columns.values())), strict=True):
         if runs is not None:
