@@ -93,11 +93,11 @@ def encode(
             A frame that would not get smaller is sent as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
-        default: A function, as json, msgspec and orjson take one. It is called with each value
-            that cannot be encoded, and returns one that can be encoded in its place, or raises.
-            What it returns is looked at like any other value. If it returns the value itself,
-            that is pickled or refused as without it. It is not asked about dict keys and set
-            members.
+        default: A function, as json, msgspec and orjson take one. It is called with each value of a
+            type that is not in this list, and returns one that can be encoded in its place, or
+            raises. What it returns is looked at like any other value. If it returns the value
+            itself, that is pickled or refused as without it. It is not asked about dict keys and
+            set members.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
             and no part of what `decode` returns.
