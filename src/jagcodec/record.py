@@ -50,10 +50,10 @@ from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import blob_pieces, file_path, read_file, replace_file, sync_directory
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, usable_limits
 from jagcodec.wire.message import open_message
 from jagcodec.wire.spec import VERSION
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
 class RecordInfo(NamedTuple):

@@ -33,7 +33,7 @@ from jagcodec import (
     split_rows,
     to_blob,
 )
-from jagcodec.batch.joined import JoinedRows, join_messages
+from jagcodec.batch.join import JoinedRows, join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
 from jagcodec.wire.dtypes import DTYPES
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict

@@ -143,7 +143,7 @@ class TestRegistration:
         code = """
         import importlib, ray, threading
         setup()
-        names = ["tensordict", "jagcodec.integrations.ray", "jagcodec.wire.lazy", "tensordict.nn"]
+        names = ["tensordict", "jagcodec.integrations.ray", "jagcodec.wire.wire_batch", "tensordict.nn"]
         together, failed = threading.Barrier(len(names)), []
 
         def work(name):

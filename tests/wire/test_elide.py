@@ -30,7 +30,7 @@ from jagcodec import (
     select_rows,
     to_blob,
 )
-from jagcodec.batch.joined import readable
+from jagcodec.batch.join import readable
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire import cell_columns, elision, rows_alike

@@ -31,7 +31,7 @@ from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import batch_of, holds_rows, leaf_of_rows, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 LEAVE_OUT = "leave it out with --columns"
 RENAME = "rename the column"

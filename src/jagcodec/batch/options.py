@@ -14,7 +14,7 @@ from jagcodec.batch.rectangles import Key
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import Buffer, MessageLike
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""

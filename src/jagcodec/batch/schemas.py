@@ -36,9 +36,9 @@ from jagcodec.ragged.nested import is_jagged, parts_of
 from jagcodec.ragged.non_tensor import TENSORDICT_TYPES, is_non_tensor
 from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.registry import registered_name
 from jagcodec.wire.spec import Kind
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 Name: TypeAlias = "str | tuple[str, ...]"
 """Of a column; of one in a nested batch, the names that lead to it."""

@@ -20,8 +20,8 @@ from jagcodec.wire.compress import Compress, compressed, library, usable_level
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import finished, frames_of
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 WORTH = 0.05
 """The share of a message that an option must save to be worth it."""

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from jagcodec.batch.exchange import FORMATS, batch_of_columns, columns_of_batch, format_of
     from jagcodec.wire.encoder import encode
     from jagcodec.wire.frames import file_path, write_file, write_whole
-    from jagcodec.wire.lazy import open_whole
+    from jagcodec.wire.wire_batch import open_whole
 
     if options.target == "-":
         options.fail("expected the name of a file to write, found -")

@@ -21,7 +21,7 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, frames_of
-from jagcodec.wire.lazy import WireBatch, open_wire
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
 class RowBuilder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,14 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, contiguous_bits, plain_array, resolved
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    IntArray,
+    array_bytes,
+    contiguous_bits,
+    plain_array,
+    resolved,
+)
 from jagcodec.ragged.row_splits import RowSplits
 
 _CPU = torch.device("cpu")
@@ -102,6 +110,33 @@ class NestedParts(NamedTuple):
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
     """Rows that lie end to end in a tensor, and fill it."""
     return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
+
+
+def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
+    """The rows of several views, one view after the other, in the memories of all of them.
+
+    None if their cells differ, or they are not rows in memory of the host in one run each.
+    """
+    first = views[0]
+    memories: list[ByteArray] = []
+    starts, end = [], 0
+    for view in views:
+        memory = view.memory
+        alike = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
+        apart = isinstance(memory, torch.Tensor) or view.runs is not None
+        if not alike or apart or view.ragged_dim != 1 or not view.cell_bytes:
+            return None
+        own = memory if isinstance(memory, tuple) else (array_bytes(memory),)
+        unit = 1 if isinstance(memory, tuple) else view.cell_bytes
+        starts.append(view.row_starts() * unit + end)
+        memories += own
+        end += sum(map(len, own))
+    if sum(view.row_splits.total for view in views) >= 1 << 63:
+        return None
+    lengths = np.concatenate([view.row_splits.lengths for view in views])
+    splits = RowSplits.from_lengths(lengths)
+    shape = (splits.total, *first.shape[1:])
+    return RaggedView(tuple(memories), first.dtype, shape, 1, np.concatenate(starts), splits)
 
 
 def rows_of_rectangle(

@@ -26,7 +26,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Name, Ragged
+from jagcodec.wire.lowered import Columns, Lowered, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
@@ -196,6 +196,11 @@ def pending(
     """
     level = None if compress is None else usable_level(compress)
     narrow = _narrow_columns(narrow)
+    if isinstance(obj, OpenBatch):
+        if narrow is not True:
+            narrow = frozenset([*(narrow or ()), *obj.narrow_names()]) or False
+        meta = obj.meta or None if meta is None else meta
+        obj = obj.to_encode()
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
     if isinstance(narrow, frozenset) and lowering.columns:

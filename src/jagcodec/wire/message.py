@@ -262,7 +262,8 @@ class ChosenRows:
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        self._found: dict[int | None, tuple[RowSplits, IntArray]] = {}
+        # The splits of the group are kept, so that their id stays theirs.
+        self._found: dict[int | None, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -278,7 +279,9 @@ class ChosenRows:
 
         Rows without a group are those of rectangles, one cell each.
         """
-        known = self._found.get(group)
+        # Of a ragged group the object, which columns of several messages do not share.
+        key = None if group is None else id(rows)
+        known = self._found.get(key)
         if known is None:
             if rows is None:
                 ones = np.ones(len(self), dtype=np.int64)
@@ -291,8 +294,8 @@ class ChosenRows:
                     raise WireFormatError("bad_offsets", "$", expected)
                 found = RowSplits.from_lengths(lengths), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
-            known = self._found.setdefault(group, found)
-        return known
+            known = self._found.setdefault(key, (*found, rows))
+        return known[:2]
 
 
 class Message:
@@ -523,11 +526,6 @@ class Message:
         return table_of(self, leaf.place.buffer, leaf.place.offset, leaf.parts)
 
     # Tensors
-
-    def is_made_of_parts(self, node: Node) -> bool:
-        """Whether a table of parts lies at the place of a column."""
-        leaf = leaf_of(node, self.numbers)
-        return leaf is not None and leaf.parts > 0
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""

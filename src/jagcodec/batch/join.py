@@ -1,0 +1,997 @@
+"""Several open batches as one: their rows one after the other, or their columns side by side.
+
+A join is made without a look at any payload. Jagged columns, rectangles and documents of messages
+in memory are then read in place: one kernel call writes the rows of all messages to one rectangle.
+Whatever else messages hold is read from each, and put together as `concat_rows` does it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from jagcodec._arguments import check_known
+from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
+from jagcodec.batch.options import check_beginnings, likes_of
+from jagcodec.batch.rows import Batch, concat_batches
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    WireFormatError,
+    brief,
+    describe,
+)
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import leaf_of_rows, rows_of_leaf
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, concat_views
+from jagcodec.wire import documents
+from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.dtypes import torch_dtype
+from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.message import ChosenRows
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, Kind
+from jagcodec.wire.stacked import Frames, Stack, of_message, open_messages, stacked
+from jagcodec.wire.wire_batch import Keys, MessageColumns, WireBatch, open_whole
+
+B = TypeVar("B", bound=Batch)
+
+
+# --- where the columns of several messages lie -------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a column lies in each of several messages.
+
+    Attributes:
+        kind: TENSOR, JAGGED or NON_TENSOR_ROWS.
+        name: The dtype of its cells; uint8 of documents.
+        dtype: The same as torch calls it.
+        inner: Dims of a cell.
+        start: (messages,) bytes before its first cell, as if all frames lay end to end.
+        cells: (messages,) how many it has; bytes of documents.
+        group: (messages,) its ragged group.
+        stored: (messages,) how its cells are stored.
+    """
+
+    kind: Kind
+    name: str
+    dtype: torch.dtype
+    inner: tuple[int, ...]
+    start: IntArray
+    cells: IntArray
+    group: IntArray
+    stored: IntArray
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell, as wide as its dtype."""
+        return math.prod(self.inner) * self.dtype.itemsize
+
+
+class Messages:
+    """Several messages in memory: where the rows of their columns lie, from headers and offsets.
+
+    Attributes:
+        counts: (messages,) rows of the batch in each.
+        ends: (messages,) rows of it and of those before it.
+    """
+
+    def __init__(
+        self, counts: IntArray, stacks: Sequence[Stack], frames: Frames, *, beside: bool = False
+    ) -> None:
+        """`beside`: whether anything stands next to the batch in some of the messages."""
+        self.counts: IntArray = counts
+        self.ends: IntArray = counts.cumsum()
+        self._stacks = [(stack, stack.columns) for stack in stacks]
+        self._frames = frames
+        self._beside = beside
+        # Where each frame begins if all lie end to end; one more, for messages without frames.
+        self._bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
+        np.add.accumulate(frames.sizes, out=self._bases[1:])
+        self._places: dict[str, Place | None] = {}
+        self._rows: dict[bytes, tuple[RowSplits, IntArray, IntArray] | None] = {}
+        self._views: dict[str, RaggedView | None] = {}
+        self._wide: dict[str, tuple[tuple[ByteArray, ...], IntArray]] = {}
+
+    def metas_from(self) -> list[int | None]:
+        """For each message, the index of the message to read its `meta` from.
+
+        Messages of one schema share the first one's index if their header values are the same
+        bytes. None means that the header holds no values, and so no `meta`.
+        """
+        if self._beside:
+            return list(range(len(self.counts)))
+        found: list[int | None] = [None] * len(self.counts)
+        for stack, _ in self._stacks:
+            first: dict[bytes, int | None] = {NO_VALUES: None}
+            for i, packed in zip(stack.members.tolist(), stack.values, strict=True):
+                found[i] = first.setdefault(packed, i)
+        return found
+
+    def place(self, name: str) -> Place | None:
+        """Where a column lies; None if it has to be read from each message.
+
+        Because messages differ in the column, its rows are made of parts, or it is of another kind.
+        """
+        if name not in self._places:
+            self._places[name] = self._find(name)
+        return self._places[name]
+
+    def _find(self, name: str) -> Place | None:
+        form: tuple[Any, ...] | None = None
+        start, cells, group, stored = np.empty((4, len(self.counts)), dtype=np.int64)
+        for stack, columns in self._stacks:
+            node, numbers, members = columns[name], stack.numbers, stack.members
+            i, dims = node.number, numbers[:, node.dims : node.end]
+            dtype = "uint8"
+            if node.kind is Kind.NON_TENSOR_ROWS:
+                dims = numbers[:, i + 4 : i + 5]
+            elif node.kind is Kind.TENSOR or (node.kind is Kind.JAGGED and node.fields[2] == 1):
+                dtype = node.fields[0]
+            else:
+                return None
+            own = (node.kind, dtype, tuple(dims[0, 1:].tolist()))
+            form = form or own
+            if own != form or not dims.shape[1] or (dims[:, 1:] != dims[0, 1:]).any():
+                return None
+            held = dims.all(axis=1)  # what is empty lies anywhere
+            frame = self._frames.first[members] + np.where(held, numbers[:, i], 0)
+            start[members] = self._bases[frame] + np.where(held, numbers[:, i + 1], 0)
+            cells[members] = dims[:, 0]
+            group[members] = -1 if node.kind is Kind.TENSOR else numbers[:, i + 3]
+            stored[members] = np.where(held, numbers[:, i + 2], PLAIN)
+        if form is None or (stored >= PARTS).any():
+            return None
+        kind, name, inner = form
+        with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
+            return Place(kind, name, torch_dtype(name), inner, start, cells, group, stored)
+        return None
+
+    def cells(self, name: str, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory that holds the cells of a column as wide as their dtype, and `start` in it.
+
+        Those that are stored narrow are widened together.
+        """
+        if not place.stored.any():
+            return self._frames.buffers, place.start
+        if name not in self._wide:
+            self._wide[name] = self._widened(place)
+        return self._wide[name]
+
+    def _widened(self, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
+        memory, starts, end = [*self._frames.buffers], place.start.copy(), int(self._bases[-1])
+        itemsize = place.dtype.itemsize
+        for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
+            members = np.flatnonzero(place.stored == stored)
+            counts = place.cells[members] * math.prod(place.inner)
+            sizes = (counts + 7) // 8 if stored == BITS else counts * STORED_WIDTHS[stored][0]
+            if stored == BITS:  # of each message whole bytes
+                counts = 8 * sizes
+            rows, runs = self._frames.buffers, RowSplits.from_lengths(sizes)
+            narrow = RaggedView(rows, torch.uint8, (runs.total,), 1, starts[members], runs)
+            total = int(counts.sum())
+            wide = widened(as_bytes(gathered([narrow])[0]), stored, place.name, total)
+            starts[members] = end + (counts.cumsum() - counts) * itemsize
+            memory.append(wide)
+            end += len(wide)
+        return tuple(memory), starts
+
+    def view(self, name: str, place: Place) -> RaggedView | None:
+        """All rows of a jagged column, or of documents, where they lie.
+
+        None if they are not the rows of their messages, or not sound: then it is for the reader of
+        one message to say so.
+        """
+        if name not in self._views:
+            self._views[name] = self._view(name, place)
+        return self._views[name]
+
+    def _view(self, name: str, place: Place) -> RaggedView | None:
+        key = place.group.tobytes()
+        if key not in self._rows:
+            self._rows[key] = self._read_groups(place.group)
+        rows = self._rows[key]
+        if rows is None or (rows[2] != place.cells).any():
+            return None
+        splits, begins, cells = rows
+        cell, inner = place.cell_bytes, place.inner
+        memory, start = self.cells(name, place)
+        if cell * splits.total >= 8 * splits.rows:
+            starts = np.repeat(start, self.counts) + begins * cell
+            return RaggedView(memory, place.dtype, (splits.total, *inner), 1, starts, splits)
+        # Rows that take less memory than to say where they are.
+        messages = RowSplits.from_lengths(cells)
+        whole = RaggedView(memory, place.dtype, (splits.total, *inner), 1, start, messages)
+        data: Any = as_bytes(gathered([whole])[0])
+        return RaggedView(data, place.dtype, (splits.total, *inner), 1, None, splits)
+
+    def _read_groups(self, groups: IntArray) -> tuple[RowSplits, IntArray, IntArray] | None:
+        """The rows of a ragged group of each message, where they begin in it, and its cells."""
+        buffer, offset, rows, low, high = np.empty((5, len(self.counts)), dtype=np.int64)
+        numbers = (buffer, offset, rows, low, high)
+        for stack, _ in self._stacks:
+            index = np.arange(len(stack.members)), groups[stack.members]
+            for number, found in zip(numbers, stack.groups[index].T, strict=True):
+                number[stack.members] = found
+        if (rows != self.counts).any():
+            return None
+        lengths = np.repeat(high, rows)
+        many = np.flatnonzero(rows > 1)
+        if len(many):
+            counts = rows[many] + 1
+            frames = (self._frames.first[many] + buffer[many]).tolist()
+            at = zip(frames, counts.tolist(), offset[many].tolist(), strict=True)
+            # A copy: offsets that were checked must not change with the messages' memory.
+            buffers = self._frames.buffers
+            offsets = np.concatenate(
+                [np.frombuffer(buffers[i], np.int64, held, start) for i, held, start in at]
+            )
+            firsts = counts.cumsum() - counts
+            steps = offsets[1:] - offsets[:-1]
+            of_rows = np.ones(len(steps), dtype=bool)
+            of_rows[firsts[1:] - 1] = False
+            steps = steps[of_rows]
+            begins = firsts - np.arange(len(many))
+            if (
+                offsets[firsts].any()
+                or (offsets < 0).any()
+                or (np.minimum.reduceat(steps, begins) != low[many]).any()
+                or (np.maximum.reduceat(steps, begins) != high[many]).any()
+            ):
+                return None
+            lengths[np.repeat(rows > 1, rows)] = steps
+        if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
+            return None  # cells of no bytes may be many
+        splits = RowSplits.from_lengths(lengths)
+        bounds = splits.host[np.concatenate([[0], self.ends])]
+        return splits, splits.starts - np.repeat(bounds[:-1], rows), np.diff(bounds)
+
+    def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Which message each of these rows is of, and which row of it."""
+        message = np.searchsorted(self.ends, rows, side="right")
+        return message, rows - (self.ends - self.counts)[message]
+
+
+class Found(NamedTuple):
+    """The messages of several batches.
+
+    Attributes:
+        messages: Each of them once; None if columns have to be read from each batch by itself.
+        which: The message of each batch.
+        in_order: Whether the batches are all rows of the messages, one message after the other.
+    """
+
+    messages: Messages | None
+    which: Sequence[int]
+    in_order: bool
+
+
+# --- rows one after the other ------------------------------------------------------------------
+
+
+class JoinedRows:
+    """The rows of several batches, one batch after the other: a `Source`.
+
+    Attributes:
+        columns: The names of all columns.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        counts: Sequence[int],
+        open_part: Callable[[int], WireBatch],
+        find_messages: Callable[[], Found],
+        like: WireBatch | None = None,
+    ) -> None:
+        """Batches of some `counts` of rows, which `open_part` opens one by one.
+
+        Args:
+            names: Of the columns.
+            counts: As above.
+            open_part: Returns the batch of an index.
+            find_messages: Returns the messages that the batches are in.
+            like: Batch dims after the first, and where tensors go.
+        """
+        rows = sum(counts)
+        if rows > INT64_MAX:
+            raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
+        self.columns: Keys = dict.fromkeys(names)
+        source = None if like is None else like.source
+        self.sizes: Sequence[int] = [rows, *(source.sizes[1:] if source else ())]
+        self.device: torch.device | None = source.device if source else None
+        self.allow_pickle: bool = source is not None and source.allow_pickle
+        self._counts = counts
+        self._open_part = open_part
+        self._find_messages = find_messages
+        self._parts: dict[int, WireBatch] = {}
+        self._pool = RowSplitsPool()
+        self._last: tuple[ChosenRows | None, ChosenRows] | None = None
+
+    @cached_property
+    def _found(self) -> Found:
+        return self._find_messages()
+
+    def _part(self, index: int) -> WireBatch:
+        """One of the batches."""
+        part = self._parts.get(index)
+        if part is None:
+            with _message(index):
+                part = self._parts.setdefault(index, self._open_part(index))
+        return part
+
+    def parts(self) -> list[WireBatch]:
+        """All of the batches."""
+        return [self._part(i) for i in range(len(self._counts))]
+
+    def meta(self) -> dict[str, Any]:
+        """See `Source`."""
+        return _agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
+
+    def metas(self) -> list[dict[str, Any]]:
+        """See `Source`."""
+        return [self._meta(i) for i in self._metas_from()]
+
+    def _meta(self, index: int | None) -> dict[str, Any]:
+        return {} if index is None else self._part(index).meta
+
+    def _metas_from(self) -> list[int | None]:
+        """For each batch, the index of the batch to read its `meta` from; None: it has none."""
+        messages, which, _ = self._found
+        if messages is None:
+            return list(range(len(self._counts)))
+        same = messages.metas_from()
+        first: dict[int | None, int | None] = {None: None}
+        return [first.setdefault(same[message], i) for i, message in enumerate(which)]
+
+    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
+        """See `Source`."""
+        kind, dtype, shape = self._part(0).select([name]).schema[name]
+        return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        """See `Source`."""
+        if self._part(0).select([name]).schema[name].kind != "jagged":
+            return None
+        view = self._view(name, chosen)
+        if view is None:
+            view = view_of(self._leaf_apart(name, chosen), name, self._pool)
+        return view.row_splits.lengths
+
+    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
+        """See `Source`."""
+        return self.leaves({name: key}, chosen)[name]
+
+    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `Source`."""
+        leaves = {}
+        for name, view, values in self._read(keys, chosen, views=False):
+            if view is None:
+                leaves[name] = self._leaf_apart(name, chosen)
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                leaves[name] = self._objects(name, view, values, chosen)
+            elif self._kind(name) is Kind.TENSOR:
+                leaves[name] = values
+            else:
+                leaves[name] = nested_tensor(values, view.row_splits)
+        return leaves
+
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+        """See `Source`."""
+        columns: list[tuple[str, Any]] = []
+        for name, view, values in self._read(keys, chosen, views=True):
+            column: Any = view if values is None else values
+            if view is None:
+                column = self._leaf_apart(name, chosen)
+                if is_jagged(column):
+                    column = view_of(column, name, self._pool)
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                column = self._objects(name, view, values, chosen)
+                column = rows_of_leaf(column, view.row_splits.rows)
+            columns.append((name, column))
+        return columns
+
+    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `Source`."""
+        return {
+            name: list(column) if isinstance(column, np.ndarray) else column
+            for name, column in self.views(keys, chosen)
+        }
+
+    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
+        """See `Source`."""
+        messages = self._found.messages
+        names: dict[tuple[str, ...], None] = {}
+        for name in keys:
+            place = None if messages is None else messages.place(name)
+            if place is None:
+                for i in range(len(self._counts)):
+                    names |= dict.fromkeys(self._part(i).select([name]).narrow_names())
+            elif place.stored.any():
+                names[name,] = None
+        return list(names)
+
+    def cut(self, keys: Keys, chosen: ChosenRows | None) -> None:
+        """See `Source`."""
+
+    def _read(
+        self, keys: Keys, chosen: ChosenRows | None, *, views: bool
+    ) -> Iterator[tuple[str, RaggedView | None, Any]]:
+        """Each column as its rows in place, and these copied end to end, all of them together.
+
+        With `views` the rows of jagged columns are not copied.
+        """
+        found = {name: self._view(name, chosen) for name in keys}
+        copied = {
+            name: view
+            for name, view in found.items()
+            if view is not None and not (views and self._kind(name) is Kind.JAGGED)
+        }
+        values = dict(zip(copied, gathered(copied.values()), strict=True))
+        for name, view in found.items():
+            yield name, view, values.get(name)
+
+    def _kind(self, name: str) -> Kind:
+        """Of a column that has a view."""
+        messages = self._found.messages
+        place = None if messages is None else messages.place(name)
+        return place.kind if place else Kind.JAGGED
+
+    # In place
+
+    def _view(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
+        """The rows of a column where they lie; of a rectangle and of documents, too.
+
+        None if they have to be read from each batch.
+        """
+        messages = self._found.messages
+        place = None if messages is None else messages.place(name)
+        if self.device is not None:
+            return None
+        if messages is None or place is None:
+            return self._view_apart(name, chosen)
+        if place.kind is Kind.TENSOR:
+            return self._rows_of_rectangles(name, place, messages, chosen)
+        whole = messages.view(name, place)
+        if whole is None:
+            return None
+        rows = self._rows_in(messages, chosen)
+        if rows is None:
+            return whole
+        row_splits, _ = rows.among(0, whole.row_splits)
+        return whole.choose(rows.at, row_splits)
+
+    def _rows_of_rectangles(
+        self, name: str, place: Place, messages: Messages, chosen: ChosenRows | None
+    ) -> RaggedView | None:
+        cell = place.cell_bytes
+        if not cell or (place.cells != messages.counts).any():
+            return None
+        memory, start = messages.cells(name, place)
+        rows = self._rows_in(messages, chosen)
+        if rows is None:
+            splits = RowSplits.from_lengths(place.cells)
+        else:
+            message, row = messages.find(np.asarray(rows.index, dtype=np.int64))
+            splits, start = rows.among(None, None)[0], start[message] + row * cell
+        return RaggedView(memory, place.dtype, (splits.total, *place.inner), 1, start, splits)
+
+    def _rows_in(self, messages: Messages, chosen: ChosenRows | None) -> ChosenRows | None:
+        """Chosen rows among those of all messages; None for all of these, in their order.
+
+        This takes memory for each row, so it is asked for columns whose rows have bytes.
+        """
+        if self._found.in_order:
+            return chosen
+        if self._last is None or self._last[0] is not chosen:
+            rows = self._own_rows(messages)
+            self._last = chosen, ChosenRows(rows if chosen is None else rows[chosen.at])
+        return self._last[1]
+
+    def _own_rows(self, messages: Messages) -> IntArray:
+        """(N,) the rows of all batches among those of all messages."""
+        firsts = messages.ends - messages.counts
+        rows = []
+        for i, message in enumerate(self._found.which):
+            chosen = self._part(i).chosen
+            own: Any = range(self._counts[i]) if chosen is None else chosen.index
+            rows.append(np.asarray(own, dtype=np.int64) + firsts[message])
+        return np.concatenate(rows)
+
+    def _objects(
+        self, name: str, view: RaggedView, data: torch.Tensor, chosen: ChosenRows | None
+    ) -> Any:
+        """Rows of objects, from their documents end to end."""
+        array = data.numpy()
+        starts, lengths = view.row_splits.starts, view.row_splits.lengths
+        heads = array[np.minimum(starts, len(array) - 1)] if len(array) else starts
+        raw = array.tobytes()
+        # What may be a message of its own, or hold records, is for the reader of its message.
+        messages = ((heads == 0) | (heads == ord("j"))) & (lengths > 1)
+        if not messages.any() and not documents.may_hold_records(raw):
+            with suppress(WireFormatError):  # found again, in the message that it is of
+                ends = view.row_splits.host[1:].tolist()
+                return leaf_of_rows(documents.unpack_rows(raw, ends, 0))
+        return self._leaf_apart(name, chosen)
+
+    # Batch by batch
+
+    def _apart(
+        self, name: str, chosen: ChosenRows | None
+    ) -> tuple[Iterator[tuple[int, WireBatch]], IntArray | None]:
+        """One column of each batch that rows were chosen of, and the order of these rows then."""
+        ends = [*accumulate(self._counts)]
+        begins = [end - count for end, count in zip(ends, self._counts, strict=True)]
+        wanted: list[tuple[int, Any]]
+        order: IntArray | None = None
+        if chosen is None:
+            wanted = [(i, None) for i in range(len(ends))]
+        elif isinstance(chosen.index, range):
+            start, stop = chosen.index.start, chosen.index.stop
+            parts = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
+            wanted = [(i, slice(max(0, start - begins[i]), stop - begins[i])) for i in parts]
+        else:
+            part_of = np.searchsorted(np.array(ends), chosen.index, side="right")
+            order = np.argsort(part_of, kind="stable")
+            numbers, firsts = np.unique(part_of[order], return_index=True)
+            rows = np.split(chosen.index[order], firsts[1:])
+            each = zip(numbers.tolist(), rows, strict=False)  # without rows there is one too many
+            wanted = [(i, own - begins[i]) for i, own in each]
+            if (order[:-1] < order[1:]).all():
+                order = None
+        if chosen is not None and not len(chosen):  # no rows, of any batch
+            wanted = [(0, slice(0, 0))]
+        columns = ((i, self._column(i, name, rows)) for i, rows in wanted)
+        if order is not None:
+            back = np.empty(len(order), dtype=np.int64)
+            back[order] = np.arange(len(order))
+            order = back
+        return columns, order
+
+    def _column(self, index: int, name: str, rows: Any) -> WireBatch:
+        """Some rows of one column of a batch; None: all of them."""
+        column = self._part(index).select([name])
+        return column if rows is None else column.rows(rows)
+
+    def _view_apart(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
+        """The rows of a jagged column, which share what they share in their messages."""
+        columns, order = self._apart(name, chosen)
+        views: list[RaggedView] = []
+        for i, batch in columns:
+            # Before anything is made for each of the rows, of which a message can claim many.
+            with _message(i):
+                if batch.schema[name].kind != "jagged":
+                    return None
+                ((_, view),) = batch.columns()
+            if type(view) is not RaggedView:
+                return None
+            views.append(view)
+        view = concat_views(views)
+        if view is None:
+            return None
+        row_splits = view.row_splits
+        if order is not None:
+            row_splits = RowSplits.from_lengths(row_splits.lengths[order])
+            return view.choose(order, self._pool.unique(row_splits))
+        return replace(view, row_splits=self._pool.unique(row_splits))
+
+    def _leaf_apart(self, name: str, chosen: ChosenRows | None) -> Any:
+        """A column as a leaf, put together."""
+        columns, order = self._apart(name, chosen)
+        leaves = []
+        for i, batch in columns:
+            with _message(i):
+                leaf = batch.leaf(name)
+                leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
+        path = f"concat_rows[{name!r}]"
+        joined = concat_leaves(leaves, self._pool, path)
+        return joined if order is None else select_leaf(joined, order, self._pool, path)
+
+
+@contextmanager
+def _message(index: int) -> Iterator[None]:
+    """Errors inside say which message they are about."""
+    try:
+        yield
+    except WireFormatError as error:
+        raise of_message(index, error) from error
+
+
+def _agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several mappings have the same."""
+    first, *others = metas or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and same_values(other[name], value) for other in others)
+    }
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+class JoinedColumns:
+    """The columns of several batches of the same rows: a `Source`.
+
+    Attributes:
+        columns: For each its own source, and by what that knows it.
+    """
+
+    def __init__(self, columns: Keys, batches: Sequence[WireBatch]) -> None:
+        first = batches[0].source
+        self.columns: Keys = columns
+        self.sizes: Sequence[int] = first.sizes
+        self.device: torch.device | None = first.device
+        self.allow_pickle: bool = any(batch.source.allow_pickle for batch in batches)
+        self._batches = batches
+        self._pool = RowSplitsPool()
+
+    def meta(self) -> dict[str, Any]:
+        """See `Source`."""
+        return _agreed(self.metas())
+
+    def metas(self) -> list[dict[str, Any]]:
+        """See `Source`."""
+        return [batch.meta for batch in self._batches]
+
+    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
+        """See `Source`."""
+        source, own = key
+        schema: FieldSchema = source.schema(name, own, rows)
+        return schema
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        """See `Source`."""
+        source, own = key
+        lengths: IntArray | None = source.row_lengths(name, own, chosen)
+        return lengths
+
+    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
+        """See `Source`."""
+        source, own = key
+        return source.leaf(name, own, chosen)
+
+    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `Source`."""
+        leaves = self._each(keys, "leaves", chosen)
+        for name, leaf in leaves.items():
+            if is_jagged(leaf):
+                view = view_of(leaf, name, self._pool)
+                row_splits = self._pool.unique(view.row_splits)
+                leaves[name] = nested_tensor(values_of(view), row_splits, view.ragged_dim)
+        return leaves
+
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+        """See `Source`."""
+        columns = self._each(keys, "views", chosen)
+        for name, column in columns.items():
+            if isinstance(column, RaggedView):
+                columns[name] = replace(column, row_splits=self._pool.unique(column.row_splits))
+        return list(columns.items())
+
+    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `Source`."""
+        return self._each(keys, "to_encode", chosen)
+
+    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
+        """See `Source`."""
+        return [name for source, own in self._by_source(keys) for name in source.narrow_names(own)]
+
+    def cut(self, keys: Keys, chosen: ChosenRows | None) -> None:
+        """See `Source`."""
+
+    def _by_source(self, keys: Keys) -> list[tuple[Any, dict[str, Any]]]:
+        found: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for name, (source, own) in keys.items():
+            found.setdefault(id(source), (source, {}))[1][name] = own
+        return list(found.values())
+
+    def _each(self, keys: Keys, method: str, chosen: ChosenRows | None) -> dict[str, Any]:
+        """What a method of each source returns of its columns, in the order of `keys`."""
+        found: dict[str, Any] = {}
+        for source, own in self._by_source(keys):
+            found.update(getattr(source, method)(own, chosen))
+        return {name: found[name] for name in keys}
+
+
+# --- several messages --------------------------------------------------------------------------
+
+
+def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
+    """The rows of several messages, given as lists of frames or as blobs, opened together.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        WireFormatError: One is damaged, or not the message of a batch; it is said which.
+    """
+    # The caller may change lists of frames before a column is read.
+    sources = [list(source) if isinstance(source, list) else source for source in sources]
+    stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
+    counts = np.zeros(len(sources), dtype=np.int64)
+    for stack in stacks:
+        if stack.node.kind is not Kind.TENSORDICT or stack.node.fields[0] != 1:
+            # Batches in dicts, and such with more dims, each as it is.
+            return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+    firsts = sorted((int(stack.members[0]), stack.node.fields[-1]) for stack in stacks)
+    names = _same_fields(firsts, where)
+    messages = Messages(counts, stacks, frames)
+    found = Found(messages, range(len(sources)), in_order=True)
+    open_part = lambda i: open_one(i, sources[i])  # noqa: E731
+    return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: found))
+
+
+def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
+    """The rows of several open batches, as chosen in each.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        ArgumentError: They differ in their batch dims after the first.
+    """
+    names = _same_fields(list(enumerate(batch.fields for batch in batches)), where)
+    first = batches[0]
+    for i, batch in enumerate(batches):
+        if batch.source.sizes[1:] != first.source.sizes[1:]:
+            raise ArgumentError(
+                "bad_shape",
+                f"{where} of batch {i}",
+                f"expected batch dims {list(first.batch_size[1:])} after the first, like batch 0, "
+                f"found {list(batch.batch_size[1:])}",
+            )
+    parts: list[WireBatch] = []
+    for batch in batches:
+        joined = batch.source
+        if isinstance(joined, JoinedRows) and batch.chosen is None:
+            parts += joined.parts()
+        else:
+            parts.append(batch)
+    counts = [len(part) for part in parts]
+    find = lambda: _messages_of(parts)  # noqa: E731
+    return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first))
+
+
+def _messages_of(batches: Sequence[WireBatch]) -> Found:
+    """The messages of batches, if all of them are in memory."""
+    known: dict[int, int] = {}
+    sources: list[MessageColumns] = []
+    frames: list[Sequence[ByteArray]] = []
+    which = []
+    in_order = True
+    for batch in batches:
+        source = batch.source
+        number = known.setdefault(id(source), len(sources))
+        if number == len(sources):
+            if not isinstance(source, MessageColumns) or (held := source.frames) is None:
+                return Found(None, (), in_order=False)
+            sources.append(source)
+            frames.append(held)
+        which.append(number)
+        in_order = in_order and batch.chosen is None
+    counts = np.array([source.sizes[0] for source in sources], dtype=np.int64)
+    stacks = stacked((i, each.message.header, each.node) for i, each in enumerate(sources))
+    beside = any(source.beside for source in sources)
+    messages = Messages(counts, stacks, Frames.of(frames), beside=beside)
+    return Found(messages, which, in_order and len(which) == len(sources))
+
+
+def readable(source: Any, where: str) -> Any:
+    """A batch of what `materialize` takes: a message in any form, several of them, or a batch."""
+    if isinstance(source, (WireBatch, TensorDictBase)):
+        return source
+    if isinstance(source, (list, tuple)) and source:
+        items = [type(item) for item in source]
+        if any(issubclass(kind, (list, tuple)) for kind in items):
+            if all(issubclass(kind, (list, tuple)) for kind in items):
+                return join_messages(source, where)
+            source = [
+                item if isinstance(item, WireBatch) else open_one(i, item)
+                for i, item in enumerate(source)
+            ]
+            items = [WireBatch]
+        if all(issubclass(kind, WireBatch) for kind in items):
+            return join_rows(source, where)
+        return open_whole(source, where)
+    if isinstance(source, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor)):
+        return open_whole(source, where)
+    raise ArgumentTypeError(
+        "bad_type",
+        where,
+        "expected a TensorDict, a message (its frames, a blob, or a WireBatch), or a list of "
+        f"messages, found {describe(source)}",
+    )
+
+
+def open_one(index: int, source: Any) -> WireBatch:
+    """One of several messages, opened; an error says which it is."""
+    try:
+        return open_whole(source, f"message {index}")
+    except WireFormatError as error:
+        raise of_message(index, error) from error
+
+
+def _same_fields(batches: Sequence[tuple[int, Iterable[str]]], where: str) -> tuple[str, ...]:
+    """The columns of the first, which all must have."""
+    ordered = sorted(batches, key=lambda pair: pair[0])
+    first = dict.fromkeys(ordered[0][1])
+    for i, names in ordered[1:]:
+        for name in first.keys() ^ dict.fromkeys(names).keys():
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where} of batch {i}",
+                f"expected the columns of the first batch, found {name!r} "
+                f"{'missing' if name in first else 'besides'}; select the ones that all have",
+            )
+    return tuple(first)
+
+
+# --- public -------------------------------------------------------------------------------------
+
+
+def concat_rows(batches: Iterable[B]) -> B:
+    """The rows of several batches, one batch after the other.
+
+    Args:
+        batches: At least one; all of one kind and with the same columns, in any order. As for
+            `select_rows`; the rows of `WireBatch`es are read if there are batches of other kinds
+            among them.
+
+    Returns:
+        A batch of the same kind; the batches are untouched. Of `WireBatch`es it is a `WireBatch`
+        over all of them: nothing is read or copied until a column is asked for. Of the others
+        every column is copied once. Columns of equal row lengths share one offsets tensor. A
+        non-tensor payload of the whole batch stays one if all batches have the same, bit for
+        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
+
+    Raises:
+        ArgumentError: There is no batch; a column differs between batches in layout, dtype,
+            device or the shape of a row (nothing is promoted or guessed); or ``meta_info`` holds
+            unequal values under one key.
+        ArgumentKeyError: A batch lacks a column of another; both are named.
+        ArgumentTypeError: Batches or columns are not of one kind.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import concat_rows, pack_jagged_fields
+        >>> def batch(*rows):
+        ...     ids = torch.tensor(rows)
+        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
+        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
+        >>> [row.tolist() for row in both["ids"].unbind()]
+        [[5, 6], [7, 8, 9], [3, 4]]
+    """
+    where = "concat_rows"
+    listed = batches
+    if not isinstance(batches, (TensorDictBase, dict, WireBatch)):
+        listed = list(batches)
+        if listed and all(isinstance(batch, WireBatch) for batch in listed):
+            return join_rows(listed, where)  # type: ignore[return-value, arg-type]
+    joined: B = concat_batches(listed, where)
+    return joined
+
+
+def join_columns(
+    batches: Iterable[Any], *, replace: bool = False, like: Mapping[str, str] | None = None
+) -> WireBatch:
+    """Messages with other columns of the same rows, side by side: what a worker wrote back.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, join_columns, materialize
+        >>> lengths = torch.tensor([2, 3])
+        >>> rollout = encode_fields({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=lengths)
+        >>> scores = encode_fields({"logprobs": torch.ones(2, 3)}, lengths=lengths)
+        >>> both = join_columns([rollout, scores])
+        >>> both.fields, materialize(both)["logprobs"].tolist()
+        (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+
+    Args:
+        batches: Open messages, or the frames or the blob of each; at least one.
+        replace: Let columns of later messages take the place of those of the same name.
+        like: Names of columns whose rows may cover only the beginnings of their tokens, to the
+            columns of those tokens: ``{"routed_experts": "input_ids"}``. `materialize` has the same
+            option, and pads them to the tokens.
+
+    Returns:
+        A `WireBatch` over all of them. Nothing is copied, and of the payloads only the row
+        lengths of jagged columns are read. Its `meta` is what all of them agree on.
+
+    Raises:
+        ArgumentError: There is no message, they differ in their number of rows, a jagged column
+            has row lengths that none of the first message has (the row is named), or two have a
+            column of the same name; or a row of `like` is longer than the one that it begins.
+        ArgumentKeyError: `like` names a column that there is not.
+        ArgumentTypeError: `batches` is one message; or `like` is no mapping, or names a column
+            that is not jagged.
+        WireFormatError: One is damaged; it is said which.
+    """
+    where = "join_columns"
+    beginnings = likes_of(like, where)
+    listed = _several(batches, where)
+    opened = [
+        batch if isinstance(batch, WireBatch) else open_one(i, batch)
+        for i, batch in enumerate(listed)
+    ]
+    # Rows that were chosen of one are not those that will be chosen of the others.
+    opened = [batch if batch.chosen is None else join_rows([batch], where) for batch in opened]
+    fields = dict.fromkeys(name for batch in opened for name in batch.fields)
+    check_known([*beginnings, *beginnings.values()], fields, f"{where}(like)")
+    first = opened[0]
+    compared = [name for name in first.fields if name not in beginnings]
+    known = [(n, lengths) for n in compared if (lengths := first.row_lengths(n)) is not None]
+    columns: dict[str, Any] = {}
+    for i, batch in enumerate(opened):
+        if len(batch) != len(first):
+            raise ArgumentError(
+                "row_mismatch",
+                f"{where}(batches[{i}])",
+                f"expected {len(first)} rows, like the first message, found {len(batch)}",
+            )
+        for name in batch.fields:
+            path = f"{where}(batches[{i}])[{name!r}]"
+            if name in columns and not replace:
+                raise ArgumentError(
+                    "conflict",
+                    path,
+                    "expected a new name, found a column of it in an earlier message; pass "
+                    "replace=True, or select the others",
+                )
+            looked_at = i and known and name not in beginnings
+            lengths = batch.row_lengths(name) if looked_at else None
+            if lengths is not None and not any(np.array_equal(lengths, k) for _, k in known):
+                of_first, expected = known[0]
+                row = int(np.flatnonzero(lengths != expected)[0])
+                raise ArgumentError(
+                    "bad_length",
+                    f"{path}, row {row}",
+                    f"expected {expected[row]} tokens like {of_first!r} of the first message, "
+                    f"found {lengths[row]}",
+                )
+            columns[name] = batch.source, batch.column_keys[name]
+    joined = WireBatch(JoinedColumns(columns, opened))
+    for name, other in beginnings.items():
+        rows, whole = (_like_rows(joined, column, name, where) for column in (name, other))
+        check_beginnings(rows, whole, f"{where}({brief(name)})", f"{where}({brief(other)})")
+    return joined
+
+
+def _like_rows(joined: WireBatch, column: str, name: str, where: str) -> RowSplits:
+    """The rows of a column that `like` names."""
+    path = f"{where}(like[{brief(name)}])"
+    lengths = joined.row_lengths(column)
+    if lengths is None:
+        kind = joined.schema[column].kind
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            f"expected jagged columns, found {brief(column)}, which is a column of kind {kind}",
+        )
+    return RowSplits.from_lengths(lengths)
+
+
+def _several(batches: Iterable[Any], where: str) -> list[Any]:
+    one = isinstance(batches, (WireBatch, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
+    listed = [] if one else list(batches)
+    if one or any(isinstance(item, (bytes, bytearray, memoryview)) for item in listed[:1]):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(batches)", "expected a list of messages, found one message"
+        )
+    if not listed:
+        raise ArgumentError("bad_option", f"{where}(batches)", "expected messages, found none")
+    return listed
