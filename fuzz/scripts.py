@@ -215,7 +215,6 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
     mixed["o"] = ["text", [1, 2]]
     members = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
     deep = np.array([{"t": torch.ones(3)}, None, np.array([torch.ones(2), "x"], object)], object)
-    names: list[Any] = ["rows", None]
     plain: list[Any] = [
         {"i": 1, "f": 0.5, "s": "text", "n": None, "t": True, "l": [1, -2, 2**40]},
         [10**30, -(10**20), 1 + 2j, (1, (2, "x")), {1, 2}, frozenset(["a", "b"])],
@@ -245,7 +244,7 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         [torch.Size([2, 3]), torch.float32, torch.device("cpu")],
         [base[0:3], base[3:4], base[4:9]],
         TensorDict({"a": torch.ones(2, 3), "n": TensorDict({}, [2]), "t": "text"}, [2]),
-        TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=names),
+        TensorDict({"a": torch.ones(2, 3)}, [2, 3]),
         TensorDict({"s": sparse.to_sparse(), "n": torch.nested.nested_tensor([base, base])}, [2]),
         LazyStackedTensorDict(*members, stack_dim=0),
         TensorDict({"l": LazyStackedTensorDict(*members, stack_dim=1)}, [2]),
@@ -451,12 +450,8 @@ _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "dtype": lambda s, d: _numpy_dtype(s),
     "value": lambda s, d: s.pick((*_KEYS, b"", b"\x00\xff")),
     "name": lambda s, d: s.pick(("fuzz.Sampling", *_TORCH_NAMES, "quint8", "load", "os.system")),
-    "names": lambda s, rank: (
-        None if s.byte() < 200 else [s.pick((*_KEYS, None)) for _ in range(rank)]
-    ),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
-    "dim_name": lambda s, d: s.pick((None, None, *_KEYS)),
     "layout": lambda s, d: s.pick(COMPRESSED_LAYOUTS),
     "type": lambda s, d: s.pick(("cpu", "cuda", "meta", "cuda:1", "mps", "", "xla")),
     "number": lambda s, d: s.pick((None, 0, 1, 127, 128)),

@@ -289,7 +289,7 @@ def touch(value: Any) -> None:
         elif isinstance(item, NonTensorData):
             stack.append(item.data)
         elif isinstance(item, TensorDictBase):
-            _ = item.batch_size, item.names
+            _ = item.batch_size
             for key, leaf in item.items():
                 stack += (key, leaf)
         elif isinstance(item, (list, tuple, set, frozenset)):

@@ -81,7 +81,7 @@ WORD = "y" * 40 + EVIL
         lambda text: message(array(struct_of(4, (text, text, 0, "<i8")))),
         lambda text: message(array(struct_of(8, *[(text, None, 0, "<i4")] * 2)), bytes(8)),
         lambda text: message(node("USER", text, children=[1])),
-        lambda text: message(node("TENSORDICT", 1, [text, text], [], numbers=[1])),
+        lambda text: message(node("TENSORDICT", 1, [text, text], numbers=[1])),
         lambda text: message(node("SPARSE_COMPRESSED", text, 0, children=[1, 1, 1])),
         lambda text: message({text: record("RANGE", 0, 1, 0)}),
         lambda text: message(record("DEVICE", text, None)),

@@ -174,7 +174,7 @@ def test_jagged_columns_are_as_they_are(pack, strict):
 def test_integers_that_are_left_out(pack, dtype):
     options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     column = LEFTOVERS.to(dtype)
-    with pytest.warns(JagcodecWarning, match="cells behind rows are left out") as caught:
+    with pytest.warns(JagcodecWarning, match="cells after rows are left out") as caught:
         loose = pack({"x": column}, **options)
     assert len(caught) == 1
     with pytest.raises(ArgumentError, match=r"row 0.*one constant.*prompts or of responses"):
@@ -200,6 +200,14 @@ def test_only_two_cells_of_a_row_are_looked_at():
     silent(pack_jagged_fields, {"x": column}, **options)
     with pytest.raises(ArgumentError, match="row 2"):
         pack_jagged_fields({"x": column}, strict=True, **options)
+
+
+def test_one_column_of_integers_speaks_for_the_lengths():
+    fields = {"logprobs": LEFTOVERS.float(), "ids": IDS, "positions": LEFTOVERS}
+    silent(pack_jagged_fields, fields, lengths=LENGTHS, token_aligned_fields=list(fields))
+    fields = {"logprobs": LEFTOVERS.float(), "positions": LEFTOVERS, "ids": IDS}
+    with pytest.warns(JagcodecWarning, match=r"'positions'\): cells"):
+        pack_jagged_fields(fields, lengths=LENGTHS, token_aligned_fields=list(fields))
 
 
 def test_each_row_may_not_have_a_pad_of_its_own():

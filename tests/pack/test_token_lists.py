@@ -129,7 +129,7 @@ def test_both_columns_go_where_columns_go(rows, data):
     batch = TensorDict({"ids": ids, "counts": counts, "tokens": tokens}, [len(rows)])
     index = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5))
     options = data.draw(
-        st.sampled_from([{}, {"narrow": True}, {"elide": True}, {"narrow": {"counts": True}}])
+        st.sampled_from([{}, {"narrow": True}, {"elide": True}, {"narrow": ["counts"]}])
     )
     frames = encode(batch, **options)
     again = decode(frames)

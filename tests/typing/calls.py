@@ -84,7 +84,7 @@ def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytear
 def options_are_spelled_out(blob: bytearray) -> None:
     jagcodec.encode(columns, narrow=True, elide=True, groups=["a", "a", "b"], compress="zstd")
     jagcodec.encode(columns, compress=("zstd", 3), groups=torch.arange(3))
-    jagcodec.encode_into(columns, blob, narrow={"ids": True}, meta={"step": 3})
+    jagcodec.encode_into(columns, blob, narrow=["ids"], meta={"step": 3})
     jagcodec.decode(blob, copy=True, device="cpu", limits=jagcodec.Limits())
 
     jagcodec.encode(columns, narow=True)  # type: ignore[call-arg]

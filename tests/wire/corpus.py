@@ -95,10 +95,13 @@ def rows_inside(levels, kind="OBJECT_ARRAY"):
 
 
 def stacks_inside(levels, kind="LAZY_STACK"):
-    lazy = kind == "LAZY_STACK"
-    part = tensordict([1], {}) if lazy else node("NON_TENSOR_DATA", 1, numbers=[1], children=["x"])
+    part = (
+        tensordict([1], {})
+        if kind == "LAZY_STACK"
+        else node("NON_TENSOR_DATA", 1, numbers=[1], children=["x"])
+    )
     for _ in range(levels):
-        part = node(kind, 0, *([None] if lazy else []), children=[part])
+        part = node(kind, 0, children=[part])
     return part
 
 
@@ -514,18 +517,17 @@ BAD = {
     "key_twice": (
         "bad_record",
         "a TensorDict with a key twice",
-        of_schema([64, 0, None, ["a", "a"], None, None]),
+        of_schema([64, 0, ["a", "a"], None, None]),
     ),
-    "names_count": ("bad_record", "two names for one dim", of_schema([64, 1, ["a", "b"], []])),
-    "names_twice": ("bad_record", "one name for two dims", of_schema([64, 2, ["a", "a"], []])),
-    "names_int": ("bad_record", "an integer for a dim's name", of_schema([64, 1, [1], []])),
+    "dim_names": (
+        "bad_record",
+        "a TensorDict with names of its dims",
+        of_schema([64, 1, ["a"], []]),
+    ),
+    "dim_names_nil": ("bad_record", "nil for the names of dims", of_schema([64, 1, None, []])),
     "stack_dim_negative": ("bad_record", "a stack dim of -1", of_schema([65, -1, None])),
     "stack_dim_true": ("bad_record", "a stack dim that is a bool", of_schema([68, True])),
-    "stack_name_of_nothing": (
-        "bad_record",
-        "a stack of nothing with a name",
-        of_schema([65, 0, "a"]),
-    ),
+    "stack_dim_name": ("bad_record", "a stack with a name of its dim", of_schema([65, 0, "a"])),
     "user_name": ("bad_record", "an integer for a type's name", of_schema([80, 1, None])),
     "layout": (
         "bad_record",
@@ -1259,7 +1261,7 @@ BAD = {
     "stack_of_ints": (
         "bad_value",
         "no TensorDict to stack",
-        message(node("LAZY_STACK", 0, None, children=[1])),
+        message(node("LAZY_STACK", 0, children=[1])),
     ),
     "stack_of_tensors": (
         "bad_value",

@@ -78,10 +78,8 @@ def jagged(group=0, dim=1, shape=(5,), dtype="uint8", buffer=0, offset=24, store
     return node("JAGGED", dtype, len(shape), dim, numbers=numbers)
 
 
-def tensordict(size, leaves, names=None):
-    return node(
-        "TENSORDICT", len(size), names, list(leaves), numbers=size, children=leaves.values()
-    )
+def tensordict(size, leaves):
+    return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
 
 
 def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):

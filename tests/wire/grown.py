@@ -291,9 +291,6 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     ),
     "type name": lambda n: message(node("USER", "n" * n, children=[0])),
     "dtype name": lambda n: message(node("TENSOR", "n" * n, 0, numbers=[0, 0, 0])),
-    "dim names": lambda n: message(
-        map_of({str(i): tensordict([1], {}, [f"dim {i}"]) for i in range(n)})
-    ),
     "big integer": lambda n: message(record("BIG_INT", b"\1" * n)),
     "big integers equal": lambda n: message(
         record("SET", *[record("BIG_INT", bytes([i, 1]) + bytes(n) + b"\1") for i in range(32)])

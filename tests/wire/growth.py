@@ -7,7 +7,6 @@ from typing import Any
 from jagcodec import concat_rows, decode, materialize, open_wire
 from jagcodec.errors import JagcodecError
 from jagcodec.wire import header, schema
-from jagcodec.wire.table import Table
 from tests.wire.forge import blob
 
 
@@ -82,8 +81,8 @@ def outcome(read: Callable[[list[bytes]], Any], frames: list[bytes]) -> Any:
 
 def forget() -> None:
     """Empty the tables of known schemas, so that the next message is read from scratch."""
-    schema._schemas = Table(schema.MOST_SCHEMAS, schema.MOST_BYTES)
-    header._schemas = Table(schema.MOST_SCHEMAS, schema.MOST_BYTES)
+    schema._known.clear()
+    header._known.clear()
 
 
 def operations(call: Callable[[], Any]) -> int:

@@ -220,10 +220,10 @@ def _bsr(f: Forge, i: int, rows: int) -> Part:
     return node("SPARSE_COMPRESSED", "sparse_bsr", 2, numbers=[rows, 4], children=parts)
 
 
-def _nested(*columns: Column, names: Any = None) -> Column:
+def _nested(*columns: Column) -> Column:
     def make(f: Forge, i: int, rows: int) -> Part:
         leaves = {f"c{j}": column(f, i, rows) for j, column in enumerate(columns)}
-        return tensordict([rows], leaves, names)
+        return tensordict([rows], leaves)
 
     return make
 
@@ -236,9 +236,9 @@ def _stack(column: Column | None, stack_dim: int = 0) -> Column:
             for m in range(count)
         ]
         if stack_dim == 0:
-            members = [node("LAZY_STACK", 0, None, children=[member]) for member in members]
+            members = [node("LAZY_STACK", 0, children=[member]) for member in members]
             members = [tensordict([], {}) for _ in range(rows)] if column is None else members
-        return node("LAZY_STACK", stack_dim, None, children=members)
+        return node("LAZY_STACK", stack_dim, children=members)
 
     return make
 
@@ -399,7 +399,6 @@ COLUMNS: dict[str, Column] = {
     "bsr": _bsr,
     "nested, empty": _nested(),
     "nested tensor": _nested(_tensor("uint8", 1)),
-    "nested names": _nested(names=["rows"]),
     "nested jagged, shared": _nested(_jagged_shared_empty),
     "nested jagged, own": _nested(_jagged_own),
     "nested objects": _nested(_payload("x"), _rows(lambda row: row % 100, shared=True)),
@@ -567,7 +566,7 @@ VALUES: dict[str, Value] = {
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),
     "stranger": lambda f, i: node("USER", "no.such.Type", children=[0]),
     "batch of rank 0": lambda f, i: tensordict([], {"a": node("NON_TENSOR_DATA", 0, children=[0])}),
-    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0, None),
+    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0),
     "empty stack": lambda f, i: node("NON_TENSOR_STACK", 0),
     "jagged, bad end": lambda f, i: _jagged_bad_end(f, i, 2),
 }

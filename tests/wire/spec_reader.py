@@ -49,8 +49,8 @@ NODES = {
     51: ("SPARSE_COO", "rank", "coalesced dims", 2),
     52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
     56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
-    64: ("TENSORDICT", "rank names keys", "dims", "keys"),
-    65: ("LAZY_STACK", "stack_dim dim_name", "", None),
+    64: ("TENSORDICT", "rank keys", "dims", "keys"),
+    65: ("LAZY_STACK", "stack_dim", "", None),
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
     67: ("NON_TENSOR_ROWS", "", "buffer offset stored group size", 0),
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
@@ -220,9 +220,6 @@ class Header:
         need(number is None or len(children) == (len(keys) if number == "keys" else number), kind)
         rank = count(fields.get("rank", 0), 65)
         need(1 <= count(fields.get("ragged_dim", 1)) <= max(rank, 1), "ragged dim")
-        if fields.get("names") is not None:
-            need(len(strings(fields["names"], but=(None,))) == rank, "names")
-        need(type(fields.get("dim_name")) in (str, type(None)), "name")
         need(type(fields.get("name", "")) is str, "name")
         need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
@@ -568,20 +565,14 @@ class Reader:
         need(rows <= 1 << 24 or rows <= self.payload, "too many rows")
         return dims
 
-    def tensordict(self, *items, names, keys, dims):
-        own = [*(names or [None] * len(dims))]
+    def tensordict(self, *items, keys, dims):
         for item in items:
             need(batch_of(item)[: len(dims)] == self.batch_size(dims), "rows")
-            if item[0] in ("TENSORDICT", "LAZY_STACK"):
-                found = names_of(item)
-                need((found or [None] * len(dims))[: len(dims)] == own, "names of a batch in it")
-        return self.batch_size(dims), names, dict(zip(keys, items, strict=True))
+        return self.batch_size(dims), dict(zip(keys, items, strict=True))
 
-    def lazy_stack(self, *items, stack_dim, dim_name):
+    def lazy_stack(self, *items, stack_dim):
         stack_of(items, stack_dim, ("TENSORDICT", "LAZY_STACK"))
-        need(items or dim_name is None, "name")
-        need(len({repr(names_of(item)) for item in items}) < 2, "names")
-        return stack_dim, dim_name, [*items]
+        return stack_dim, [*items]
 
     def non_tensor_data(self, payload, dims):
         return self.batch_size(dims), payload
@@ -665,17 +656,6 @@ def batch_of(value):
     leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR", "SPARSE_COMPRESSED")
     need(kind in leaves, "leaf")
     return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
-
-
-def names_of(value):
-    """The dim names of a TENSORDICT or LAZY_STACK, or None where no dim has one."""
-    if value[0] == "TENSORDICT":
-        return value[2] if any(name is not None for name in value[2] or ()) else None
-    _, dim, name, items = value
-    size = len(stack_of(items, dim, ("TENSORDICT", "LAZY_STACK")))
-    names = (names_of(items[0]) if items else None) or [None] * (size - 1)
-    names = [*names[:dim], name, *names[dim:]]
-    return names if any(name is not None for name in names) else None
 
 
 def stack_of(items, dim, kinds):

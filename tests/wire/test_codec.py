@@ -352,12 +352,6 @@ def test_pickled_data_is_never_read():
 # What decode could not make again is refused where it is
 
 
-def names_differ():
-    td = TensorDict({"n": TensorDict({"x": torch.zeros(2, 4)}, [2, 4])}, [2], names=["p"])
-    td["n"].names = ["zz", "q"]
-    return td
-
-
 def batch_size_differs():
     td = TensorDict({}, [2])
     td["n"] = TensorDict({"x": torch.zeros(2)}, [2])
@@ -373,7 +367,6 @@ def gaps_and_objects():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (names_differ, "dim names"),
         (batch_size_differs, "batch size"),
         (gaps_and_objects, "dtype"),
         (lambda: {i * ((1 << 61) - 1): 1 for i in range(1, 100)}, "distinct hashes"),

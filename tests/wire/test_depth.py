@@ -28,8 +28,7 @@ FIELD = ("a", None, 0)
 
 
 def of_stacks(kind):
-    fields = [0, None] if kind == "LAZY_STACK" else [0]
-    return lambda part: node(kind, *fields, children=[part])
+    return lambda part: node(kind, 0, children=[part])
 
 
 def in_a_field(part):

@@ -62,7 +62,7 @@ def eager(monkeypatch):
 def forms_of(frames, name):
     """The forms of the parts of a column; None of one that is sent as it is."""
     batch = open_wire(frames)
-    node, message = batch._nodes[name], batch._message
+    node, message = batch.column_keys[name], batch.source.message
     if message.numbers[node.number + 2] <= PARTS:
         return None
     return [PartForm(part.form).name for part in message.parts(message.leaf(node))]

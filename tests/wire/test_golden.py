@@ -346,11 +346,10 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "device": ("", lambda: [torch.device("cpu"), torch.device("cuda", 1)], {}),
     "tensor_views": ("a list of tensors that view one storage, one without rows", row_views, {}),
     "tensordict": (
-        "with names; nested; empty",
+        "nested; empty",
         lambda: TensorDict(
             {"a": i64(1, 2), "b": TensorDict({"c": torch.ones(2, 1)}, batch_size=[2])},
             batch_size=[2],
-            names=["rows"],
         ),
         {},
     ),
@@ -579,9 +578,9 @@ def test_every_kind_has_a_golden_message():
 
 def test_every_form_of_parts_has_a_golden_message():
     batch = open_wire(message_of(load("rollout_elided.json")))
-    message, forms = batch._message, set()
-    for name, node in batch._nodes.items():
-        assert message.is_made_of_parts(node) == (name != "responses"), name
+    message, forms = batch.source.message, set()
+    for name, node in batch.column_keys.items():
+        assert (message.leaf(node).parts > 0) == (name != "responses"), name
         if name != "responses":
             forms |= {PartForm(made.form) for made in message.parts(message.leaf(node))}
     assert forms == set(PartForm)
@@ -719,8 +718,8 @@ def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
             **options,
         )
         for message in ([*frames], bytes(to_blob(frames))):
-            kind, shape, names, columns = spec_reader.read(message)
-            assert (kind, shape, names) == ("TENSORDICT", (len(batch.lengths),), None)
+            kind, shape, columns = spec_reader.read(message)
+            assert (kind, shape) == ("TENSORDICT", (len(batch.lengths),))
             assert list(columns) == list(batch.fields)
             for name, column in batch.fields.items():
                 found = columns[name]

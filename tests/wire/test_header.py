@@ -32,7 +32,6 @@ from jagcodec.testing import assert_same, jagged_batches
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.table import Table
 from tests.helpers import receive
 from tests.wire.forge import (
     Part,
@@ -130,7 +129,7 @@ def test_what_differs_in_kind_differs_in_the_schema():
         {"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(2, 1)},
         {"a": torch.ones(2, dtype=torch.float64)}, {"a": np.ones(2)}, [torch.ones(2)],
         (torch.ones(2),), {1: torch.ones(2)}, TensorDict({"a": torch.ones(2)}, [2]),
-        TensorDict({"a": torch.ones(2)}, [2], names=["a"]), TensorDict({"a": torch.ones(2)}, []),
+        TensorDict({"a": torch.ones(2)}, []),
     ]  # fmt: skip
     found = [entries(encode(value))["schema"].data for value in values]
     assert len(set(found)) == len(found)
@@ -312,8 +311,8 @@ def fresh_tables():
     """Tables of schemas that nothing is in yet, in place of the process's own."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (schemas, headers):
-            patch.setattr(module, "_schemas", Table(schemas.MOST_SCHEMAS, schemas.MOST_BYTES))
-        yield schemas._schemas
+            patch.setattr(module, "_known", {})
+        yield schemas._known
 
 
 def packed_schema(value):
@@ -401,35 +400,35 @@ def test_the_writers_table_does_not_take_true_for_1():
     ("count", "make"),
     [
         (schemas.MOST_SCHEMAS + 40, named),
-        (20, lambda i: named(i, 60_000)),
-        (20, lambda i: message(list_of(*[None] * (3000 + i)), values=[None] * (3000 + i))),
-        (20, lambda i: message(list_of(*[node("TUPLE")] * (3000 + i)))),
-        (20, lambda i: message(list_of(*[node("BYTES", numbers=[0, 0, 0])] * (3000 + i)))),
-        (20, lambda i: message(map_of({f"{i}.{k}": tensor(shape=[0]) for k in range(1000)}))),
-        (12, lambda i: message(list_of(*[tensordict([1] * 9, {})] * (2000 + i)))),
+        (150, lambda i: named(i, 3000)),
+        (150, lambda i: message(list_of(*[None] * (500 + i)), values=[None] * (500 + i))),
+        (150, lambda i: message(list_of(*[node("TUPLE")] * (500 + i)))),
+        (150, lambda i: message(list_of(*[node("BYTES", numbers=[0, 0, 0])] * (500 + i)))),
+        (150, lambda i: message(map_of({f"{i}.{k}": tensor(shape=[0]) for k in range(90)}))),
+        (150, lambda i: message(list_of(*[tensordict([1] * 9, {})] * (200 + i)))),
     ],
 )
 def test_ever_new_schemas_take_no_more_than_the_bound(count, make):
     with fresh_tables() as table:
         kept = kept_by(lambda i: decode(make(i)), count)
         assert 0 < len(table) <= schemas.MOST_SCHEMAS
-    assert kept < schemas.MOST_BYTES + 500_000
+    assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
 
 
 @pytest.mark.parametrize(
     ("count", "make"),
     [
         (schemas.MOST_SCHEMAS + 40, lambda i: {f"{i:040}": torch.ones(1)}),
-        (20, lambda i: {f"{i:060000}": torch.ones(1)}),
-        (20, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(300)}),
-        (20, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(300)])]),
+        (150, lambda i: {f"{i:01500}": torch.ones(1)}),
+        (150, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(80)}),
+        (150, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(60)])]),
     ],
 )
 def test_ever_new_values_to_encode_take_no_more_than_the_bound(count, make):
     with fresh_tables():
         kept = kept_by(lambda i: encode(make(i)), count)
-        assert 0 < len(headers._schemas) <= schemas.MOST_SCHEMAS
-    assert kept < schemas.MOST_BYTES + 500_000
+        assert 0 < len(headers._known) <= schemas.MOST_SCHEMAS
+    assert kept < schemas.MOST_SCHEMAS * schemas.LARGEST_KEPT + 500_000
 
 
 def kept_by(call, count):
@@ -452,7 +451,7 @@ def test_a_huge_schema_is_not_kept():
         assert len(table) == 0
         value = {"a" * schemas.LARGEST_KEPT: torch.ones(1)}
         assert_same(decode(encode(value)), value)
-        assert len(table) == len(headers._schemas) == 0
+        assert len(table) == len(headers._known) == 0
 
 
 def test_what_is_refused_is_not_kept():
@@ -462,14 +461,15 @@ def test_what_is_refused_is_not_kept():
         assert len(table) == 0
 
 
-def test_a_schema_in_use_is_not_pushed_out():
+def test_the_oldest_schema_makes_way():
     used = packed_schema(map_of({"used": tensor()}))
     with fresh_tables() as table:
         first = schemas.read_schema(used)
-        for i in range(2000):
+        for i in range(schemas.MOST_SCHEMAS - 1):
             decode(named(i))
-            if i % 100 == 0:
-                assert schemas.read_schema(used) is first
+        assert schemas.read_schema(used) is first
+        decode(named(schemas.MOST_SCHEMAS))
+        assert used not in table
         assert len(table) == schemas.MOST_SCHEMAS
 
 

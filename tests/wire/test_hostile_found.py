@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     TransportError,
@@ -16,7 +16,6 @@ from jagcodec import (
     encode,
     materialize,
     open_wire,
-    register_type,
     to_blob,
 )
 from jagcodec.wire.spec import Kind
@@ -66,7 +65,7 @@ def test_rows_that_torch_cannot_choose_are_chosen_all_the_same():
     """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
     indices = [Kind.TENSOR, "int64", 2]
     values = [Kind.TENSOR, "bits4x2", 1]
-    schema = [Kind.TENSORDICT, 1, None, ["a"], [Kind.SPARSE_COO, 1, indices, values]]
+    schema = [Kind.TENSORDICT, 1, ["a"], [Kind.SPARSE_COO, 1, indices, values]]
     numbers = [2, 1, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
     frames = message(schema, numbers, payload=[struct.pack("<2q2B", 0, 1, 5, 6)])
     assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
@@ -78,18 +77,18 @@ def test_rows_that_torch_cannot_choose_are_chosen_all_the_same():
 @pytest.mark.parametrize(
     ("size", "inner"),
     [
-        ([1], [Kind.TENSORDICT, 1, None, []]),
+        ([1], [Kind.TENSORDICT, 1, []]),
         ([1], [Kind.NON_TENSOR_DATA, 1, None]),
-        ([1, 3], [Kind.TENSORDICT, 2, None, []]),
+        ([1, 3], [Kind.TENSORDICT, 2, []]),
         ([1, 3], [Kind.NON_TENSOR_DATA, 2, None]),
-        ([1, 3], [Kind.TENSORDICT, 1, None, []]),
+        ([1, 3], [Kind.TENSORDICT, 1, []]),
     ],
 )
 def test_both_readers_refuse_another_batch_size_in_a_batch(size, inner):
     """tensordict would change it to that of the batch around it."""
     values = ["x"] if inner[0] == Kind.NON_TENSOR_DATA else []
     wrong = [2] if len(size) == 1 else [1, 4][: inner[1]]
-    schema = [Kind.TENSORDICT, len(size), None, ["a"], inner]
+    schema = [Kind.TENSORDICT, len(size), ["a"], inner]
     frames = message(schema, [*size, *wrong], values)
     refused(frames, "bad_rows")
     with pytest.raises(WireFormatError) as caught:
@@ -155,51 +154,6 @@ def test_strided_nested_rows_are_chosen_without_the_others():
         assert [part.tolist() for part in found.unbind()] == [part.tolist() for part in expected]
 
 
-@pytest.mark.parametrize("names", [None, [None]])
-def test_a_batch_without_dim_names_holds_none_with_names(names):
-    """It took them, and a batch with names gave its own to others."""
-    inner = [Kind.TENSORDICT, 2, ["rows", None], []]
-    frames = message([Kind.TENSORDICT, 1, names, ["a"], inner], [2, 2, 3])
-    for read in (decode, open_wire):
-        with pytest.raises(WireFormatError, match="expected dim names") as caught:
-            read(frames)
-        assert caught.value.reason == "bad_record"
-    same = message([Kind.TENSORDICT, 1, ["rows"], ["a"], inner], [2, 2, 3])
-    for td in (decode(same), open_wire(same).to_tensordict()):
-        assert (td.names, td["a"].names) == (["rows"], ["rows", None])
-
-
-@tensorclass
-class Info:
-    score: torch.Tensor
-
-
-register_type(Info, "tests.hostile.Info")
-INFO: Any = Info
-
-
-@pytest.mark.parametrize("around", [["rows"], None])
-def test_a_tensorclass_has_the_dim_names_of_the_batch_around_it(around):
-    """Its names are in its state, which a reader makes before it knows what it is."""
-    other = None if around else ["rows"]
-    frames = [
-        bytes(frame)
-        for frame in encode(
-            TensorDict({"info": INFO(score=torch.ones(2), batch_size=[2])}, [2], names=around)
-        )
-    ]
-    head = msgpack.unpackb(frames[0])
-    schema = msgpack.unpackb(head["schema"].data)
-    (state,) = schema[4][2:]
-    assert (state[0], state[2]) == (Kind.TENSORDICT, around)
-    state[2] = other
-    head["schema"] = msgpack.ExtType(head["schema"].code, msgpack.packb(schema))
-    forged = [msgpack.packb(head), *frames[1:]]
-    for read in (decode, lambda message: open_wire(message).to_tensordict()):
-        with pytest.raises(WireFormatError, match="expected dim names"):
-            read(forged)
-
-
 def test_a_structured_array_without_dims_is_as_large_as_its_dtype():
     """Its node has no numbers, and was not among those whose numbers are checked."""
     gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 40, False, []], 0]
@@ -242,7 +196,7 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
     row = 1 << 62
     column = [Kind.JAGGED, "int64", 2, 1]
     frames = message(
-        [Kind.TENSORDICT, 1, None, ["a"], column],
+        [Kind.TENSORDICT, 1, ["a"], column],
         [1, 0, 0, 0, 0, row, 0],
         groups=[[0, 0, 1, row, row]],
     )
@@ -290,7 +244,7 @@ def test_rows_that_tensordict_refuses_are_refused():
     )
     row = blob(stack)
     frames = message(
-        [Kind.TENSORDICT, 1, None, ["a"], [Kind.NON_TENSOR_ROWS]],
+        [Kind.TENSORDICT, 1, ["a"], [Kind.NON_TENSOR_ROWS]],
         [1, 0, 0, 0, 0, len(row)],
         groups=[[0, 0, 1, len(row), len(row)]],
         payload=[row],

@@ -472,7 +472,7 @@ def test_tables_and_numbers_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
     frames = [bytearray(frame) for frame in corpus_parts.GOOD["part_at"][-1]]
     batch = open_wire(frames)
-    view = batch._message.rows(batch._nodes["a"])
+    view = batch.source.message.rows(batch.column_keys["a"])
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch.leaf("a").values().shape == (5,)

@@ -96,11 +96,11 @@ def test_reading_again_takes_nothing_of_the_limits():
 def test_an_open_message_keeps_nothing_of_what_was_chosen_or_built():
     stack = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
     batch = open_wire(encode(TensorDict({"ids": nested(IDS), "s": stack_of_rows(stack)}, [3])))
-    whole = held_by(batch._message)
+    whole = held_by(batch.source.message)
     for i in range(50):
         batch.rows(np.array([i % 3, 0])).to_tensordict()
         batch.leaf("s")
-    assert held_by(batch._message) - whole <= 4  # rows of the group, and the column
+    assert held_by(batch.source.message) - whole <= 4  # rows of the group, and the column
 
 
 def nested(padded):
@@ -115,16 +115,6 @@ def held_by(message):
     """How many things the containers of an open message hold."""
     held = [getattr(message, name) for name in message.__slots__]
     return sum(len(item) for item in held if isinstance(item, (dict, list, set)))
-
-
-def test_dim_names_of_an_open_batch_are_a_copy():
-    frames = encode(TensorDict({"x": torch.ones(2)}, [2], names=["rows"]))
-    batch = open_wire(frames)
-    names = batch.dim_names
-    assert names is not None
-    names[0] = "other"
-    assert open_wire(frames).dim_names == batch.dim_names == ["rows"]
-    assert decode(frames).names == ["rows"]
 
 
 @dataclasses.dataclass

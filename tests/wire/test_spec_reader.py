@@ -9,7 +9,6 @@ import itertools
 import random
 import re
 import struct
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -20,7 +19,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
 from jagcodec import WireFormatError, decode, encode, to_blob
 from jagcodec.testing import tensordicts, trees
-from tests.wire import forge, spec_reader
+from tests.wire import spec_reader
 
 OPTIONS = (
     {},
@@ -48,12 +47,10 @@ def neutral(value):
         return ("NON_TENSOR_DATA", value.batch_size, neutral(value.data))
     if isinstance(value, LazyStackedTensorDict):
         members = [neutral(member) for member in value.tensordicts]
-        name = value.names[value.stack_dim] if members else None
-        return ("LAZY_STACK", value.stack_dim, name, members)
+        return ("LAZY_STACK", value.stack_dim, members)
     if hasattr(value, "batch_size"):
-        names = value.names if any(value.names) else None
         leaves = {key: neutral(value._get_str(key, None)) for key in value.keys()}  # noqa: SIM118
-        return ("TENSORDICT", value.batch_size, names, leaves)
+        return ("TENSORDICT", value.batch_size, leaves)
     if isinstance(value, np.ndarray):
         return neutral_array(value)
     if isinstance(value, np.str_):
@@ -185,8 +182,6 @@ def _plain(value):
             return [_plain(("TENSOR", value[1], *view)) for view in value[2]]
         if value[0] == "STRING_ARRAY" and not value[4]:  # nothing that `na` would stand for
             value = (*value[:5], None)
-        if value[0] == "TENSORDICT" and not any(value[2] or ()):  # names that name nothing
-            value = (*value[:2], None, value[3])
         if value[0] == "DICT" and all(type(key) is str for key in value[1][::2]):
             return _plain(dict(zip(value[1][::2], value[1][1::2], strict=True)))
         if value[0] in ("SET", "FROZENSET"):
@@ -367,40 +362,3 @@ def test_both_readers_refuse_the_same_messages(value, options, seed):
         first, second, why = verdicts(message)
         left = LIBRARY_MAY.search(why) if first is None else SECOND_READER_MAY.search(why)
         assert first == second or (left and None in (first, second)), (why, message)
-
-
-# --- dim names ---------------------------------------------------------------------------------
-
-OF_ONE: Any = (None, [None], ["p"], ["q"])
-OF_TWO: Any = (None, [None, "q"], ["p", None], ["p", "q"], ["q", "p"])
-
-
-def batches_in_batches():
-    """Batches with names around others with the same names, other ones, or none."""
-
-    def td(size, names, **leaves):
-        return forge.tensordict(size, leaves, names)
-
-    def stack(name, *members):
-        return forge.node("LAZY_STACK", 0, name, children=members)
-
-    for own, inner in itertools.product(OF_ONE, OF_TWO):
-        yield td([2], own, a=td([2, 3], inner))
-    for own, a, b in itertools.product(OF_ONE, OF_ONE, OF_ONE):
-        yield td([2], own, a=td([2], a), b=td([2], b))
-    for name, a, b in itertools.product((None, "r"), OF_ONE, OF_ONE):
-        yield stack(name, td([3], a), td([3], b))
-        yield td([2], ["r"], a=stack(name, td([3], a), td([3], b)))
-    for own, name, a in itertools.product(OF_TWO, (None, "p"), (None, ["q"])):
-        yield td([2, 3], own, a=stack(name, td([3], a), td([3], a)))
-    for own, name in itertools.product(OF_ONE, (None, "q")):
-        yield td([1], own, a=stack(name, stack(None, td([3, 2], ["p", None]))))
-
-
-def test_both_readers_want_a_batch_to_have_the_names_of_the_one_around_it():
-    kept = 0
-    for part in batches_in_batches():
-        first, second, why = verdicts([forge.header(part)])
-        assert first == second, (why, part)
-        kept += first is not None
-    assert kept >= 20

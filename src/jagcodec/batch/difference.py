@@ -35,7 +35,7 @@ from jagcodec.errors import WireFormatError, brief, child_path, shown
 from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import dim_names, fields_of, unbatched_parts
+from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.message import Message
@@ -197,7 +197,7 @@ def _structure(
         sizes = [dict(_batch_sizes(x)) for x in (a, b)]
         for keys, size in sizes[0].items():
             if keys in sizes[1] and size != sizes[1][keys]:
-                texts = [_size_text(*x) for x in (size, sizes[1][keys])]
+                texts = [str(list(x)) for x in (size, sizes[1][keys])]
                 return replace(
                     _WHOLE, column=".".join(keys), what="batch size", left=texts[0], right=texts[1]
                 )
@@ -223,20 +223,16 @@ def _structure(
     return None
 
 
-def _size_text(size: Sequence[int], names: Sequence[str | None] | None) -> str:
-    return str(list(size)) if names is None else f"{list(size)} named {brief(list(names))}"
-
-
 def _shape_text(shape: Any) -> str:
     return str(None if shape is None else ["*" if dim is None else dim for dim in shape])
 
 
 def _batch_sizes(found: OpenMessage) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The batch and those in it: their dims and the names of these, by their own names."""
+    """The batch and those in it: their dims, by their names."""
 
     def within(node: Node, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
         if node.kind is Kind.TENSORDICT:
-            yield name, (found.message.shape(node), node.fields[1])
+            yield name, found.message.shape(node)
         for key, child in zip(node.fields[-1], node.children, strict=True):
             if child.kind is Kind.TENSORDICT:
                 yield from within(child, (*name, key))
@@ -438,9 +434,7 @@ def _nests(at: Difference, batch: Any) -> bool:
 
 
 def _tensordicts(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    found = _other(at, "batch size", a.batch_size, b.batch_size) or _other(
-        at, "dim names", dim_names(a), dim_names(b)
-    )
+    found = _other(at, "batch size", a.batch_size, b.batch_size)
     if found is not None:
         return found
     if isinstance(a, LazyStackedTensorDict):

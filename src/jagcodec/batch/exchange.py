@@ -88,11 +88,9 @@ def columns_of_batch(batch: WireBatch) -> Columns:
         ArgumentError: A column is of a kind that no other format has; it is named.
         WireFormatError: A column is malformed.
     """
-    if len(batch.batch_size) != 1 or batch.dim_names is not None:
-        found = f"{list(batch.batch_size)} named {batch.dim_names}"
-        raise ArgumentError(
-            "bad_shape", "batch", f"expected a batch size of (N,) without names, found {found}"
-        )
+    if len(batch.batch_size) != 1:
+        found = list(batch.batch_size)
+        raise ArgumentError("bad_shape", "batch", f"expected a batch size of (N,), found {found}")
     if not batch.fields:
         raise ArgumentError("bad_shape", "batch", "expected a column or more, found none")
     columns: dict[str, Any] = {}

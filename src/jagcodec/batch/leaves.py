@@ -35,7 +35,6 @@ from jagcodec.ragged.nested import (
 )
 from jagcodec.ragged.non_tensor import (
     LIST_TYPES,
-    dim_names,
     fields_of,
     holds_rows,
     is_non_tensor,
@@ -490,10 +489,7 @@ def _same_rows(a: RaggedView, b: RaggedView) -> bool:
 
 
 def _same_tensordicts(a: Any, b: Any) -> bool:
-    try:
-        if a.batch_size != b.batch_size or dim_names(a) != dim_names(b):
-            return False
-    except ValueError:  # the members of a lazy stack have different names
+    if a.batch_size != b.batch_size:
         return False
     if isinstance(a, NonTensorData):
         return same_values(a.data, b.data)

@@ -317,9 +317,10 @@ def _of_message(source: Any, width: int | None, level: int | None) -> TaxReport:
     elif opened is not source:
         total = open_message(source, _SOURCE).bytes
     # A join, or what was chosen of a message, is a message of its own now.
-    batch = open_wire(frames, allow_pickle=opened.allow_pickle)
-    options: dict[str, Any] = {"allow_pickle": batch.allow_pickle}
-    if batch.has_more:
+    batch = open_wire(frames, allow_pickle=opened.source.allow_pickle)
+    source: Any = batch.source
+    options: dict[str, Any] = {"allow_pickle": source.allow_pickle}
+    if source.beside:
         value = decode(frames, **options)
     else:
         value, options["meta"] = batch.to_encode(), batch.meta or None

@@ -15,8 +15,8 @@ from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.fields import check_rows, leaves_of
 from jagcodec.pack.strictness import (
-    CellsBehindRows,
     check_pads,
+    differ_after_rows,
     is_rounded_up,
     look_behind_rows,
     stays_rectangular,
@@ -66,10 +66,10 @@ def pack_jagged_fields(
             column, a column of two dims or more named there that cannot be packed, and cells
             behind rows that are not all one constant, bit for bit, as they are not where the
             lengths of prompts or of responses are passed for both. False warns, as
-            `JagcodecWarning`, once per line that calls: of such a column; of integers whose first
-            and last cell behind a row differ, in packed columns on the CPU; and where nothing was
-            packed by guess although a width is the longest row rounded up to a multiple of 8 to
-            128.
+            `JagcodecWarning`, once per line that calls: of such a column; if the first and the
+            last cell after a row differ in the first packed column of integers on the CPU; and
+            where nothing was packed by guess although a width is the longest row rounded up to a
+            multiple of 8 to 128.
 
     Returns:
         ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
@@ -182,8 +182,8 @@ def _columns(
 ) -> Columns:
     """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
 
-    Nothing of them is read but the lengths, and the cells behind rows: of integers two per row,
-    with `strict` all.
+    Nothing of them is read but the lengths, and cells after rows: of the first column of integers
+    two per row, with `strict` all of every column.
     """
     check_fields(fields, f"{where}(fields)")
     row_splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
@@ -198,7 +198,7 @@ def _columns(
     columns: dict[str, Any] = {}
     rectangles: list[tuple[str, tuple[int, ...]]] = []  # that are not packed
     packed = False
-    behind = None
+    looked = False  # at the cells after rows
     shape: tuple[int, ...]
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
@@ -226,9 +226,9 @@ def _columns(
         packed = True
         if strict:
             check_pads(column, row_splits, f"{where}({name!r})")
-        elif array is not None and array.dtype.kind in "iu":
-            behind = behind or CellsBehindRows(row_splits)
-            if behind.differ(array):
+        elif not looked and array is not None and array.dtype.kind in "iu":
+            looked = True  # of one column is enough: lengths are common to all
+            if differ_after_rows(array, row_splits):
                 warn_of_pads(f"{where}({name!r})")
         if array is not None and array.flags.c_contiguous:
             cells = (shape[0] * shape[1], *shape[2:])

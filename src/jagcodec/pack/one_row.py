@@ -68,4 +68,4 @@ def ordered_columns(
             return None
         columns.append((value, (0, shape[0]), shape[1:]))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
-    return (Code.TENSORDICT, 1, None, tuple(row), *nodes), columns
+    return (Code.TENSORDICT, 1, tuple(row), *nodes), columns

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError, JagcodecWarning
-from jagcodec.memory.tensor_bytes import IntArray, as_words, plain_array
+from jagcodec.memory.tensor_bytes import as_words, plain_array
 from jagcodec.ragged.row_splits import RowSplits
 
 
@@ -83,39 +83,23 @@ def warn_of_width(path: str) -> None:
 # --- cells behind rows -------------------------------------------------------------------------
 
 
-class CellsBehindRows:
-    """The first cell behind each row of a rectangle, and the last of its width: no others."""
+def differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
+    """Whether the first cell after a row of an array (N, S, ...) and the last of its width differ.
 
-    def __init__(self, row_splits: RowSplits) -> None:
-        self._row_splits = row_splits
-        # Where the cells lie in a rectangle of a width: found once for all columns.
-        self._places: dict[int, IntArray] = {}
-
-    def differ(self, array: npt.NDArray[Any]) -> bool:
-        """Whether the two cells are different numbers, in any row of an array (N, S, ...)."""
-        rows, width = self._row_splits.rows, array.shape[1]
-        last = width - 1
-        if self._row_splits.min >= last or not array.size:
-            return False
-        if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
-            item = array.item
-            lengths = self._row_splits.lengths.tolist()
-            return any(
-                length < last and item(i * width + length) != item(i * width + last)
-                for i, length in enumerate(lengths)
-            )
-        if not array.flags.c_contiguous:
-            behind = np.minimum(self._row_splits.lengths, last)
-            return bool((array[np.arange(rows), behind] != array[:, last]).any())
-        places = self._places.get(width)
-        if places is None:
-            places = np.empty(2 * rows, dtype=np.int64)
-            starts = np.arange(rows, dtype=np.int64) * width
-            np.add(starts, np.minimum(self._row_splits.lengths, last), out=places[:rows])
-            np.add(starts, last, out=places[rows:])
-            self._places[width] = places
-        cells = array.reshape(rows * width, *array.shape[2:]).take(places, axis=0)
-        return cells[:rows].tobytes() != cells[rows:].tobytes()
+    No other cells are read.
+    """
+    rows, width = row_splits.rows, array.shape[1]
+    last = width - 1
+    if row_splits.min >= last or not array.size:
+        return False
+    if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
+        item = array.item
+        for i, length in enumerate(row_splits.lengths.tolist()):
+            if length < last and item(i * width + length) != item(i * width + last):
+                return True
+        return False
+    after = np.minimum(row_splits.lengths, last)
+    return bool((array[np.arange(rows), after] != array[:, last]).any())
 
 
 _FEW_ROWS = 16
@@ -125,7 +109,7 @@ def warn_of_pads(path: str) -> None:
     """Warn of cells behind rows that differ."""
     warn(
         path,
-        "cells behind rows are left out, and they do not look like padding: the first and the "
+        "cells after rows are left out, and they do not look like padding: the first and the "
         "last of a row differ. Are these the lengths of prompts or of responses, for a column of "
         "both? strict=True names the row",
     )
@@ -141,7 +125,7 @@ def look_behind_rows(padded: torch.Tensor, row_splits: RowSplits, path: str, str
         check_pads(padded, row_splits, path)
         return
     array = plain_array(padded)
-    if array is not None and array.dtype.kind in "iu" and CellsBehindRows(row_splits).differ(array):
+    if array is not None and array.dtype.kind in "iu" and differ_after_rows(array, row_splits):
         warn_of_pads(path)
 
 

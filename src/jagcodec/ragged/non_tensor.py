@@ -85,6 +85,14 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, TensorDictBase)) or is_tensorclass(value)
 
 
+def fits_into(leaf: Any, td: TensorDictBase) -> bool:
+    """Whether a TensorDict can be built around a leaf: a batch in it has its batch size."""
+    batch = isinstance(leaf, TensorDictBase) or is_tensorclass(leaf)
+    if not batch or isinstance(leaf, UnbatchedTensor):
+        return True
+    return bool(leaf.batch_size[: td.batch_dims] == td.batch_size)
+
+
 def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
     """A non-tensor leaf as an (N,) object array, one item per row.
 
@@ -197,18 +205,10 @@ def tensordict_of_view(view: TensorDictBase) -> TensorDict:
     return TensorDict(dict(view.items()), batch_size=view.batch_size, names=names)
 
 
-def dim_names(td: TensorDictBase) -> list[str | None]:
-    """`td.names`, without asking every member of a flat stack for its own, of which it has none.
-
-    Raises:
-        ValueError: The members of a lazy stack have different ones, or there are none.
-    """
-    if type(td) is NonTensorStack and payloads_of_stack(td) is not None:
-        return [td._td_dim_name]
-    try:
-        return list(td.names)
-    except IndexError as error:  # 0.14 asks the first member of a stack that has none
-        raise ValueError("a stack without members, which has no dim names") from error
+def stack_dim_name(stack: Any) -> str | None:
+    """The name of the dim that a lazy stack stacks along; its members are not asked for theirs."""
+    name: str | None = stack._td_dim_name
+    return name
 
 
 def empty_stack(cls: type, batch_size: torch.Size, stack_dim: int) -> Any:

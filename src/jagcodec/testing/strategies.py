@@ -283,17 +283,7 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
         elif kind == "nested":
             inner = draw(tensordicts(payloads, depth - 1).filter(lambda t: t.shape[0] == rows))
             leaves[f"f{i}"] = inner
-    # tensordict 0.10 cannot name the dims of a nested TensorDict that holds a NonTensorStack, and
-    # the dim names of a nested TensorDict spread to its siblings through their parent.
-    flat = all(isinstance(leaf, torch.Tensor) for leaf in leaves.values())
-    if not all(
-        isinstance(leaf, torch.Tensor) or type(leaf) is TensorDict for leaf in leaves.values()
-    ):
-        for leaf in leaves.values():
-            if type(leaf) is TensorDict:
-                leaf.names = None
-    names = ["rows"] if flat and draw(st.booleans()) else None
-    return TensorDict(leaves, batch_size=[rows], names=names)
+    return TensorDict(leaves, batch_size=[rows])
 
 
 def trees(max_leaves: int = 8) -> Strategy[Any]:

@@ -53,7 +53,6 @@ from jagcodec.wire.message import (
     open_message,
     open_row,
 )
-from jagcodec.wire.nested_batches import check_names
 from jagcodec.wire.parts import shares_objects
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
@@ -355,11 +354,11 @@ _TENSOR, _JAGGED = Kind.TENSOR, Kind.JAGGED
 
 def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
     numbers = message.numbers
-    rank, names, keys = node.fields
+    rank, keys = node.fields
     size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
     # Whether a TensorDict would take every leaf as it is.
-    fits = rank == 1 and names is None and message.device is None
+    fits = rank == 1 and message.device is None
     budget.depth += 1
     for key, child in zip(keys, node.children, strict=True):
         try:
@@ -371,17 +370,17 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
                 fits = fits and child.fields[1] > 0 and numbers[child.number + 3] == size[0]
             else:
                 leaf = leaves[key] = build(message, child, budget)
-                _check_leaf(leaf, child, size, names)
+                _check_leaf(leaf, child, size)
                 fits = fits and _stacked_rows(leaf) == size[0]
         except WireFormatError as error:
             raise inside(error, key) from error
     budget.depth -= 1
     if fits:
         return batch_of(leaves, size[0])
-    return TensorDict(leaves, batch_size=torch.Size(size), names=names, device=message.device)
+    return TensorDict(leaves, batch_size=torch.Size(size), device=message.device)
 
 
-def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
+def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
     if not is_leaf(leaf):
         raise bad("a leaf", type(leaf).__name__)
     own = node.kind is Kind.USER and not isinstance(leaf, (torch.Tensor, UnbatchedTensor))
@@ -390,21 +389,13 @@ def _check_leaf(leaf: Any, node: Node, size: list[int], names: Any) -> None:
         found = list(leaf.batch_size)
         if found[: len(size)] != size:
             raise rows_differ(size, found)
-    if own:
-        check_names(leaf, names, len(size))
 
 
 def _lazy_stack(message: Message, node: Node, budget: Budget) -> LazyStackedTensorDict:
-    stack_dim, dim_name = node.fields
     members = _children(message, node, budget)
     if not all(isinstance(member, TensorDictBase) or is_tensorclass(member) for member in members):
         raise bad("TensorDicts to stack", "something else")
-    options: Any = {"stack_dim": stack_dim, "stack_dim_name": dim_name}
-    stack = LazyStackedTensorDict(*members, **options)
-    # Members whose dim names differ are found only when one asks.
-    if members and len(stack.names) != stack.batch_dims:
-        raise bad(f"{stack.batch_dims} dim names", stack.names)
-    return stack
+    return LazyStackedTensorDict(*members, stack_dim=node.fields[0])
 
 
 def _non_tensor_data(message: Message, node: Node, budget: Budget) -> NonTensorData:

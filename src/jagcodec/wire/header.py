@@ -23,18 +23,15 @@ from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.packed import not_msgpack
 from jagcodec.wire.schema import (
-    LARGEST_KEPT,
-    MOST_BYTES,
-    MOST_SCHEMAS,
     Group,
     Places,
     Schema,
     check_groups,
     check_numbers,
+    keep,
     read_schema,
 )
 from jagcodec.wire.spec import EXPANSION, MAGIC, VERSION, Kind
-from jagcodec.wire.table import Table
 
 
 class Header(NamedTuple):
@@ -79,7 +76,7 @@ class Header(NamedTuple):
 # --- writing -----------------------------------------------------------------------------------
 
 _KEYS = (MAGIC, "schema", "numbers", "values")
-_schemas: Table[tuple[bytes, bytes]] = Table(MOST_SCHEMAS, MOST_BYTES)
+_known: dict[Any, tuple[bytes, bytes]] = {}
 
 
 def _packed_schema(tree: Any) -> tuple[bytes, bytes]:
@@ -87,14 +84,13 @@ def _packed_schema(tree: Any) -> tuple[bytes, bytes]:
 
     And a header up to its numbers, which holds them.
     """
-    known = _schemas.find(tree)
+    known = _known.get(tree)
     if known is None:
         schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
         size = _size(_EXT_SIZES, len(schema))
         known = schema, b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
-        if len(schema) <= LARGEST_KEPT:
-            # The tuples of names and numbers take more memory than their bytes.
-            _schemas.keep(tree, known, 64 * len(schema))
+        # The tuples of names and numbers take more memory than their bytes.
+        keep(_known, tree, known, 64 * len(schema))
     return known
 
 

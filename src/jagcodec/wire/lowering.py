@@ -16,7 +16,6 @@ from tensordict import (
     NonTensorStack,
     TensorDictBase,
     UnbatchedTensor,
-    is_tensorclass,
 )
 
 from jagcodec import cells
@@ -27,8 +26,10 @@ from jagcodec.ragged.non_tensor import (
     LAZY_VIEW,
     LIST_TYPES,
     TENSORDICT_TYPES,
+    fits_into,
     leaf_of_rows,
     payloads_of_stack,
+    stack_dim_name,
     tensordict_of_view,
 )
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
@@ -47,7 +48,6 @@ from jagcodec.wire.lowered import (
     Tree,
     refusal_of,
 )
-from jagcodec.wire.nested_batches import nested_mismatch
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
 from jagcodec.wire.schema import check_text_size
 from jagcodec.wire.spec import (
@@ -539,7 +539,7 @@ class Lowering:
                     nodes.append(self.lower(leaf_of_rows(column)))
                 self._path.pop()
         self._column = around
-        return (Code.TENSORDICT, 1, None, tuple(value.columns), *nodes)
+        return (Code.TENSORDICT, 1, tuple(value.columns), *nodes)
 
     def _column_dict(self, columns: ColumnDict) -> Tree:
         """The columns of a batch that is a dict."""
@@ -577,18 +577,18 @@ class Lowering:
         return view, name
 
     def _tensordict(self, td: TensorDictBase) -> Tree:
-        names = td.names if td.batch_dims else []
         self._batch_size(td)
         keys: list[str] = []
         nodes: list[Tree] = []
         around = self._column
+        leaf: Any
         for key, leaf in td.items():
             if self._default is not None and not (type(leaf) in _HANDLERS or _handler(type(leaf))):
                 leaf = self._default(leaf)  # here, so that its rows are checked
-            if isinstance(leaf, TensorDictBase) or is_tensorclass(leaf):
-                wrong = nested_mismatch(key, leaf, td, names)
-                if wrong is not None:
-                    raise self._refused("row_mismatch", wrong)
+            if not fits_into(leaf, td):
+                wanted, found = list(td.batch_size), list(leaf.batch_size)
+                detail = f"expected batch size {wanted} in nested {key!r} too, found {found}"
+                raise self._refused("row_mismatch", detail)
             if self._narrow is not None:
                 self._enter(around, key)
             keys.append(key)
@@ -600,8 +600,7 @@ class Lowering:
                 )
             nodes.append(node)
         self._column = around
-        dims = tuple(names) if any(name is not None for name in names) else None
-        return (Code.TENSORDICT, len(td.batch_size), dims, tuple(keys), *nodes)
+        return (Code.TENSORDICT, len(td.batch_size), tuple(keys), *nodes)
 
     def _lazy_view(self, view: Any) -> Tree:
         try:
@@ -615,13 +614,8 @@ class Lowering:
             raise self._refusal(
                 stack, " without members; encode TensorDict({}, batch_size=x.batch_size)"
             )
-        members = self._members_of(stack)
-        try:
-            name = stack.names[stack.stack_dim] if members else None
-        except ValueError as error:  # its members have different ones
-            detail = f"expected one name per dim, found {error}"
-            raise self._refused("row_mismatch", detail) from error
-        return (Code.LAZY_STACK, int(stack.stack_dim), name, *members)
+        self._check_unnamed(stack, [stack_dim_name(stack)])
+        return (Code.LAZY_STACK, int(stack.stack_dim), *self._members_of(stack))
 
     def _members_of(self, stack: LazyStackedTensorDict) -> list[Tree]:
         if self._stacks == MAX_STACKS:
@@ -637,6 +631,7 @@ class Lowering:
         return (Code.NON_TENSOR_DATA, len(data.batch_size), self._payload("data", data.data))
 
     def _non_tensor_stack(self, stack: NonTensorStack) -> Tree:
+        self._check_unnamed(stack, [stack_dim_name(stack)])
         payloads = payloads_of_stack(stack)
         if payloads is not None:
             self._rows(payloads)
@@ -647,8 +642,15 @@ class Lowering:
         members = self._members_of(stack)
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
+    def _check_unnamed(self, td: Any, names: Sequence[str | None]) -> None:
+        if any(name is not None for name in names):
+            raise self._refusal(td, f" with dim names {list(names)}; set td.names = None")
+
     def _batch_size(self, td: Any) -> None:
+        """The numbers of a batch size; its dims have no names."""
         batch_size: torch.Size = td.batch_size
+        if batch_size:
+            self._check_unnamed(td, td.names)
         if any(dim < 0 for dim in batch_size):
             raise self._refused(
                 "bad_shape", f"expected a batch size from 0 on, found {list(batch_size)}"

@@ -272,7 +272,7 @@ def _tensordict(state: Any) -> TensorDictBase:
 
 
 def _non_tensor_data(value: Any) -> NonTensorData:
-    return NonTensorData(value.data, batch_size=value.batch_size)
+    return NonTensorData(value.data, batch_size=value.batch_size, names=value.names)
 
 
 def _non_tensor_from(cls: Any) -> Callable[[Any], Any]:

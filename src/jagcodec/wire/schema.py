@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.dim_names import check_dim_names
 from jagcodec.wire.packed import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
@@ -39,7 +38,6 @@ from jagcodec.wire.spec import (
     TORCH_DTYPES,
     Kind,
 )
-from jagcodec.wire.table import Table
 
 
 class Node:
@@ -103,19 +101,6 @@ def _dim(value: Any) -> None:
 
 def _name(value: Any) -> None:
     expect(type(value) is str, "bad_record", "a name", value)
-
-
-def _name_or_nil(value: Any) -> None:
-    expect(value is None or type(value) is str, "bad_record", "a dim name or nil", value)
-
-
-def _dim_names(value: Any) -> None:
-    if value is None:
-        return
-    given = [name for name in list_of(value, "dim names") if name is not None]
-    for name in given:
-        _name(name)
-    expect(len(set(given)) == len(given), "bad_record", "distinct dim names", value)
 
 
 def _keys(value: Any) -> None:
@@ -207,8 +192,8 @@ FORMS: dict[Kind, Form] = {
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
         0,
     ),
-    Kind.TENSORDICT: Form.of({"rank": _rank, "names": _dim_names, "keys": _keys}, ("*",), PER_KEY),
-    Kind.LAZY_STACK: Form.of({"stack_dim": _dim, "dim_name": _name_or_nil}, (), ANY),
+    Kind.TENSORDICT: Form.of({"rank": _rank, "keys": _keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
     Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
     Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
@@ -309,8 +294,6 @@ class Schema:
                 except WireFormatError as error:
                     raise inside(error, child_step(node, i)) from error
         self._stacks = around
-        if kind in (Kind.TENSORDICT, Kind.LAZY_STACK):
-            check_dim_names(node)
         return node
 
 
@@ -330,10 +313,6 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         raise fail("bad_record", "expected a list of keys before the values, found nothing")
     if kind == Kind.JAGGED and fields[2] > fields[1]:
         raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
-    if kind == Kind.TENSORDICT and fields[1] is not None and len(fields[1]) != fields[0]:
-        raise fail("bad_record", f"expected {fields[0]} dim names, found {brief(fields[1])}")
-    if kind == Kind.LAZY_STACK and fields[1] is not None and not children:
-        raise fail("bad_record", f"expected members for the dim name, found {brief(fields[1])}")
     if kind == Kind.TENSOR_VIEWS and not fields[1]:
         raise fail("bad_record", "expected views of rows, found rank 0")
 
@@ -652,16 +631,25 @@ def has_object(dtype: Any) -> bool:
 
 # --- what is kept ------------------------------------------------------------------------------
 
-MOST_SCHEMAS = 256
-"""How many schemas a table keeps."""
+MOST_SCHEMAS = 64
+"""How many schemas a reader keeps, and how many a writer."""
 
-MOST_BYTES = 8 << 20
-"""How much memory a table of schemas takes, at most."""
+LARGEST_KEPT = 128 << 10
+"""Bytes of memory that one may take."""
 
-LARGEST_KEPT = 64 * 1024
-"""Bytes of the largest schema that is kept."""
+_known: dict[bytes, Schema] = {}
 
-_schemas: Table[Schema] = Table(MOST_SCHEMAS, MOST_BYTES)
+
+def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
+    """Keep what was made of a schema of this weight; of too many the oldest makes way.
+
+    Single dict operations, and no lock: a process that forks would copy a lock that another thread
+    holds, and its child would wait for it forever.
+    """
+    if weight <= LARGEST_KEPT:
+        known[key] = value
+        for oldest in list(known)[:-MOST_SCHEMAS]:
+            known.pop(oldest, None)
 
 
 def read_schema(data: bytes) -> Schema:
@@ -670,9 +658,8 @@ def read_schema(data: bytes) -> Schema:
     Raises:
         WireFormatError: They are not one.
     """
-    known = _schemas.find(data)
+    known = _known.get(data)
     if known is None:
         known = Schema(data)
-        if len(data) <= LARGEST_KEPT:
-            _schemas.keep(data, known, known.weight)
+        keep(_known, data, known, known.weight)
     return known

@@ -79,7 +79,7 @@ def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer 
             return None
         columns.append(column)
     nodes_of = [(int(node.kind), *node.fields) for node in nodes.values()]
-    tree = (int(Kind.TENSORDICT), 1, None, tuple(nodes), *nodes_of)
+    tree = (int(Kind.TENSORDICT), 1, tuple(nodes), *nodes_of)
     return Slicer(columns, tree, header.packed_values)
 
 

@@ -247,7 +247,7 @@ class WireBatch(OpenBatch):
                 columns of several messages differ.
         """
         leaves = self._source.leaves(self.column_keys, self._chosen)
-        return _tensordict(self._source, leaves, self.batch_size)
+        return _tensordict(self, leaves)
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -350,11 +350,14 @@ def _reopened(frames: list[Any]) -> WireBatch:
     return open_wire(frames)
 
 
-def _tensordict(source: Source, leaves: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+def _tensordict(batch: WireBatch, leaves: dict[str, Any]) -> TensorDict:
+    device = batch.source.device
+    # What the constructor of a TensorDict makes of values of other types is up to these.
+    plain = all(getattr(key, "kind", None) is not Kind.USER for key in batch.column_keys.values())
     try:
-        if source.device is None and len(batch_size) == 1:
-            return batch_of(leaves, batch_size[0])
-        return TensorDict(leaves, batch_size=batch_size, device=source.device)
+        if plain and device is None and len(batch.source.sizes) == 1:
+            return batch_of(leaves, len(batch))
+        return TensorDict(leaves, batch_size=batch.batch_size, device=device)
     except Exception as error:  # tensordict raises all kinds
         raise WireFormatError(
             "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
@@ -450,9 +453,8 @@ class MessageColumns:
         for name, node in keys.items():
             leaf = _named(name, node, self._leaf, chosen, budget)
             if isinstance(leaf, WireBatch):
-                source: Any = leaf.source
-                inner = source.leaves(source.columns, chosen, budget)
-                leaf = _tensordict(source, inner, leaf.batch_size)
+                nested: Any = leaf.source
+                leaf = _tensordict(leaf, nested.leaves(nested.columns, chosen, budget))
             leaves[name] = leaf
         return leaves
 
