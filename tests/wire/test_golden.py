@@ -39,7 +39,7 @@ from jagcodec import (
 from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from jagcodec.wire.spec import Kind, PartForm
-from tests.helpers import ROOT, receive
+from tests.helpers import ROOT, message_in, receive
 from tests.wire import corpus, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -578,7 +578,7 @@ def test_every_kind_has_a_golden_message():
 
 def test_every_form_of_parts_has_a_golden_message():
     batch = open_wire(message_of(load("rollout_elided.json")))
-    message, forms = batch.source.message, set()
+    message, forms = message_in(batch), set()
     for name, node in batch.column_keys.items():
         assert (message.leaf(node).parts > 0) == (name != "responses"), name
         if name != "responses":

@@ -22,6 +22,7 @@ from jagcodec.errors import REASONS, JagcodecError
 from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire.header import read_header
 from jagcodec.wire.spec import MOST_PARTS, PARTS, Kind
+from tests.helpers import message_in
 from tests.wire import corpus_parts, spec_reader
 from tests.wire.corpus_parts import batch_of, column, documents_of, in_a_row, made_of
 from tests.wire.forge import (
@@ -472,7 +473,7 @@ def test_tables_and_numbers_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
     frames = [bytearray(frame) for frame in corpus_parts.GOOD["part_at"][-1]]
     batch = open_wire(frames)
-    view = batch.source.message.rows(batch.column_keys["a"])
+    view = message_in(batch).rows(batch.column_keys["a"])
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch.leaf("a").values().shape == (5,)
