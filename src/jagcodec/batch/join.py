@@ -287,15 +287,11 @@ class Found(NamedTuple):
 
 
 class JoinedRows:
-    """The rows of several batches, one batch after the other: a `Source`.
-
-    Attributes:
-        columns: The names of all columns.
-    """
+    """The rows of several batches, one batch after the other: a `Source`."""
 
     def __init__(
         self,
-        names: Iterable[str],
+        names: Sequence[str],
         counts: Sequence[int],
         open_part: Callable[[int], WireBatch],
         find_messages: Callable[[], Found],
@@ -313,6 +309,7 @@ class JoinedRows:
         rows = sum(counts)
         if rows > INT64_MAX:
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
+        self.names: Sequence[str] = names
         self.columns: Keys = dict.fromkeys(names)
         source = None if like is None else like.source
         self.sizes: Sequence[int] = [rows, *(source.sizes[1:] if source else ())]
@@ -322,7 +319,7 @@ class JoinedRows:
         self._open_part = open_part
         self._find_messages = find_messages
         self._parts: dict[int, WireBatch] = {}
-        self._pool = RowSplitsPool()
+        self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
         self._last: tuple[ChosenRows | None, ChosenRows] | None = None
 
     @cached_property
@@ -372,7 +369,7 @@ class JoinedRows:
             return None
         view = self._view(name, chosen)
         if view is None:
-            view = view_of(self._leaf_apart(name, chosen), name, self._pool)
+            view = view_of(self._leaf_apart(name, chosen), name)
         return view.row_splits.lengths
 
     def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
@@ -401,7 +398,7 @@ class JoinedRows:
             if view is None:
                 column = self._leaf_apart(name, chosen)
                 if is_jagged(column):
-                    column = view_of(column, name, self._pool)
+                    column = view_of(column, name, self._pool_of(chosen))
             elif self._kind(name) is Kind.NON_TENSOR_ROWS:
                 column = self._objects(name, view, values, chosen)
                 column = rows_of_leaf(column, view.row_splits.rows)
@@ -472,11 +469,13 @@ class JoinedRows:
         whole = messages.view(name, place)
         if whole is None:
             return None
-        rows = self._rows_in(messages, chosen)
-        if rows is None:
-            return whole
-        row_splits, _ = rows.among(0, whole.row_splits)
-        return whole.choose(rows.at, row_splits)
+        rows, row_splits = self._rows_in(messages, chosen), whole.row_splits
+        if rows is not None:
+            row_splits, starts = rows.among(0, row_splits)
+            if whole.starts is not None:
+                starts = whole.row_starts()[rows.at]
+            whole = replace(whole, starts=starts)
+        return replace(whole, row_splits=self._pool_of(chosen).unique(row_splits))
 
     def _rows_of_rectangles(
         self, name: str, place: Place, messages: Messages, chosen: ChosenRows | None
@@ -586,11 +585,9 @@ class JoinedRows:
         view = concat_views(views)
         if view is None:
             return None
-        row_splits = view.row_splits
         if order is not None:
-            row_splits = RowSplits.from_lengths(row_splits.lengths[order])
-            return view.choose(order, self._pool.unique(row_splits))
-        return replace(view, row_splits=self._pool.unique(row_splits))
+            view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
+        return replace(view, row_splits=self._pool_of(chosen).unique(view.row_splits))
 
     def _leaf_apart(self, name: str, chosen: ChosenRows | None) -> Any:
         """A column as a leaf, put together."""
@@ -601,8 +598,12 @@ class JoinedRows:
                 leaf = batch.leaf(name)
                 leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
         path = f"concat_rows[{name!r}]"
-        joined = concat_leaves(leaves, self._pool, path)
-        return joined if order is None else select_leaf(joined, order, self._pool, path)
+        pool = self._pool_of(chosen)
+        joined = concat_leaves(leaves, pool, path)
+        return joined if order is None else select_leaf(joined, order, pool, path)
+
+    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
+        return self._pool if chosen is None else chosen.pool
 
 
 @contextmanager
@@ -630,12 +631,12 @@ def _agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 class JoinedColumns:
     """The columns of several batches of the same rows: a `Source`.
 
-    Attributes:
-        columns: For each its own source, and by what that knows it.
+    A column is known by its own source, and by what that knows it.
     """
 
     def __init__(self, columns: Keys, batches: Sequence[WireBatch]) -> None:
         first = batches[0].source
+        self.names: Sequence[str] = tuple(columns)
         self.columns: Keys = columns
         self.sizes: Sequence[int] = first.sizes
         self.device: torch.device | None = first.device
@@ -666,24 +667,28 @@ class JoinedColumns:
     def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
         """See `Source`."""
         source, own = key
-        return source.leaf(name, own, chosen)
+        return self._one_object(name, source.leaf(name, own, chosen), chosen)
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
         leaves = self._each(keys, "leaves", chosen)
-        for name, leaf in leaves.items():
-            if is_jagged(leaf):
-                view = view_of(leaf, name, self._pool)
-                row_splits = self._pool.unique(view.row_splits)
-                leaves[name] = nested_tensor(values_of(view), row_splits, view.ragged_dim)
-        return leaves
+        return {name: self._one_object(name, leaf, chosen) for name, leaf in leaves.items()}
+
+    def _one_object(self, name: str, leaf: Any, chosen: ChosenRows | None) -> Any:
+        """A leaf that shares its offsets with columns of the same rows in other messages."""
+        if not is_jagged(leaf):
+            return leaf
+        pool = self._pool if chosen is None else chosen.pool
+        view = view_of(leaf, name, pool)
+        return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
         """See `Source`."""
         columns = self._each(keys, "views", chosen)
+        pool = self._pool if chosen is None else chosen.pool
         for name, column in columns.items():
             if isinstance(column, RaggedView):
-                columns[name] = replace(column, row_splits=self._pool.unique(column.row_splits))
+                columns[name] = replace(column, row_splits=pool.unique(column.row_splits))
         return list(columns.items())
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
@@ -745,24 +750,23 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
         ArgumentKeyError: They do not have the same columns.
         ArgumentError: They differ in their batch dims after the first.
     """
-    names = _same_fields(list(enumerate(batch.fields for batch in batches)), where)
-    first = batches[0]
+    names = _same_fields(enumerate(batch.fields for batch in batches), where)
+    first, parts = batches[0], []
+    inner = first.source.sizes[1:]
     for i, batch in enumerate(batches):
-        if batch.source.sizes[1:] != first.source.sizes[1:]:
+        source = batch.source
+        if source.sizes[1:] != inner:
             raise ArgumentError(
                 "bad_shape",
                 f"{where} of batch {i}",
-                f"expected batch dims {list(first.batch_size[1:])} after the first, like batch 0, "
-                f"found {list(batch.batch_size[1:])}",
+                f"expected batch dims {list(inner)} after the first, like batch 0, "
+                f"found {list(source.sizes[1:])}",
             )
-    parts: list[WireBatch] = []
-    for batch in batches:
-        joined = batch.source
-        if isinstance(joined, JoinedRows) and batch.chosen is None:
-            parts += joined.parts()
+        if isinstance(source, JoinedRows) and batch.chosen is None:
+            parts += source.parts()
         else:
             parts.append(batch)
-    counts = [len(part) for part in parts]
+    counts = list(map(len, parts))
     find = lambda: _messages_of(parts)  # noqa: E731
     return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first))
 
@@ -826,19 +830,21 @@ def open_one(index: int, source: Any) -> WireBatch:
         raise of_message(index, error) from error
 
 
-def _same_fields(batches: Sequence[tuple[int, Iterable[str]]], where: str) -> tuple[str, ...]:
-    """The columns of the first, which all must have."""
-    ordered = sorted(batches, key=lambda pair: pair[0])
-    first = dict.fromkeys(ordered[0][1])
-    for i, names in ordered[1:]:
-        for name in first.keys() ^ dict.fromkeys(names).keys():
+def _same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
+    """The columns of the first batch, which all must have."""
+    first: Sequence[str] | None = None
+    for i, names in batches:
+        if first is None or names == first:
+            first = names
+            continue
+        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
             raise ArgumentKeyError(
                 "no_such_field",
                 f"{where} of batch {i}",
                 f"expected the columns of the first batch, found {name!r} "
                 f"{'missing' if name in first else 'besides'}; select the ones that all have",
             )
-    return tuple(first)
+    return first or ()
 
 
 # --- public -------------------------------------------------------------------------------------

@@ -318,9 +318,9 @@ def _of_message(source: Any, width: int | None, level: int | None) -> TaxReport:
         total = open_message(source, _SOURCE).bytes
     # A join, or what was chosen of a message, is a message of its own now.
     batch = open_wire(frames, allow_pickle=opened.source.allow_pickle)
-    source: Any = batch.source
-    options: dict[str, Any] = {"allow_pickle": source.allow_pickle}
-    if source.beside:
+    origin: Any = batch.source
+    options: dict[str, Any] = {"allow_pickle": origin.allow_pickle}
+    if origin.beside:
         value = decode(frames, **options)
     else:
         value, options["meta"] = batch.to_encode(), batch.meta or None

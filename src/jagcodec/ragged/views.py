@@ -123,8 +123,9 @@ def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
     for view in views:
         memory = view.memory
         alike = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
-        apart = isinstance(memory, torch.Tensor) or view.runs is not None
-        if not alike or apart or view.ragged_dim != 1 or not view.cell_bytes:
+        if isinstance(memory, torch.Tensor) or view.runs is not None or not alike:
+            return None
+        if view.ragged_dim != 1 or not view.cell_bytes:
             return None
         own = memory if isinstance(memory, tuple) else (array_bytes(memory),)
         unit = 1 if isinstance(memory, tuple) else view.cell_bytes

@@ -198,7 +198,8 @@ def pending(
     narrow = _narrow_columns(narrow)
     if isinstance(obj, OpenBatch):
         if narrow is not True:
-            narrow = frozenset([*(narrow or ()), *obj.narrow_names()]) or False
+            named = narrow if isinstance(narrow, frozenset) else frozenset()
+            narrow = named.union(obj.narrow_names()) or False
         meta = obj.meta or None if meta is None else meta
         obj = obj.to_encode()
     lowering = Lowering(allow_pickle, default, narrow)

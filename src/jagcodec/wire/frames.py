@@ -131,7 +131,7 @@ def read_preamble(start: ByteArray) -> int:
         raise WireFormatError(
             "foreign", "preamble", f"expected {PREAMBLE.size} bytes, found {len(start)}"
         )
-    magic, version, zero, size = PREAMBLE.unpack(start[: PREAMBLE.size].tobytes())
+    magic, version, zero, size = PREAMBLE.unpack_from(start.data)
     if magic != BLOB_MAGIC:
         raise WireFormatError(
             "foreign",
@@ -174,26 +174,40 @@ def blob_end(header_size: int, sizes: Sequence[int]) -> int:
     return starts_of(header_size, sizes)[-1]
 
 
-def split_blob(blob: ByteArray, header_size: int, sizes: Sequence[int]) -> list[ByteArray]:
-    """The header of a blob and frames of these sizes behind it, aliasing it.
+def header_of_blob(blob: ByteArray) -> ByteArray:
+    """The header of a blob, aliasing it.
 
-    Bytes behind the end are not looked at: shared memory comes in whole pages.
+    Raises:
+        WireFormatError: It is not one of this version, or cut.
+    """
+    end = PREAMBLE.size + read_preamble(blob)
+    if len(blob) < end:
+        raise _cut(blob, end, "header")
+    return blob[PREAMBLE.size : end]
+
+
+def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
+    """The header of a blob and frames of these sizes after it, aliasing it.
+
+    Bytes past the end are not looked at: shared memory comes in whole pages.
 
     Raises:
         WireFormatError: It is cut.
     """
-    _whole(blob, PREAMBLE.size + header_size, "header")
-    header = blob[PREAMBLE.size : PREAMBLE.size + header_size]
-    *starts, end = starts_of(header_size, sizes)
-    _whole(blob, end, "payload")
-    return [header, *(blob[a : a + n] for a, n in zip(starts, sizes, strict=True))]
+    frames, end = [header], PREAMBLE.size + len(header)
+    for size in sizes:
+        start = (end + ALIGNMENT - 1) & -ALIGNMENT
+        end = start + size
+        frames.append(blob[start:end])
+    if len(blob) < end:
+        raise _cut(blob, end, "payload")
+    return frames
 
 
-def _whole(blob: ByteArray, size: int, path: str) -> None:
-    if len(blob) < size:
-        raise WireFormatError(
-            "frame_size", path, f"expected a blob of at least {size} bytes, found {len(blob)}"
-        )
+def _cut(blob: ByteArray, size: int, path: str) -> WireFormatError:
+    return WireFormatError(
+        "frame_size", path, f"expected a blob of at least {size} bytes, found {len(blob)}"
+    )
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -530,8 +544,10 @@ class FramePayload:
     @property
     def frames(self) -> Sequence[ByteArray] | None:
         """See `Payload`."""
-        on_host = all(type(frame) is np.ndarray for frame in self._frames)
-        return self._frames if on_host else None
+        for frame in self._frames:
+            if type(frame) is not np.ndarray:
+                return None
+        return self._frames
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """See `Payload`."""

@@ -15,7 +15,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, inside
@@ -27,9 +27,10 @@ from jagcodec.wire.frames import (
     blob_end,
     buffer_bytes,
     frame_arrays,
+    frames_of_blob,
+    header_of_blob,
     is_blob,
     read_preamble,
-    split_blob,
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
@@ -164,10 +165,9 @@ def _split(
     blob: ByteArray, limits: Limits, *, in_row: bool = False, repeated: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""
-    size = read_preamble(blob)
-    frame = split_blob(blob, size, ())[0].data
-    header = read_header(frame, limits, in_row=in_row, repeated=repeated)
-    return header, split_blob(blob, size, header.stored)
+    frame = header_of_blob(blob)
+    header = read_header(frame.data, limits, in_row=in_row, repeated=repeated)
+    return header, frames_of_blob(blob, frame, header.stored)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
@@ -256,12 +256,14 @@ class ChosenRows:
 
     Attributes:
         index: Which.
+        pool: Makes equal rows of columns one object, if they were not found here.
     """
 
-    __slots__ = ("_found", "index")
+    __slots__ = ("_found", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
+        self.pool: RowSplitsPool = RowSplitsPool()
         # The splits of the group are kept, so that their id stays theirs.
         self._found: dict[int | None, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 

@@ -136,6 +136,8 @@ def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[l
             try:
                 message = open_message(header, where, limits, by_range=True)
                 read, rest = message.header, list(message.frames or ())[1:]
+                if read.compressed:
+                    rest = opened_frames(read, rest)
             except WireFormatError as error:
                 raise of_message(i, error) from error
             opened.append((i, read))

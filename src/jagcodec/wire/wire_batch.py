@@ -57,11 +57,13 @@ class Source(Protocol):
     for all.
 
     Attributes:
+        names: Of all columns.
         sizes: (N, ...): the batch size, of all rows.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled, and pickled again to be sent on.
     """
 
+    names: Sequence[str]
     sizes: Sequence[int]
     device: torch.device | None
     allow_pickle: bool
@@ -151,7 +153,7 @@ class WireBatch(OpenBatch):
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the columns, in their order."""
-        return tuple(self.column_keys)
+        return tuple(self._source.names if self._keys is None else self._keys)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -186,7 +188,7 @@ class WireBatch(OpenBatch):
         return self._source.sizes[0] if self._chosen is None else len(self._chosen)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.column_keys)
+        return iter(self.fields)
 
     def __contains__(self, name: object) -> bool:
         return name in self.fields
@@ -372,14 +374,14 @@ class MessageColumns:
 
     Attributes:
         message: The open message.
-        node: The one whose children are the columns; its last field is their names.
-        sizes: The batch size.
+        node: The one whose children are the columns.
         beside: What stands in the message next to the batch: by name, or a mapping without one.
         whole: Whether the batch is all of the message.
     """
 
     __slots__ = (
-        *("_columns", "allow_pickle", "beside", "device", "message", "node", "sizes", "whole"),
+        *("_columns", "allow_pickle", "beside", "device", "message", "names", "node", "sizes"),
+        "whole",
     )
 
     def __init__(
@@ -393,6 +395,7 @@ class MessageColumns:
     ) -> None:
         self.message: Message = message
         self.node: Node = node
+        self.names: Sequence[str] = node.fields[-1]
         self.sizes: Sequence[int] = sizes
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole
@@ -404,7 +407,7 @@ class MessageColumns:
     def columns(self) -> Mapping[str, Node]:
         """Names and nodes."""
         if self._columns is None:
-            self._columns = dict(zip(self.node.fields[-1], self.node.children, strict=True))
+            self._columns = dict(zip(self.names, self.node.children, strict=True))
         return self._columns
 
     def meta(self) -> dict[str, Any]:
