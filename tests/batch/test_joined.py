@@ -894,7 +894,7 @@ def test_rows_of_a_narrow_message_are_sent_narrow(kind):
     inner = TensorDict({"ids": ids, "wide": ids << 40}, [8])
     td = pack_jagged_fields({"ids": ids, "score": ids.float()}, lengths=[5] * 8)
     td["inner"], td["grid"] = inner, ids << 40
-    narrow = ["ids", ("inner", "ids")]
+    narrow: list[Any] = ["ids", ("inner", "ids")]
     batch = open_wire(encode(td, narrow=narrow))
     if kind == "fetched":
         blob = to_blob(encode(td, narrow=narrow))

@@ -48,7 +48,7 @@ from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, Kind
 from jagcodec.wire.stacked import Frames, Stack, of_message, open_messages, stacked
-from jagcodec.wire.wire_batch import Keys, MessageColumns, WireBatch, open_whole
+from jagcodec.wire.wire_batch import Keys, MessageColumns, Source, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
 
@@ -91,12 +91,23 @@ class Messages:
     Attributes:
         counts: (messages,) rows of the batch in each.
         ends: (messages,) rows of it and of those before it.
+        which: For each batch that is joined, the message that it is in.
+        in_order: Whether the batches are all rows of the messages, one message after the other.
     """
 
     def __init__(
-        self, counts: IntArray, stacks: Sequence[Stack], frames: Frames, *, beside: bool = False
+        self,
+        counts: IntArray,
+        stacks: Sequence[Stack],
+        frames: Frames,
+        which: Sequence[int],
+        *,
+        in_order: bool = True,
+        beside: bool = False,
     ) -> None:
         """`beside`: whether anything stands next to the batch in some of the messages."""
+        self.which: Sequence[int] = which
+        self.in_order: bool = in_order
         self.counts: IntArray = counts
         self.ends: IntArray = counts.cumsum()
         self._stacks = [(stack, stack.columns) for stack in stacks]
@@ -269,24 +280,10 @@ class Messages:
         return message, rows - (self.ends - self.counts)[message]
 
 
-class Found(NamedTuple):
-    """The messages of several batches.
-
-    Attributes:
-        messages: Each of them once; None if columns have to be read from each batch by itself.
-        which: The message of each batch.
-        in_order: Whether the batches are all rows of the messages, one message after the other.
-    """
-
-    messages: Messages | None
-    which: Sequence[int]
-    in_order: bool
-
-
 # --- rows one after the other ------------------------------------------------------------------
 
 
-class JoinedRows:
+class JoinedRows(Source):
     """The rows of several batches, one batch after the other: a `Source`."""
 
     def __init__(
@@ -294,8 +291,8 @@ class JoinedRows:
         names: Sequence[str],
         counts: Sequence[int],
         open_part: Callable[[int], WireBatch],
-        find_messages: Callable[[], Found],
-        like: WireBatch | None = None,
+        find_messages: Callable[[], Messages | None],
+        like: Source | None = None,
     ) -> None:
         """Batches of some `counts` of rows, which `open_part` opens one by one.
 
@@ -303,18 +300,18 @@ class JoinedRows:
             names: Of the columns.
             counts: As above.
             open_part: Returns the batch of an index.
-            find_messages: Returns the messages that the batches are in.
+            find_messages: Returns the messages that the batches are in; None if columns have to be
+                read from each batch by itself.
             like: Batch dims after the first, and where tensors go.
         """
         rows = sum(counts)
         if rows > INT64_MAX:
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
-        self.names: Sequence[str] = names
-        self.columns: Keys = dict.fromkeys(names)
-        source = None if like is None else like.source
-        self.sizes: Sequence[int] = [rows, *(source.sizes[1:] if source else ())]
-        self.device: torch.device | None = source.device if source else None
-        self.allow_pickle: bool = source is not None and source.allow_pickle
+        if like is None:
+            super().__init__(names, [rows], None, allow_pickle=False)
+        else:
+            sizes = [rows, *like.sizes[1:]]
+            super().__init__(names, sizes, like.device, like.allow_pickle)
         self._counts = counts
         self._open_part = open_part
         self._find_messages = find_messages
@@ -322,8 +319,13 @@ class JoinedRows:
         self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
         self._last: tuple[ChosenRows | None, ChosenRows] | None = None
 
+    @property
+    def columns(self) -> Keys:
+        """See `Source`."""
+        return dict.fromkeys(self.names)
+
     @cached_property
-    def _found(self) -> Found:
+    def _messages(self) -> Messages | None:
         return self._find_messages()
 
     def _part(self, index: int) -> WireBatch:
@@ -351,12 +353,12 @@ class JoinedRows:
 
     def _metas_from(self) -> list[int | None]:
         """For each batch, the index of the batch to read its `meta` from; None: it has none."""
-        messages, which, _ = self._found
+        messages = self._messages
         if messages is None:
             return list(range(len(self._counts)))
         same = messages.metas_from()
         first: dict[int | None, int | None] = {None: None}
-        return [first.setdefault(same[message], i) for i, message in enumerate(which)]
+        return [first.setdefault(same[message], i) for i, message in enumerate(messages.which)]
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
         """See `Source`."""
@@ -372,10 +374,6 @@ class JoinedRows:
             view = view_of(self._leaf_apart(name, chosen), name)
         return view.row_splits.lengths
 
-    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
-        """See `Source`."""
-        return self.leaves({name: key}, chosen)[name]
-
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
         leaves = {}
@@ -390,9 +388,9 @@ class JoinedRows:
                 leaves[name] = nested_tensor(values, view.row_splits)
         return leaves
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
-        columns: list[tuple[str, Any]] = []
+        columns: dict[str, Any] = {}
         for name, view, values in self._read(keys, chosen, views=True):
             column: Any = view if values is None else values
             if view is None:
@@ -402,19 +400,19 @@ class JoinedRows:
             elif self._kind(name) is Kind.NON_TENSOR_ROWS:
                 column = self._objects(name, view, values, chosen)
                 column = rows_of_leaf(column, view.row_splits.rows)
-            columns.append((name, column))
+            columns[name] = column
         return columns
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
         return {
             name: list(column) if isinstance(column, np.ndarray) else column
-            for name, column in self.views(keys, chosen)
+            for name, column in self.views(keys, chosen).items()
         }
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
         """See `Source`."""
-        messages = self._found.messages
+        messages = self._messages
         names: dict[tuple[str, ...], None] = {}
         for name in keys:
             place = None if messages is None else messages.place(name)
@@ -424,9 +422,6 @@ class JoinedRows:
             elif place.stored.any():
                 names[name,] = None
         return list(names)
-
-    def cut(self, keys: Keys, chosen: ChosenRows | None) -> None:
-        """See `Source`."""
 
     def _read(
         self, keys: Keys, chosen: ChosenRows | None, *, views: bool
@@ -447,7 +442,7 @@ class JoinedRows:
 
     def _kind(self, name: str) -> Kind:
         """Of a column that has a view."""
-        messages = self._found.messages
+        messages = self._messages
         place = None if messages is None else messages.place(name)
         return place.kind if place else Kind.JAGGED
 
@@ -458,7 +453,7 @@ class JoinedRows:
 
         None if they have to be read from each batch.
         """
-        messages = self._found.messages
+        messages = self._messages
         place = None if messages is None else messages.place(name)
         if self.device is not None:
             return None
@@ -497,7 +492,7 @@ class JoinedRows:
 
         This takes memory for each row, so it is asked for columns whose rows have bytes.
         """
-        if self._found.in_order:
+        if messages.in_order:
             return chosen
         if self._last is None or self._last[0] is not chosen:
             rows = self._own_rows(messages)
@@ -508,7 +503,7 @@ class JoinedRows:
         """(N,) the rows of all batches among those of all messages."""
         firsts = messages.ends - messages.counts
         rows = []
-        for i, message in enumerate(self._found.which):
+        for i, message in enumerate(messages.which):
             chosen = self._part(i).chosen
             own: Any = range(self._counts[i]) if chosen is None else chosen.index
             rows.append(np.asarray(own, dtype=np.int64) + firsts[message])
@@ -628,7 +623,7 @@ def _agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 # --- columns side by side ----------------------------------------------------------------------
 
 
-class JoinedColumns:
+class JoinedColumns(Source):
     """The columns of several batches of the same rows: a `Source`.
 
     A column is known by its own source, and by what that knows it.
@@ -636,13 +631,16 @@ class JoinedColumns:
 
     def __init__(self, columns: Keys, batches: Sequence[WireBatch]) -> None:
         first = batches[0].source
-        self.names: Sequence[str] = tuple(columns)
-        self.columns: Keys = columns
-        self.sizes: Sequence[int] = first.sizes
-        self.device: torch.device | None = first.device
-        self.allow_pickle: bool = any(batch.source.allow_pickle for batch in batches)
+        pickle = any(batch.source.allow_pickle for batch in batches)
+        super().__init__(tuple(columns), first.sizes, first.device, pickle)
+        self._columns = columns
         self._batches = batches
         self._pool = RowSplitsPool()
+
+    @property
+    def columns(self) -> Keys:
+        """See `Source`."""
+        return self._columns
 
     def meta(self) -> dict[str, Any]:
         """See `Source`."""
@@ -682,14 +680,14 @@ class JoinedColumns:
         view = view_of(leaf, name, pool)
         return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
         columns = self._each(keys, "views", chosen)
         pool = self._pool if chosen is None else chosen.pool
         for name, column in columns.items():
             if isinstance(column, RaggedView):
                 columns[name] = replace(column, row_splits=pool.unique(column.row_splits))
-        return list(columns.items())
+        return columns
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
@@ -698,9 +696,6 @@ class JoinedColumns:
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
         """See `Source`."""
         return [name for source, own in self._by_source(keys) for name in source.narrow_names(own)]
-
-    def cut(self, keys: Keys, chosen: ChosenRows | None) -> None:
-        """See `Source`."""
 
     def _by_source(self, keys: Keys) -> list[tuple[Any, dict[str, Any]]]:
         found: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -737,10 +732,9 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
         counts[stack.members] = stack.numbers[:, stack.node.dims]
     firsts = sorted((int(stack.members[0]), stack.node.fields[-1]) for stack in stacks)
     names = _same_fields(firsts, where)
-    messages = Messages(counts, stacks, frames)
-    found = Found(messages, range(len(sources)), in_order=True)
+    messages = Messages(counts, stacks, frames, range(len(sources)))
     open_part = lambda i: open_one(i, sources[i])  # noqa: E731
-    return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: found))
+    return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: messages))
 
 
 def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
@@ -768,11 +762,11 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
             parts.append(batch)
     counts = list(map(len, parts))
     find = lambda: _messages_of(parts)  # noqa: E731
-    return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first))
+    return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first.source))
 
 
-def _messages_of(batches: Sequence[WireBatch]) -> Found:
-    """The messages of batches, if all of them are in memory."""
+def _messages_of(batches: Sequence[WireBatch]) -> Messages | None:
+    """The messages of batches; None if not all of them are in memory."""
     known: dict[int, int] = {}
     sources: list[MessageColumns] = []
     frames: list[Sequence[ByteArray]] = []
@@ -783,7 +777,7 @@ def _messages_of(batches: Sequence[WireBatch]) -> Found:
         number = known.setdefault(id(source), len(sources))
         if number == len(sources):
             if not isinstance(source, MessageColumns) or (held := source.frames) is None:
-                return Found(None, (), in_order=False)
+                return None
             sources.append(source)
             frames.append(held)
         which.append(number)
@@ -791,8 +785,8 @@ def _messages_of(batches: Sequence[WireBatch]) -> Found:
     counts = np.array([source.sizes[0] for source in sources], dtype=np.int64)
     stacks = stacked((i, each.message.header, each.node) for i, each in enumerate(sources))
     beside = any(source.beside for source in sources)
-    messages = Messages(counts, stacks, Frames.of(frames), beside=beside)
-    return Found(messages, which, in_order and len(which) == len(sources))
+    in_order = in_order and len(which) == len(sources)
+    return Messages(counts, stacks, Frames.of(frames), which, in_order=in_order, beside=beside)
 
 
 def readable(source: Any, where: str) -> Any:

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ Keys = Mapping[str, Any]
 """Names of columns, and by what their `Source` knows them."""
 
 
-class Source(Protocol):
-    """What reads the columns of a batch: from one message, or from several (`jagcodec.batch.join`).
+class Source:
+    """What reads the columns of a batch: from one message, or from several (`batch/join.py`).
 
     Of the arguments, `keys` are the columns that are wanted, and `chosen` the rows of them; None
     for all.
@@ -63,55 +63,60 @@ class Source(Protocol):
         allow_pickle: Whether pickled objects are unpickled, and pickled again to be sent on.
     """
 
-    names: Sequence[str]
-    sizes: Sequence[int]
-    device: torch.device | None
-    allow_pickle: bool
+    __slots__ = ("allow_pickle", "device", "names", "sizes")
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        device: torch.device | None,
+        allow_pickle: bool,
+    ) -> None:
+        self.names: Sequence[str] = names
+        self.sizes: Sequence[int] = sizes
+        self.device: torch.device | None = device
+        self.allow_pickle: bool = allow_pickle
 
     @property
     def columns(self) -> Keys:
         """All columns."""
-        ...
+        raise NotImplementedError
 
     def meta(self) -> dict[str, Any]:
         """See `WireBatch.meta`."""
-        ...
+        raise NotImplementedError
 
     def metas(self) -> list[dict[str, Any]]:
         """See `WireBatch.metas`."""
-        ...
+        raise NotImplementedError
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
         """What headers say of a column, for `rows` chosen rows."""
-        ...
+        raise NotImplementedError
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
         """See `WireBatch.row_lengths`."""
-        ...
+        raise NotImplementedError
 
     def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
         """See `WireBatch.leaf`."""
-        ...
+        return self.leaves({name: key}, chosen)[name]
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """Columns as leaves of one TensorDict."""
-        ...
+        raise NotImplementedError
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `WireBatch.columns`."""
-        ...
+        raise NotImplementedError
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """Columns as `Columns` has them; rows of documents are not read if that is possible."""
-        ...
+        raise NotImplementedError
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
         """The columns that are stored in fewer bytes than their dtypes have, also in batches."""
-        ...
-
-    def cut(self, keys: Keys, chosen: ChosenRows | None) -> list[Frame] | None:
-        """Frames that can be made without reading values; None if they have to be read."""
-        ...
+        raise NotImplementedError
 
 
 class WireBatch(OpenBatch):
@@ -272,10 +277,10 @@ class WireBatch(OpenBatch):
             WireFormatError: A field is malformed.
             UnsupportedTypeError: As `encode`.
         """
-        frames = self._source.cut(self.column_keys, self._chosen)
-        if frames is None:
-            frames = encode(self, allow_pickle=self._source.allow_pickle)
-        return frames
+        source, frames = self._source, None
+        if isinstance(source, MessageColumns):
+            frames = source.cut(self.column_keys, self._chosen)
+        return encode(self, allow_pickle=source.allow_pickle) if frames is None else frames
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
@@ -319,7 +324,7 @@ class WireBatch(OpenBatch):
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        return self._source.views(self.column_keys, self._chosen)
+        return list(self._source.views(self.column_keys, self._chosen).items())
 
     def _key(self, name: str, where: str) -> Any:
         columns = self.column_keys
@@ -369,7 +374,7 @@ def _tensordict(batch: WireBatch, leaves: dict[str, Any]) -> TensorDict:
 # --- the columns of one message ----------------------------------------------------------------
 
 
-class MessageColumns:
+class MessageColumns(Source):
     """The columns of a batch in one message: see `Source`.
 
     Attributes:
@@ -379,10 +384,7 @@ class MessageColumns:
         whole: Whether the batch is all of the message.
     """
 
-    __slots__ = (
-        *("_columns", "allow_pickle", "beside", "device", "message", "names", "node", "sizes"),
-        "whole",
-    )
+    __slots__ = ("_columns", "beside", "message", "node", "whole")
 
     def __init__(
         self,
@@ -393,14 +395,11 @@ class MessageColumns:
         *,
         whole: bool = False,
     ) -> None:
+        super().__init__(node.fields[-1], sizes, message.device, message.allow_pickle)
         self.message: Message = message
         self.node: Node = node
-        self.names: Sequence[str] = node.fields[-1]
-        self.sizes: Sequence[int] = sizes
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole
-        self.device: torch.device | None = message.device
-        self.allow_pickle: bool = message.allow_pickle
         self._columns: Mapping[str, Node] | None = None
 
     @property
@@ -446,53 +445,49 @@ class MessageColumns:
         """See `Source`."""
         return _named(name, key, self._leaf, chosen, Budget(self.message))
 
-    def leaves(
-        self, keys: Keys, chosen: ChosenRows | None, budget: Budget | None = None
-    ) -> dict[str, Any]:
+    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
-        if budget is None:
-            budget = Budget(self.message)
-        leaves = {}
-        for name, node in keys.items():
-            leaf = _named(name, node, self._leaf, chosen, budget)
-            if isinstance(leaf, WireBatch):
-                nested: Any = leaf.source
-                leaf = _tensordict(leaf, nested.leaves(nested.columns, chosen, budget))
-            leaves[name] = leaf
-        return leaves
+        return self._each(keys, {}, chosen, Budget(self.message))
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> list[tuple[str, Any]]:
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
-        message, budget = self.message, Budget(self.message)
+        message = self.message
         if message.header.compressed:
             cells = [node for node in keys.values() if node.kind in _WITH_CELLS]
             prepare(message.payload, {message.numbers[node.number] for node in cells})
-        columns: list[tuple[str, Any]] = []
-        for name, node in keys.items():
-            if node.kind is Kind.NON_TENSOR_ROWS:
-                column = object_array(_named(name, node, self._objects, chosen, budget))
-            elif node.kind is _JAGGED:
-                column = _named(name, node, self._view, chosen, budget)
-            else:
-                column = _named(name, node, self._leaf, chosen, budget)
-            columns.append((name, column))
-        return columns
+        reads: dict[Kind, Any] = {
+            _JAGGED: self._view,
+            Kind.NON_TENSOR_ROWS: self._object_array,
+            Kind.TENSORDICT: self._leaf,
+        }
+        return self._each(keys, reads, chosen, Budget(message))
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
-        budget = Budget(self.message)
-        reads: dict[Kind, Callable[..., Any]] = {
-            Kind.NON_TENSOR_ROWS: self._documents,
+        reads: dict[Kind, Any] = {
             _JAGGED: self._view,
             _TENSOR: self._rectangle,
+            Kind.NON_TENSOR_ROWS: self._documents,
         }
-        columns: dict[str, Any] = {}
+        return self._each(keys, reads, chosen, Budget(self.message))
+
+    def _each(
+        self,
+        keys: Mapping[str, Node],
+        reads: Mapping[Kind, Callable[..., Any]],
+        chosen: ChosenRows | None,
+        budget: Budget,
+    ) -> dict[str, Any]:
+        """What is read of each column: by its kind, or as a leaf of one TensorDict."""
+        found = {}
         for name, node in keys.items():
-            if node.kind in reads:
-                columns[name] = _named(name, node, reads[node.kind], chosen, budget)
-            else:
-                columns |= self.leaves({name: node}, chosen, budget)
-        return columns
+            read = reads.get(node.kind)
+            value = _named(name, node, read or self._leaf, chosen, budget)
+            if read is None and isinstance(value, WireBatch):
+                nested: Any = value.source
+                value = _tensordict(value, nested._each(nested.columns, {}, chosen, budget))
+            found[name] = value
+        return found
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
         """See `Source`."""
@@ -583,6 +578,9 @@ class MessageColumns:
     def _objects(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> list[Any]:
         self._check_rows(node)
         return objects(self.message, node, budget, chosen)
+
+    def _object_array(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+        return object_array(self._objects(node, chosen, budget))
 
     def _documents(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
         self._check_rows(node)
