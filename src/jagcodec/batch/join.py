@@ -7,32 +7,31 @@ Whatever else messages hold is read from each, and put together as `concat_rows`
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from jagcodec._arguments import check_known
-from jagcodec.batch.leaves import concat_leaves, same_values, select_leaf
+from jagcodec.batch.leaves import agreed, concat_leaves, select_leaf
+from jagcodec.batch.messages import Messages, in_message, same_fields
 from jagcodec.batch.options import check_beginnings, likes_of
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     ArgumentTypeError,
     WireFormatError,
     brief,
     describe,
 )
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows, rows_of_leaf
@@ -40,244 +39,14 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
-from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
-from jagcodec.wire.narrow import widened
-from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import Frames, Stack, of_message, open_messages, stacked
+from jagcodec.wire.spec import Kind
+from jagcodec.wire.stacked import Frames, open_messages, stacked
 from jagcodec.wire.wire_batch import Keys, MessageColumns, Source, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
-
-
-# --- where the columns of several messages lie -------------------------------------------------
-
-
-class Place(NamedTuple):
-    """Where a column lies in each of several messages.
-
-    Attributes:
-        kind: TENSOR, JAGGED or NON_TENSOR_ROWS.
-        name: The dtype of its cells; uint8 of documents.
-        dtype: The same as torch calls it.
-        inner: Dims of a cell.
-        start: (messages,) bytes before its first cell, as if all frames lay end to end.
-        cells: (messages,) how many it has; bytes of documents.
-        group: (messages,) its ragged group.
-        stored: (messages,) how its cells are stored.
-    """
-
-    kind: Kind
-    name: str
-    dtype: torch.dtype
-    inner: tuple[int, ...]
-    start: IntArray
-    cells: IntArray
-    group: IntArray
-    stored: IntArray
-
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of one cell, as wide as its dtype."""
-        return math.prod(self.inner) * self.dtype.itemsize
-
-
-class Messages:
-    """Several messages in memory: where the rows of their columns lie, from headers and offsets.
-
-    Attributes:
-        counts: (messages,) rows of the batch in each.
-        ends: (messages,) rows of it and of those before it.
-        which: For each batch that is joined, the message that it is in.
-        in_order: Whether the batches are all rows of the messages, one message after the other.
-    """
-
-    def __init__(
-        self,
-        counts: IntArray,
-        stacks: Sequence[Stack],
-        frames: Frames,
-        which: Sequence[int],
-        *,
-        in_order: bool = True,
-        beside: bool = False,
-    ) -> None:
-        """`beside`: whether anything stands next to the batch in some of the messages."""
-        self.which: Sequence[int] = which
-        self.in_order: bool = in_order
-        self.counts: IntArray = counts
-        self.ends: IntArray = counts.cumsum()
-        self._stacks = [(stack, stack.columns) for stack in stacks]
-        self._frames = frames
-        self._beside = beside
-        # Where each frame begins if all lie end to end; one more, for messages without frames.
-        self._bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
-        np.add.accumulate(frames.sizes, out=self._bases[1:])
-        self._places: dict[str, Place | None] = {}
-        self._rows: dict[bytes, tuple[RowSplits, IntArray, IntArray] | None] = {}
-        self._views: dict[str, RaggedView | None] = {}
-        self._wide: dict[str, tuple[tuple[ByteArray, ...], IntArray]] = {}
-
-    def metas_from(self) -> list[int | None]:
-        """For each message, the index of the message to read its `meta` from.
-
-        Messages of one schema share the first one's index if their header values are the same
-        bytes. None means that the header holds no values, and so no `meta`.
-        """
-        if self._beside:
-            return list(range(len(self.counts)))
-        found: list[int | None] = [None] * len(self.counts)
-        for stack, _ in self._stacks:
-            first: dict[bytes, int | None] = {NO_VALUES: None}
-            for i, packed in zip(stack.members.tolist(), stack.values, strict=True):
-                found[i] = first.setdefault(packed, i)
-        return found
-
-    def place(self, name: str) -> Place | None:
-        """Where a column lies; None if it has to be read from each message.
-
-        Because messages differ in the column, its rows are made of parts, or it is of another kind.
-        """
-        if name not in self._places:
-            self._places[name] = self._find(name)
-        return self._places[name]
-
-    def _find(self, name: str) -> Place | None:
-        form: tuple[Any, ...] | None = None
-        start, cells, group, stored = np.empty((4, len(self.counts)), dtype=np.int64)
-        for stack, columns in self._stacks:
-            node, numbers, members = columns[name], stack.numbers, stack.members
-            i, dims = node.number, numbers[:, node.dims : node.end]
-            dtype = "uint8"
-            if node.kind is Kind.NON_TENSOR_ROWS:
-                dims = numbers[:, i + 4 : i + 5]
-            elif node.kind is Kind.TENSOR or (node.kind is Kind.JAGGED and node.fields[2] == 1):
-                dtype = node.fields[0]
-            else:
-                return None
-            own = (node.kind, dtype, tuple(dims[0, 1:].tolist()))
-            form = form or own
-            if own != form or not dims.shape[1] or (dims[:, 1:] != dims[0, 1:]).any():
-                return None
-            held = dims.all(axis=1)  # what is empty lies anywhere
-            frame = self._frames.first[members] + np.where(held, numbers[:, i], 0)
-            start[members] = self._bases[frame] + np.where(held, numbers[:, i + 1], 0)
-            cells[members] = dims[:, 0]
-            group[members] = -1 if node.kind is Kind.TENSOR else numbers[:, i + 3]
-            stored[members] = np.where(held, numbers[:, i + 2], PLAIN)
-        if form is None or (stored >= PARTS).any():
-            return None
-        kind, name, inner = form
-        with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
-            return Place(kind, name, torch_dtype(name), inner, start, cells, group, stored)
-        return None
-
-    def cells(self, name: str, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
-        """Memory that holds the cells of a column as wide as their dtype, and `start` in it.
-
-        Those that are stored narrow are widened together.
-        """
-        if not place.stored.any():
-            return self._frames.buffers, place.start
-        if name not in self._wide:
-            self._wide[name] = self._widened(place)
-        return self._wide[name]
-
-    def _widened(self, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
-        memory, starts, end = [*self._frames.buffers], place.start.copy(), int(self._bases[-1])
-        itemsize = place.dtype.itemsize
-        for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
-            members = np.flatnonzero(place.stored == stored)
-            counts = place.cells[members] * math.prod(place.inner)
-            sizes = (counts + 7) // 8 if stored == BITS else counts * STORED_WIDTHS[stored][0]
-            if stored == BITS:  # of each message whole bytes
-                counts = 8 * sizes
-            rows, runs = self._frames.buffers, RowSplits.from_lengths(sizes)
-            narrow = RaggedView(rows, torch.uint8, (runs.total,), 1, starts[members], runs)
-            total = int(counts.sum())
-            wide = widened(as_bytes(gathered([narrow])[0]), stored, place.name, total)
-            starts[members] = end + (counts.cumsum() - counts) * itemsize
-            memory.append(wide)
-            end += len(wide)
-        return tuple(memory), starts
-
-    def view(self, name: str, place: Place) -> RaggedView | None:
-        """All rows of a jagged column, or of documents, where they lie.
-
-        None if they are not the rows of their messages, or not sound: then it is for the reader of
-        one message to say so.
-        """
-        if name not in self._views:
-            self._views[name] = self._view(name, place)
-        return self._views[name]
-
-    def _view(self, name: str, place: Place) -> RaggedView | None:
-        key = place.group.tobytes()
-        if key not in self._rows:
-            self._rows[key] = self._read_groups(place.group)
-        rows = self._rows[key]
-        if rows is None or (rows[2] != place.cells).any():
-            return None
-        splits, begins, cells = rows
-        cell, inner = place.cell_bytes, place.inner
-        memory, start = self.cells(name, place)
-        if cell * splits.total >= 8 * splits.rows:
-            starts = np.repeat(start, self.counts) + begins * cell
-            return RaggedView(memory, place.dtype, (splits.total, *inner), 1, starts, splits)
-        # Rows that take less memory than to say where they are.
-        messages = RowSplits.from_lengths(cells)
-        whole = RaggedView(memory, place.dtype, (splits.total, *inner), 1, start, messages)
-        data: Any = as_bytes(gathered([whole])[0])
-        return RaggedView(data, place.dtype, (splits.total, *inner), 1, None, splits)
-
-    def _read_groups(self, groups: IntArray) -> tuple[RowSplits, IntArray, IntArray] | None:
-        """The rows of a ragged group of each message, where they begin in it, and its cells."""
-        buffer, offset, rows, low, high = np.empty((5, len(self.counts)), dtype=np.int64)
-        numbers = (buffer, offset, rows, low, high)
-        for stack, _ in self._stacks:
-            index = np.arange(len(stack.members)), groups[stack.members]
-            for number, found in zip(numbers, stack.groups[index].T, strict=True):
-                number[stack.members] = found
-        if (rows != self.counts).any():
-            return None
-        lengths = np.repeat(high, rows)
-        many = np.flatnonzero(rows > 1)
-        if len(many):
-            counts = rows[many] + 1
-            frames = (self._frames.first[many] + buffer[many]).tolist()
-            at = zip(frames, counts.tolist(), offset[many].tolist(), strict=True)
-            # A copy: offsets that were checked must not change with the messages' memory.
-            buffers = self._frames.buffers
-            offsets = np.concatenate(
-                [np.frombuffer(buffers[i], np.int64, held, start) for i, held, start in at]
-            )
-            firsts = counts.cumsum() - counts
-            steps = offsets[1:] - offsets[:-1]
-            of_rows = np.ones(len(steps), dtype=bool)
-            of_rows[firsts[1:] - 1] = False
-            steps = steps[of_rows]
-            begins = firsts - np.arange(len(many))
-            if (
-                offsets[firsts].any()
-                or (offsets < 0).any()
-                or (np.minimum.reduceat(steps, begins) != low[many]).any()
-                or (np.maximum.reduceat(steps, begins) != high[many]).any()
-            ):
-                return None
-            lengths[np.repeat(rows > 1, rows)] = steps
-        if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
-            return None  # cells of no bytes may be many
-        splits = RowSplits.from_lengths(lengths)
-        bounds = splits.host[np.concatenate([[0], self.ends])]
-        return splits, splits.starts - np.repeat(bounds[:-1], rows), np.diff(bounds)
-
-    def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Which message each of these rows is of, and which row of it."""
-        message = np.searchsorted(self.ends, rows, side="right")
-        return message, rows - (self.ends - self.counts)[message]
 
 
 # --- rows one after the other ------------------------------------------------------------------
@@ -332,7 +101,7 @@ class JoinedRows(Source):
         """One of the batches."""
         part = self._parts.get(index)
         if part is None:
-            with _message(index):
+            with in_message(index):
                 part = self._parts.setdefault(index, self._open_part(index))
         return part
 
@@ -342,7 +111,7 @@ class JoinedRows(Source):
 
     def meta(self) -> dict[str, Any]:
         """See `Source`."""
-        return _agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
+        return agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
 
     def metas(self) -> list[dict[str, Any]]:
         """See `Source`."""
@@ -356,9 +125,9 @@ class JoinedRows(Source):
         messages = self._messages
         if messages is None:
             return list(range(len(self._counts)))
-        same = messages.metas_from()
-        first: dict[int | None, int | None] = {None: None}
-        return [first.setdefault(same[message], i) for i, message in enumerate(messages.which)]
+        first: dict[Any, int | None] = {None: None}
+        metas = messages.metas
+        return [first.setdefault(metas[message], i) for i, message in enumerate(messages.which)]
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
         """See `Source`."""
@@ -367,12 +136,10 @@ class JoinedRows(Source):
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
         """See `Source`."""
-        if self._part(0).select([name]).schema[name].kind != "jagged":
+        if self.schema(name, key, 0).kind != "jagged":
             return None
-        view = self._view(name, chosen)
-        if view is None:
-            view = view_of(self._leaf_apart(name, chosen), name)
-        return view.row_splits.lengths
+        lengths: IntArray = self.views({name: key}, chosen)[name].row_splits.lengths
+        return lengths
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
@@ -444,7 +211,7 @@ class JoinedRows(Source):
         """Of a column that has a view."""
         messages = self._messages
         place = None if messages is None else messages.place(name)
-        return place.kind if place else Kind.JAGGED
+        return Kind.JAGGED if place is None else place.kind
 
     # In place
 
@@ -453,39 +220,19 @@ class JoinedRows(Source):
 
         None if they have to be read from each batch.
         """
-        messages = self._messages
-        place = None if messages is None else messages.place(name)
         if self.device is not None:
             return None
-        if messages is None or place is None:
+        messages = self._messages
+        view = None if messages is None else messages.view(name)
+        if messages is None or view is None:
             return self._view_apart(name, chosen)
-        if place.kind is Kind.TENSOR:
-            return self._rows_of_rectangles(name, place, messages, chosen)
-        whole = messages.view(name, place)
-        if whole is None:
-            return None
-        rows, row_splits = self._rows_in(messages, chosen), whole.row_splits
+        rows, row_splits = self._rows_in(messages, chosen), view.row_splits
         if rows is not None:
             row_splits, starts = rows.among(0, row_splits)
-            if whole.starts is not None:
-                starts = whole.row_starts()[rows.at]
-            whole = replace(whole, starts=starts)
-        return replace(whole, row_splits=self._pool_of(chosen).unique(row_splits))
-
-    def _rows_of_rectangles(
-        self, name: str, place: Place, messages: Messages, chosen: ChosenRows | None
-    ) -> RaggedView | None:
-        cell = place.cell_bytes
-        if not cell or (place.cells != messages.counts).any():
-            return None
-        memory, start = messages.cells(name, place)
-        rows = self._rows_in(messages, chosen)
-        if rows is None:
-            splits = RowSplits.from_lengths(place.cells)
-        else:
-            message, row = messages.find(np.asarray(rows.index, dtype=np.int64))
-            splits, start = rows.among(None, None)[0], start[message] + row * cell
-        return RaggedView(memory, place.dtype, (splits.total, *place.inner), 1, start, splits)
+            if view.starts is not None:
+                starts = view.row_starts()[rows.at]
+            view = replace(view, starts=starts)
+        return replace(view, row_splits=self._pool_of(chosen).unique(row_splits))
 
     def _rows_in(self, messages: Messages, chosen: ChosenRows | None) -> ChosenRows | None:
         """Chosen rows among those of all messages; None for all of these, in their order.
@@ -501,12 +248,11 @@ class JoinedRows(Source):
 
     def _own_rows(self, messages: Messages) -> IntArray:
         """(N,) the rows of all batches among those of all messages."""
-        firsts = messages.ends - messages.counts
         rows = []
         for i, message in enumerate(messages.which):
             chosen = self._part(i).chosen
             own: Any = range(self._counts[i]) if chosen is None else chosen.index
-            rows.append(np.asarray(own, dtype=np.int64) + firsts[message])
+            rows.append(np.asarray(own, dtype=np.int64) + messages.firsts[message])
         return np.concatenate(rows)
 
     def _objects(
@@ -570,7 +316,7 @@ class JoinedRows(Source):
         views: list[RaggedView] = []
         for i, batch in columns:
             # Before anything is made for each of the rows, of which a message can claim many.
-            with _message(i):
+            with in_message(i):
                 if batch.schema[name].kind != "jagged":
                     return None
                 ((_, view),) = batch.columns()
@@ -589,7 +335,7 @@ class JoinedRows(Source):
         columns, order = self._apart(name, chosen)
         leaves = []
         for i, batch in columns:
-            with _message(i):
+            with in_message(i):
                 leaf = batch.leaf(name)
                 leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
         path = f"concat_rows[{name!r}]"
@@ -599,25 +345,6 @@ class JoinedRows(Source):
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
-
-
-@contextmanager
-def _message(index: int) -> Iterator[None]:
-    """Errors inside say which message they are about."""
-    try:
-        yield
-    except WireFormatError as error:
-        raise of_message(index, error) from error
-
-
-def _agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of several mappings have the same."""
-    first, *others = metas or [{}]
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in other and same_values(other[name], value) for other in others)
-    }
 
 
 # --- columns side by side ----------------------------------------------------------------------
@@ -644,7 +371,7 @@ class JoinedColumns(Source):
 
     def meta(self) -> dict[str, Any]:
         """See `Source`."""
-        return _agreed(self.metas())
+        return agreed(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
         """See `Source`."""
@@ -731,7 +458,7 @@ def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
             return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
         counts[stack.members] = stack.numbers[:, stack.node.dims]
     firsts = sorted((int(stack.members[0]), stack.node.fields[-1]) for stack in stacks)
-    names = _same_fields(firsts, where)
+    names = same_fields(firsts, where)
     messages = Messages(counts, stacks, frames, range(len(sources)))
     open_part = lambda i: open_one(i, sources[i])  # noqa: E731
     return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: messages))
@@ -744,7 +471,7 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
         ArgumentKeyError: They do not have the same columns.
         ArgumentError: They differ in their batch dims after the first.
     """
-    names = _same_fields(enumerate(batch.fields for batch in batches), where)
+    names = same_fields(enumerate(batch.fields for batch in batches), where)
     first, parts = batches[0], []
     inner = first.source.sizes[1:]
     for i, batch in enumerate(batches):
@@ -818,27 +545,8 @@ def readable(source: Any, where: str) -> Any:
 
 def open_one(index: int, source: Any) -> WireBatch:
     """One of several messages, opened; an error says which it is."""
-    try:
+    with in_message(index):
         return open_whole(source, f"message {index}")
-    except WireFormatError as error:
-        raise of_message(index, error) from error
-
-
-def _same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
-    """The columns of the first batch, which all must have."""
-    first: Sequence[str] | None = None
-    for i, names in batches:
-        if first is None or names == first:
-            first = names
-            continue
-        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where} of batch {i}",
-                f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'besides'}; select the ones that all have",
-            )
-    return first or ()
 
 
 # --- public -------------------------------------------------------------------------------------
@@ -857,12 +565,11 @@ def concat_rows(batches: Iterable[B]) -> B:
         over all of them: nothing is read or copied until a column is asked for. Of the others
         every column is copied once. Columns of equal row lengths share one offsets tensor. A
         non-tensor payload of the whole batch stays one if all batches have the same, bit for
-        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is joined.
+        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is what all have.
 
     Raises:
-        ArgumentError: There is no batch; a column differs between batches in layout, dtype,
-            device or the shape of a row (nothing is promoted or guessed); or ``meta_info`` holds
-            unequal values under one key.
+        ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
+            device or the shape of a row (nothing is promoted or guessed).
         ArgumentKeyError: A batch lacks a column of another; both are named.
         ArgumentTypeError: Batches or columns are not of one kind.
 

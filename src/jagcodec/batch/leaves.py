@@ -379,6 +379,16 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
 # --- comparing ---------------------------------------------------------------------------------
 
 
+def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several mappings have the same."""
+    first, *others = metas or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and same_values(other[name], value) for other in others)
+    }
+
+
 def same_values(a: Any, b: Any) -> bool:
     """Whether two values are the same: types, shapes, and every bit, NaN included.
 

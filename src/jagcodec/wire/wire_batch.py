@@ -25,7 +25,7 @@ from jagcodec.ragged.non_tensor import (
     stack_of_payloads,
 )
 from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import inside
@@ -88,7 +88,7 @@ class Source:
 
     def metas(self) -> list[dict[str, Any]]:
         """See `WireBatch.metas`."""
-        raise NotImplementedError
+        return [self.meta()]
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
         """What headers say of a column, for `rows` chosen rows."""
@@ -140,35 +140,35 @@ class WireBatch(OpenBatch):
         [[4, 5, 6, 7], [8, 9, 10]]
     """
 
-    __slots__ = ("__weakref__", "_chosen", "_keys", "_source")
+    __slots__ = ("__weakref__", "_keys", "chosen", "source")
 
     def __init__(
         self, source: Source, keys: Keys | None = None, chosen: ChosenRows | None = None
     ) -> None:
         """Use `open_wire`. No `keys`: all columns of the source."""
-        self._source = source
+        self.source: Source = source
+        self.chosen: ChosenRows | None = chosen
         self._keys = keys
-        self._chosen = chosen
 
     @property
     def column_keys(self) -> Keys:
         """The columns, and by what their source knows them."""
-        return self._source.columns if self._keys is None else self._keys
+        return self.source.columns if self._keys is None else self._keys
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the columns, in their order."""
-        return tuple(self._source.names if self._keys is None else self._keys)
+        return tuple(self.source.names if self._keys is None else self._keys)
 
     @property
     def batch_size(self) -> torch.Size:
         """(N, ...): N rows as chosen."""
-        return torch.Size([len(self), *self._source.sizes[1:]])
+        return torch.Size([len(self), *self.source.sizes[1:]])
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
         """Name to `FieldSchema`, from the headers alone, for the rows as chosen."""
-        rows, schema = len(self), self._source.schema
+        rows, schema = len(self), self.source.schema
         return MappingProxyType(
             {name: schema(name, k, rows) for name, k in self.column_keys.items()}
         )
@@ -182,15 +182,15 @@ class WireBatch(OpenBatch):
         Raises:
             WireFormatError: It is malformed.
         """
-        return self._source.meta()
+        return self.source.meta()
 
     @property
     def metas(self) -> list[dict[str, Any]]:
         """`meta` of each message, or of each batch that was joined, in their order."""
-        return self._source.metas()
+        return self.source.metas()
 
     def __len__(self) -> int:
-        return self._source.sizes[0] if self._chosen is None else len(self._chosen)
+        return self.source.sizes[0] if self.chosen is None else len(self.chosen)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)
@@ -222,7 +222,7 @@ class WireBatch(OpenBatch):
         """
         columns = self.column_keys
         listed = known_names(names, columns, "WireBatch.select")
-        return WireBatch(self._source, {name: columns[name] for name in listed}, self._chosen)
+        return WireBatch(self.source, {name: columns[name] for name in listed}, self.chosen)
 
     def rows(self, index: Any) -> WireBatch:
         """These rows, in this order; they may repeat. Reads nothing.
@@ -236,14 +236,14 @@ class WireBatch(OpenBatch):
             ArgumentTypeError: `index` is none of these.
         """
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
-        if self._chosen is not None:
-            known = self._chosen.index
+        if self.chosen is not None:
+            known = self.chosen.index
             chosen = (
                 known[chosen.start : chosen.stop]
                 if isinstance(chosen, range)
                 else np.asarray(known, dtype=np.int64)[chosen]
             )
-        return WireBatch(self._source, self._keys, ChosenRows(chosen))
+        return WireBatch(self.source, self._keys, ChosenRows(chosen))
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -253,7 +253,7 @@ class WireBatch(OpenBatch):
             ArgumentError: Rows were chosen of a column that has none to choose, such as CSR; or
                 columns of several messages differ.
         """
-        leaves = self._source.leaves(self.column_keys, self._chosen)
+        leaves = self.source.leaves(self.column_keys, self.chosen)
         return _tensordict(self, leaves)
 
     def to_frames(self) -> list[Frame]:
@@ -277,23 +277,23 @@ class WireBatch(OpenBatch):
             WireFormatError: A field is malformed.
             UnsupportedTypeError: As `encode`.
         """
-        source, frames = self._source, None
+        source, frames = self.source, None
         if isinstance(source, MessageColumns):
-            frames = source.cut(self.column_keys, self._chosen)
+            frames = source.cut(self.column_keys, self.chosen)
         return encode(self, allow_pickle=source.allow_pickle) if frames is None else frames
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
-        if len(self._source.sizes) > 1:
+        if len(self.source.sizes) > 1:
             return self.to_tensordict()
-        return Columns(len(self), self._source.to_encode(self.column_keys, self._chosen))
+        return Columns(len(self), self.source.to_encode(self.column_keys, self.chosen))
 
     def narrow_names(self) -> list[tuple[str, ...]]:
         """The columns that are stored in fewer bytes than their dtypes have, and so sent on.
 
         Those of a nested batch by all names on the way.
         """
-        return self._source.narrow_names(self.column_keys)
+        return self.source.narrow_names(self.column_keys)
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -305,7 +305,7 @@ class WireBatch(OpenBatch):
             WireFormatError: It is malformed.
             ArgumentError: Columns of several messages differ.
         """
-        return self._source.leaf(name, self._key(name, "leaf"), self._chosen)
+        return self.source.leaf(name, self._key(name, "leaf"), self.chosen)
 
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
@@ -316,7 +316,7 @@ class WireBatch(OpenBatch):
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        return self._source.row_lengths(name, self._key(name, "row_lengths"), self._chosen)
+        return self.source.row_lengths(name, self._key(name, "row_lengths"), self.chosen)
 
     def columns(self) -> list[tuple[str, Any]]:
         """Each column with its name, in the form from which it takes least to make a rectangle.
@@ -324,7 +324,7 @@ class WireBatch(OpenBatch):
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        return list(self._source.views(self.column_keys, self._chosen).items())
+        return list(self.source.views(self.column_keys, self.chosen).items())
 
     def _key(self, name: str, where: str) -> Any:
         columns = self.column_keys
@@ -337,24 +337,8 @@ class WireBatch(OpenBatch):
     def __reduce_ex__(self, protocol: Any) -> Any:
         frames = self.to_frames()
         if protocol >= 5:
-            return _reopened, ([pickle.PickleBuffer(frame) for frame in frames],)
-        return _reopened, ([bytes(frame) for frame in frames],)
-
-    # For joins
-
-    @property
-    def source(self) -> Source:
-        """What reads the columns."""
-        return self._source
-
-    @property
-    def chosen(self) -> ChosenRows | None:
-        """Which rows of the source were chosen; None for all of them."""
-        return self._chosen
-
-
-def _reopened(frames: list[Any]) -> WireBatch:
-    return open_wire(frames)
+            return open_wire, ([pickle.PickleBuffer(frame) for frame in frames],)
+        return open_wire, ([bytes(frame) for frame in frames],)
 
 
 def _tensordict(batch: WireBatch, leaves: dict[str, Any]) -> TensorDict:
@@ -422,10 +406,6 @@ class MessageColumns(Source):
         meta.update(message.meta())
         return meta
 
-    def metas(self) -> list[dict[str, Any]]:
-        """See `Source`."""
-        return [self.meta()]
-
     def schema(self, name: str, key: Node, rows: int) -> FieldSchema:
         """See `Source`."""
         return field_of(self.message, key, rows)
@@ -434,12 +414,10 @@ class MessageColumns(Source):
         """See `Source`."""
         if key.kind is not _JAGGED:
             return None
-        lengths: IntArray = _named(name, key, self._lengths, chosen)
-        return lengths
-
-    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
-        self._check_rows(node)
-        return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
+        _named(name, key, self._check_rows)
+        group = self.message.numbers[key.number + 3]
+        row_splits: RowSplits = _named(name, key, lambda _: self.message.row_splits(group, chosen))
+        return row_splits.lengths
 
     def leaf(self, name: str, key: Node, chosen: ChosenRows | None) -> Any:
         """See `Source`."""
@@ -453,11 +431,12 @@ class MessageColumns(Source):
         """See `Source`."""
         message = self.message
         if message.header.compressed:
-            cells = [node for node in keys.values() if node.kind in _WITH_CELLS]
+            kinds = (_TENSOR, _JAGGED, Kind.NON_TENSOR_ROWS)
+            cells = [node for node in keys.values() if node.kind in kinds]
             prepare(message.payload, {message.numbers[node.number] for node in cells})
         reads: dict[Kind, Any] = {
             _JAGGED: self._view,
-            Kind.NON_TENSOR_ROWS: self._object_array,
+            Kind.NON_TENSOR_ROWS: lambda *column: object_array(self._objects(*column)),
             Kind.TENSORDICT: self._leaf,
         }
         return self._each(keys, reads, chosen, Budget(message))
@@ -579,9 +558,6 @@ class MessageColumns(Source):
         self._check_rows(node)
         return objects(self.message, node, budget, chosen)
 
-    def _object_array(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        return object_array(self._objects(node, chosen, budget))
-
     def _documents(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
         self._check_rows(node)
         return raw_documents(self.message, node, budget, chosen)
@@ -597,9 +573,6 @@ class MessageColumns(Source):
             data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
             return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
         return self._leaf(node, chosen, budget)
-
-
-_WITH_CELLS = (_TENSOR, _JAGGED, Kind.NON_TENSOR_ROWS)
 
 
 def _named(name: str, node: Node, make: Callable[..., Any], *more: Any) -> Any:
