@@ -43,16 +43,9 @@ if TYPE_CHECKING:
         maybe_pack_jagged,
         pack_per_token_field,
         response_from_nested,
-        response_to_nested,
         stack_or_nest,
         to_nested_by_length,
     )
-    from jagcodec.pack.token_lists import (
-        pack_token_lists,
-        pad_token_lists,
-        unpack_token_lists,
-    )
-    from jagcodec.pack.trimming import restore_padding, trim_padding
     from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
     from jagcodec.ragged.varlen import PackedColumn
     from jagcodec.record import RecordInfo, RecordReader, RecordWriter
@@ -122,15 +115,11 @@ __all__ = [
     "pack_masked_fields",
     "pack_per_token_field",
     "pack_rows",
-    "pack_token_lists",
-    "pad_token_lists",
     "padding_tax",
     "register_stdlib_types",
     "register_type",
     "repeat_rows",
     "response_from_nested",
-    "response_to_nested",
-    "restore_padding",
     "schema_of",
     "select_rows",
     "split_rows",
@@ -139,9 +128,7 @@ __all__ = [
     "to_blob",
     "to_nested_by_length",
     "to_rows",
-    "trim_padding",
     "unpack_masked_fields",
-    "unpack_token_lists",
     "unwrap_wire_stripped_payload",
 ]
 
@@ -166,11 +153,9 @@ _HOMES = {
     "pack.masked": "pack_masked_fields unpack_masked_fields",
     "pack.rows": "encode_rows pack_rows",
     "pack.tensors": (
-        "maybe_pack_jagged pack_per_token_field response_from_nested response_to_nested "
+        "maybe_pack_jagged pack_per_token_field response_from_nested "
         "stack_or_nest to_nested_by_length"
     ),
-    "pack.token_lists": "pack_token_lists pad_token_lists unpack_token_lists",
-    "pack.trimming": "restore_padding trim_padding",
     "ragged.non_tensor": "unwrap_wire_stripped_payload",
     "ragged.varlen": "PackedColumn",
     "record": "RecordInfo RecordReader RecordWriter",

@@ -34,9 +34,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import left_right_2_no_padding
 
+from jagcodec.integrations import _trim
 from jagcodec.integrations import verl as integration
 from jagcodec.integrations.verl import decode_dataproto, encode_dataproto
-from jagcodec.pack import trimming
 from tests.helpers import ROOT
 
 with warnings.catch_warnings():
@@ -319,7 +319,7 @@ def dataprotos(draw):
 @given(dataprotos(), st.booleans())
 @settings(max_examples=150)
 def test_every_dataproto_comes_back(data, narrow):
-    with mock.patch.multiple(trimming, _SMALL=1, _WORTHWHILE=9.0):  # trim whatever can be
+    with mock.patch.multiple(_trim, _SMALL=1, _WORTHWHILE=9.0):  # trim whatever can be
         assert_same(there_and_back(data, narrow=narrow), data)
     assert_same(there_and_back(data, narrow=narrow), data)
 

@@ -59,6 +59,15 @@ def test_columns_packed_together_multiply():
     assert (td["a"] * td["c"]).values().tolist() == [1.0] * 4
 
 
+def test_lengths_of_a_jagged_column_keep_its_offsets():
+    ids = stack_or_nest([torch.ones(1), torch.ones(3)])
+    fields = {"a": torch.ones(2, 4)}
+    td = pack_jagged_fields(fields, lengths=ids, token_aligned_fields=["a"])
+    assert (td["a"] * ids).values().tolist() == [1.0] * 4
+    frames = encode_fields(fields, lengths=ids, token_aligned_fields=["a"])
+    assert rows_of(decode(frames)["a"]) == rows_of(td["a"])
+
+
 def test_without_names_the_shape_decides():
     fields = {"a": torch.ones(2, 3), "b": torch.ones(2, 4), "c": torch.ones(2)}
     td = pack_jagged_fields(fields, lengths=torch.tensor([1, 3]))

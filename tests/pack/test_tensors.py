@@ -12,7 +12,6 @@ from jagcodec import (
     maybe_pack_jagged,
     pack_per_token_field,
     response_from_nested,
-    response_to_nested,
     stack_or_nest,
     to_nested_by_length,
 )
@@ -175,7 +174,7 @@ def test_padded_responses_become_the_rows_of_their_mask(rectangle, width, data):
         torch.ones(int(offsets[-1])), offsets, lengths=holes
     )
     before = bits(padded)
-    result = response_to_nested(padded, mask)
+    result = to_nested_by_length(padded, mask)
     assert rows_of(result) == rows_of(padded, lengths)
     assert result.dtype == padded.dtype
     assert bounds(result) == (min(lengths, default=0), max(lengths, default=0))
@@ -192,7 +191,7 @@ def test_responses_padded_and_packed_again_are_themselves(data):
     mask = stack_or_nest([torch.ones(r) for r in responses], always_nest=True)
     sliced = response_from_nested(stack_or_nest(rows, always_nest=True), mask)
     wide = max(responses) + data.draw(st.integers(0, 2))
-    again = response_to_nested(torch.tensor(pad_rows(rows_of(sliced), wide, 7)), mask)
+    again = to_nested_by_length(torch.tensor(pad_rows(rows_of(sliced), wide, 7)), mask)
     assert rows_of(again) == rows_of(sliced)
     assert rows_of(again * mask.int()) == rows_of(sliced)
 
@@ -200,7 +199,7 @@ def test_responses_padded_and_packed_again_are_themselves(data):
 def test_gradients_flow_back_to_padded_responses():
     padded = torch.ones(2, 3, requires_grad=True)
     mask = nest(3, 1)
-    (response_to_nested(padded, mask) * mask).values().sum().backward()
+    (to_nested_by_length(padded, mask) * mask).values().sum().backward()
     assert padded.grad.tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
@@ -208,9 +207,8 @@ def test_gradients_flow_back_to_padded_responses():
     ("padded", "mask", "reason", "text"),
     [
         (torch.ones(2, 3), nest(3, 4), "bad_length", "row 1.*at most 3.*found 4"),
-        (torch.ones(3, 3), nest(1, 2), "row_mismatch", r"expected \(2, R, \.\.\.\)"),
-        (torch.ones(2), nest(1, 2), "bad_shape", "R"),
-        (torch.ones(2, 3), torch.ones(2, 3), "bad_type", "response_mask"),
+        (torch.ones(3, 3), nest(1, 2), "row_mismatch", "expected 3 rows, found 2"),
+        (torch.ones(2), nest(1, 2), "bad_shape", r"\(N, S, \.\.\.\)"),
         (nest(1, 2), nest(1, 2), "bad_type", "padded"),
         (
             torch.ones(2, 3),
@@ -222,9 +220,9 @@ def test_gradients_flow_back_to_padded_responses():
 )
 def test_padded_responses_that_do_not_fit_their_mask(padded, mask, reason, text):
     with pytest.raises((ValueError, TypeError), match=text) as caught:
-        response_to_nested(padded, mask)
+        to_nested_by_length(padded, mask)
     assert caught.value.reason == reason  # type: ignore[attr-defined]
-    assert caught.value.path.startswith("response_to_nested(")  # type: ignore[attr-defined]
+    assert caught.value.path.startswith("to_nested_by_length(")  # type: ignore[attr-defined]
 
 
 PADDED = torch.zeros(3, 4)

@@ -115,7 +115,6 @@ def results_depend_on_what_is_asked_for(td: TensorDict, frames: list[Frame]) -> 
     assert_type(jagcodec.to_rows(columns, ["ids"], as_="list"), list[dict[str, Any]])
     assert_type(jagcodec.to_rows(columns, "ids"), list[Any])
     assert_type(jagcodec.select_rows(jagcodec.open_wire(frames), [0]), WireBatch)
-    assert_type(jagcodec.unpack_token_lists(torch.ones(1), torch.ones(1)), torch.Tensor)
 
     jagcodec.materialize(td, layout="nested")  # type: ignore[call-overload]
     jagcodec.materialize(td, padding_side="middle")  # type: ignore[call-overload]

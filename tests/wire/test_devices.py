@@ -22,7 +22,6 @@ from jagcodec import (
     pack_jagged_fields,
     pack_per_token_field,
     response_from_nested,
-    response_to_nested,
     rowcopy,
     stack_or_nest,
     to_nested_by_length,
@@ -156,7 +155,7 @@ def test_responses_are_those_of_the_cpu(device):
     assert (sliced * mask).device == device
     padded = torch.rand(3, 4, device=device)
     with watched(device) as traffic:
-        packed = response_to_nested(padded, mask)
+        packed = to_nested_by_length(padded, mask)
     assert traffic.waits == 1
     assert rows_of(packed.cpu()) == rows_of(padded.cpu(), [3, 0, 2])
     assert (packed * mask).device == device
@@ -223,6 +222,6 @@ def test_rows_with_holes_are_compacted_on_their_device(device):
 def test_gradients_flow_on_the_device():
     padded = PADDED.cuda().requires_grad_()
     mask = to_nested_by_length(torch.ones(4, 6, device="cuda"), LENGTHS)
-    response_to_nested(padded, mask).values().sum().backward()
+    to_nested_by_length(padded, mask).values().sum().backward()
     expected = torch.arange(6) < LENGTHS[:, None]
     assert padded.grad[..., 0].cpu().bool().equal(expected)  # type: ignore[index]

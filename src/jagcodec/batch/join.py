@@ -8,7 +8,7 @@ Whatever else messages hold is read from each, and put together as `concat_rows`
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -19,16 +19,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec._arguments import check_known
 from jagcodec.batch.leaves import agreed, concat_leaves, select_leaf
 from jagcodec.batch.messages import Messages, in_message, same_fields
-from jagcodec.batch.options import check_beginnings, likes_of
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
     WireFormatError,
-    brief,
     describe,
 )
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
@@ -593,9 +590,7 @@ def concat_rows(batches: Iterable[B]) -> B:
     return joined
 
 
-def join_columns(
-    batches: Iterable[Any], *, replace: bool = False, like: Mapping[str, str] | None = None
-) -> WireBatch:
+def join_columns(batches: Iterable[Any], *, replace: bool = False) -> WireBatch:
     """Messages with other columns of the same rows, side by side: what a worker wrote back.
 
     Example:
@@ -611,9 +606,6 @@ def join_columns(
     Args:
         batches: Open messages, or the frames or the blob of each; at least one.
         replace: Let columns of later messages take the place of those of the same name.
-        like: Names of columns whose rows may cover only the beginnings of their tokens, to the
-            columns of those tokens: ``{"routed_experts": "input_ids"}``. `materialize` has the same
-            option, and pads them to the tokens.
 
     Returns:
         A `WireBatch` over all of them. Nothing is copied, and of the payloads only the row
@@ -622,14 +614,11 @@ def join_columns(
     Raises:
         ArgumentError: There is no message, they differ in their number of rows, a jagged column
             has row lengths that none of the first message has (the row is named), or two have a
-            column of the same name; or a row of `like` is longer than the one that it begins.
-        ArgumentKeyError: `like` names a column that there is not.
-        ArgumentTypeError: `batches` is one message; or `like` is no mapping, or names a column
-            that is not jagged.
+            column of the same name.
+        ArgumentTypeError: `batches` is one message.
         WireFormatError: One is damaged; it is said which.
     """
     where = "join_columns"
-    beginnings = likes_of(like, where)
     listed = _several(batches, where)
     opened = [
         batch if isinstance(batch, WireBatch) else open_one(i, batch)
@@ -637,11 +626,8 @@ def join_columns(
     ]
     # Rows that were chosen of one are not those that will be chosen of the others.
     opened = [batch if batch.chosen is None else join_rows([batch], where) for batch in opened]
-    fields = dict.fromkeys(name for batch in opened for name in batch.fields)
-    check_known([*beginnings, *beginnings.values()], fields, f"{where}(like)")
     first = opened[0]
-    compared = [name for name in first.fields if name not in beginnings]
-    known = [(n, lengths) for n in compared if (lengths := first.row_lengths(n)) is not None]
+    known = [(n, lengths) for n in first.fields if (lengths := first.row_lengths(n)) is not None]
     columns: dict[str, Any] = {}
     for i, batch in enumerate(opened):
         if len(batch) != len(first):
@@ -659,8 +645,7 @@ def join_columns(
                     "expected a new name, found a column of it in an earlier message; pass "
                     "replace=True, or select the others",
                 )
-            looked_at = i and known and name not in beginnings
-            lengths = batch.row_lengths(name) if looked_at else None
+            lengths = batch.row_lengths(name) if i and known else None
             if lengths is not None and not any(np.array_equal(lengths, k) for _, k in known):
                 of_first, expected = known[0]
                 row = int(np.flatnonzero(lengths != expected)[0])
@@ -671,25 +656,7 @@ def join_columns(
                     f"found {lengths[row]}",
                 )
             columns[name] = batch.source, batch.column_keys[name]
-    joined = WireBatch(JoinedColumns(columns, opened))
-    for name, other in beginnings.items():
-        rows, whole = (_like_rows(joined, column, name, where) for column in (name, other))
-        check_beginnings(rows, whole, f"{where}({brief(name)})", f"{where}({brief(other)})")
-    return joined
-
-
-def _like_rows(joined: WireBatch, column: str, name: str, where: str) -> RowSplits:
-    """The rows of a column that `like` names."""
-    path = f"{where}(like[{brief(name)}])"
-    lengths = joined.row_lengths(column)
-    if lengths is None:
-        kind = joined.schema[column].kind
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected jagged columns, found {brief(column)}, which is a column of kind {kind}",
-        )
-    return RowSplits.from_lengths(lengths)
+    return WireBatch(JoinedColumns(columns, opened))
 
 
 def _several(batches: Iterable[Any], where: str) -> list[Any]:

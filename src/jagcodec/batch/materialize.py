@@ -20,16 +20,14 @@ from jagcodec.batch.options import (
     PaddingSide,
     check_accelerator,
     check_batch,
-    check_beginnings,
     check_mapping,
-    likes_of,
     masks_of,
     rounded,
     too_long,
     too_long_in,
 )
 from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentKeyError, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
@@ -63,7 +61,6 @@ def materialize(
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
     attention_mask_of: str | Mapping[str, str] | None = ...,
-    like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Mapping[str, Any] | WritableBuffer | None = ...,
@@ -85,7 +82,6 @@ def materialize(
     token_aligned_fields: Iterable[str] | None = ...,
     keep_jagged: Iterable[str] = ...,
     attention_mask_of: str | Mapping[str, str] | None = ...,
-    like: Mapping[Any, Any] | None = ...,
     device: torch.device | str | None = ...,
     pin_memory: bool = ...,
     out: Mapping[str, Any] | WritableBuffer | None = ...,
@@ -107,7 +103,6 @@ def materialize(
     token_aligned_fields: Iterable[str] | None = None,
     keep_jagged: Iterable[str] = (),
     attention_mask_of: str | Mapping[str, str] | None = None,
-    like: Mapping[Any, Any] | None = None,
     device: torch.device | str | None = None,
     pin_memory: bool = False,
     out: Mapping[str, Any] | WritableBuffer | None = None,
@@ -167,10 +162,6 @@ def materialize(
         attention_mask_of: Name of a column that is padded; the result then has
             ``"attention_mask"``, bool (N, width): True where its rectangle holds a token. Or names
             of several, each with the name of its mask.
-        like: Name of a column whose rows cover only the beginning of their tokens, to the name of
-            the column of the tokens, as in ``{"routed_experts": "input_ids"}``: its rectangle has
-            the width of that one, and its rows begin where the rows of that one begin, on whatever
-            side they are padded; behind them come pads.
         device: Where tensors go; None leaves them. Only the valid cells cross, and the rectangle
             is made there.
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
@@ -195,13 +186,12 @@ def materialize(
 
     Raises:
         ArgumentError: An option is not one of these, a row is longer than `pad_to_seqlen` (a
-            silent width mismatch between ranks hangs collectives) or a prompt than its row, a row
-            longer than that of the column that it is `like`, a
-            pad does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
+            silent width mismatch between ranks hangs collectives) or a prompt than its row, a pad
+            does not fit its dtype, `out` does not fit, overlaps the batch or itself, or is
             given for what needs a gradient, there is no accelerator to pin memory for, or `td`
             has no batch dim.
-        ArgumentKeyError: `attention_mask_of`, `like` or `prompt_lengths` names no such column; with
-            `strict`, nor does any name.
+        ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column; or,
+            with `strict`, any name is not that of a column.
         ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's
@@ -241,7 +231,6 @@ def materialize(
         else name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
         name_set(keep_jagged, f"{where}(keep_jagged)"),
         masks_of(attention_mask_of),
-        likes_of(like, "materialize"),
         None if device is None else usable_device(device, f"{where}(device)"),
         pin_memory,
         container,
@@ -271,12 +260,9 @@ class _Materializing:
             or options.side != "right"
             or options.sides
             or options.masks
-            or options.like
         )
         # Rectangles that need no padding, and their rows.
         self._unpadded_rows: dict[Key, RowSplits] = {}
-        # Columns that are like others, which are planned first: where they stand, and as what.
-        self._waiting: list[tuple[dict[str, Any], str, Key, Any]] = []
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
@@ -287,8 +273,6 @@ class _Materializing:
             check_batch(td, ())
             self._prompts = self._read_prompts(td)
         plan = self._plan(td, ())
-        for column in self._waiting:
-            self._place_like(plan, *column)
         for name, mask in self._options.masks.items():
             self._plan_mask(plan, name, mask)
         if self._strict:
@@ -328,10 +312,6 @@ class _Materializing:
         for name, leaf in leaves:
             key = (*above, name) if above else name
             kind = type(leaf)
-            if options.like and key in options.like:
-                columns[name] = None  # its place among the others
-                self._waiting.append((columns, name, key, leaf))
-                continue
             # The commonest first.
             if kind is not RaggedView and is_jagged(leaf):
                 if options.layout != "padded" or key in options.keep_jagged:
@@ -495,58 +475,28 @@ class _Materializing:
         pads = self._options.pads
         return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
 
-    def _place_like(
-        self, plan: dict[str, Any], columns: dict[str, Any], name: str, key: Key, leaf: Any
-    ) -> None:
-        """Plan a column whose rows are the beginnings of those of another."""
-        other = self._options.like[key]
-        row_splits, left_pad, width = self._rows_of(plan, other, f"like[{key!r}]")
-        view = self._rows_in(leaf, key)
-        check_beginnings(view.row_splits, row_splits, path_of(key), path_of(other))
-        if self._options.device not in (None, view.device):
-            view = end_to_end(self._moved(_kept_values(view)), view.row_splits, view.ragged_dim)
-        columns[name] = self._placed(view, left_pad, width, key)
-
-    def _rows_in(self, leaf: Any, key: Key) -> RaggedView:
-        """A jagged column, or a rectangle whose rows are equally long, as rows."""
-        if type(leaf) is RaggedView:
-            return leaf
-        if isinstance(leaf, torch.Tensor):
-            if is_jagged(leaf):
-                return view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
-            if leaf.layout is torch.strided and not leaf.is_nested and leaf.dim() > 1:
-                lengths = np.full(leaf.shape[0], leaf.shape[1], dtype=np.int64)
-                return full_rows(leaf, self._pool.unique(RowSplits.from_lengths(lengths)))
-        raise ArgumentTypeError(
-            "bad_type", path_of(key), f"expected rows to be like others, found {describe(leaf)}"
-        )
-
-    def _rows_of(
-        self, plan: Mapping[str, Any], key: Any, option: str
-    ) -> tuple[RowSplits, IntArray | None, int]:
-        """The rows of a column that is padded, where they begin in its rectangle, and its width."""
+    def _plan_mask(self, plan: dict[str, Any], name: Any, mask: str) -> None:
         column: Any = plan
-        for name in key if isinstance(key, tuple) else (key,):
-            column = column.get(name) if type(column) is dict else None
-        row_splits = self._unpadded_rows.get(key)
-        if row_splits is not None:
-            return row_splits, None, column.shape[1]
-        if type(column) is Rectangle:
-            return column.view.row_splits, column.left_pad, column.width
-        raise ArgumentKeyError(
-            "no_such_field",
-            f"materialize({option})",
-            "expected the name of a column that is padded, or of a rectangle that "
-            f"token_aligned_fields takes for one, found {key!r:.80} among {sorted(plan)!r:.200}",
-        )
-
-    def _plan_mask(self, plan: dict[str, Any], name: str, mask: str) -> None:
-        row_splits, left_pad, width = self._rows_of(plan, name, f"attention_mask_of={name!r}")
-        column: Any = plan.get(name)
+        for step in name if isinstance(name, tuple) else (name,):
+            column = column.get(step) if type(column) is dict else None
+        where = f"materialize(attention_mask_of={name!r})"
+        left_pad: IntArray | None = None
+        if name in self._unpadded_rows:
+            row_splits, width = self._unpadded_rows[name], column.shape[1]
+        elif type(column) is Rectangle:
+            row_splits, left_pad, width = column.view.row_splits, column.left_pad, column.width
+        else:
+            raise ArgumentKeyError(
+                "no_such_field",
+                where,
+                "expected the name of a column that is padded, or of a rectangle that "
+                f"token_aligned_fields takes for one, found {name!r:.80} among "
+                f"{sorted(plan)!r:.200}",
+            )
         if mask in plan:
             raise ArgumentError(
                 "conflict",
-                f"materialize(attention_mask_of={name!r})",
+                where,
                 f"expected no column {mask!r} in the batch, found one; select the others",
             )
         ones = torch.ones(row_splits.total, dtype=torch.bool, device=column.device)

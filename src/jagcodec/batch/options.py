@@ -41,7 +41,6 @@ class Options(NamedTuple):
     token_aligned: frozenset[Any] | None
     keep_jagged: frozenset[Any]
     masks: Mapping[Any, str]
-    like: Mapping[Any, Any]
     device: torch.device | None
     pin_memory: bool
     container: Callable[[dict[str, Any]], Any]
@@ -52,7 +51,6 @@ class Options(NamedTuple):
         check_known(self.sides, keys, "materialize(padding_side)")
         check_known(self.token_aligned or (), keys, "materialize(token_aligned_fields)")
         check_known(self.keep_jagged, keys, "materialize(keep_jagged)")
-        check_known(self.like, keys, "materialize(like)")
 
     def check_unpadded(self, prompt_lengths: Any, out: Any) -> None:
         """Refuse what only rectangles have, rather than pass over it."""
@@ -63,7 +61,6 @@ class Options(NamedTuple):
             "prompt_width": self.prompt_width,
             "token_aligned_fields": self.token_aligned,
             "attention_mask_of": self.masks,
-            "like": self.like,
             "pin_memory": self.pin_memory,
             "out": out is not None,
         }
@@ -157,51 +154,3 @@ def masks_of(given: Any) -> Mapping[Any, str]:
             "conflict", where, f"expected a name for each mask, found {brief(list(given.values()))}"
         )
     return given
-
-
-def likes_of(given: Any, where: str) -> Mapping[Any, Any]:
-    """Columns to the columns that they are laid out like, of `like` of a function.
-
-    Raises:
-        ArgumentError: A column is to be like one that is itself to be like another.
-        ArgumentTypeError: It is no mapping.
-    """
-    if given is None:
-        return {}
-    where = f"{where}(like)"
-    if not isinstance(given, Mapping):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            f"expected a mapping of names of columns to names of columns, found {describe(given)}",
-        )
-    for name, other in given.items():
-        if other in given:
-            raise ArgumentError(
-                "conflict",
-                f"{where}[{brief(name)}]",
-                f"expected a column that is not itself like another, found {brief(other)}, which "
-                f"is like {brief(given[other])}; name that one",
-            )
-    return given
-
-
-def check_beginnings(rows: RowSplits, whole: RowSplits, path: str, other: str) -> None:
-    """See that rows are the beginnings of others, as far as their lengths tell.
-
-    Raises:
-        ArgumentError: There are more or fewer, or one is longer; it is named.
-    """
-    if rows.rows != whole.rows:
-        raise ArgumentError(
-            "row_mismatch", path, f"expected {whole.rows} rows like {other}, found {rows.rows}"
-        )
-    wrong = np.flatnonzero(rows.lengths > whole.lengths)
-    if len(wrong):
-        row = int(wrong[0])
-        raise ArgumentError(
-            "row_too_long",
-            f"{path}, row {row}",
-            f"expected at most the {whole.lengths[row]} cells of {other}, found "
-            f"{rows.lengths[row]}; only the beginning of a row may be like another",
-        )

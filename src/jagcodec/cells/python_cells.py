@@ -35,26 +35,22 @@ def fill(
                 if cell is None:
                     return i, j
                 made.append(cell)
-            cells = array(_typecode(code), made)
+            cells = array(code.replace("?", "b"), made)
         data = memoryview(cells).cast("B")
         target[at : at + len(data)] = data
         at += len(data)
     return None
 
 
-def _typecode(code: str) -> str:
-    return "b" if code == "?" else code
-
-
 _TYPES = {"f": float, "d": float, "?": bool}
 
 
 def _at_once(items: tuple[Any, ...], code: str) -> array[Any] | None:
-    """The cells of items that are all of the type that most are; None if it takes a closer look."""
+    """The cells of items that are all of the most common type; None if they are not."""
     if set(map(type, items)) - {_TYPES.get(code, int)}:
         return None
     try:
-        cells = array(_typecode(code), items)
+        cells = array(code.replace("?", "b"), items)
     except OverflowError:
         return None
     # What has become infinite may have been finite.

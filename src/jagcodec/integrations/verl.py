@@ -18,8 +18,8 @@ from tensordict import TensorDict
 from jagcodec.errors import ArgumentTypeError, WireFormatError
 from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._reducers import Reducer, carry
+from jagcodec.integrations._trim import padded_batch, trimmed_batch
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.pack.trimming import padded_batch, trim_padding
 from jagcodec.wire.compress import Compress
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
@@ -189,7 +189,7 @@ BY_DEFAULT = _of_types(_read)
 def _state(data: DataProto) -> dict[str, Any]:
     trimmed: dict[str, Any] = {"batch": data.batch, "order": None, "trimmed": {}}
     if type(data.batch) is TensorDict:
-        trimmed = trim_padding(data.batch)
+        trimmed = trimmed_batch(data.batch)
     return {**trimmed, "non_tensor_batch": data.non_tensor_batch, "meta_info": data.meta_info}
 
 

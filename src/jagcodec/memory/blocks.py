@@ -1,17 +1,9 @@
-"""Large blocks of new memory, kept for the next batch once the last one is done with them.
+"""Large blocks of new memory, kept for the next batch (docs/decisions/0001, docs/performance.md).
 
-Memory that is fresh from the system is written page by page as it is handed out and zeroed, which
-takes several times as long as the rows do; where the machine is a virtual one whose host takes free
-memory back, twenty times. So a block is not unmapped when nothing refers to it any more but handed
-to the system with ``MADV_FREE``: it may take the pages whenever it wants memory, before it kills
-anything, and as long as it does not, the next batch of about that size writes to them again.
-
-At most one block is kept for each power of two of bytes from 4 MiB to 4 GiB, 8 GiB in all. Tools
-that read RSS count it until the system takes it; what Kubernetes calls the working set does not,
-and goes on to leave it out while it is in use again (docs/performance.md). Of smaller blocks, from
-256 KiB on, 16 MiB of each size are kept as the C library keeps memory, for the micro-batches of the
-next step. `release` gives all of them back at once, and ``JAGCODEC_KEEP_BLOCKS=0`` keeps none.
-Smaller memory is the C library's; where the system has no ``MADV_FREE`` all of it is.
+The system zeroes fresh memory page by page, which takes several times as long as the rows do. So a
+block that nothing refers to is lent to the system with ``MADV_FREE``, and the next batch of about
+that size writes to the same pages. `release` gives all blocks back; ``JAGCODEC_KEEP_BLOCKS=0``
+keeps none. Smaller memory is the C library's; without ``MADV_FREE`` all memory is.
 """
 
 from __future__ import annotations
@@ -28,53 +20,41 @@ import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError
+from jagcodec.memory import ALIGNMENT
 from jagcodec.memory.tensor_bytes import ByteArray, address, from_bytes, same_width_ints
 
-# What is smaller the C library keeps well enough; from here on it may give memory back to the
-# system and take it anew, page by page, for every batch.
+# The C library keeps smaller memory well enough. Larger memory it may take anew, page by page.
 _SMALLEST_KEPT = (128 << 10) + 1
 _LARGEST_KEPT = 4 << 30
 
-# From here on blocks are worth huge pages, and lending to the system while nobody holds them.
+# From here on blocks are worth huge pages, and lending to the system; one of each size is kept.
 _LARGE = 4 << 20
 
-# Of smaller blocks, so much is kept of each size.
+# Bytes of smaller blocks that are kept, of each size.
 _KEPT_SMALL = 16 << 20
 
-# A block may take a mapping of its own, of which a process has 65,530 for everything: whoever holds
-# so many gets no more small ones.
+# Each block takes a mapping, and a process has 65,530: no more small ones past this many.
 _MOST_LOANS = 1024
 
-# From here on the C library's memory always is the system's, which gives it zeroed; what is smaller
-# may have been in use before, and to zero it would be work done twice. (glibc's upper bound.)
+# From here on (glibc's upper bound) the C library's memory is fresh from the system, and zeroed.
 _FRESH_FROM_THE_SYSTEM = 32 << 20
 
-# By their sizes. Only single operations that no thread and no finalizer can come between.
+# By size. Single operations only, so that no thread and no finalizer can come between.
 _kept: dict[int, list[mmap.mmap]] = {1 << bits: [] for bits in range(18, 33)}
 
 
 class Block(NamedTuple):
-    """New memory.
-
-    Attributes:
-        data: Flat and writable, at a multiple of 16 bytes.
-        zeroed: Whether every byte is zero; otherwise it may hold anything.
-    """
+    """New memory, flat and writable, at a multiple of 16 bytes."""
 
     data: ByteArray
-    zeroed: bool
+    zeroed: bool  # whether every byte is; otherwise it may hold anything
 
 
 def new_block(size: int) -> Block:
-    """`size` bytes that belong to whoever holds the array, or a view of it.
-
-    Raises:
-        MemoryError: There is not so much.
-    """
+    """`size` bytes that belong to the holder of the array, or of a view of it."""
     if not (_keeps and _SMALLEST_KEPT <= size <= _LARGEST_KEPT):
         return _unkept(size)
-    # Of a size that the next batch can use too. What lies behind `size` is not touched: it takes
-    # no memory, or stays lent to the system.
+    # Of a size that the next batch can use too. The rest is not touched, and takes no memory.
     room = 1 << (size - 1).bit_length()
     mapped = _let_go(room)
     zeroed = mapped is None
@@ -83,10 +63,10 @@ def new_block(size: int) -> Block:
             return _unkept(size)
         try:
             mapped = _mapped(room)
-        except OSError:  # a limit on addresses, which numpy stays below or tells of
+        except OSError:  # a limit on addresses
             return _unkept(size)
     whole = np.frombuffer(mapped, dtype=np.uint8)
-    # numpy has views refer to `whole`, whatever they are views of; so it goes with the last.
+    # Every view refers to `whole`, so it goes with the last of them.
     loan = _Loan(whole, _returned)
     loan.mapped, loan.room = mapped, room
     _loans[id(loan)] = loan
@@ -106,19 +86,19 @@ def release() -> None:
 
 
 def _unkept(size: int) -> Block:
-    """Memory of the C library, which does with it what it likes when it is let go."""
+    """Memory of the C library."""
     zeroed = size >= _FRESH_FROM_THE_SYSTEM
     make = np.zeros if zeroed else np.empty
     try:
         return Block(make(size, dtype=np.uint8), zeroed)
     except MemoryError:
-        # What is lent to the system still counts as addresses, and as memory that was promised.
+        # Blocks that are lent to the system still count as addresses and as promised memory.
         release()
         return Block(make(size, dtype=np.uint8), zeroed)
 
 
 def _let_go(room: int) -> mmap.mmap | None:
-    """A block of a size that nobody holds any more."""
+    """A kept block of this size, if there is one."""
     kept = _kept[room]
     if not kept and room >= _LARGE:
         _collect()
@@ -137,14 +117,14 @@ def _mapped(room: int) -> mmap.mmap:
 
 
 class _Loan(weakref.ref[ByteArray]):
-    """A block that someone holds, as a reference that tells when nobody does any more."""
+    """A weak reference to a block in use."""
 
     __slots__ = ("mapped", "room")
     mapped: mmap.mmap
     room: int
 
 
-# By their ids. A loan that is not in here has been returned; what it lent is nobody's, or kept.
+# By id. A loan that is not in here was returned.
 _loans: dict[int, _Loan] = {}
 
 
@@ -169,7 +149,7 @@ def _returned(loan: _Loan) -> None:
 
 
 def _collect() -> None:
-    """Keep the blocks that nobody holds, and whose return was interrupted."""
+    """Keep the blocks that are not in use, and whose return was interrupted."""
     for loan in list(_loans.values()):
         if loan() is None:
             _returned(loan)
@@ -187,7 +167,6 @@ _keeps = hasattr(mmap, "MADV_FREE") and _wanted(os.environ.get("JAGCODEC_KEEP_BL
 
 # --- several tensors in one block --------------------------------------------------------------
 
-_ALIGNMENT = 64  # a cache line
 _CPU = torch.device("cpu")
 
 
@@ -196,57 +175,41 @@ def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
-        end += (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        end += (size + ALIGNMENT - 1) & -ALIGNMENT
     block = new_block(end).data
     return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 @dataclass(slots=True)
 class Wanted:
-    """A tensor that needs memory, and the memory that `allocate` gives it.
-
-    Attributes:
-        shape, dtype, device: Of the tensor.
-        tensor: Contiguous, over its memory.
-        data: The same memory as bytes, where it is on the CPU.
-        zeroed: Whether every byte is zero; otherwise it may hold anything.
-    """
+    """A tensor that needs memory, and the memory that `allocate` gives it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     tensor: torch.Tensor = field(init=False)
-    data: ByteArray | None = field(init=False)
-    zeroed: bool = field(init=False)
+    data: ByteArray | None = field(init=False)  # the same memory, if it is on the CPU
+    zeroed: bool = field(init=False)  # whether every byte is; otherwise it may hold anything
 
 
 def allocate(
     wanted: Iterable[Wanted], out: ByteArray | None = None, pin_memory: bool = False
 ) -> None:
-    """Memory for tensors: on the CPU in one block, each with a storage of its own over its part.
+    """Give tensors memory: on the CPU in one block (of `out`, or new), freed with the last.
 
     Fresh memory is the largest cost of a big rectangle, and one large block, in huge pages, costs
-    a tenth of many smaller ones. It is freed with the last of the tensors.
-
-    Args:
-        wanted: The tensors; their memory is set.
-        out: Writable memory to use in place of new memory.
-        pin_memory: Whether new memory is page-locked.
-
-    Raises:
-        ArgumentError: `out` is too small; the error says what is needed.
-        RuntimeError: There is no accelerator to page-lock memory for.
+    a tenth of many smaller ones.
     """
     on_host: list[tuple[Wanted, int, int]] = []
     end = 0
     for one in wanted:
-        # `type` is made anew each time it is asked for, and takes as long as the rest of this.
+        # `device.type` makes a new object, and takes as long as the rest of this.
         if one.device == _CPU or one.device.type == "cpu":
             size = one.dtype.itemsize
             for extent in one.shape:
                 size *= extent
             on_host.append((one, end, end + size))
-            end += (size + _ALIGNMENT - 1) & -_ALIGNMENT
+            end += (size + ALIGNMENT - 1) & -ALIGNMENT
         else:
             words = torch.empty(one.shape, dtype=same_width_ints(one.dtype), device=one.device)
             one.tensor, one.data, one.zeroed = words.view(one.dtype), None, False
@@ -260,12 +223,12 @@ def allocate(
 def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
     """`size` bytes at a multiple of 64, of `out` or new."""
     if out is not None:
-        start = -address(out) % _ALIGNMENT
+        start = -address(out) % ALIGNMENT
         if len(out) < start + size:
             raise ArgumentError(
                 "too_large",
                 "out",
-                f"expected {size + _ALIGNMENT} bytes to write to, found {len(out)}",
+                f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
             )
         return Block(out[start : start + size], False)
     if pin_memory:

@@ -11,28 +11,22 @@ import torch
 
 
 class SupportsBuffer(Protocol):
-    """What memoryview takes: bytes, bytearray, mmap, `array`. From Python 3.12 on it has a name."""
+    """Memory that memoryview accepts, as `collections.abc.Buffer` from Python 3.12 on."""
 
-    def __buffer__(self, flags: int, /) -> memoryview:
-        """The memory."""
-        ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class SupportsWritableBuffer(SupportsBuffer, Protocol):
-    """The same, of memory that is written to: all of these but bytes."""
+    """Writable memory: not bytes."""
 
-    def __setitem__(self, index: Any, value: Any, /) -> None:
-        """Write to it."""
-        ...
+    def __setitem__(self, index: Any, value: Any, /) -> None: ...
 
 
 class HoldsBuffer(Protocol):
-    """What memoryview takes, though its stubs name its memory alone: `zmq.Frame`."""
+    """Memory whose type stubs name it alone: `zmq.Frame`."""
 
     @property
-    def buffer(self) -> memoryview:
-        """The memory."""
-        ...
+    def buffer(self) -> memoryview: ...
 
 
 Buffer: TypeAlias = SupportsBuffer | HoldsBuffer | npt.NDArray[Any] | torch.Tensor

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
+from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import flat_bytes
-
-_ALIGNMENT = 64
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -24,7 +23,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     sources = [flat_bytes(tensor) if tensor.numel() else None for tensor in tensors]
     sizes = [0 if source is None else source.numel() for source in sources]
     devices = {source.device for source in sources if source is not None and not source.is_cpu}
-    total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+    total = sum(map(aligned, sizes))
     pinned = any(device.type == "cuda" for device in devices)
     block = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
     copies = []
@@ -36,7 +35,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         cells = block[start : start + size]
         cells.copy_(source, non_blocking=True)
         copies.append(cells.view(tensor.dtype).view(tensor.shape))
-        start += -(-size // _ALIGNMENT) * _ALIGNMENT
+        start += aligned(size)
     for device in devices:
         _wait_for(device)
     return copies
@@ -51,14 +50,13 @@ def _wait_for(device: torch.device) -> None:
 
 
 class HostCopies:
-    """Host copies of device tensors, known by where the tensor lies and how.
+    """Host copies of device tensors, by where the tensor lies and how.
 
-    Not by identity: those that make up a jagged or sparse tensor are new objects whenever they are
-    asked for.
+    Not by identity: the parts of a jagged or sparse tensor are new objects each time.
     """
 
     def __init__(self) -> None:
-        # The tensor is kept, so that no other one can come to lie there.
+        # The tensor is kept, so that no other one takes its place in memory.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:

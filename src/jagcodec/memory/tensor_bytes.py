@@ -30,15 +30,12 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def contiguous_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` detached, contiguous, lazy conjugation and negation done, dtype kept.
-
-    Returns the same memory where it already is all of that.
-    """
+    """`tensor` detached, contiguous and resolved, with its dtype; the same memory if it is that."""
     tensor = resolved(tensor.detach())
     if tensor.is_contiguous():
         return tensor
-    # As words: a copy of complex128 as such ends the process where numpy's 8 bytes are all the
-    # alignment that it has.
+    # As words: torch's own copy of complex128 can crash the process if the memory has only the
+    # 8-byte alignment that numpy requires.
     return from_words(as_words(tensor).contiguous(), tensor.dtype)
 
 
@@ -64,10 +61,9 @@ def cat_bits(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 def as_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of (...) cells as integers (..., k): one as wide as a cell, or two of 16 bytes.
+    """The bits of (...) cells as integers (..., k), aliased: one per cell, or two for 16 bytes.
 
-    Aliases `tensor`, whatever its strides. Integers have the kernels, on every device, that
-    other dtypes lack, and compare as bits.
+    Integers have the kernels, on every device, that other dtypes lack, and compare as bits.
     """
     tensor = resolved(tensor.detach())
     if tensor.itemsize == 16:
@@ -81,10 +77,7 @@ def from_words(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The cells of a strided tensor with any, in order: (nbytes,) uint8 where the tensor lies.
-
-    A contiguous tensor is aliased, any other is copied.
-    """
+    """The cells of a strided tensor, not empty, as (nbytes,) uint8; aliased if contiguous."""
     flat = contiguous_bits(tensor)
     # Not reshape: a dim of size 1 may keep a stride that no view as bytes allows.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
@@ -92,26 +85,18 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 # Those that numpy has under every supported torch: what most columns are.
 NUMPY_DTYPES = {
-    getattr(torch, name.removesuffix("_")): np.dtype(name)
+    getattr(torch, name): np.dtype(name)
     for name in (
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
     )
 }
 
 
 def plain_array(tensor: object) -> npt.NDArray[Any] | None:
-    """A strided CPU tensor as an array over its memory; None where it takes more than that.
+    """A strided CPU tensor as an array over its memory; None if that takes more than a view.
 
-    Such as gradients, lazy negation, a layout or a dtype that numpy has not. What torch is asked
-    for is little: each of its attributes is far more work than one of an array.
+    None for gradients, lazy negation, other layouts, and dtypes that numpy does not have.
     """
     return plain_arrays((tensor,))[0]
 
@@ -140,7 +125,7 @@ def address(data: npt.NDArray[Any]) -> int:
 
 
 class _Borrowed:
-    """What numpy asks for memory: where it is, and whom to keep alive for as long as it is used."""
+    """Memory at an address, and the object that keeps it alive."""
 
     def __init__(self, start: int, size: int, owner: object, writable: bool) -> None:
         self._owner = owner
@@ -153,12 +138,12 @@ class _Borrowed:
 
 
 def borrowed(start: int, size: int, owner: object, writable: bool = True) -> ByteArray:
-    """`size` bytes at an address, as an array that keeps `owner` alive; so do all views of it."""
+    """`size` bytes at an address, as an array that keeps `owner` alive."""
     return np.asarray(_Borrowed(start, size, owner, writable), dtype=np.uint8)
 
 
 def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]]) -> bool:
-    """Whether memory that is to be written overlaps nothing that is to be read, nor each other."""
+    """Whether no target overlaps a source, or another target."""
     spans = [(address(data), data.nbytes, True) for data in targets if data.nbytes]
     spans += [(address(data), data.nbytes, False) for data in sources if data.nbytes]
     written = read = 0  # where the furthest of them ends
@@ -173,10 +158,7 @@ def are_apart(targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray
 
 
 def as_bytes(tensor: torch.Tensor) -> ByteArray:
-    """The cells of a strided tensor in order, as a flat uint8 array.
-
-    A contiguous CPU tensor is aliased (the array keeps its storage alive); any other is copied.
-    """
+    """The cells of a strided tensor as flat uint8; a contiguous CPU tensor is aliased."""
     array = plain_array(tensor)
     if array is not None and array.flags.c_contiguous:
         return array_bytes(array)
@@ -188,14 +170,10 @@ def as_bytes(tensor: torch.Tensor) -> ByteArray:
 
 
 def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over the memory of `data`, with a storage of its own over just these bytes.
-
-    `data` must be flat, writable, aligned to the dtype and of the right size.
-    """
+    """A tensor over `data`: flat, writable, aligned to the dtype and of the right size."""
     if data.nbytes == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # from_numpy makes a storage that begins and ends with the slice, so pickling one column
-    # does not drag its neighbours along.
+    # from_numpy makes a storage of just these bytes, so one column is pickled without the others.
     known = NUMPY_DTYPES.get(dtype)
     if known is not None:
         return torch.from_numpy(np.ndarray(shape, known, data))
@@ -204,20 +182,13 @@ def from_bytes(data: ByteArray, dtype: torch.dtype, shape: tuple[int, ...]) -> t
 
 def same_width_ints(dtype: torch.dtype) -> torch.dtype:
     """A dtype of the same width that has every copy kernel."""
-    return int_of_size(dtype.itemsize)
-
-
-def int_of_size(size: int) -> torch.dtype:
-    """The dtype that moves elements of so many bytes."""
-    return _WIDTHS.get(size, torch.complex128)
-
-
-_WORDS = {1: "u1", 2: "i2", 4: "i4", 8: "i8", 16: "i8"}
+    return _WIDTHS.get(dtype.itemsize, torch.complex128)
 
 
 def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
     """Every element of a tensor with the bits `pattern`; on a device without a wait for it."""
     words = as_words(tensor)
-    for i, word in enumerate(np.frombuffer(pattern, dtype=_WORDS[tensor.itemsize]).tolist()):
+    word_dtype = np.dtype(str(words.dtype).removeprefix("torch."))
+    for i, word in enumerate(np.frombuffer(pattern, word_dtype).tolist()):
         words[..., i].fill_(word)
     return tensor

@@ -24,9 +24,9 @@ from jagcodec.pack.strictness import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
@@ -56,8 +56,9 @@ def pack_jagged_fields(
         fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
             lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
             `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
-        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple. None packs
-            nothing and takes N from the columns.
+        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
+            tensor, whose row lengths count and whose offsets object the packed columns get. None
+            packs nothing and takes N from the columns.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback); every other one stays rectangular. Names that are not columns
             are ignored, so that one set of names serves every batch. None: each tensor is packed
@@ -186,7 +187,7 @@ def _columns(
     two per row, with `strict` all of every column.
     """
     check_fields(fields, f"{where}(fields)")
-    row_splits = None if lengths is None else read_lengths(lengths, f"{where}(lengths)")
+    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
     named = None
     if token_aligned_fields is not None:
         named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")

@@ -23,8 +23,8 @@ from jagcodec.pack.strictness import (
     warn_of_width,
 )
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of, view_of_parts
-from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
+from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
 from jagcodec.ragged.views import is_per_token, rows_of_rectangle
 
 # --- padded -> jagged --------------------------------------------------------------------------
@@ -35,16 +35,20 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
     Args:
         padded: (N, S, ...), any dtype, any strides, any device.
-        lengths: (N,) integers, 0 to S: a tensor on any device, an array, a list or a tuple.
+        lengths: (N,) integers, 0 to S: a tensor on any device, an array, a list or a tuple. Or a
+            jagged tensor (N, j), such as a response mask: its row lengths count, and its values
+            are not read.
 
     Returns:
         A `torch.jagged` nested tensor (N, j, ...) on the device of `padded`, ragged dim 1, with
-        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it.
+        `min_seqlen` and `max_seqlen` set. It owns its memory. Gradients flow through it. If
+        `lengths` is a jagged tensor without holes on the same device, the result has its offsets
+        object, so the two can be multiplied.
 
     Raises:
-        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,), or a length is
-            negative or longer than S (the row is named).
-        ArgumentTypeError: An argument is not a strided tensor, or lengths are not integers.
+        ArgumentError: `padded` has fewer than two dims, `lengths` is not (N,) or does not have N
+            rows, or a length is negative or longer than S (the row is named).
+        ArgumentTypeError: `padded` is not a strided tensor, or lengths are not integers.
 
     Lengths are read once: one device synchronisation, none for CPU lengths.
 
@@ -64,8 +68,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
             f"{where}(padded)",
             f"expects (N, S, ...), found shape {tuple(padded.shape)}",
         )
-    row_splits = read_lengths(lengths, f"{where}(lengths)", rows=padded.shape[0])
-    return _pack(padded, row_splits, where)
+    row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
+    return _pack(padded, row_splits, f"{where}(padded)")
 
 
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths, *, strict: bool = False) -> torch.Tensor:
@@ -100,7 +104,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths, *, strict: bool = Fal
         False
     """
     where = "maybe_pack_jagged"
-    row_splits = read_lengths(lengths, f"{where}(lengths)")
+    row_splits = read_rows(lengths, f"{where}(lengths)")
     return _pack_or_keep(val, row_splits, f"{where}(val)", strict, exact_width=True)
 
 
@@ -135,7 +139,7 @@ def pack_per_token_field(
         torch.Size([2])
     """
     where = "pack_per_token_field"
-    row_splits = read_lengths(lengths, f"{where}(lengths)")
+    row_splits = read_rows(lengths, f"{where}(lengths)")
     return _pack_or_keep(val, row_splits, f"{where}(val)", strict, exact_width=False)
 
 
@@ -310,57 +314,6 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
     responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
-
-
-def response_to_nested(padded: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Strip the padding of a rectangle of responses: row i becomes ``padded[i, :k_i]``.
-
-    The inverse of padding what `response_from_nested` gives, for a worker that computes on
-    rectangles and writes rows back. The name and the convention (responses padded on the right)
-    are verl's (``verl.workers.utils.padding``).
-
-    Args:
-        padded: (N, R, ...): one value per response token, any dtype and strides.
-        response_mask: Jagged (N, k): its row lengths are the response lengths; its values are
-            not read.
-
-    Returns:
-        Jagged (N, k, ...), dtype and device of `padded`, with the offsets object of
-        `response_mask` (if that has no holes and lies on that device), so that the two multiply.
-        Its values own their memory. Gradients flow through it.
-
-    Raises:
-        ArgumentError: `padded` has fewer than two dims, numbers of rows differ, the mask's ragged
-            dim is not 1, or a response is longer than R; the row is named.
-        ArgumentTypeError: `padded` is not a strided tensor, or `response_mask` is not jagged.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import response_to_nested, stack_or_nest
-        >>> mask = stack_or_nest([torch.ones(3), torch.ones(1)])
-        >>> padded = torch.tensor([[0.5, 1.5, 2.5, 0.0], [7.5, 0.0, 0.0, 0.0]])
-        >>> [row.tolist() for row in (response_to_nested(padded, mask) * mask).unbind()]
-        [[0.5, 1.5, 2.5], [7.5]]
-    """
-    where = "response_to_nested"
-    check_rectangle(padded, f"{where}(padded)")
-    _check_jagged(response_mask, f"{where}(response_mask)")
-    mask = view_of(response_mask, f"{where}(response_mask)")
-    if mask.ragged_dim != 1:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(response_mask)",
-            f"expected ragged dim 1, found {mask.ragged_dim}",
-        )
-    rows = mask.row_splits.rows
-    if padded.dim() < 2 or padded.shape[0] != rows:
-        raise ArgumentError(
-            "bad_shape" if padded.dim() < 2 else "row_mismatch",
-            f"{where}(padded)",
-            f"expected ({rows}, R, ...), one row per row of response_mask, "
-            f"found shape {tuple(padded.shape)}",
-        )
-    return _pack(padded, mask.row_splits, f"{where}(padded)")
 
 
 def _check_jagged(value: Any, path: str) -> None:

@@ -50,7 +50,7 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
-    starts, lengths = _runs(view)
+    starts, lengths = _runs(view, by_row=False)
     memory = view.memory
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     return Copy(out, source, None, starts, lengths, view.cell_bytes)
@@ -62,28 +62,32 @@ def _on_host(view: RaggedView) -> bool:
 
 
 def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
-    cells, starts, lengths = _cells_and_runs(view)
+    cells, starts, lengths = _cells_and_runs(view, by_row=False)
     return rowcopy.gather(cells, starts, lengths).view(view.values_shape)
 
 
-def _runs(view: RaggedView) -> tuple[Starts | None, IntArray]:
-    """Where runs of cells begin, and how long they are: one per row, or A where A is not 1."""
+def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
+    """Where runs of cells begin, and their lengths: one per row, or A if A is not 1.
+
+    `by_row`, as in a rectangle, all A runs of row 0 come first.
+    """
     if view.runs is not None:
         return view.row_starts().reshape(-1), view.runs.reshape(-1)
     lengths = view.row_splits.lengths
-    outer = math.prod(view.shape[: view.ragged_dim - 1])
     if view.ragged_dim == 1:
         return view.starts, lengths
-    extent = view.shape[view.ragged_dim - 1]
-    starts = (np.arange(outer)[:, None] * extent + view.row_starts()).reshape(-1)
-    return starts, np.tile(lengths, outer)
+    outer = math.prod(view.shape[: view.ragged_dim - 1])
+    starts = np.arange(outer)[:, None] * view.shape[view.ragged_dim - 1] + view.row_starts()
+    if by_row:
+        return starts.T.reshape(-1), np.repeat(lengths, outer)
+    return starts.reshape(-1), np.tile(lengths, outer)
 
 
-def _cells_and_runs(view: RaggedView) -> tuple[torch.Tensor, IntArray, IntArray]:
+def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, IntArray, IntArray]:
     """(A..., M, B...) as (A * M, B...) cells, and the runs of the rows among them."""
     memory: Any = view.memory
     values = memory.contiguous() if memory.requires_grad else contiguous_bits(memory)
-    starts, lengths = _runs(view)
+    starts, lengths = _runs(view, by_row=by_row)
     if starts is None or isinstance(starts, int):
         starts = view.row_starts()
     cells = math.prod(view.shape[: view.ragged_dim])
@@ -118,10 +122,10 @@ def pad_task(
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):
         source = _flat(source)
-    starts: Starts = view.row_starts() if view.starts is None else view.starts
-    lengths = view.row_splits.lengths
-    if view.ragged_dim > 1:
-        starts, lengths, left_pad = _rectangle_runs(view, left_pad)
+    starts, lengths = _runs(view, by_row=True)
+    if starts is None:
+        starts = view.row_starts()
+    left_pad = _for_runs(left_pad, view)
     return Pad(out, source, starts, lengths, left_pad, width, view.cell_bytes, pad_bits)
 
 
@@ -157,20 +161,13 @@ def pad_into(
     fresh: bool = False,
 ) -> torch.Tensor:
     """`pad_task` by torch, for devices and autograd; `fresh` says that `out` holds pads already."""
-    cells, starts, lengths = _cells_and_runs(view)
-    if view.ragged_dim > 1:
-        starts, lengths, left_pad = _rectangle_runs(view, left_pad)
+    cells, starts, lengths = _cells_and_runs(view, by_row=True)
+    left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
     padded = rowcopy.pad(cells, starts, lengths, flat, left_pad, pad_bits, fresh=fresh)
     return padded.view(out.shape)
 
 
-def _rectangle_runs(
-    view: RaggedView, left_pad: IntArray | None
-) -> tuple[IntArray, IntArray, IntArray | None]:
-    """As a rectangle orders them: all A runs of row 0, then those of row 1."""
+def _for_runs(left_pad: IntArray | None, view: RaggedView) -> IntArray | None:
     outer = math.prod(view.shape[: view.ragged_dim - 1])
-    extent = view.shape[view.ragged_dim - 1]
-    starts = (view.row_starts()[:, None] + np.arange(outer) * extent).reshape(-1)
-    lengths = np.repeat(view.row_splits.lengths, outer)
-    return starts, lengths, None if left_pad is None else np.repeat(left_pad, outer)
+    return left_pad if left_pad is None or outer == 1 else np.repeat(left_pad, outer)

@@ -1,18 +1,16 @@
 """The hot loop: copies of ragged rows, end to end or into a rectangle.
 
-A *row* here is a run of cells, and a *cell* is everything under one index of dim 0. The functions
-move bytes and know no dtype. CPU memory has two backends:
+A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The functions move
+bytes and know no dtype. CPU memory has two backends:
 
     compiled  the C extension of this package: one memcpy per row, several threads, no GIL
-    numpy     the same loop in Python, where the extension was not built
+    numpy     the same loop in Python, if the extension was not built
 
-Tensors on accelerators, and those that autograd follows, are copied by index ops of torch under
-either backend. The environment variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend;
-`backend` says which one is in use, and why it is not the compiled one.
+Torch copies tensors on accelerators, and those that autograd follows, by index. The environment
+variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend.
 
 Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
-The compiled backend checks them once more against the buffers, because it could not survive a
-wrong one.
+The compiled backend checks them again against the buffers: a wrong one would crash it.
 """
 
 from __future__ import annotations
@@ -62,19 +60,14 @@ else:
 
 
 class Backend(NamedTuple):
-    """What copies rows in CPU memory.
-
-    Attributes:
-        name: ``"compiled"`` or ``"numpy"``.
-        missing: Why the compiled backend could not be imported; None if it was.
-    """
+    """What copies rows in CPU memory."""
 
     name: Name
-    missing: str | None
+    missing: str | None  # why the compiled backend could not be imported
 
 
 def backend() -> Backend:
-    """Return the backend in use, and what went wrong if the compiled one could not be imported.
+    """Return the backend in use, and why the compiled one could not be imported, if it is so.
 
     Example:
         >>> from jagcodec import rowcopy
@@ -143,10 +136,9 @@ def pad_all(tasks: Sequence[Pad]) -> None:
 def gather(
     cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(M, ...) cells -> (sum(lengths), ...): rows ``cells[start : start + length]``, end to end.
+    """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end: new, or in `out`.
 
-    Rows may overlap, repeat and come in any order. The result owns its memory, or it is `out`:
-    contiguous memory of that many bytes, apart from that of `cells`.
+    Rows may overlap, repeat and come in any order. `out` is contiguous, apart from `cells`.
     """
     if _needs_torch(cells):
         return torch_ops.gather(cells, starts, lengths, out)
@@ -165,10 +157,9 @@ def gather(
 def scatter(
     values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
 ) -> torch.Tensor:
-    """Write the rows that lie end to end in `values` to ``out[start : start + length]`` each.
+    """Write rows, end to end in `values`, to ``out[start : start + length]``, which is contiguous.
 
-    The target rows must not overlap; cells between them keep what they hold. `out` is contiguous.
-    Returns `out`, or for tensors that autograd follows a new tensor in its place.
+    Target rows must not overlap. Returns `out`; if autograd follows it, a new tensor.
     """
     if _needs_torch(values):
         return torch_ops.scatter(values, lengths, out, starts)
@@ -188,20 +179,11 @@ def pad(
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
-    """Write rows ``cells[start : start + length]`` and their pads to a rectangle, in one pass.
+    """Write rows ``cells[start : start + length]`` and their pads to `out`, (R, width, ...).
 
-    Args:
-        cells: (M, ...); rows may overlap, repeat and come in any order.
-        starts: (R,) first cells.
-        lengths: (R,), at most `width` each.
-        out: (R, width, ...), contiguous, of the dtype of `cells` and apart from its memory.
-        left_pad: (R,) pad cells before each row, at most ``width - length``; None if no row has
-            any. The rest of the width is padded after the row.
-        pad_bits: The bits of one pad element, ``dtype.itemsize`` bytes.
-        fresh: Every element of `out` already holds the pad bits, as new zeroed memory does.
-
-    Returns:
-        `out`, or for tensors that autograd follows a new tensor in its place.
+    `out` is contiguous, of the dtype of `cells` and apart from its memory; it may be `fresh`, with
+    the pad bits in every element. A row has ``left_pad`` pad cells before it, and the rest after
+    it. Returns `out`; if autograd follows it, a new tensor.
     """
     if _needs_torch(cells):
         return torch_ops.pad(cells, starts, lengths, out, left_pad, pad_bits, fresh)
@@ -217,14 +199,7 @@ def pad(
 
 
 def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntArray, IntArray]:
-    """Find what lies between the constant ends of each row of (M, ...) contiguous cells on the CPU.
-
-    Row i is `width` cells from cell ``i * stride`` on.
-
-    Returns:
-        (rows,) how many equal cells each row begins with, and (rows,) how many follow before the
-        equal cells that it ends with; both are 0 if all cells are equal.
-    """
+    """The starts and lengths that `Ends` measures, for (M, ...) contiguous cells on the CPU."""
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
     task = Ends(as_bytes(cells), stride, width, _cell_bytes(cells), starts, lengths)
     _active.ends([task], torch.get_num_threads())
@@ -236,19 +211,13 @@ def _needs_torch(cells: torch.Tensor) -> bool:
 
 
 def _cell_bytes(cells: torch.Tensor) -> int:
-    """The size of what lies under one index of dim 0."""
     return cells.shape[1:].numel() * cells.itemsize
 
 
 def _writable(out: torch.Tensor, size: int) -> ByteArray:
     """The memory of `out` itself, never a copy: rows written there would be lost."""
-    if (
-        not out.is_cpu
-        or not out.is_contiguous()
-        or out.is_conj()
-        or out.is_neg()
-        or out.nbytes != size
-    ):
+    lazy = out.is_conj() or out.is_neg()
+    if not out.is_cpu or not out.is_contiguous() or lazy or out.nbytes != size:
         raise ArgumentError(
             "bad_shape",
             "rowcopy(out)",

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-AnyArray: TypeAlias = npt.NDArray[Any]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -24,12 +23,9 @@ def numbers(starts: Starts, rows: int) -> IntArray:
     return np.arange(rows, dtype=np.int64) * starts if isinstance(starts, int) else starts
 
 
-Source: TypeAlias = AnyArray | tuple[ByteArray, ...]
-"""What rows are read from: an array, of which only the memory counts, or several buffers of bytes.
-
-Starts in several buffers are (N,) numbers that count *bytes*, as if the buffers lay end to end: the
-size of a cell need not divide theirs. Each row lies in one of them.
-"""
+Source: TypeAlias = npt.NDArray[Any] | tuple[ByteArray, ...]
+"""The memory of an array, or several buffers of bytes. Starts in several buffers are (N,) numbers
+that count *bytes*, as if the buffers lay end to end. Each row lies in one of them."""
 
 
 class Copy(NamedTuple):
@@ -90,13 +86,8 @@ class Ends(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The loops over rows: `jagcodec.rowcopy.numpy_kernel` is one, the compiled module another."""
+    """The loops over rows, in up to `threads` threads: compiled, or `numpy_kernel`."""
 
-    def copy(self, tasks: Sequence[Copy], threads: int, /) -> None:
-        """Do these tasks in up to `threads` threads."""
-
-    def pad(self, tasks: Sequence[Pad], threads: int, /) -> None:
-        """Do these tasks in up to `threads` threads."""
-
-    def ends(self, tasks: Sequence[Ends], threads: int, /) -> None:
-        """Do these tasks in up to `threads` threads."""
+    def copy(self, tasks: Sequence[Copy], threads: int, /) -> None: ...
+    def pad(self, tasks: Sequence[Pad], threads: int, /) -> None: ...
+    def ends(self, tasks: Sequence[Ends], threads: int, /) -> None: ...

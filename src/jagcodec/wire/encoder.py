@@ -81,12 +81,12 @@ def encode(
             TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
             UnbatchedTensor, and of types registered with `register_type` (dataclasses,
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
-        narrow: Store integer tensors in the fewest bytes per cell that hold their values, and
-            those of 0 and 1 as bits; `decode` restores dtype and values exactly. Costs two
-            looks at each of them here and a copy there. True is for all of them; a list of names
-            for the columns that it names, of every TensorDict and `BatchedDataDict` in `obj`.
-            Name a column of a nested batch by a tuple: ``("extra", "ids")``. The name of a nested
-            batch is for all of its columns.
+        narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
+            and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
+            and values exactly. Costs two looks at each of them here and a copy there. True is for
+            all of them; a list of names for the columns that it names, of every TensorDict and
+            `BatchedDataDict` in `obj`. Name a column of a nested batch by a tuple:
+            ``("extra", "ids")``. The name of a nested batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
             alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
             value, positions, columns that are two others end to end. Everything is compared cell
@@ -102,11 +102,11 @@ def encode(
             A frame that would not get smaller is sent as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
-        default: A function, as json, msgspec and orjson take one. It is called with each value
-            that cannot be encoded, and returns one that can be encoded in its place, or raises.
-            What it returns is looked at like any other value. If it returns the value itself,
-            that is pickled or refused as without it. It is not asked about dict keys and set
-            members.
+        default: A function, as json, msgspec and orjson take one. It is called with each value of a
+            type that is not in this list, and returns one that can be encoded in its place, or
+            raises. What it returns is looked at like any other value. If it returns the value
+            itself, that is pickled or refused as without it. It is not asked about dict keys and
+            set members.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
             and no part of what `decode` returns.

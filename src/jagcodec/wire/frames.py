@@ -20,7 +20,7 @@ import torch
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
 from jagcodec.memory.blocks import allocate_together, new_block
-from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart
+from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
 from jagcodec.wire.limits import Limits, exceeded
 from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
 
@@ -611,7 +611,8 @@ def writable(data: ByteArray, copy: bool | None) -> ByteArray:
     if copy or (copy is None and read_only):
         data = copied(data)
     elif read_only:
-        data = np.asarray(_Writable(data), dtype=np.uint8)
+        # numpy is told that it may write this memory: for `copy=False` alone.
+        data = borrowed(address(data), len(data), data)
     return data
 
 
@@ -620,16 +621,3 @@ def copied(data: ByteArray) -> ByteArray:
     copy: ByteArray = new_block(len(data)).data
     copy[:] = data
     return copy
-
-
-class _Writable:
-    """Read-only memory that numpy is told it may write: for `copy=False` alone."""
-
-    def __init__(self, array: ByteArray) -> None:
-        self._keep_alive = array
-        self.__array_interface__ = {
-            "data": (address(array), False),
-            "shape": array.shape,
-            "typestr": "|u1",
-            "version": 3,
-        }

@@ -236,7 +236,7 @@ def read_header(
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
-    places = Places(sizes, total, in_row=in_row)
+    places = Places(sizes)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
     if places.expanded or stored is not sizes:

@@ -44,7 +44,7 @@ def _narrowest(cells: npt.NDArray[Any]) -> int | None:
     low, high = int(cells.min()), int(cells.max())
     if low >= 0 and high <= 1:
         return BITS
-    for width in range(1, cells.dtype.itemsize):
+    for width in range(1, min(5, cells.dtype.itemsize)):
         bits = 8 * width
         if low >= 0 and high < 1 << bits:
             return narrow_code(width, signed=False)
@@ -55,14 +55,14 @@ def _narrowest(cells: npt.NDArray[Any]) -> int | None:
 
 def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
     # Little-endian two's complement: the low bytes are the narrower number.
-    if width in (1, 2, 4):
-        return data.view(f"<u{itemsize}").astype(f"<u{width}").view(np.uint8)
-    if width == 3 and itemsize == 8:  # so that there is less to step over
-        data, itemsize = data.view("<u8").astype("<u4").view(np.uint8), 4
-    low = np.empty((len(data) // itemsize, width), dtype=np.uint8)
+    cells = data.view(f"<u{itemsize}")
+    if width != 3:
+        return cells.astype(f"<u{width}").view(np.uint8)
+    whole = cells.astype("<u4", copy=False).view(np.uint8)
+    low = np.empty((len(cells), 3), dtype=np.uint8)
     # Byte by byte: numpy copies a few bytes of each cell in twice the time.
-    for i in range(width):
-        low[:, i] = data[i::itemsize]
+    for i in range(3):
+        low[:, i] = whole[i::4]
     return low.reshape(-1)
 
 
@@ -71,17 +71,14 @@ def widened(data: ByteArray, stored: int, name: str, cells: int) -> ByteArray:
     if stored == BITS:
         return np.unpackbits(data, count=cells, bitorder="little").astype(name).view(np.uint8)
     width, signed = STORED_WIDTHS[stored]
-    if width in (1, 2, 4):
+    if width != 3:
         return data.view(f"<{'i' if signed else 'u'}{width}").astype(name).view(np.uint8)
-    # Each is read with the bytes behind it, which are then shifted out.
-    read = 4 if width == 3 else 8
-    whole = np.zeros(cells, dtype=f"<u{read}")
-    inside = max(0, (len(data) - read) // width + 1)
-    whole[:inside] = np.ndarray((inside,), f"<u{read}", data, strides=(width,))
-    for i in range(inside, cells):
-        whole[i] = int.from_bytes(data[i * width : (i + 1) * width].tobytes(), "little")
-    shift = 8 * (read - width)
-    whole <<= shift
-    found = whole.view(f"<i{read}") if signed else whole
-    found >>= shift
+    whole = np.empty(cells, dtype="<u4")
+    if cells:
+        # Three bytes are read with the one behind them, which is then shifted out.
+        whole[:-1] = np.ndarray((cells - 1,), "<u4", data, strides=(3,))
+        whole[-1] = int.from_bytes(data[-3:].tobytes(), "little")
+    whole <<= 8
+    found = whole.view("<i4") if signed else whole
+    found >>= 8
     return found.astype(name, copy=False).view(np.uint8)

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import (
-    ArgumentTypeError,
-    WireFormatError,
-    decode,
-    encode,
-    restore_padding,
-    trim_padding,
-)
-from jagcodec.pack.trimmed import Trimmed, restore, trim
+from jagcodec import decode, encode
+from jagcodec.integrations._trim import Trimmed, padded_batch, restore, trim, trimmed_batch
 from jagcodec.testing import assert_same
 
 DTYPES = [
@@ -194,52 +187,49 @@ def batch_columns():
     mask[:, 10:40] = True
     return {
         "ids": padded(64, 100, left=30, right=40),
-        "image": torch.rand(4, 20, 20),
+        "image": torch.rand(64, 20, 20),
         "mask": mask,
         "reward": torch.rand(64),
-        "tiny": torch.zeros(2, 3),
+        "tiny": torch.zeros(64, 3),
     }
 
 
-def test_a_dict_comes_back_in_its_order():
-    columns = batch_columns() | {"notes": ["a", {"b": 1}], "step": 3}
-    trimmed = trim_padding(columns)
-    assert set(trimmed["trimmed"]) == {"ids", "mask"}
-    frames = encode(trimmed)
-    assert sum(memoryview(f).nbytes for f in frames) < sum(
-        c.nbytes for c in columns.values() if isinstance(c, torch.Tensor)
-    )
-    assert_same(restore_padding(decode(frames)), columns)
+def sent_and_restored(batch):
+    return padded_batch(**decode(encode(trimmed_batch(batch))))
 
 
-def test_a_tensordict_comes_back():
-    columns = {k: v for k, v in batch_columns().items() if len(v) == 64}
-    td = TensorDict(columns, batch_size=[64], names=["rows"])
+def test_a_batch_comes_back_in_its_order():
+    columns = batch_columns()
+    td = TensorDict(columns, batch_size=[64])
     td["notes"] = NonTensorStack(*map(str, range(64)))
-    assert_same(restore_padding(decode(encode(trim_padding(td)))), td)
+    state = trimmed_batch(td)
+    assert set(state["trimmed"]) == {"ids", "mask"}
+    frames = encode(state)
+    padded = sum(column.nbytes for column in columns.values())
+    assert sum(memoryview(frame).nbytes for frame in frames) < padded
+    found = sent_and_restored(td)
+    assert list(found.keys()) == list(td.keys())
+    assert_same(found, td)
 
 
-@pytest.mark.parametrize("batch", [{}, {"a": torch.zeros(0, 5)}, TensorDict({}, batch_size=[3])])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        TensorDict({}, batch_size=[3]),
+        TensorDict({"a": torch.zeros(0, 5)}, batch_size=[0]),
+        TensorDict({"a": torch.zeros(2, 5)}, batch_size=[2]),
+    ],
+    ids=["no columns", "no rows", "small"],
+)
 def test_nothing_to_trim(batch):
-    assert_same(restore_padding(decode(encode(trim_padding(batch)))), batch)
+    assert trimmed_batch(batch)["trimmed"] == {}
+    assert_same(sent_and_restored(batch), batch)
 
 
-@pytest.mark.parametrize("batch", [None, [1], {1: torch.zeros(1)}, torch.zeros(3)])
-def test_what_is_not_a_batch_is_refused(batch):
-    with pytest.raises(ArgumentTypeError, match="trim_padding"):
-        trim_padding(batch)
-
-
-def test_what_is_not_trimmed_is_refused():
-    good = trim_padding(batch_columns())
-    for bad in (
-        None,
-        {},
-        {**good, "batch": [1]},
-        {**good, "order": ["ids"]},
-        {**good, "order": 5},
-        {**good, "trimmed": {"ids": (1, 2)}},
-        {**good, "trimmed": {**good["trimmed"], "ids": (None,) * 8}},
-    ):
-        with pytest.raises(WireFormatError, match="trim_padding"):
-            restore_padding(bad)
+@pytest.mark.parametrize(
+    "changes", [{"batch": {}}, {"order": ["ids"]}, {"trimmed": {}}, {"order": ["ids"] * 4}], ids=str
+)
+def test_a_state_whose_parts_do_not_fit_is_refused(changes):
+    state = trimmed_batch(TensorDict(batch_columns(), batch_size=[64]))
+    with pytest.raises(ValueError, match="expected"):
+        padded_batch(**{**state, **changes})

@@ -2,19 +2,20 @@
 
 A row of a padded column begins with a run of one value, ends with one, or both: its left and right
 padding. The two values may differ, and may differ from row to row (position ids are padded on the
-right with each row's last position). Both runs are read from the row itself, so no mask is needed
-and nothing is guessed: everything between the two runs is kept unchanged.
+right with each row's last position). Both runs are read from the bits of the row, so no mask is
+needed and no value is lost: everything between the two runs is kept unchanged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from tensordict import TensorDict
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import Wanted, allocate
@@ -22,6 +23,54 @@ from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, fr
 from jagcodec.ragged.views import rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
+
+
+def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
+    """A batch whose rectangles are trimmed if that saves an eighth, as a state to be encoded."""
+    trimmed = {
+        name: column
+        for name, leaf in batch.items()
+        if _is_rectangle(leaf)
+        and (column := trim(leaf.detach().cpu())).nbytes <= leaf.nbytes * _WORTHWHILE
+    }
+    return {
+        "batch": batch.exclude(*trimmed) if trimmed else batch,
+        "order": list(batch.keys()),
+        "trimmed": {name: column._asdict() for name, column in trimmed.items()},
+    }
+
+
+# If trimming saves less, it is faster to send the column unchanged.
+_WORTHWHILE = 7 / 8
+_SMALL = 4096
+
+
+def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.layout is torch.strided
+        and not (leaf.is_nested or leaf.is_quantized or leaf.is_meta)
+        and leaf.dim() > 1
+        and leaf.nbytes >= _SMALL
+    )
+
+
+def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> TensorDict:
+    """The batch of a state of `trimmed_batch`, bit for bit and with its columns in their order.
+
+    Raises:
+        ValueError: The parts do not fit together.
+        MemoryError: The rectangles do not fit in memory. They may be far larger than the message.
+    """
+    if not isinstance(batch, TensorDict):
+        raise ValueError(f"expected a TensorDict, found {type(batch).__name__}")
+    if sorted(order) != sorted([*trimmed, *batch.keys()]):
+        raise ValueError(f"expected every column once in the order, found {order!s:.200}")
+    if not trimmed:
+        return batch
+    columns = restore({name: Trimmed(**parts) for name, parts in trimmed.items()})
+    leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
+    return TensorDict(leaves, batch_size=batch.batch_size, device=batch.device)
 
 
 class Trimmed(NamedTuple):
