@@ -80,7 +80,9 @@ def encode(
             and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
             TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
             UnbatchedTensor, and of types registered with `register_type` (dataclasses,
-            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
+            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...). Or a
+            `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
+            Its columns that are stored narrow are narrow again; repeats are found with `elide`.
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
             and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
             and values exactly. Costs two looks at each of them here and a copy there. True is for

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,7 @@ from jagcodec.ragged.non_tensor import (
     stack_of_payloads,
 )
 from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import inside
@@ -40,7 +41,7 @@ from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
-from jagcodec.wire.schema import Node
+from jagcodec.wire.schema import OF_PARTS, Node
 from jagcodec.wire.slicing import slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -50,6 +51,7 @@ Keys = Mapping[str, Any]
 """Names of columns, and by what their `Source` knows them."""
 
 
+@dataclass(slots=True, eq=False)
 class Source:
     """What reads the columns of a batch: from one message, or from several (`batch/join.py`).
 
@@ -63,19 +65,10 @@ class Source:
         allow_pickle: Whether pickled objects are unpickled, and pickled again to be sent on.
     """
 
-    __slots__ = ("allow_pickle", "device", "names", "sizes")
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        device: torch.device | None,
-        allow_pickle: bool,
-    ) -> None:
-        self.names: Sequence[str] = names
-        self.sizes: Sequence[int] = sizes
-        self.device: torch.device | None = device
-        self.allow_pickle: bool = allow_pickle
+    names: Sequence[str]
+    sizes: Sequence[int]
+    device: torch.device | None
+    allow_pickle: bool
 
     @property
     def columns(self) -> Keys:
@@ -270,8 +263,9 @@ class WireBatch(OpenBatch):
         Returns:
             All columns and rows of a batch opened from frames or a blob: the frames of that
             message. Any choice of them, several messages, or a batch over a callable: new frames,
-            as `encode` makes them of this batch. Both are only to be read: they alias the messages
-            wherever that needs no copy.
+            as `encode` makes them of this batch, which accepts options. Columns that are stored
+            narrow stay narrow. Both are only to be read: they alias the messages wherever that
+            needs no copy.
 
         Raises:
             WireFormatError: A field is malformed.
@@ -414,10 +408,8 @@ class MessageColumns(Source):
         """See `Source`."""
         if key.kind is not _JAGGED:
             return None
-        _named(name, key, self._check_rows)
-        group = self.message.numbers[key.number + 3]
-        row_splits: RowSplits = _named(name, key, lambda _: self.message.row_splits(group, chosen))
-        return row_splits.lengths
+        lengths: IntArray = _named(name, key, self._lengths, chosen)
+        return lengths
 
     def leaf(self, name: str, key: Node, chosen: ChosenRows | None) -> Any:
         """See `Source`."""
@@ -429,16 +421,15 @@ class MessageColumns(Source):
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `Source`."""
-        message = self.message
-        if message.header.compressed:
-            kinds = (_TENSOR, _JAGGED, Kind.NON_TENSOR_ROWS)
-            cells = [node for node in keys.values() if node.kind in kinds]
-            prepare(message.payload, {message.numbers[node.number] for node in cells})
         reads: dict[Kind, Any] = {
             _JAGGED: self._view,
             Kind.NON_TENSOR_ROWS: lambda *column: object_array(self._objects(*column)),
             Kind.TENSORDICT: self._leaf,
         }
+        message = self.message
+        if message.header.compressed:
+            stored = [node for node in keys.values() if node.kind in OF_PARTS]
+            prepare(message.payload, {message.numbers[node.number] for node in stored})
         return self._each(keys, reads, chosen, Budget(message))
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
@@ -458,7 +449,7 @@ class MessageColumns(Source):
         budget: Budget,
     ) -> dict[str, Any]:
         """What is read of each column: by its kind, or as a leaf of one TensorDict."""
-        found = {}
+        found: dict[str, Any] = {}
         for name, node in keys.items():
             read = reads.get(node.kind)
             value = _named(name, node, read or self._leaf, chosen, budget)
@@ -490,12 +481,10 @@ class MessageColumns(Source):
         # Kept for the other parts of the message, of which there are often many.
         known = message.slicer
         if known is None or known[0] is not keys:
-            slicer = None
+            known = message.slicer = keys, None
             with suppress(WireFormatError):  # which the reader of the column raises
-                slicer = slicer_of(message, keys, self.sizes[0])
-            known = message.slicer = keys, slicer
-        slicer = known[1]
-        return None if slicer is None else slicer.cut(index.start, index.stop)
+                known = message.slicer = keys, slicer_of(message, keys, self.sizes[0])
+        return None if known[1] is None else known[1].cut(index.start, index.stop)
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
@@ -505,12 +494,15 @@ class MessageColumns(Source):
 
     # Of a node
 
+    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+        self._check_rows(node)
+        return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
+
     def _leaf(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
         kind, message = node.kind, self.message
         if kind is _TENSOR or kind is _JAGGED:
             self._check_rows(node)
-            read = message.tensor if kind is _TENSOR else message.jagged
-            return read(node, chosen)
+            return (message.tensor if kind is _TENSOR else message.jagged)(node, chosen)
         if kind is Kind.TENSORDICT:
             return WireBatch(_batch_in(message, node, self.sizes), None, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
@@ -672,8 +664,7 @@ def batch_of_message(message: Message) -> WireBatch:
         if len(state.children) == 2 and state.children[0].kind is Kind.MAP:
             columns, meta = state.children
             rows = _rows_of(message, columns.children)
-            beside = [(None, meta)]
-            return WireBatch(MessageColumns(message, columns, [rows], beside, whole=True))
+            return WireBatch(MessageColumns(message, columns, [rows], [(None, meta)], whole=True))
     raise WireFormatError(
         "bad_value",
         "$",
@@ -687,8 +678,8 @@ def _rows_of(message: Message, columns: Sequence[Node]) -> int:
     for node in columns:
         rows = rows_of_node(message, node)
         if rows is not None:
-            payload = sum(message.header.sizes)
-            if rows > MAX_UNBACKED_ROWS and rows > payload:  # as the header of a TensorDict says
+            # As for a TensorDict, which says how many rows it has.
+            if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
                 raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
             return rows
     raise bad("a column that has rows", f"{len(columns)} without")
