@@ -41,7 +41,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import Frames, open_messages, stacked
-from jagcodec.wire.wire_batch import Keys, MessageColumns, Source, WireBatch, open_whole
+from jagcodec.wire.wire_batch import ColumnSource, Keys, MessageColumns, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
 
@@ -49,8 +49,8 @@ B = TypeVar("B", bound=Batch)
 # --- rows one after the other ------------------------------------------------------------------
 
 
-class JoinedRows(Source):
-    """The rows of several batches, one batch after the other: a `Source`."""
+class JoinedRows(ColumnSource):
+    """The rows of several batches, one batch after the other: a `ColumnSource`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class JoinedRows(Source):
         counts: Sequence[int],
         open_part: Callable[[int], WireBatch],
         find_messages: Callable[[], Messages | None],
-        like: Source | None = None,
+        like: ColumnSource | None = None,
     ) -> None:
         """Batches of some `counts` of rows, which `open_part` opens one by one.
 
@@ -87,7 +87,7 @@ class JoinedRows(Source):
 
     @property
     def columns(self) -> Keys:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return dict.fromkeys(self.names)
 
     @cached_property
@@ -107,11 +107,11 @@ class JoinedRows(Source):
         return [self._part(i) for i in range(len(self._counts))]
 
     def meta(self) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
 
     def metas(self) -> list[dict[str, Any]]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return [self._meta(i) for i in self._metas_from()]
 
     def _meta(self, index: int | None) -> dict[str, Any]:
@@ -127,19 +127,19 @@ class JoinedRows(Source):
         return [first.setdefault(metas[message], i) for i, message in enumerate(messages.which)]
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
-        """See `Source`."""
+        """See `ColumnSource`."""
         kind, dtype, shape = self._part(0).select([name]).schema[name]
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        """See `Source`."""
+        """See `ColumnSource`."""
         if self.schema(name, key, 0).kind != "jagged":
             return None
         lengths: IntArray = self.views({name: key}, chosen)[name].row_splits.lengths
         return lengths
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         leaves = {}
         for name, view, values in self._read(keys, chosen, views=False):
             if view is None:
@@ -153,7 +153,7 @@ class JoinedRows(Source):
         return leaves
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         columns: dict[str, Any] = {}
         for name, view, values in self._read(keys, chosen, views=True):
             column: Any = view if values is None else values
@@ -168,14 +168,14 @@ class JoinedRows(Source):
         return columns
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return {
             name: list(column) if isinstance(column, np.ndarray) else column
             for name, column in self.views(keys, chosen).items()
         }
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         messages = self._messages
         names: dict[tuple[str, ...], None] = {}
         for name in keys:
@@ -347,8 +347,8 @@ class JoinedRows(Source):
 # --- columns side by side ----------------------------------------------------------------------
 
 
-class JoinedColumns(Source):
-    """The columns of several batches of the same rows: a `Source`.
+class JoinedColumns(ColumnSource):
+    """The columns of several batches of the same rows: a `ColumnSource`.
 
     A column is known by its own source, and by what that knows it.
     """
@@ -363,36 +363,36 @@ class JoinedColumns(Source):
 
     @property
     def columns(self) -> Keys:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return agreed(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return [batch.meta for batch in self._batches]
 
     def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
-        """See `Source`."""
+        """See `ColumnSource`."""
         source, own = key
         schema: FieldSchema = source.schema(name, own, rows)
         return schema
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        """See `Source`."""
+        """See `ColumnSource`."""
         source, own = key
         lengths: IntArray | None = source.row_lengths(name, own, chosen)
         return lengths
 
     def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
-        """See `Source`."""
+        """See `ColumnSource`."""
         source, own = key
         return self._one_object(name, source.leaf(name, own, chosen), chosen)
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         leaves = self._each(keys, "leaves", chosen)
         return {name: self._one_object(name, leaf, chosen) for name, leaf in leaves.items()}
 
@@ -405,7 +405,7 @@ class JoinedColumns(Source):
         return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         columns = self._each(keys, "views", chosen)
         pool = self._pool if chosen is None else chosen.pool
         for name, column in columns.items():
@@ -414,11 +414,11 @@ class JoinedColumns(Source):
         return columns
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return self._each(keys, "to_encode", chosen)
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return [name for source, own in self._by_source(keys) for name in source.narrow_names(own)]
 
     def _by_source(self, keys: Keys) -> list[tuple[Any, dict[str, Any]]]:

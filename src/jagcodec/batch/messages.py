@@ -18,7 +18,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, Kind
+from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
 from jagcodec.wire.stacked import Frames, Stack, of_message
 
 
@@ -137,7 +137,7 @@ class Messages:
             cells[members] = dims[:, 0]
             group[members] = -1 if node.kind is Kind.TENSOR else numbers[:, i + 3]
             stored[members] = np.where(held, numbers[:, i + 2], PLAIN)
-        if form is None or (stored >= PARTS).any():
+        if form is None or (stored >= INDIRECT).any():
             return None
         kind, name, inner = form
         with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it

@@ -29,30 +29,32 @@ from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.checks import inside
+from jagcodec.wire.checks import fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
-from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
+from jagcodec.wire.files import file_path, noted_file, read_file
+from jagcodec.wire.frames import Frame
+from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
 from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
-from jagcodec.wire.schema import OF_PARTS, Node
+from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 Keys = Mapping[str, Any]
-"""Names of columns, and by what their `Source` knows them."""
+"""Names of columns, and by what their `ColumnSource` knows them."""
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class ColumnSource:
     """What reads the columns of a batch: from one message, or from several (`batch/join.py`).
 
     Of the arguments, `keys` are the columns that are wanted, and `chosen` the rows of them; None
@@ -136,10 +138,10 @@ class WireBatch(OpenBatch):
     __slots__ = ("__weakref__", "_keys", "chosen", "source")
 
     def __init__(
-        self, source: Source, keys: Keys | None = None, chosen: ChosenRows | None = None
+        self, source: ColumnSource, keys: Keys | None = None, chosen: ChosenRows | None = None
     ) -> None:
         """Use `open_wire`. No `keys`: all columns of the source."""
-        self.source: Source = source
+        self.source: ColumnSource = source
         self.chosen: ChosenRows | None = chosen
         self._keys = keys
 
@@ -201,7 +203,7 @@ class WireBatch(OpenBatch):
         return self.leaf(name)
 
     def keys(self) -> tuple[str, ...]:
-        """Names of the columns, in their order; `fields` under the name that dicts have for it."""
+        """`fields`, under the name that dicts have for it."""
         return self.fields
 
     def __repr__(self) -> str:
@@ -344,21 +346,19 @@ def _tensordict(batch: WireBatch, leaves: dict[str, Any]) -> TensorDict:
             return batch_of(leaves, len(batch))
         return TensorDict(leaves, batch_size=batch.batch_size, device=device)
     except Exception as error:  # tensordict raises all kinds
-        raise WireFormatError(
-            "bad_value", "$", f"expected columns of one batch, found {error!s:.200}"
-        ) from error
+        raise fail("bad_value", f"expected columns of one batch, found {error!s:.200}") from error
 
 
 # --- the columns of one message ----------------------------------------------------------------
 
 
-class MessageColumns(Source):
-    """The columns of a batch in one message: see `Source`.
+class MessageColumns(ColumnSource):
+    """The columns of a batch in one message: see `ColumnSource`.
 
     Attributes:
         message: The open message.
         node: The one whose children are the columns.
-        beside: What stands in the message next to the batch: by name, or a mapping without one.
+        beside: What is in the message next to the batch: by name, or a mapping without one.
         whole: Whether the batch is all of the message.
     """
 
@@ -388,7 +388,7 @@ class MessageColumns(Source):
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         message = self.message
         budget = Budget(message)
         meta: dict[str, Any] = {}
@@ -401,26 +401,26 @@ class MessageColumns(Source):
         return meta
 
     def schema(self, name: str, key: Node, rows: int) -> FieldSchema:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return field_of(self.message, key, rows)
 
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
-        """See `Source`."""
+        """See `ColumnSource`."""
         if key.kind is not _JAGGED:
             return None
         lengths: IntArray = _named(name, key, self._lengths, chosen)
         return lengths
 
     def leaf(self, name: str, key: Node, chosen: ChosenRows | None) -> Any:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return _named(name, key, self._leaf, chosen, Budget(self.message))
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         return self._each(keys, {}, chosen, Budget(self.message))
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         reads: dict[Kind, Any] = {
             _JAGGED: self._view,
             Kind.NON_TENSOR_ROWS: lambda *column: object_array(self._objects(*column)),
@@ -428,12 +428,12 @@ class MessageColumns(Source):
         }
         message = self.message
         if message.header.compressed:
-            stored = [node for node in keys.values() if node.kind in OF_PARTS]
+            stored = [node for node in keys.values() if node.kind in LEAVES]
             prepare(message.payload, {message.numbers[node.number] for node in stored})
         return self._each(keys, reads, chosen, Budget(message))
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         reads: dict[Kind, Any] = {
             _JAGGED: self._view,
             _TENSOR: self._rectangle,
@@ -460,7 +460,7 @@ class MessageColumns(Source):
         return found
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `Source`."""
+        """See `ColumnSource`."""
         names: list[tuple[str, ...]] = []
         for name, node in keys.items():
             if node.kind is Kind.TENSORDICT:
@@ -471,7 +471,7 @@ class MessageColumns(Source):
         return names
 
     def cut(self, keys: Keys, chosen: ChosenRows | None) -> list[Frame] | None:
-        """See `Source`."""
+        """See `ColumnSource`."""
         message = self.message
         if chosen is None and self.whole and keys is self._columns and message.frames is not None:
             return [array.data.toreadonly() for array in message.frames]
@@ -514,7 +514,7 @@ class MessageColumns(Source):
         if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
             leaf = leaf_of_rows(list(leaf))  # a column of a dict
         if not is_leaf(leaf):
-            raise WireFormatError("bad_value", "$", f"expected a leaf, found {type(leaf).__name__}")
+            raise fail("bad_value", f"expected a leaf, found {type(leaf).__name__}")
         shape = sizes_of(leaf, len(self.sizes))
         if shape != self.sizes:
             raise rows_differ(self.sizes, shape)
@@ -524,9 +524,8 @@ class MessageColumns(Source):
 
     def _is_narrow(self, node: Node) -> bool:
         leaf = self.message.leaf(node)
-        if leaf.parts:
-            return any(part.stored != PLAIN for part in self.message.parts(leaf))
-        return leaf.place.stored != PLAIN and leaf.place.cells > 0
+        places = runs_at(self.message, leaf) if leaf.runs else [leaf.place]
+        return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
 
     def _check_rows(self, node: Node) -> None:
         """See that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
@@ -559,7 +558,7 @@ class MessageColumns(Source):
         leaf, payload = self.message.leaf(node), self.message.payload
         index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
-        known = [*leaf.shape[:1]] == self.sizes and not leaf.parts
+        known = [*leaf.shape[:1]] == self.sizes and not leaf.runs
         if known and dtype is not None and isinstance(index, range):
             bounds = index.start * leaf.inner, index.stop * leaf.inner
             data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
@@ -665,12 +664,8 @@ def batch_of_message(message: Message) -> WireBatch:
             columns, meta = state.children
             rows = _rows_of(message, columns.children)
             return WireBatch(MessageColumns(message, columns, [rows], [(None, meta)], whole=True))
-    raise WireFormatError(
-        "bad_value",
-        "$",
-        "expected the message of a TensorDict, of a BatchedDataDict, or of a dict that holds one "
-        "TensorDict, found another; use decode",
-    )
+    expected = "the message of a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
+    raise fail("bad_value", f"expected {expected}, found another; use decode")
 
 
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
