@@ -891,9 +891,9 @@ def test_what_was_chosen_of_a_join_is_not_kept():
 @pytest.mark.parametrize("kind", ["opened", "fetched", "joined"])
 def test_rows_of_a_narrow_message_are_sent_narrow(kind):
     ids = torch.arange(40).view(8, 5)
-    inner = TensorDict({"ids": ids, "wide": ids << 40}, [8])
+    inner = TensorDict({"ids": ids, "wide": ids * 1000}, [8])
     td = pack_jagged_fields({"ids": ids, "score": ids.float()}, lengths=[5] * 8)
-    td["inner"], td["grid"] = inner, ids << 40
+    td["inner"], td["grid"] = inner, ids * 1000
     narrow: list[Any] = ["ids", ("inner", "ids")]
     batch = open_wire(encode(td, narrow=narrow))
     if kind == "fetched":
