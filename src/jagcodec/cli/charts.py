@@ -10,7 +10,7 @@ from typing import Any
 from jagcodec.errors import ArgumentError
 
 FORMATS = ("png", "svg", "pdf")
-INSTALL = "pip install 'jagcodec[cli]'"
+INSTALL = "pip install matplotlib"
 
 
 def check_plot(path: Path) -> None:
