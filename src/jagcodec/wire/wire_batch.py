@@ -29,7 +29,7 @@ from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.checks import fail, inside
+from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
@@ -41,7 +41,6 @@ from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
-from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import slicer_of
