@@ -39,7 +39,10 @@ from jagcodec.wire.schema import FORMS, PER_KEY
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
     COMPRESSED_LAYOUTS,
+    INDIRECT,
     MAGIC,
+    NO_INDEX,
+    ONE_OBJECT,
     STORED_WIDTHS,
     TORCH_DTYPES,
     VERSION,
@@ -181,7 +184,7 @@ def _rollout() -> TensorDict:
 
 
 def _repeats() -> TensorDict:
-    """A batch of which parts are made: rows, prefixes, runs, ramps and columns that repeat."""
+    """A batch that repeats rows, beginnings of rows, cells, positions and columns."""
     prompts = [[1000 + k * k % 77 for k in range(36)]] * 3
     answers = [[9000 + k * k % 31 + i for k in range(20)] for i in range(3)]
     both = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -195,24 +198,15 @@ def _repeats() -> TensorDict:
         "both": column(both),
         "mask": column([[1] * 56] * 3),
         "positions": column([list(range(56))] * 3),
-        "zeros": torch.zeros(3, 40),
+        "zeros": torch.zeros(3, 200),
     }
     return TensorDict(fields, [3])
-
-
-def _strings(items: list[Any], **options: Any) -> Any:
-    dtypes: Any = getattr(np, "dtypes", None)
-    # numpy 1 has no such dtype; something else keeps the place.
-    return np.array(items, dtypes.StringDType(**options) if hasattr(dtypes, "StringDType") else "O")
 
 
 def _values() -> list[tuple[Any, dict[str, bool]]]:
     """Values and the options to encode them with. Scripts name them by place: append only."""
     sparse = torch.tensor([[0.0, 1.0, 0.0, 2.0], [3.0, 0.0, 0.0, 0.0]])
     base = torch.arange(24, dtype=torch.int32).view(12, 2)
-    record = np.zeros(2, dtype=[("a", "<i4"), ("b", "<f8", (2,)), ("c", "S3")])
-    mixed = np.zeros(2, dtype=[("x", "<i2"), ("o", "O")])
-    mixed["o"] = ["text", [1, 2]]
     members = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
     deep = np.array([{"t": torch.ones(3)}, None, np.array([torch.ones(2), "x"], object)], object)
     plain: list[Any] = [
@@ -224,9 +218,9 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         b"\x00\x01" * 2048,
         np.arange(6, dtype="<i8").reshape(2, 3),
         [np.array(["ab", "c"]), np.array(["2026-01-01"], dtype="M8[D]"), np.array(1.5)],
-        record,
-        mixed,
-        mixed[0],
+        np.arange(4, dtype=">u2"),
+        np.array(["text", [1, 2]], dtype=object),
+        np.void(b"\x00\x01"),
         np.array([1, "x", None], dtype=object),
         deep,
         [np.float32(1.5), np.int64(3), np.str_("s"), np.bytes_(b"b"), np.datetime64(5, "s")],
@@ -254,9 +248,9 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         _rollout(),
         Sampling(0.5, ("x",)),
         Sampling(0.5, torch.ones(2)),
-        _strings(["a", "bcd"]),
-        _strings(["a", None], na_object=None),
-        np.array([1.5], dtype=np.longdouble),
+        np.array([b"a", b"bcd"]),
+        np.array([None, "a"], dtype=object),
+        np.array([1.5], dtype=">f8"),
         {"big": torch.arange(2100), "small": torch.arange(3)},
     ]
     numbers = {"bool": torch.tensor([True, False, True]), "int": torch.arange(-2, 300)}
@@ -357,25 +351,11 @@ _NUMPY_NAMES = (
 )
 
 
-def _numpy_dtype(s: Script, depth: int = 0) -> Any:
+def _numpy_dtype(s: Script) -> Any:
     value = s.byte()
-    if value < 160 or depth > 3:
+    if value < 240:
         return _NUMPY_NAMES[value % len(_NUMPY_NAMES)]
-    if value < 190:
-        return ["sub", _numpy_dtype(s, depth + 1), [s.number() for _ in range(s.byte() % 3)]]
-    return _struct(s, depth)
-
-
-def _struct(s: Script, depth: int = 0) -> Any:
-    fields: list[Any] = []
-    end = 0
-    for _ in range(s.byte() % 4):
-        dtype = _numpy_dtype(s, depth + 1)
-        title = s.pick(_KEYS) if s.byte() > 250 else None
-        offset = end if s.byte() < 200 else s.number(64)
-        fields.append([s.pick(_KEYS), title, offset, dtype])
-        end = min(offset + _numpy_size(dtype), 2**40)
-    return ["struct", end if s.byte() < 200 else s.number(64), s.byte() > 200, fields]
+    return ["sub", "<i4", [2]] if value < 248 else ["struct", 4, False, [["a", None, 0, "<i4"]]]
 
 
 def _numpy_size(dtype: Any) -> int:
@@ -442,11 +422,6 @@ _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "start": lambda s, d: s.number(),
     "stop": lambda s, d: s.number(),
     "step": lambda s, d: s.number(),
-    "shape": lambda s, d: [s.number() for _ in range(s.byte() % 3)],
-    "items": lambda s, d: [s.pick((*_KEYS, None)) for _ in range(s.byte() % 5)],
-    "coerce": lambda s, d: bool(s.byte() & 1),
-    "has_na": lambda s, d: bool(s.byte() & 1),
-    "na": _document,
     "dtype": lambda s, d: _numpy_dtype(s),
     "value": lambda s, d: s.pick((*_KEYS, b"", b"\x00\xff")),
     "name": lambda s, d: s.pick(("fuzz.Sampling", *_TORCH_NAMES, "quint8", "load", "os.system")),
@@ -489,12 +464,10 @@ _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) +
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
 _ALL_KINDS = tuple(FORMS)
-_ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
 _LEAVES = (*_DENSE, Kind.TENSORDICT, Kind.LAZY_STACK, *_STACKS)
 _MEMBERS: dict[Kind, tuple[Kind, ...]] = {
-    Kind.SCALAR: _ARRAYS,
     Kind.SPARSE_COMPRESSED: (Kind.TENSOR,),
     Kind.TENSORDICT: _LEAVES,
     Kind.LAZY_STACK: (Kind.TENSORDICT, Kind.LAZY_STACK),
@@ -554,7 +527,7 @@ class Tree:
     def _facts(self, kind: Kind, dims: list[int], dtype: Any, odd: int) -> dict[str, Any]:
         """What the fields and numbers of a node are, by their names."""
         s, form = self.s, FORMS[kind]
-        rank, cells, of_parts = len(dims), max(0, math.prod(dims)), False
+        rank, cells, indirect = len(dims), max(0, math.prod(dims)), False
         lengths: list[int] = []
         if kind is Kind.TENSOR and rank and 0 < cells < 512:
             lengths = [1] * dims[0]
@@ -563,15 +536,12 @@ class Tree:
             if kind is Kind.ARRAY:
                 facts["dtype"] = _numpy_dtype(s) if dtype is None else dtype
                 itemsize = _numpy_size(facts["dtype"])
-            elif kind is Kind.FIELD_ARRAY:
-                facts["dtype"] = _struct(s)
-                itemsize = 0
             else:
                 facts["dtype"] = s.pick(_TORCH_NAMES) if dtype is None else dtype
                 itemsize = TORCH_DTYPES[facts["dtype"]]
                 how = s.byte()
                 facts["stored"] = 0 if how < 192 or how >= 240 else s.pick(_STORED)
-                of_parts = how >= 240
+                indirect = how >= 240
         if kind is Kind.JAGGED:
             dim = facts["ragged_dim"] = 1 + s.byte() % rank
             if odd & 2:
@@ -593,9 +563,9 @@ class Tree:
         if "size" in form.numbers and "group" in form.numbers:
             rows = self._rows if kind is Kind.NON_TENSOR_ROWS else cells
             facts |= self._documents(min(rows, 4), repeat=odd & 12 == 12)
-        elif of_parts and any(lengths) and 0 < cells < 512:
+        elif indirect and any(lengths) and 0 < cells < 512:
             group = facts["group"] if kind is Kind.JAGGED else None
-            table = self.parts(lengths, group, cells // sum(lengths) * itemsize)
+            table = self.table(lengths, group, cells // sum(lengths) * itemsize)
             facts["buffer"], facts["offset"], facts["stored"] = table
         elif "buffer" in form.numbers:
             facts["size"] = cells
@@ -611,13 +581,6 @@ class Tree:
             sparse, cells = s.byte() % (len(dims) + 1), s.byte() % 4
             indices = self.node(Kind.TENSOR, depth, [sparse, cells], "int64")
             return [indices, self.node(Kind.TENSOR, depth, [cells, *dims[sparse:]])]
-        if kind is Kind.FIELD_ARRAY:
-            children = []
-            for *_, dtype in facts["dtype"][3]:
-                inner, shape = dtype[1:] if dtype[0] == "sub" else (dtype, [])
-                array = Kind.OBJECT_ARRAY if inner == "|O" else Kind.ARRAY
-                children.append(self.node(array, depth, [*dims, *shape], inner))
-            return children
         count = s.byte() % 4 if form.children < 0 else form.children
         kinds = _MEMBERS.get(kind)
         items = [
@@ -651,16 +614,16 @@ class Tree:
         self.draft.groups.append([*place, len(lengths), *ends])
         return len(self.draft.groups) - 1
 
-    def parts(
+    def table(
         self, lengths: list[int], group: int | None, cell: int, cells: bytes | None = None
     ) -> tuple[int, int, int]:
-        """The place of a table of parts of these rows, and how a column says that it is one.
+        """The place of a table of runs of these rows, and how a column says that it is one.
 
         Args:
             lengths: Of the rows.
-            group: Theirs; None of a tensor, which has one part.
+            group: Theirs; None of a tensor, which has one run.
             cell: Bytes of one cell.
-            cells: What one part is made of; None for whatever the script says.
+            cells: Those of documents, which have one run; None for whatever the script says.
         """
         s, table = self.s, list[int]()
         one = group is None or cells is not None or s.byte() < 128
@@ -668,34 +631,28 @@ class Tree:
         for k in range(count):
             own = left if k == count - 1 else [s.byte() % (n + 1) for n in left]
             left = [n - taken for n, taken in zip(left, own, strict=True)]
-            total, longest = sum(own), max(own)
-            form = s.byte() % 4 if cells is None else 1
-            index: list[int] = []
-            number = total
-            if form == 1:
-                number = longest + s.byte() % 4 if cells is None else len(cells) // cell
-                index = [s.byte() % max(1, number - n + 1) for n in own]
-            elif form == 2:
-                number = 1 if s.byte() < 128 else 2
-                ends = sorted([*(s.byte() % (total + 1) for _ in range(number - 1)), total])
-                index = [b - a for a, b in pairwise([0, *ends])] if s.byte() < 192 else []
-            elif form == 3:
-                number = 1 if s.byte() & 1 else len(own)
+            number = min(sum(own), max(own) + s.byte() % 4)
+            if cells is not None:
+                number = len(cells) // cell
             data = s.take(s.byte() & 15) if cells is None else cells
             place = self.put(data[: number * cell].ljust(number * cell, b"\0"))
-            narrow = s.byte() < 128 and max(index, default=0) < 256
-            at = self.put(bytes(index) if narrow else _words(index))
-            # Groups of equal rows are one, as `encode` has it; of one part, it is the column's.
+            how = s.byte()
+            at, narrow = (NO_INDEX, 0), 0
+            if how < 192 or group is None:
+                index = [s.byte() % max(1, number - n + 1) for n in own]
+                narrow = 17 if how < 128 else 0
+                at = self.put(bytes(index) if narrow else _words(index))
+            # Groups of equal rows are one, as `encode` has it; of one run, it is the column's.
             own_group = (group or 0) if one else self.group(own)
-            numbers = [form, own_group, *place, 0, number, *at, 17 if narrow else 0, len(index)]
-            numbers.append(s.number() if s.byte() & 1 else s.byte() - 128)
+            numbers = [own_group, *place, 0, number, *at, narrow]
             if s.byte() >= 200:
                 numbers[s.byte() % len(numbers)] = s.number(80)
             table += numbers
-        return (*self.put(_words(table)), 64 + count + (s.byte() >= 250))
+        stored = ONE_OBJECT if cells is not None and s.byte() < 128 else INDIRECT + count
+        return (*self.put(_words(table)), stored + (s.byte() >= 250))
 
     def _documents(self, rows: int, *, repeat: bool = False) -> dict[str, int]:
-        """The numbers of rows of documents; some of them are messages, or made of parts."""
+        """The numbers of rows of documents; some of them are messages, or indirect."""
         s, data, ends = self.s, bytearray(), [0]
         for _ in range(rows):
             if self._level < 4 and s.byte() >= 192:
@@ -711,7 +668,7 @@ class Tree:
             # All rows are as long as the first, which they mostly are.
             lengths = [lengths[0]] * len(lengths)
             group = self.group(lengths)
-            buffer, offset, stored = self.parts(lengths, group, 1, bytes(data[: lengths[0]]))
+            buffer, offset, stored = self.table(lengths, group, 1, bytes(data[: lengths[0]]))
             size = sum(lengths)
             place = {"buffer": buffer, "offset": offset, "stored": stored}
             return {**place, "size": size, "group": group}

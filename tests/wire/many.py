@@ -16,18 +16,16 @@ from tests.wire.forge import (
     Part,
     array,
     document,
-    field_array,
     int64s,
     list_of,
     map_of,
     message,
     node,
     packed,
-    part,
     record,
     row_message,
     rows_of,
-    struct_of,
+    run,
     table,
     tensordict,
 )
@@ -289,33 +287,27 @@ def _message_rows(f: Forge, i: int, rows: int) -> Part:
     return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, f.group(lengths), len(data)])
 
 
-# Columns of parts
+# Indirect columns
 
 
-def _table(f: Forge, *parts: list[int]) -> list[int]:
+def _table(f: Forge, *runs: list[int]) -> list[int]:
     """The place of a table, and how a column says that it is one."""
-    return [*f.put(table(*parts)), 64 + len(parts)]
+    return [*f.put(table(*runs)), 64 + len(runs)]
 
 
-def _made(form: str, *, own: bool) -> Column:
-    """Rows of one cell, or two, of one part, in a group and cells of their own or shared ones."""
+def _indirect(*, own: bool, index: bool = True) -> Column:
+    """Rows of one cell, or two, of one run, in a group and cells of their own or shared ones."""
 
     def make(f: Forge, i: int, rows: int) -> Part:
         lengths = _own_lengths(i, rows) if own else [1] * rows
         group = f.group(lengths) if own else f.shared_group(lengths)
-        cells = {"IN_ORDER": sum(lengths), "AT": min(2, sum(lengths))}.get(form, 1)
-        count = {"AT": rows, "REPEATED": 1}.get(form, 0)
+        cells = min(2, sum(lengths))
 
         def put() -> tuple[Any, Any]:
-            counts = int64s(sum(lengths)) if form == "REPEATED" else bytes((rows + 7) // 8)
-            return f.put(bytes(8 * cells)), f.put(counts)
+            return f.put(bytes(8 * cells)), f.put(bytes((rows + 7) // 8)) if index else None
 
-        place, index = put() if own else f.once(("cells", form, rows), put)
-        narrow = 1 if form == "AT" else 0
-        numbers = part(
-            *(form, cells, place),
-            **{"group": group, "index": index, "narrow": narrow, "indices": count, "step": 3},
-        )
+        place, at = put() if own else f.once(("cells", index, rows), put)
+        numbers = run(cells, place, group=group, index=at, narrow=1)
         column = [*_table(f, numbers), group, sum(lengths)]
         return node("JAGGED", "int64", 1, 1, numbers=column)
 
@@ -325,45 +317,44 @@ def _made(form: str, *, own: bool) -> Column:
 def _one_table(f: Forge, i: int, rows: int) -> Part:
     """Columns over one table, each with as many bytes that nothing else names."""
     group = f.shared_group([1] * rows)
-    place = f.once(("table", rows), lambda: _table(f, part("REPEATED", 1, group=group)))
-    f.put(bytes(88))
+    cells = min(rows, 1)
+    place = f.once(("table", rows), lambda: _table(f, run(cells, f.put(b"\7"), group=group)))
+    f.put(bytes(64))
     return node("JAGGED", "uint8", 1, 1, numbers=[*place, group, rows])
 
 
-def _several_parts(f: Forge, i: int, rows: int) -> Part:
-    """A prefix, cells in order and a run."""
+def _several_runs(f: Forge, i: int, rows: int) -> Part:
+    """A prefix, other cells, and none."""
     ones, none = f.shared_group([1] * rows), f.shared_group([0] * rows)
     place = f.put(bytes(rows))
     numbers = _table(
         f,
-        part("AT", 1, place, group=ones, index=place, narrow=1, indices=rows),
-        part("IN_ORDER", rows, place, group=ones),
-        part("REPEATED", 0, group=none),
+        run(min(rows, 1), place, group=ones, index=place, narrow=1),
+        run(rows, place, group=ones),
+        run(group=none),
     )
     group = f.shared_group([2] * rows)
     return node("JAGGED", "uint8", 1, 1, numbers=[*numbers, group, 2 * rows])
 
 
-def _tensor_of_parts(f: Forge, i: int, rows: int) -> Part:
+def _indirect_tensor(f: Forge, i: int, rows: int) -> Part:
     # Of cells so large that few of them are looked at when they are written again, too.
     place = f.put(bytes(128 + rows))
-    numbers = part("AT", min(rows, 1), place, index=place, narrow=1, indices=rows)
+    numbers = run(min(rows, 1), place, index=place, narrow=1)
     return node("TENSOR", "int64", 2, numbers=[*_table(f, numbers), rows, 16])
 
 
-def _rows_of_parts(*, one: bool) -> Column:
+def _indirect_rows(*, one: bool) -> Column:
     """Rows that are one document, as one object or as several."""
 
     def make(f: Forge, i: int, rows: int) -> Part:
         document = packed([[], i % 100, "x"])
         group = f.shared_group([len(document)] * rows)
         place, index = f.put(document), f.put(bytes((rows + 7) // 8))
-        numbers = part(
-            *("AT", len(document) if rows else 0, place),
-            **{"group": group, "index": index, "narrow": 1, "indices": rows, "step": int(one)},
-        )
-        own = [*_table(f, numbers), group, len(document) * rows]
-        return node("NON_TENSOR_ROWS", numbers=own)
+        cells = len(document) if rows else 0
+        own = _table(f, run(cells, place, group=group, index=index, narrow=1))
+        own[2] = 129 if one else own[2]
+        return node("NON_TENSOR_ROWS", numbers=[*own, group, len(document) * rows])
 
     return make
 
@@ -417,17 +408,14 @@ COLUMNS: dict[str, Column] = {
     "rows with marks": _rows(lambda row: -57, shared=True),  # d0 c7: like an extension
     "rows of messages": _message_rows,
     "payload stack": _payload_stack,
-    "parts in order": _made("IN_ORDER", own=True),
-    "parts at": _made("AT", own=True),
-    "parts at, shared": _made("AT", own=False),
-    "parts repeated": _made("REPEATED", own=True),
-    "parts ramp": _made("RAMP", own=True),
-    "parts ramp, shared": _made("RAMP", own=False),
-    "parts, one table": _one_table,
-    "parts, several": _several_parts,
-    "parts of a tensor": _tensor_of_parts,
-    "parts of rows": _rows_of_parts(one=False),
-    "parts of one object": _rows_of_parts(one=True),
+    "indirect": _indirect(own=True),
+    "indirect, shared": _indirect(own=False),
+    "indirect, at first": _indirect(own=True, index=False),
+    "indirect, one table": _one_table,
+    "indirect, runs": _several_runs,
+    "indirect tensor": _indirect_tensor,
+    "indirect rows": _indirect_rows(one=False),
+    "indirect rows of one object": _indirect_rows(one=True),
 }
 
 
@@ -461,14 +449,6 @@ def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
         return node("OBJECT_ARRAY", len(shape), numbers=numbers)
 
     return make
-
-
-_OVERLAPPING = struct_of(8, *[(f"f{i}", None, 0, "<U2") for i in range(16)])
-_POINTER = struct_of(8, ("a", None, 0, "|O"))
-
-
-def _fields(f: Forge, i: int) -> Part:
-    return field_array(_POINTER, [1], _objects([1], i % 100)(f, i))
 
 
 def _views(f: Forge, i: int) -> Part:
@@ -512,10 +492,7 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "SLICE": lambda i: record("SLICE", i, None, None),
     "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
     "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
-    "STRING_ARRAY": lambda i: record("STRING_ARRAY", [2], ["a", "b"], True, False, None),
-    "STRING_ARRAY, empty": lambda i: record("STRING_ARRAY", [0, 2**40], [], True, False, None),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
-    "SCALAR struct": lambda i: record("SCALAR", struct_of(1, ("a", None, 0, "|u1")), b"x"),
     "STRING_SCALAR": lambda i: record("STRING_SCALAR", f"s{i}"),
     "SIZE": lambda i: record("SIZE", i, 2),
     "DTYPE": lambda i: record("DTYPE", "float32"),
@@ -547,20 +524,12 @@ VALUES: dict[str, Value] = {
     "array of text": _data("ARRAY", "<U2", 8, 1),
     "array of nothing": _data("ARRAY", "|S0", 0, 2, 3),
     "array of no cells": _data("ARRAY", "<f8", 8, 0, 2**40),
-    "array of overlapping text": _data("ARRAY", _OVERLAPPING, 8, 1),
-    "array of subarrays": _data("ARRAY", ["sub", "<i2", [2]], 4, 1),
     "array of dates": _data("ARRAY", "<M8[ns]", 8, 1),
     "overlap": _overlap,
     "objects": _objects([1], 0),
     "objects, shared": _objects([2], 0, 1, shared=True),
     "objects of messages": _objects([1], image(0)),
     "no objects": _objects([0, 2**40]),
-    "fields": _fields,
-    "no fields": lambda f, i: field_array(struct_of(1), [0]),
-    "gaps": lambda f, i: field_array(struct_of(64), [1]),
-    "scalar": lambda f, i: node(
-        "SCALAR", children=[field_array(_POINTER, [], _objects([], i % 100)(f, i))]
-    ),
     "views": _views,
     "no views": lambda f, i: node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 0, 0]),
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),

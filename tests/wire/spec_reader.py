@@ -17,7 +17,6 @@ import numpy as np
 import zstandard
 
 LIMIT = 1 << 63
-LIMIT_ROWS = 1 << 24
 MAGIC = b"jagcodec"
 
 SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
@@ -28,7 +27,6 @@ SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "floa
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
-LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
@@ -41,8 +39,6 @@ NODES = {
     27: ("MAP", "keys", "", "keys"),
     32: ("ARRAY", "dtype rank", "buffer offset dims", 0),
     33: ("OBJECT_ARRAY", "rank", "buffer offset stored group size dims", 0),
-    34: ("FIELD_ARRAY", "dtype rank", "dims", None),
-    36: ("SCALAR", "", "", 1),
     48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
     50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
@@ -61,12 +57,11 @@ RECORDS |= {
     23: "RANGE",
     24: "SLICE",
     28: "NUMBERS",
-    35: "STRING_ARRAY",
     36: "SCALAR",
     37: "STRING_SCALAR",
 }
 RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
-NO_KEYS = ("SET", "DICT", "STRING_ARRAY")
+NO_KEYS = ("SET", "DICT")
 STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
 NON_TENSORS = ("NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK")
 
@@ -105,11 +100,10 @@ def shape_of(value):
     return shape
 
 
-def strings(value, but=()):
-    """A list of strings, none twice; `but` may stand between them, as often as it likes."""
-    need(type(value) is list, "names")
-    given = [item for item in value if item not in but]
-    need(all(type(item) is str for item in given) and len(set(given)) == len(given), "names")
+def strings(value):
+    """A list of strings, none twice."""
+    need(type(value) is list and all(type(item) is str for item in value), "names")
+    need(len(set(value)) == len(value), "names")
     return value
 
 
@@ -247,14 +241,14 @@ class Header:
 class Reader:
     """One message being read."""
 
-    def __init__(self, header, frames, depth=0, *, in_row=False, repeated=False):
+    def __init__(self, header, frames, depth=0, *, in_row=False):
         check_frames(header, frames)
         need(not (in_row and header.compressed), "compressed in a row")
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
         self.counted(self.payload)
         self.buffers = list(map(zstd, frames, header.sizes))
-        self.spare, self.repeated, self.made = 0 if in_row else 1024, repeated, 0
-        self.depth, self.stacks, self.object_cells = depth, 0, 0
+        self.in_row, self.made = in_row, 0
+        self.depth, self.stacks = depth, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
@@ -341,70 +335,45 @@ class Reader:
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
-        need(8 * numpy_size(dtype) >= text_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
-        return dtype, dims, clean(dtype, data, math.prod(dims))
+        return dtype, dims, text(dtype, data)
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
         self.counted(16 * size)
-        of_parts = size > 0 and 64 < stored <= 72
-        if of_parts:
+        if size > 0 and stored in (65, 129):
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
-            place = (buffer, offset, stored - 64)
-            data = self.parts(*place, "uint8", 1, lengths, group, objects=True)
+            place = (buffer, offset, 1)
+            data = self.indirect(*place, "uint8", 1, lengths, group, one_object=stored == 129)
         else:
             need(stored == 0 or not size, "documents are stored as they are")
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
-        bounds = itertools.pairwise(offsets)
-        return [self.row(data[start:end], of_parts or self.repeated) for start, end in bounds]
+        return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
-    def row(self, data, repeated):
+    def row(self, data):
         if len(data) < 2 or data[0] not in (0, MAGIC[0]):
             return document(unpack(data))
         blob = data.lstrip(b"\0")
         need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
         header, frames, end = split(blob)
         need(end == len(blob), "bytes behind the message")
-        return Reader(header, frames, self.depth, in_row=True, repeated=repeated).value
+        return Reader(header, frames, self.depth, in_row=True).value
 
     def object_array(self, dims, **place):
         items = self.documents(**place)
         need(len(items) == math.prod(dims), "one document per cell")
         return dims, items
 
-    def field_array(self, *columns, dtype, dims):
-        need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
-        limit = 64 * (self.spare + self.header.total)
-        need(self.object_cells <= limit, "cells out of nowhere")
-        need(len(columns) == len(dtype[3]), "one column per field")
-        for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):
-            own = []
-            while inner[0] == "sub":
-                _, inner, shape = inner
-                own += shape
-            kinds = ("ARRAY", "OBJECT_ARRAY", "FIELD_ARRAY")
-            need(type(column) is tuple and column[0] in kinds, "columns")
-            found = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
-            need(found == (*dims, *own), "columns")
-            need(inner == (column[1] if column[0] != "OBJECT_ARRAY" else "|O"), "columns")
-        return dtype, dims, [*columns]
-
-    def scalar(self, array):
-        need(type(array) is tuple and array[0] == "FIELD_ARRAY" and array[2] == (), "rank 0")
-        return (array,)
-
     def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
         cells = math.prod(dims)
         self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
         if cells and 64 < stored <= 72:
-            need(dims and stored == 65, "parts of a tensor")
-            rows = [1] * dims[0] if dims[0] <= LIMIT_ROWS else []
-            need(rows, "more rows than this reader takes")
-            return dtype, dims, self.parts(buffer, offset, 1, dtype, cells // dims[0], rows)
+            need(dims and stored == 65, "an indirect tensor")
+            need(dims[0] <= 8 * self.payload, "more rows than the payload has bits")
+            rows = [1] * dims[0]
+            return dtype, dims, self.indirect(buffer, offset, 1, dtype, cells // dims[0], rows)
         self.counted(cells * SIZES[dtype] if stored else 0)
         data = self.cells(buffer, offset, stored_size(dtype, stored, cells))
         return dtype, dims, widened(dtype, stored, cells, data)
@@ -412,76 +381,52 @@ class Reader:
     def jagged(self, dtype, ragged_dim, group, dims, buffer, offset, stored):
         offsets = None
         if math.prod(dims) and 64 < stored <= 72:
-            need(ragged_dim == 1, "parts of another ragged dim")
+            need(ragged_dim == 1, "indirect rows of another ragged dim")
             offsets = self.offsets(group, dims[0])
             cell = math.prod(dims[1:])
-            data = self.parts(
-                *(buffer, offset, stored - 64, dtype, cell, lengths_of(offsets), group)
-            )
+            place = (buffer, offset, stored - 64)
+            data = self.indirect(*place, dtype, cell, lengths_of(offsets), group)
         else:
             dtype, dims, data = self.tensor(dtype, buffer, offset, stored, dims)
             offsets = self.offsets(group, dims[ragged_dim - 1])
         return dtype, dims, ragged_dim, rows_of(dtype, dims, data, offsets, ragged_dim - 1)
 
-    def parts(self, buffer, offset, count, dtype, cell, lengths, group=None, objects=False):
-        """The cells of rows of these lengths that are made of parts."""
+    def indirect(self, buffer, offset, count, dtype, cell, lengths, group=None, one_object=None):
+        """The cells of rows of these lengths that lie elsewhere; of documents, whether rows that
+        begin at one byte are `one_object`.
+        """
+        need(not self.in_row, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
         self.expanded += total * step + 8 * len(lengths) * count
-        spare, most = (1 << 30) if self.spare else 0, 64 * self.header.total
-        need(self.expanded <= most + spare and not self.repeated, "too much")
-        table = self.integers(buffer, offset, 11 * count)
+        most = 64 * self.header.total
+        need(self.expanded <= most + (1 << 30), "too much")
+        table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
-        for form, own, *numbers in zip(*[iter(table)] * 11, strict=True):
-            *place, cells, index_at, index_offset, index_stored, indices, rise = numbers
+        for own, at, offset, stored, cells, *index in zip(*[iter(table)] * 8, strict=True):
             mine = lengths
             if group is not None:
                 need(0 <= own < len(self.header.groups), "group")
-                need(count > 1 or own == group, "group of the only part")
+                need(count > 1 or own == group, "group of the only run")
                 mine = lengths_of(self.offsets(own))
-                need(len(mine) == len(lengths), "rows of a part")
-            whole = sum(mine)
-            highest = {1: sum(lengths), 3: max(len(mine), 1)}.get(form, whole)
-            need(0 <= cells <= highest, "cells")
-            at, start, kept = place
-            data = self.shared(at, start, kept, dtype, cells * cell)
-            wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
-            need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")
-            index = np.frombuffer(
-                self.shared(index_at, index_offset, index_stored, "int64", indices), "<i8"
-            ).tolist()
-            starts = [end - n for end, n in zip(itertools.accumulate(mine), mine, strict=True)]
-            if form == 0:
-                need(cells == whole, "in order")
-            elif form == 1:
-                need(all(0 <= a <= cells - n for a, n in zip(index, mine, strict=True)), "at")
-                starts = index
-                distinct = {*zip(index, mine, strict=True)}
-                if objects and count == 1 and rise:
-                    need(len(distinct) == len({*index}), "one object")
-                    self.made += sum(n for _, n in distinct) - total
-            elif form == 2:
-                index = index if indices else [whole] * cells
-                need(min(index, default=0) >= 0 and sum(index) == whole, "counts")
-                pieces = [data[i * step : (i + 1) * step] * n for i, n in enumerate(index)]
-                data = b"".join(pieces)
+                need(len(mine) == len(lengths), "rows of a run")
+            need(0 <= cells <= sum(mine), "cells")
+            data = self.shared(at, offset, stored, dtype, cells * cell)
+            starts = [0] * len(mine)
+            if index[0] == -1:
+                need(group is not None, "a tensor without an index")
             else:
-                need(form == 3 and dtype in INTEGERS and dtype != "bool" and cell == 1, "ramp")
-                need(cells in (1, len(mine)), "first cells")
-                first = [data[i : i + step] for i in range(0, len(data), step)]
-                first = [int.from_bytes(item, "little") for item in first]
-                first = first * len(mine) if cells == 1 else first
-                wrap = 1 << 8 * step
-                data = b"".join(
-                    ((a + k * rise) % wrap).to_bytes(step, "little")
-                    for a, n in zip(first, mine, strict=True)
-                    for k in range(n)
-                )
+                numbers = self.shared(index[0], index[1], index[2], "int64", len(mine))
+                starts = np.frombuffer(numbers, "<i8").tolist()
+            need(all(0 <= a <= cells - n for a, n in zip(starts, mine, strict=True)), "rows")
+            if one_object is not None:
+                distinct = {*zip(starts, mine, strict=True)}
+                need(not one_object or len(distinct) == len({*starts}), "one object")
+                self.made += sum(n for _, n in distinct) if one_object else total
             for i, (a, n) in enumerate(zip(starts, mine, strict=True)):
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
-        need(ends == lengths, "parts of other rows")
-        self.made += total if objects else 0
-        need(self.made <= most + spare // 16, "too many documents")
+        need(ends == lengths, "runs of other rows")
+        need(self.made <= most + (1 << 26), "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):
@@ -667,63 +612,23 @@ def stack_of(items, dim, kinds):
     return (*size[:dim], len(items), *size[dim:])
 
 
-def text_size(dtype):
-    """Bytes of strings in a numpy dtype whose size is known."""
-    if type(dtype) is str:
-        return numpy_size(dtype, True) if dtype[1] == "U" else 0
-    if dtype[0] == "sub":
-        return math.prod(dtype[2]) * text_size(dtype[1])
-    return sum(text_size(field[3]) for field in dtype[3])
+def numpy_size(dtype):
+    """The bytes per cell of a numpy dtype."""
+    need(type(dtype) is str, "dtype")
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise RefusedError(f"dtype: {error}") from None
+    need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
+    need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
+    return found.itemsize
 
 
-def numpy_size(dtype, objects=False):
-    """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
-    if type(dtype) is str:
-        if dtype in LONG_DOUBLES:
-            return LONG_DOUBLES[dtype]
-        if dtype == "|O":
-            need(objects, "objects")
-            return 8
-        try:
-            found = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise RefusedError(f"dtype: {error}") from None
-        need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
-        need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
-        return found.itemsize
-    need(type(dtype) is list and dtype, "dtype")
-    if dtype[0] == "sub":
-        need(len(dtype) == 3, "sub")
-        return numpy_size(dtype[1], objects) * math.prod(shape_of(dtype[2]))
-    need(dtype[0] == "struct" and len(dtype) == 4, "dtype")
-    _, size, aligned, fields = dtype
-    need(type(aligned) is bool and type(fields) is list, "struct")
-    need(all(type(field) is list and len(field) == 4 for field in fields), "struct")
-    strings([part for field in fields for part in field[:2]], but=(None,))
-    for name, title, offset, inner in fields:
-        need(type(name) is str and type(title) in (str, type(None)), "name")
-        need(count(offset) + numpy_size(inner, objects) <= count(size), "field outside")
-    return size
-
-
-def clean(dtype, data, cells):
-    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
-    if type(dtype) is list and dtype[0] == "sub":
-        return clean(dtype[1], data, cells * math.prod(dtype[2]))
-    table = np.frombuffer(data, np.uint8)
-    if type(dtype) is str and dtype[1] == "U":
-        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
-    if dtype in ("float80", "complex160"):
-        table = table.reshape(-1, 16).copy()
-        table[:, 10:] = 0
-    if type(dtype) is str or not data:
-        return table.tobytes()
-    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
-    for _, _, start, inner in dtype[3]:
-        end = start + numpy_size(inner)
-        field = clean(inner, table[:, start:end].tobytes(), cells)
-        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
-    return out.tobytes()
+def text(dtype, data):
+    """The cells; refuses strings of U that hold no code points."""
+    if dtype[1] == "U":
+        need((np.frombuffer(data, f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    return data
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -811,8 +716,7 @@ def key_of(value):
             return fields[0]
         if kind == "STRING_SCALAR":
             return key_of(fields[0])
-        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
-        if plain and fields[1] and fields[0][1] in "biufcSU":
+        if kind == "SCALAR" and fields[1] and fields[0][1] in "biufcSU":
             return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
@@ -826,21 +730,9 @@ def slice_(start, stop, step):
     return start, stop, step
 
 
-def string_array(shape, items, coerce, has_na, na):
-    shape = shape_of(shape)
-    need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
-    need(all(item is None or type(item) is str for item in items), "strings")
-    need(not any("\ud800" <= c <= "\udfff" for item in items for c in item or ""), "surrogate")
-    need(type(coerce) is bool and type(has_na) is bool, "flags")
-    need(has_na or None not in items, "na")
-    need(type(na) in (type(None), float, str), "na")
-    return shape, items, coerce, has_na, na
-
-
 def scalar(dtype, data):
-    need(8 * numpy_size(dtype) >= text_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
-    return dtype, clean(dtype, data, 1)
+    return dtype, text(dtype, data)
 
 
 def string_scalar(value):
@@ -879,5 +771,5 @@ DOCUMENTS |= {
     "SLICE": slice_,
     "NUMBERS": numbers,
 }
-DOCUMENTS |= {"STRING_ARRAY": string_array, "SCALAR": scalar, "STRING_SCALAR": string_scalar}
+DOCUMENTS |= {"SCALAR": scalar, "STRING_SCALAR": string_scalar}
 DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

@@ -314,12 +314,12 @@ def test_default_stands_in_for_what_cannot_be_encoded():
     assert_same(td.get("o").tolist(), [torch.tensor([1]), "x"])
 
 
-def test_default_is_asked_about_contents_that_cannot_be_encoded():
-    quantised = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)
-    plain = decode(encode([quantised, 1], default=lambda value: value.dequantize()))
-    assert_same(plain, [torch.zeros(2), 1])
+def test_default_is_asked_about_types_and_not_about_contents():
     masked = np.ma.masked_array([1, 2], [True, False])
     assert_same(decode(encode(masked, default=lambda value: value.tolist())), [None, 2])
+    quantised = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8)
+    with pytest.raises(UnsupportedTypeError, match=r"\$\[0\].*dequantise it first"):
+        encode([quantised, 1], default=lambda value: value.dequantize())
 
 
 def test_what_default_raises_is_raised():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,6 @@ from jagcodec.wire.lowered import (
     refusal_of,
 )
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
-from jagcodec.wire.schema import check_text_size
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
@@ -87,8 +85,6 @@ class Lowering:
         self._column: tuple[Name, bool] = (), narrow is True
         self._default = default
         self._defaults = 0
-        # What the last error refused, if it was a value.
-        self._refused_value: Any = None
         self._packer: Any = None
         self._path: list[Any] = []
         self._stacks = 0
@@ -107,8 +103,6 @@ class Lowering:
         handler = _HANDLERS.get(kind) or _handler(kind)
         if handler is None:
             return self._foreign(value)
-        if self._default is not None:
-            return self._or_default(handler, value)
         return handler(self, value)
 
     def _registered(self, value: Any) -> Tree:
@@ -126,8 +120,17 @@ class Lowering:
         return [TAGS[Kind.USER], name, state]
 
     def _foreign(self, value: Any) -> Tree:
+        """The tree of what `default` makes of a value; or its pickle; or it is refused."""
         if self._default is not None:
-            return self._replaced(value)
+            if len(self._path) + self._defaults >= MAX_DEPTH:
+                expected = "expected values of default that can be encoded"
+                raise self._refused("too_deep", f"{expected}, found none in {MAX_DEPTH} calls")
+            new = self._default(value)
+            if new is not value:
+                self._defaults += 1
+                tree = self.lower(new)
+                self._defaults -= 1
+                return tree
         if not self._allow_pickle:
             raise self._refusal(value)
         try:
@@ -135,42 +138,6 @@ class Lowering:
         except Exception as error:  # whatever a __reduce__ raises
             raise self._refusal(value, f", and pickle says: {error}") from error
         return [TAGS[Kind.PICKLE], data]
-
-    def _or_default(self, handler: Callable[[Lowering, Any], Tree], value: Any) -> Tree:
-        """The tree of a value; of what `default` makes of it, if it is what is refused."""
-        outer = self.items, self.values, self.unbacked
-        lists: Any = (*outer, self.on_devices, self.off_devices, self._path)
-        sizes = [len(found) for found in lists]
-        stacks, column = self._stacks, self._column
-        try:
-            return handler(self, value)
-        except UnsupportedTypeError:
-            if self._refused_value is not value:
-                raise
-        self.items, self.values, self.unbacked = outer
-        self._stacks, self._column = stacks, column
-        for found, size in zip(lists, sizes, strict=True):
-            del found[size:]
-        return self._replaced(value)
-
-    def _replaced(self, value: Any) -> Tree:
-        """The tree of what `default` makes of a value."""
-        default: Any = self._default
-        if len(self._path) + self._defaults >= MAX_DEPTH:
-            raise self._refused(
-                "too_deep",
-                f"expected values of default that can be encoded, found none in {MAX_DEPTH} calls",
-            )
-        new = default(value)
-        if new is value:
-            self._default, kept = None, default
-            tree = self._foreign(value)
-            self._default = kept
-            return tree
-        self._defaults += 1
-        tree = self.lower(new)
-        self._defaults -= 1
-        return tree
 
     def _child(self, key: Any, value: Any) -> Tree:
         if type(value) in _NATIVE or (
@@ -240,7 +207,6 @@ class Lowering:
         return path
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
-        self._refused_value = value
         return self._refused("unsupported_type", refusal_of(value, why))
 
     # Python
@@ -359,47 +325,29 @@ class Lowering:
             self._rows(array.flat)
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
-        if dtype.kind == "T":
-            return self._string_array(array)
-        description = self._numpy_dtype(array)
-        if not dtype.hasobject:
-            self.items += (Dense(array, None), *shape)
-            return (Code.ARRAY, description, len(shape))
-        fields = [dtype.fields[name][0] for name in dtype.names or ()]
-        # A reader must not be made to allocate gaps that no byte of the message stands for.
-        gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
-        if dtype.names is None or gaps:
-            raise self._refusal(array, f" with dtype {dtype}")
-        self.items += shape
-        columns = [self._child(name, array[name]) for name in dtype.names]
-        return (Code.FIELD_ARRAY, description, len(shape), *columns)
-
-    def _numpy_dtype(self, value: Any) -> Any:
-        description = numpy_dtypes.describe(value.dtype)
-        with suppress(WireFormatError):  # as a reader refuses it
-            if description is not None:
-                check_text_size(description, value.dtype.itemsize)
-                return description
-        raise self._refusal(value, f" with dtype {value.dtype}")
-
-    def _string_array(self, array: np.ndarray[Any, Any]) -> Tree:
-        try:
-            found = numpy_dtypes.string_cells(array)
-        except ValueError as error:
-            raise self._refusal(array, f" with {error}; use None, nan or a str") from error
-        return [TAGS[Kind.STRING_ARRAY], list(array.shape), *found]
+        name = numpy_dtypes.name_of(dtype)
+        if name is None:
+            return self._without_dtype(array)
+        self.items += (Dense(array, None), *shape)
+        return (Code.ARRAY, name, len(shape))
 
     def _scalar(self, value: np.generic) -> Tree:
         if isinstance(value, (np.str_, np.bytes_)):
             return [TAGS[Kind.STRING_SCALAR], value.item()]
         if not type(value).__module__.startswith("numpy"):
             raise self._refusal(value)
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            return (Code.SCALAR, self._array(array))
-        description = self._numpy_dtype(value)
-        data = numpy_dtypes.cell_bytes(array).tobytes()
-        return [TAGS[Kind.SCALAR], numpy_dtypes.listed(description), data]
+        name = numpy_dtypes.name_of(value.dtype)
+        if name is None:
+            return self._without_dtype(value)
+        return [TAGS[Kind.SCALAR], name, numpy_dtypes.cell_bytes(np.asarray(value)).tobytes()]
+
+    def _without_dtype(self, value: Any) -> Tree:
+        """An array or a scalar of a dtype that messages do not have."""
+        if self._allow_pickle and self._default is None:
+            return self._foreign(value)
+        remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
+        why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
+        raise self._refusal(value, why)
 
     # torch
 
