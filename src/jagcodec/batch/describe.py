@@ -380,7 +380,7 @@ class _Walk:
             name=entry.name,
             keys=entry.keys,
             kind=_kind(node),
-            dtype=dtype if dtype is None or type(dtype) is str else str(dtype[0]),
+            dtype=dtype,
             shape=_shape(self._message, node),
             stored=stored,
             bytes=size,
