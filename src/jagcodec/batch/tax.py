@@ -18,8 +18,8 @@ from jagcodec.pack.columns import pack_jagged_fields
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.row_splits import Lengths, read_lengths
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.lazy import WireBatch
 from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
+from jagcodec.wire.wire_batch import WireBatch
 
 WORTH = 0.05
 """The share of a message that an option must save to be worth it."""
@@ -166,7 +166,6 @@ def padding_tax(
         return _of_lengths(source, width)
     batch = opened(source, f"{_HERE}(source)")
     if isinstance(batch, WireBatch):
-        batch = opened(batch.to_frames(), _HERE)  # also of a join, in one message
         return _measured(batch.to_encode(), {"meta": batch.meta or None}, {}, width, options)
     columns = columns_of(batch, f"{_HERE}(source)")  # which refuses what is not a batch
     return _measured(
