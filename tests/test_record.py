@@ -663,7 +663,7 @@ def test_an_entry_larger_than_its_file(tmp_path):
 
 def test_limits_hold_for_every_step(tmp_path):
     record(tmp_path, [0])
-    reader = RecordReader(tmp_path, limits=Limits(columns=1))
+    reader = RecordReader(tmp_path, limits=Limits(objects=1))
     assert reader.info(0).rows == 3
     for look in (reader.open, reader.read):
         with pytest.raises(WireFormatError) as caught:

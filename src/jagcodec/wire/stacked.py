@@ -317,7 +317,7 @@ def _sound(
     none = np.zeros(count, dtype=bool)
     batches = [node for node in schema.nodes if not _has_cells(node)]
     simple = all(node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA) for node in batches)
-    if not simple or schema.columns > limits.columns or schema.depth > limits.depth:
+    if not simple or schema.depth > limits.depth:
         return none
     first = schema.numbers + 2
     held = numbers.shape[1] - first - 5 * groups
