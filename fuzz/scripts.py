@@ -198,7 +198,7 @@ def _repeats() -> TensorDict:
         "both": column(both),
         "mask": column([[1] * 56] * 3),
         "positions": column([list(range(56))] * 3),
-        "zeros": torch.zeros(3, 40),
+        "zeros": torch.zeros(3, 200),
     }
     return TensorDict(fields, [3])
 

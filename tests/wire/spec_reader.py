@@ -428,9 +428,7 @@ class Reader:
         self.counted(total * step + 32 * len(lengths) * count)
         table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
-        for own, *place, cells, index_at, index_offset, index_stored in zip(
-            *[iter(table)] * 8, strict=True
-        ):
+        for own, at, offset, stored, cells, *index in zip(*[iter(table)] * 8, strict=True):
             mine = lengths
             if group is not None:
                 need(0 <= own < len(self.header.groups), "group")
@@ -438,13 +436,13 @@ class Reader:
                 mine = lengths_of(self.offsets(own))
                 need(len(mine) == len(lengths), "rows of a run")
             need(0 <= cells <= sum(mine), "cells")
-            data = self.shared(*place, dtype, cells * cell)
+            data = self.shared(at, offset, stored, dtype, cells * cell)
             starts = [0] * len(mine)
-            if index_at == -1:
+            if index[0] == -1:
                 need(group is not None, "a tensor without an index")
             else:
-                at = index_at, index_offset, index_stored
-                starts = np.frombuffer(self.shared(*at, "int64", len(mine)), "<i8").tolist()
+                numbers = self.shared(index[0], index[1], index[2], "int64", len(mine))
+                starts = np.frombuffer(numbers, "<i8").tolist()
             need(all(0 <= a <= cells - n for a, n in zip(starts, mine, strict=True)), "rows")
             if one_object is not None:
                 distinct = {*zip(starts, mine, strict=True)}

@@ -269,11 +269,11 @@ class Placing:
     def _place_table(self, runs: Sequence[Run], size: int, *, ragged: bool) -> tuple[int, int]:
         """The place of a table, with what it names placed before it; a cell takes `size` bytes."""
         table: list[int] = []
-        for splits, cells, index in runs:
+        for splits, cells, starts in runs:
             place = self._place_shared(cells)
-            starts = (NO_INDEX, 0, PLAIN) if index is None else self._place_shared(index)
+            index = (NO_INDEX, 0, PLAIN) if starts is None else self._place_shared(starts)
             group = self._new_group(splits) if ragged else 0
-            table += (group, *place, len(cells.data) // size, *starts)
+            table += (group, *place, len(cells.data) // size, *index)
         return self._place_bytes(np.array(table, dtype=np.int64).view(np.uint8))
 
     # Buffers
