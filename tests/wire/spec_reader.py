@@ -265,7 +265,7 @@ class Reader:
     def counted(self, size):
         """Counts bytes that are made of the message."""
         self.expanded += size
-        need(self.expanded <= 64 * self.header.total + (1 << 27), "too much")
+        need(self.expanded <= 64 * self.header.total + (1 << 26), "too much")
 
     def cells(self, buffer, offset, size):
         """The bytes at a place; all of them together are no more than the payload."""
@@ -452,7 +452,7 @@ class Reader:
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
         need(ends == lengths, "runs of other rows")
-        need(self.made <= 64 * self.header.total + (1 << 21), "too many documents")
+        need(self.made <= 64 * self.header.total + (1 << 20), "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):
