@@ -26,7 +26,6 @@ from tests.wire.forge import (
     message_of_rows,
     node,
     record,
-    struct_of,
     tensor,
     tensordict,
 )
@@ -78,8 +77,6 @@ WORD = "y" * 40 + EVIL
         lambda text: message(tensordict([1], {text: BAD})),
         lambda text: message(tensor(text)),
         lambda text: message(array(text)),
-        lambda text: message(array(struct_of(4, (text, text, 0, "<i8")))),
-        lambda text: message(array(struct_of(8, *[(text, None, 0, "<i4")] * 2)), bytes(8)),
         lambda text: message(node("USER", text, children=[1])),
         lambda text: message(node("TENSORDICT", 1, [text, text], numbers=[1])),
         lambda text: message(node("SPARSE_COMPRESSED", text, 0, children=[1, 1, 1])),

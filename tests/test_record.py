@@ -40,7 +40,7 @@ from jagcodec import (
 )
 from jagcodec.testing import assert_same
 from jagcodec.testing.strategies import tensordicts
-from jagcodec.wire import frames as of_frames
+from jagcodec.wire import files
 from tests.helpers import make_batch, receive
 
 
@@ -355,7 +355,7 @@ def test_a_write_that_fails_deletes_no_step_and_leaves_nothing(tmp_path, monkeyp
 
     with RecordWriter(tmp_path, keep=1) as writer:
         with monkeypatch.context() as patched:
-            patched.setattr(*((of_frames, "_write") if name == "write" else (os, name)), refuse)
+            patched.setattr(*((files, "_write") if name == "write" else (os, name)), refuse)
             with pytest.raises(OSError, match="no space"):
                 writer.write(2, batch(2))
         assert sorted(os.listdir(tmp_path)) == ["lock", "step-0000000001.jag"]
@@ -418,7 +418,7 @@ KILLED_AT_EVERY_CALL = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
 from jagcodec import ArgumentError, RecordWriter, pack_rows
-from jagcodec.wire import frames
+from jagcodec.wire import files
 
 directory, batch = sys.argv[1], pack_rows([{"ids": list(range(9000))}, {"ids": []}])
 
@@ -439,8 +439,8 @@ def write(place, calls):
 
     for name in ("open", "fsync", "replace", "unlink", "close", "listdir"):
         setattr(os, name, counted(getattr(os, name)))
-    pieces = frames._write
-    frames._write = lambda file, data: [counted(pieces)(file, [piece]) for piece in data]
+    pieces = files._write
+    files._write = lambda file, data: [counted(pieces)(file, [piece]) for piece in data]
     with RecordWriter(place, keep=2) as writer:
         writer.write(2, batch, metadata={"n": 2})
         writer.write(3, batch, metadata={"n": 3})

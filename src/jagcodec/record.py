@@ -49,7 +49,8 @@ from jagcodec.errors import (
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
-from jagcodec.wire.frames import blob_pieces, file_path, read_file, replace_file, sync_directory
+from jagcodec.wire.files import file_path, read_file, replace_file, sync_directory
+from jagcodec.wire.frames import blob_pieces
 from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, usable_limits
 from jagcodec.wire.message import open_message

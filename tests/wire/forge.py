@@ -90,14 +90,6 @@ def rows_node(size, buffer=0, offset=0, group=0, stored=0):
     return node("NON_TENSOR_ROWS", numbers=[buffer, offset, stored, group, size])
 
 
-def field_array(dtype, shape, *columns):
-    return node("FIELD_ARRAY", dtype, len(shape), numbers=shape, children=columns)
-
-
-def struct_of(size, *fields, aligned=False):
-    return ["struct", size, aligned, [list(field) for field in fields]]
-
-
 # --- indirect columns --------------------------------------------------------------------------
 
 

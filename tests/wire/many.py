@@ -16,7 +16,6 @@ from tests.wire.forge import (
     Part,
     array,
     document,
-    field_array,
     int64s,
     list_of,
     map_of,
@@ -27,7 +26,6 @@ from tests.wire.forge import (
     row_message,
     rows_of,
     run,
-    struct_of,
     table,
     tensordict,
 )
@@ -453,14 +451,6 @@ def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
     return make
 
 
-_OVERLAPPING = struct_of(8, *[(f"f{i}", None, 0, "<U2") for i in range(16)])
-_POINTER = struct_of(8, ("a", None, 0, "|O"))
-
-
-def _fields(f: Forge, i: int) -> Part:
-    return field_array(_POINTER, [1], _objects([1], i % 100)(f, i))
-
-
 def _views(f: Forge, i: int) -> Part:
     numbers = [*f.put(bytes(4)), *f.put(int64s(0, 1, 1, 2)), 2, 4]
     return node("TENSOR_VIEWS", "uint8", 1, numbers=numbers)
@@ -502,10 +492,7 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "SLICE": lambda i: record("SLICE", i, None, None),
     "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
     "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
-    "STRING_ARRAY": lambda i: record("STRING_ARRAY", [2], ["a", "b"], True, False, None),
-    "STRING_ARRAY, empty": lambda i: record("STRING_ARRAY", [0, 2**40], [], True, False, None),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
-    "SCALAR struct": lambda i: record("SCALAR", struct_of(1, ("a", None, 0, "|u1")), b"x"),
     "STRING_SCALAR": lambda i: record("STRING_SCALAR", f"s{i}"),
     "SIZE": lambda i: record("SIZE", i, 2),
     "DTYPE": lambda i: record("DTYPE", "float32"),
@@ -537,20 +524,12 @@ VALUES: dict[str, Value] = {
     "array of text": _data("ARRAY", "<U2", 8, 1),
     "array of nothing": _data("ARRAY", "|S0", 0, 2, 3),
     "array of no cells": _data("ARRAY", "<f8", 8, 0, 2**40),
-    "array of overlapping text": _data("ARRAY", _OVERLAPPING, 8, 1),
-    "array of subarrays": _data("ARRAY", ["sub", "<i2", [2]], 4, 1),
     "array of dates": _data("ARRAY", "<M8[ns]", 8, 1),
     "overlap": _overlap,
     "objects": _objects([1], 0),
     "objects, shared": _objects([2], 0, 1, shared=True),
     "objects of messages": _objects([1], image(0)),
     "no objects": _objects([0, 2**40]),
-    "fields": _fields,
-    "no fields": lambda f, i: field_array(struct_of(1), [0]),
-    "gaps": lambda f, i: field_array(struct_of(64), [1]),
-    "scalar": lambda f, i: node(
-        "SCALAR", children=[field_array(_POINTER, [], _objects([], i % 100)(f, i))]
-    ),
     "views": _views,
     "no views": lambda f, i: node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 0, 0]),
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),

@@ -27,7 +27,6 @@ SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "floa
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
-LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
@@ -40,8 +39,6 @@ NODES = {
     27: ("MAP", "keys", "", "keys"),
     32: ("ARRAY", "dtype rank", "buffer offset dims", 0),
     33: ("OBJECT_ARRAY", "rank", "buffer offset stored group size dims", 0),
-    34: ("FIELD_ARRAY", "dtype rank", "dims", None),
-    36: ("SCALAR", "", "", 1),
     48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
     50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
@@ -60,12 +57,11 @@ RECORDS |= {
     23: "RANGE",
     24: "SLICE",
     28: "NUMBERS",
-    35: "STRING_ARRAY",
     36: "SCALAR",
     37: "STRING_SCALAR",
 }
 RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
-NO_KEYS = ("SET", "DICT", "STRING_ARRAY")
+NO_KEYS = ("SET", "DICT")
 STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
 NON_TENSORS = ("NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK")
 
@@ -104,11 +100,10 @@ def shape_of(value):
     return shape
 
 
-def strings(value, but=()):
-    """A list of strings, none twice; `but` may stand between them, as often as it likes."""
-    need(type(value) is list, "names")
-    given = [item for item in value if item not in but]
-    need(all(type(item) is str for item in given) and len(set(given)) == len(given), "names")
+def strings(value):
+    """A list of strings, none twice."""
+    need(type(value) is list and all(type(item) is str for item in value), "names")
+    need(len(set(value)) == len(value), "names")
     return value
 
 
@@ -252,8 +247,8 @@ class Reader:
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
         self.counted(self.payload if header.compressed else 0)
         self.buffers = list(map(zstd, frames, header.sizes))
-        self.spare, self.made = 0 if in_row else 1024, 0
-        self.depth, self.stacks, self.object_cells = depth, 0, 0
+        self.in_row, self.made = in_row, 0
+        self.depth, self.stacks = depth, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
@@ -340,9 +335,8 @@ class Reader:
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
-        need(8 * numpy_size(dtype) >= text_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
-        return dtype, dims, clean(dtype, data, math.prod(dims))
+        return dtype, dims, text(dtype, data)
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
@@ -370,28 +364,6 @@ class Reader:
         items = self.documents(**place)
         need(len(items) == math.prod(dims), "one document per cell")
         return dims, items
-
-    def field_array(self, *columns, dtype, dims):
-        need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
-        limit = 64 * (self.spare + self.header.total)
-        need(self.object_cells <= limit, "cells out of nowhere")
-        need(len(columns) == len(dtype[3]), "one column per field")
-        for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):
-            own = []
-            while inner[0] == "sub":
-                _, inner, shape = inner
-                own += shape
-            kinds = ("ARRAY", "OBJECT_ARRAY", "FIELD_ARRAY")
-            need(type(column) is tuple and column[0] in kinds, "columns")
-            found = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
-            need(found == (*dims, *own), "columns")
-            need(inner == (column[1] if column[0] != "OBJECT_ARRAY" else "|O"), "columns")
-        return dtype, dims, [*columns]
-
-    def scalar(self, array):
-        need(type(array) is tuple and array[0] == "FIELD_ARRAY" and array[2] == (), "rank 0")
-        return (array,)
 
     def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
@@ -423,7 +395,7 @@ class Reader:
         """The cells of rows of these lengths that lie elsewhere; of documents, whether rows that
         begin at one byte are `one_object`.
         """
-        need(self.spare, "indirect columns in a row")
+        need(not self.in_row, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
         self.counted(total * step + 32 * len(lengths) * count)
         table = self.integers(buffer, offset, 8 * count)
@@ -640,63 +612,23 @@ def stack_of(items, dim, kinds):
     return (*size[:dim], len(items), *size[dim:])
 
 
-def text_size(dtype):
-    """Bytes of strings in a numpy dtype whose size is known."""
-    if type(dtype) is str:
-        return numpy_size(dtype, True) if dtype[1] == "U" else 0
-    if dtype[0] == "sub":
-        return math.prod(dtype[2]) * text_size(dtype[1])
-    return sum(text_size(field[3]) for field in dtype[3])
+def numpy_size(dtype):
+    """The bytes per cell of a numpy dtype."""
+    need(type(dtype) is str, "dtype")
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise RefusedError(f"dtype: {error}") from None
+    need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
+    need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
+    return found.itemsize
 
 
-def numpy_size(dtype, objects=False):
-    """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
-    if type(dtype) is str:
-        if dtype in LONG_DOUBLES:
-            return LONG_DOUBLES[dtype]
-        if dtype == "|O":
-            need(objects, "objects")
-            return 8
-        try:
-            found = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise RefusedError(f"dtype: {error}") from None
-        need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
-        need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
-        return found.itemsize
-    need(type(dtype) is list and dtype, "dtype")
-    if dtype[0] == "sub":
-        need(len(dtype) == 3, "sub")
-        return numpy_size(dtype[1], objects) * math.prod(shape_of(dtype[2]))
-    need(dtype[0] == "struct" and len(dtype) == 4, "dtype")
-    _, size, aligned, fields = dtype
-    need(type(aligned) is bool and type(fields) is list, "struct")
-    need(all(type(field) is list and len(field) == 4 for field in fields), "struct")
-    strings([part for field in fields for part in field[:2]], but=(None,))
-    for name, title, offset, inner in fields:
-        need(type(name) is str and type(title) in (str, type(None)), "name")
-        need(count(offset) + numpy_size(inner, objects) <= count(size), "field outside")
-    return size
-
-
-def clean(dtype, data, cells):
-    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
-    if type(dtype) is list and dtype[0] == "sub":
-        return clean(dtype[1], data, cells * math.prod(dtype[2]))
-    table = np.frombuffer(data, np.uint8)
-    if type(dtype) is str and dtype[1] == "U":
-        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
-    if dtype in ("float80", "complex160"):
-        table = table.reshape(-1, 16).copy()
-        table[:, 10:] = 0
-    if type(dtype) is str or not data:
-        return table.tobytes()
-    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
-    for _, _, start, inner in dtype[3]:
-        end = start + numpy_size(inner)
-        field = clean(inner, table[:, start:end].tobytes(), cells)
-        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
-    return out.tobytes()
+def text(dtype, data):
+    """The cells; refuses strings of U that hold no code points."""
+    if dtype[1] == "U":
+        need((np.frombuffer(data, f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    return data
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -784,8 +716,7 @@ def key_of(value):
             return fields[0]
         if kind == "STRING_SCALAR":
             return key_of(fields[0])
-        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
-        if plain and fields[1] and fields[0][1] in "biufcSU":
+        if kind == "SCALAR" and fields[1] and fields[0][1] in "biufcSU":
             return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
@@ -799,21 +730,9 @@ def slice_(start, stop, step):
     return start, stop, step
 
 
-def string_array(shape, items, coerce, has_na, na):
-    shape = shape_of(shape)
-    need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
-    need(all(item is None or type(item) is str for item in items), "strings")
-    need(not any("\ud800" <= c <= "\udfff" for item in items for c in item or ""), "surrogate")
-    need(type(coerce) is bool and type(has_na) is bool, "flags")
-    need(has_na or None not in items, "na")
-    need(type(na) in (type(None), float, str), "na")
-    return shape, items, coerce, has_na, na
-
-
 def scalar(dtype, data):
-    need(8 * numpy_size(dtype) >= text_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
-    return dtype, clean(dtype, data, 1)
+    return dtype, text(dtype, data)
 
 
 def string_scalar(value):
@@ -852,5 +771,5 @@ DOCUMENTS |= {
     "SLICE": slice_,
     "NUMBERS": numbers,
 }
-DOCUMENTS |= {"STRING_ARRAY": string_array, "SCALAR": scalar, "STRING_SCALAR": string_scalar}
+DOCUMENTS |= {"SCALAR": scalar, "STRING_SCALAR": string_scalar}
 DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

@@ -13,17 +13,14 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.buffers import Buffer, MessageLike, StrPath, WritableBuffer
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode, pending
+from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import (
     blob_size,
-    file_path,
     finished,
     frame_arrays,
     is_blob,
-    noted_file,
-    read_file,
     writable_bytes,
     write_blob,
-    write_file,
 )
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.spec import ALIGNMENT

@@ -242,31 +242,6 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
     return array
 
 
-def _field_array(message: Message, node: Node, budget: Budget) -> AnyArray:
-    dtype = numpy_dtype(node.fields[0])
-    shape = message.shape(node)
-    names = dtype.names or ()
-    columns = _children(message, node, budget)
-    for name, column in zip(names, columns, strict=True):
-        if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
-            raise bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
-    array = np.zeros(shape, dtype=dtype)
-    for name, column in zip(names, columns, strict=True):
-        if column.dtype != array[name].dtype or column.shape != array[name].shape:
-            raise bad(f"{array[name].dtype} for field {name!r}", column.dtype)
-        array[name] = column
-    numpy_dtypes.check_text(array)  # fields may overlap
-    return array
-
-
-def _scalar(message: Message, node: Node, budget: Budget) -> Any:
-    # The array is no level of its own: in rows of scalars each would count twice.
-    (child,) = node.children
-    if child.kind is not Kind.FIELD_ARRAY or child.fields[1] != 0:
-        raise bad("a structured array of rank 0", child.kind.name)
-    return build(message, child, budget)[()]
-
-
 # Tensors
 
 
@@ -596,8 +571,6 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     ).tobytes(),
     Kind.ARRAY: _array,
     Kind.OBJECT_ARRAY: _object_array,
-    Kind.FIELD_ARRAY: _field_array,
-    Kind.SCALAR: _scalar,
     Kind.TENSOR: lambda message, node, budget: message.tensor(node),
     Kind.JAGGED: lambda message, node, budget: message.jagged(node),
     Kind.STRIDED_NESTED: _strided_nested,

@@ -27,7 +27,6 @@ RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.RANGE: ("start", "stop", "step"),
     Kind.SLICE: ("start", "stop", "step"),
     Kind.NUMBERS: ("dtype", "data"),
-    Kind.STRING_ARRAY: ("shape", "items", "coerce", "has_na", "na"),
     Kind.SCALAR: ("dtype", "data"),
     Kind.STRING_SCALAR: ("value",),
     Kind.SIZE: ("*items",),

@@ -233,7 +233,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
-    places = Places(sizes, total, in_row=in_row)
+    places = Places(sizes, in_row=in_row)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
     beyond = places.expanded + (payload if stored is not sizes else 0) - EXPANSION * total

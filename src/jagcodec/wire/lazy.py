@@ -33,7 +33,8 @@ from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
-from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
+from jagcodec.wire.files import file_path, noted_file, read_file
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits

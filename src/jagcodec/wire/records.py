@@ -13,12 +13,12 @@ import torch
 from jagcodec import cells
 from jagcodec.errors import WireFormatError
 from jagcodec.wire import numpy_dtypes
-from jagcodec.wire.checks import cells_of, check_distinct, expect, inside
+from jagcodec.wire.checks import check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS, Tag
 from jagcodec.wire.dtypes import unknown_dtype
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import check_text_size, has_object, numpy_itemsize
+from jagcodec.wire.schema import numpy_itemsize
 from jagcodec.wire.spec import Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -57,7 +57,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
                     value[step] = revived(item, depth, most, allow_pickle)
             return value
         tag = value[0].kind if value and type(value[0]) is Tag else None
-        if tag in (Kind.SCALAR, Kind.STRING_ARRAY, Kind.NUMBERS):
+        if tag in (Kind.SCALAR, Kind.NUMBERS):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
         parts = value if tag is None else value[1:]
         for index, item in enumerate(parts):
@@ -89,14 +89,14 @@ def bad(expected: str, found: Any) -> WireFormatError:
     return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
 
 
-def numpy_dtype(description: Any) -> np.dtype[Any]:
-    """The numpy dtype of a checked description.
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a checked name.
 
     Raises:
         WireFormatError: This numpy has no such dtype.
     """
     try:
-        return numpy_dtypes.restore(description)
+        return np.dtype(name)
     except (TypeError, ValueError) as error:
         raise WireFormatError(
             "unknown_dtype",
@@ -152,31 +152,8 @@ def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
     return numbers
 
 
-def _string_array(_: bool, shape: Any, items: Any, coerce: Any, has_na: Any, na: Any) -> AnyArray:
-    cells = cells_of(shape)
-    strings = type(items) is list and len(items) == cells
-    expect(strings, "bad_record", f"{cells} strings", items)
-    expect(type(coerce) is bool, "bad_record", "a bool", coerce)
-    expect(type(has_na) is bool, "bad_record", "a bool", has_na)
-    known = na is None or type(na) in (float, str)
-    expect(known, "bad_record", "None, a float or a str for missing", na)
-    for item in items:
-        fits = type(item) is str or (item is None and has_na)
-        expect(fits, "bad_record", "a string", item)
-    dtypes: Any = getattr(np, "dtypes", None)
-    if not hasattr(dtypes, "StringDType"):
-        raise bad("a numpy with StringDType (2.0 or newer)", np.__version__)
-    options = {"na_object": na} if has_na else {}
-    array = np.empty(cells, dtype=dtypes.StringDType(coerce=coerce, **options))
-    for i, item in enumerate(items):
-        array[i] = na if item is None else item
-    return array.reshape(shape)
-
-
 def _scalar_record(_: bool, dtype: Any, data: Any) -> Any:
     itemsize = numpy_itemsize(dtype)
-    check_text_size(dtype, itemsize)
-    expect(not has_object(dtype), "unknown_dtype", "a dtype without objects", dtype)
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)
     own = np.frombuffer(bytearray(data), dtype=np.uint8)
@@ -244,7 +221,6 @@ _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.RANGE: _range,
     Kind.SLICE: lambda _, *parts: slice(*parts),
     Kind.NUMBERS: _numbers,
-    Kind.STRING_ARRAY: _string_array,
     Kind.SCALAR: _scalar_record,
     Kind.STRING_SCALAR: _string_scalar,
     Kind.SIZE: _size,

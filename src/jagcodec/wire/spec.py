@@ -39,10 +39,6 @@ MAX_DEPTH = 100
 MAX_LEVELS = MAX_DEPTH + 4
 """Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
 
-MAX_TEXT = 8
-"""Bytes of strings in the fields of a structured array per byte of it: fields may overlap, but each
-is looked at by itself."""
-
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 
@@ -92,8 +88,6 @@ class Kind(IntEnum):
     # numpy
     ARRAY = 32
     OBJECT_ARRAY = 33
-    FIELD_ARRAY = 34
-    STRING_ARRAY = 35
     SCALAR = 36
     STRING_SCALAR = 37
     # torch
