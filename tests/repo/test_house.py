@@ -16,7 +16,7 @@ SOURCE = Path(jagcodec.__file__).parent
 LAYERS = (
     *("_version", "data", "errors", "_arguments", "memory", "rowcopy", "cells", "ragged"),
     *("wire", "pack"),
-    *("batch", "record"),
+    *("batch", "schema", "record"),
     *("testing", "integrations", "doctor", "cli", "__main__"),
 )
 FRONT_DOOR = {
@@ -32,7 +32,6 @@ FRONT_DOOR = {
     *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
     *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     "repeat_rows",
-    *("RecordInfo", "RecordReader", "RecordWriter", "Schema", "SchemaError", "schema_of"),
     *("response_from_nested", "select_rows", "split_rows", "stack_or_nest"),
     *(
         "tax_report",

@@ -707,7 +707,10 @@ def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
 
 def plain(column):
     """Payloads as the independent reader has them."""
-    return [("COMPLEX", x.real, x.imag) if type(x) is complex else x for x in column]
+    return [
+        ("USER", "complex", ("TUPLE", [x.real, x.imag])) if type(x) is complex else x
+        for x in column
+    ]
 
 
 # --- tests: damage -----------------------------------------------------------------------------

@@ -38,11 +38,18 @@ def columns_of(source: Any, where: str) -> Columns:
     return _columns(source, where, RowSplitsPool())
 
 
+def opened(source: Any, where: str) -> Any:
+    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
+    return source if isinstance(source, _BATCHES) else open_whole(source, where)
+
+
+_BATCHES = (dict, TensorDictBase, WireBatch)
+
+
 def _columns(source: Any, where: str, pool: RowSplitsPool) -> Columns:
     if isinstance(source, Columns):
         return source
-    if not isinstance(source, (dict, TensorDictBase, WireBatch)):
-        source = open_whole(source, where)
+    source = opened(source, where)
     if isinstance(source, WireBatch):
         pairs, rows = source.columns(), len(source)
     elif isinstance(source, LazyStackedTensorDict):
@@ -76,6 +83,6 @@ def _column(leaf: Any, rows: int, path: str, pool: RowSplitsPool) -> Any:
         return list(rows_of_leaf(leaf, rows))
     if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
         return list(leaf)
-    if isinstance(leaf, (dict, TensorDictBase, WireBatch)):
+    if isinstance(leaf, _BATCHES):
         return _columns(leaf, path, pool)
     return leaf

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.packed import unpack_plain
+from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
@@ -160,7 +160,6 @@ FORMS: dict[Kind, Form] = {
     Kind.LIST: Form.of({}, (), ANY),
     Kind.MAP: Form.of({"keys": _keys}, (), PER_KEY),
     Kind.DICT: Form.of({}, (), ANY),
-    Kind.SLICE: Form.of({}, (), 3),
     Kind.BYTES: Form.of({}, (*_PLACE, "size"), 0),
     Kind.ARRAY: Form.of({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
     Kind.OBJECT_ARRAY: Form.of({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
@@ -520,6 +519,7 @@ def _steps(root: Node, target: Node) -> list[Any] | None:
 
 
 # --- dtypes ------------------------------------------------------------------------------------
+
 
 _NUMPY_DTYPE = re.compile(
     r"(?P<bool>\|b1)|\|[iu]1|[<>][iu](?:2|4|8)|[<>]f(?:2|4|8)|[<>]c(?:8|16)"
