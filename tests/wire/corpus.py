@@ -1250,6 +1250,11 @@ BAD = {
         "no non-tensor members",
         message(node("NON_TENSOR_STACK", 0, children=[tensor()]), b"x"),
     ),
+    "stack_of_nothing": (
+        "unknown_type",
+        "a stack of several dims without members, which had a name",
+        message(record("USER", "tensordict.NonTensorStack", record("TUPLE", [0, 2], 0))),
+    ),
     "stacks_9_deep": ("too_deep", "9 stacks in each other", message(stacks_inside(9))),
     "non_tensor_stacks_9_deep": (
         "too_deep",

@@ -47,7 +47,7 @@ from jagcodec.wire.lowered import (
     Tree,
     refusal_of,
 )
-from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
+from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
@@ -576,8 +576,8 @@ class Lowering:
             self._rows(payloads)
             return (Code.NON_TENSOR_ROWS,)
         if not stack.tensordicts:
-            size = tuple(stack.batch_size)
-            return (Code.USER, EMPTY_STACK, self._payload("state", (size, stack.stack_dim)))
+            remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
+            raise self._refusal(stack, f" of several dims without members; {remedy}")
         members = self._members_of(stack)
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 
