@@ -188,7 +188,6 @@ class WireBatch:
 
         Raises:
             WireFormatError: A field is malformed.
-            ArgumentError: Rows were chosen of a column that has none to choose, such as CSR.
         """
         return self._tensordict(Budget(self._message))
 
