@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jagcodec import cells
 from jagcodec.cells import python_cells
-from jagcodec.pack.numbers import plain_number
+from jagcodec.pack.cells import plain_number
 
 HALVES = [python_cells]
 try:

@@ -324,6 +324,12 @@ def test_small_messages_become_little():
     most = rows_made(50, 400)
     assert sum(map(len, most)) < 1100
     assert decode(most)["c0"].values().nbytes == 20_000
+    f = Forge()
+    index, cells = f.put(bytes(375)), f.put(bytes(250))
+    place = f.put(table(run(1, cells, stored=1, index=index, narrow=1)))
+    frames = f.message(tensor("int64", [3000, 2000], place[0], place[1], 65))
+    assert sum(map(len, frames)) < 1000
+    assert decode(frames).nbytes == 48_000_000
 
 
 def test_the_limit_of_what_is_made():
