@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from jagcodec.testing import assert_same, bits, tensors
+from jagcodec.testing import tensors
 from tests import device
 from tests.device import DEVICE, watch
 from tests.helpers import ROOT
+from tests.oracle import assert_same, bits
 
 pytestmark = pytest.mark.usefixtures("own_device")
 

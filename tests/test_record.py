@@ -30,10 +30,10 @@ from jagcodec import (
     pack_rows,
 )
 from jagcodec.record import RecordReader, RecordWriter
-from jagcodec.testing import assert_same
-from jagcodec.testing.strategies import tensordicts
 from jagcodec.wire import files
 from tests.helpers import make_batch
+from tests.oracle import assert_same
+from tests.strategies import tensordicts
 
 
 def batch(step):

@@ -5,8 +5,9 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec import cli, dump, encode, encode_fields
+from jagcodec.batch.compare import first_difference
 from jagcodec.batch.describe import describe, describe_message, open_message
-from jagcodec.batch.difference import first_difference, message_difference
+from jagcodec.batch.difference import message_difference
 from jagcodec.wire import message as messages
 from tests.wire.forge import jagged, message, tensor, tensordict
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import ArgumentKeyError, decode, encode, encode_fields, pack_jagged_fields
-from jagcodec.batch.difference import first_difference, message_difference
-from jagcodec.testing import is_same
-from jagcodec.testing.strategies import tensordicts, trees
+from jagcodec.batch.compare import first_difference
+from jagcodec.batch.difference import message_difference
+from tests.oracle import is_same
+from tests.strategies import tensordicts, trees
 
 VALUES = st.one_of(tensordicts(), trees())
 

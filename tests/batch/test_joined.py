@@ -34,8 +34,10 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.join import join_messages
-from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
+from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
+from tests.oracle import assert_same, rows_of
+from tests.strategies import tensordicts
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
 
 KINDS = ["frames", "blobs", "opened", "fetched"]

@@ -20,7 +20,9 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
-from jagcodec.testing import assert_same, bits, jagged_batches, pad_rows, rows_of, tensordicts
+from jagcodec.testing import jagged_batches
+from tests.oracle import assert_same, bits, pad_rows, rows_of
+from tests.strategies import tensordicts
 
 
 def blank(column, cells):

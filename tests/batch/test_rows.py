@@ -37,7 +37,9 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.testing import assert_same, bits, jagged_tensors, rows_of, tensordicts
+from jagcodec.testing import jagged_tensors
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import tensordicts
 
 
 def table(batch, count=None):

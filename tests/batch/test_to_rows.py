@@ -34,8 +34,9 @@ from jagcodec import (
     to_blob,
     to_rows,
 )
-from jagcodec.testing import assert_same, bits, jagged_batches, jagged_tensors, rows_of
+from jagcodec.testing import jagged_batches, jagged_tensors
 from tests.helpers import rollout
+from tests.oracle import assert_same, bits, rows_of
 
 FORMS: list[RowsAs] = ["tensor", "numpy", "list"]
 

@@ -20,7 +20,7 @@ from jagcodec import (
     open_wire,
     stack_or_nest,
 )
-from jagcodec.testing import assert_same
+from tests.oracle import assert_same
 
 SIDES = ("right", "left", "left_right")
 

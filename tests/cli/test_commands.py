@@ -294,8 +294,29 @@ def test_diff_says_where_and_its_status_is_that_of_diff(run, file, tmp_path):
     assert out == f"{file} {other} differ: column logprobs, row 1, cell [1]: value 3.5 and -1.0\n"
     status, out, _ = run("diff", file, other, "--json")
     assert status == 1
-    assert json.loads(out)["first"]["row"] == 1
+    assert [each["row"] for each in json.loads(out)["differences"]] == [1]
     assert run("diff", file, other, "--columns", "ids,reward")[0] == 0
+
+
+def test_diff_of_all_columns(run, file, tmp_path):
+    other = tmp_path / "other.jag"
+    changed = batch()
+    changed["ids"].values()[0] = 77
+    changed["logprobs"].values()[4] = -1.0
+    changed["more"] = torch.ones(4)
+    dump(changed, other, meta={"step": 8})
+    status, out, _ = run("diff", file, other, "--all")
+    assert status == 1
+    assert [line.removeprefix(f"{file} {other} differ: ") for line in out.splitlines()] == [
+        "the whole: columns without it and with more",
+        "column ids, row 0, cell [0]: value 0 and 77",
+        "column logprobs, row 1, cell [1]: value 3.5 and -1.0",
+        "column meta, $.step: value 7 and 8",
+    ]
+    found = json.loads(run("diff", file, other, "--all", "--json")[1])
+    assert len(found["differences"]) == 4
+    assert run("diff", file, other, "--all", "--columns", "reward") == (0, "", "")
+    assert run("diff", file, file, "--all") == (0, "", "")
 
 
 def test_diff_names_the_file_that_cannot_be_read(run, tmp_path):

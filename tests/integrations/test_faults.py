@@ -36,10 +36,10 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.integrations.zmq import recv, send, send_frames
-from jagcodec.testing import assert_same
 from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.helpers import ROOT
+from tests.oracle import assert_same
 
 LONG = 60  # seconds, for what must come
 SHORT = 0.3  # for what must not

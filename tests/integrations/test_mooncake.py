@@ -30,7 +30,8 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
-from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.testing import jagged_batches
+from tests.oracle import assert_same, bits, rows_of
 
 # An ImportError names the library of the system that is not there.
 mooncake = pytest.importorskip("mooncake.store", exc_type=ImportError)

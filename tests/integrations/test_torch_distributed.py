@@ -51,12 +51,14 @@ from jagcodec.integrations.torch_distributed import (
     send,
 )
 from jagcodec.memory import blocks
-from jagcodec.testing import assert_same, jagged_batches, rows_of, trees
+from jagcodec.testing import jagged_batches
 from jagcodec.wire.decoder import decode_resident
 from jagcodec.wire.encoder import encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.device import DEVICE, on_device, watch
 from tests.helpers import ROOT, message
+from tests.oracle import assert_same, rows_of
+from tests.strategies import trees
 
 LONG = 120  # seconds, for what must come
 RANKS = 3

@@ -22,8 +22,8 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.errors import TransportError
-from jagcodec.testing import assert_same
 from jagcodec.wire.encoder import Columns
+from tests.oracle import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 tq = pytest.importorskip(

@@ -9,7 +9,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode
 from jagcodec.integrations._trim import Trimmed, padded_batch, restore, trim, trimmed_batch
-from jagcodec.testing import assert_same
+from tests.oracle import assert_same
 
 DTYPES = [
     torch.bool,

@@ -41,8 +41,10 @@ from jagcodec.integrations.zmq import (
     send,
     send_frames,
 )
-from jagcodec.testing import assert_same, jagged_batches, trees
+from jagcodec.testing import jagged_batches
 from tests.helpers import ROOT
+from tests.oracle import assert_same
+from tests.strategies import trees
 
 LONG = 30  # seconds, for what must come
 SHORT = 0.05  # for what must not

@@ -19,8 +19,8 @@ from jagcodec import (
     materialize,
     open_wire,
 )
-from jagcodec.testing import assert_same
 from tests.helpers import receive
+from tests.oracle import assert_same
 
 LENGTHS = torch.tensor([2, 4, 3])
 FIELDS = {

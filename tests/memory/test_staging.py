@@ -16,9 +16,11 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.memory import staging
-from jagcodec.testing import assert_same, bits, jagged_batches, rows_of, tensors, trees
+from jagcodec.testing import jagged_batches, tensors
 from tests.device import DEVICE, on_device, watch, with_tensors
 from tests.helpers import message
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import trees
 
 pytestmark = pytest.mark.usefixtures("own_device")
 

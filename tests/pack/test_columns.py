@@ -29,7 +29,9 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.testing import assert_same, jagged_batches, lengths_in, rows_of, tensors
+from jagcodec.testing import jagged_batches, tensors
+from tests.oracle import assert_same, rows_of
+from tests.strategies import lengths_in
 
 
 @given(jagged_batches())

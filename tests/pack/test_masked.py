@@ -20,7 +20,9 @@ from jagcodec import (
     stack_or_nest,
     unpack_masked_fields,
 )
-from jagcodec.testing import assert_same, bits, rows_of, tensors, torch_dtypes
+from jagcodec.testing import tensors
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import torch_dtypes
 
 
 @st.composite

@@ -33,6 +33,7 @@ from jagcodec import (
 from jagcodec.pack.strictness import is_rounded_up
 from jagcodec.testing import tensors
 from tests.helpers import message, rollout
+from tests.oracle import bits
 
 LENGTHS = torch.tensor([2, 4, 1])
 IDS = torch.tensor([[5, 6, 0, 0, 0], [7, 8, 9, 3, 0], [4, 0, 0, 0, 0]])
@@ -253,7 +254,7 @@ def test_what_is_looked_at_is_said_cell_by_cell(drawn):
     width = column.shape[1]
 
     def cell(i, j):
-        return jagcodec.testing.bits(column[i, j])
+        return bits(column[i, j])
 
     behind = [(i, n) for i, n in enumerate(lengths.tolist()) if n < width]
     differ = any(cell(i, n) != cell(i, width - 1) for i, n in behind)
@@ -313,7 +314,7 @@ def test_which_widths_are_rounded_up(longest, width):
 # --- once per line -----------------------------------------------------------------------------
 
 PROGRAM = """
-import torch, jagcodec, jagcodec.testing
+import torch, jagcodec
 options = dict(lengths=torch.tensor([2, 4]), token_aligned_fields=["ids", "wide"])
 for step in range(5):
     columns = {"ids": torch.arange(10).view(2, 5) + step, "wide": torch.ones(2, 3 - step % 2)}

@@ -15,7 +15,9 @@ from jagcodec import (
     stack_or_nest,
     to_nested_by_length,
 )
-from jagcodec.testing import assert_same, bits, lengths_in, pad_rows, rows_of, tensors
+from jagcodec.testing import tensors
+from tests.oracle import assert_same, bits, pad_rows, rows_of
+from tests.strategies import lengths_in
 
 
 @st.composite

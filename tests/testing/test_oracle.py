@@ -1,12 +1,13 @@
 """The oracle tells apart what is not the same: a comparison that cannot fail proves nothing."""
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import find
+from hypothesis import find, given
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -15,20 +16,11 @@ from tensordict import (
     UnbatchedTensor,
 )
 
-from jagcodec import stack_or_nest
-from jagcodec.batch.difference import first_difference
-from jagcodec.testing import (
-    assert_same,
-    bits,
-    is_same,
-    jagged_batches,
-    pad_rows,
-    rows_of,
-    tensordicts,
-    tensors,
-    torch_dtypes,
-    trees,
-)
+from jagcodec import stack_or_nest, testing
+from jagcodec.batch.compare import first_difference
+from jagcodec.testing import jagged_batches, tensors
+from tests.oracle import assert_same, bits, is_same, pad_rows, rows_of
+from tests.strategies import tensordicts, torch_dtypes, trees
 
 
 def nest(*shapes):
@@ -190,30 +182,35 @@ def test_unbatched_tensors_are_compared_by_their_bits():
     assert not is_same(one, other)
 
 
-def test_the_oracle_needs_no_hypothesis():
+def test_comparisons_need_no_hypothesis():
     code = """
 import sys
 sys.modules["hypothesis"] = None
 import torch
 from tensordict import TensorDict
 from jagcodec import decode, encode, encode_fields
-from jagcodec.testing import assert_same, is_same
 import jagcodec.testing
+from jagcodec.testing import assert_same, is_same
 columns = {"ids": torch.arange(6).view(2, 3)}
 batch = decode(encode_fields(columns, lengths=torch.tensor([1, 3])))
 assert_same(decode(encode(batch)), batch)
 assert is_same(decode(encode(batch)), batch)
 assert not is_same(batch, TensorDict(columns, [2]))
 try:
-    jagcodec.testing.trees
+    jagcodec.testing.jagged_batches()
 except ModuleNotFoundError as error:
-    print(error)
-try:
-    jagcodec.testing.nothing
-except AttributeError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "jagcodec.testing.trees needs hypothesis: pip install" in run.stdout
-    assert "no attribute 'nothing'" in run.stdout
+    assert "the strategies of jagcodec.testing need hypothesis: pip install" in run.stdout
+
+
+@given(trees(), trees())
+def test_the_comparison_for_users_is_that_of_the_oracle(one, other):
+    assert testing.is_same(one, other) == is_same(one, other)
+    if testing.is_same(one, other):
+        testing.assert_same(one, other)
+        return
+    with pytest.raises(AssertionError, match=re.escape(str(first_difference(one, other)))):
+        testing.assert_same(one, other)

@@ -38,9 +38,11 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
-from jagcodec.testing import assert_same, jagged_batches, trees
+from jagcodec.testing import jagged_batches
 from jagcodec.wire import files
 from tests.helpers import message
+from tests.oracle import assert_same
+from tests.strategies import trees
 
 VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
 

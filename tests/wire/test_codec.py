@@ -28,8 +28,9 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
-from jagcodec.testing import assert_same, trees
 from tests.helpers import receive, trip
+from tests.oracle import assert_same
+from tests.strategies import trees
 
 BIG = 5000  # int64 cells: a buffer too large to share frame 1
 

@@ -37,9 +37,11 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
-from jagcodec.testing import assert_same, jagged_batches, trees
+from jagcodec.testing import jagged_batches
 from jagcodec.wire import compress, header
 from tests.helpers import make_batch, message, receive, size
+from tests.oracle import assert_same
+from tests.strategies import trees
 from tests.wire import corpus, forge, spec_reader
 from tests.wire.test_golden import OPAQUE, VALUES
 

@@ -27,9 +27,10 @@ from jagcodec import (
     to_nested_by_length,
 )
 from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.testing import jagged_batches
 from tests.device import DEVICE, Traffic, install, on_device, watch
 from tests.helpers import message
+from tests.oracle import assert_same, bits, rows_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LENGTHS = torch.tensor([2, 0, 5, 3])

@@ -30,11 +30,12 @@ from jagcodec import (
 )
 from jagcodec.batch.join import readable
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire import elide as eliding
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import NO_INDEX
 from tests.helpers import message_in
+from tests.oracle import assert_same
+from tests.strategies import tensordicts, trees
 from tests.wire.test_spec_reader import assert_reads
 
 

@@ -13,9 +13,10 @@ import zmq
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, materialize, pack_jagged_fields, stack_or_nest
-from jagcodec.testing import assert_same, bits, rows_of, torch_dtypes  # noqa: F401
 from jagcodec.wire.spec import TORCH_DTYPES
 from tests.helpers import size, trip
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import torch_dtypes  # noqa: F401
 
 KNOWN = [getattr(torch, name) for name in TORCH_DTYPES if hasattr(torch, name)]
 

@@ -37,10 +37,11 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.errors import REASONS
-from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.testing import jagged_batches
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import NO_INDEX, Kind
 from tests.helpers import ROOT, message_in, receive
+from tests.oracle import assert_same, bits, rows_of
 from tests.wire import corpus, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"

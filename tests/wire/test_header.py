@@ -28,11 +28,12 @@ from jagcodec import (
     register_type,
     to_blob,
 )
-from jagcodec.testing import assert_same, jagged_batches
+from jagcodec.testing import jagged_batches
 from jagcodec.wire import header as headers
 from jagcodec.wire import schema as schemas
 from jagcodec.wire.spec import Kind
 from tests.helpers import receive
+from tests.oracle import assert_same
 from tests.wire.forge import (
     Part,
     header,

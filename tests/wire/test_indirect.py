@@ -19,11 +19,12 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import Limits, WireFormatError, decode, encode, materialize, open_wire
 from jagcodec.errors import REASONS, JagcodecError
-from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in
+from tests.oracle import assert_same
+from tests.strategies import tensordicts, trees
 from tests.wire import corpus_indirect, spec_reader
 from tests.wire.corpus_indirect import batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.forge import (

@@ -27,8 +27,9 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec._arguments import known_names
-from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
+from jagcodec.testing import jagged_batches
 from tests.helpers import receive
+from tests.oracle import assert_same, bits, rows_of
 from tests.wire.forge import (
     int64s,
     jagged,

@@ -22,10 +22,10 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
-from jagcodec.testing import assert_same
 from jagcodec.wire.header import read_header
 from jagcodec.wire.spec import PLAIN, Kind
 from tests.helpers import message, size
+from tests.oracle import assert_same
 
 
 def nested(lengths, *inner):

@@ -25,9 +25,11 @@ from jagcodec import (
     register_type,
 )
 from jagcodec.data import rollout_table
-from jagcodec.testing import assert_same, bits, tensors, trees
+from jagcodec.testing import tensors
 from jagcodec.wire.spec import INTEGER_DTYPES
 from tests.helpers import message, receive, size
+from tests.oracle import assert_same, bits
+from tests.strategies import trees
 
 # narrow
 

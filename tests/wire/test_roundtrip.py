@@ -6,19 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jagcodec
-from jagcodec.testing import (
+from jagcodec.testing import jagged_tensors, tensors
+from jagcodec.wire.spec import TORCH_DTYPES
+from tests.helpers import receive
+from tests.oracle import assert_same
+from tests.strategies import (
     arrays,
-    assert_same,
-    jagged_tensors,
     numpy_scalars,
     sparse_tensors,
     strided_nested_tensors,
     tensordicts,
-    tensors,
     trees,
 )
-from jagcodec.wire.spec import TORCH_DTYPES
-from tests.helpers import receive
 
 
 def assert_survives(value):

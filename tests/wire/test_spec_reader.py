@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
 from jagcodec import WireFormatError, decode, encode, to_blob
-from jagcodec.testing import tensordicts, trees
+from tests.strategies import tensordicts, trees
 from tests.wire import spec_reader
 
 OPTIONS = (

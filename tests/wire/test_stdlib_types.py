@@ -35,9 +35,9 @@ from jagcodec import (
     register_stdlib_types,
     register_type,
 )
-from jagcodec.testing import assert_same
 from jagcodec.wire import registry
 from jagcodec.wire.registry import restore
+from tests.oracle import assert_same
 from tests.wire.forge import message, record
 
 

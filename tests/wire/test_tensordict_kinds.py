@@ -38,8 +38,8 @@ from jagcodec import (
     select_rows,
 )
 from jagcodec.ragged.non_tensor import unbatched_parts
-from jagcodec.testing import assert_same
 from jagcodec.wire.registry import restore
+from tests.oracle import assert_same
 from tests.wire import forge
 
 try:

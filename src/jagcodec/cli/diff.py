@@ -1,4 +1,4 @@
-"""``jagcodec diff``: where two messages first differ."""
+"""``jagcodec diff``: where two messages differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "diff",
-        help="say where two messages first differ: column, row and cell",
+        help="say where two messages differ: column, row and cell",
         description="Say where the values of two messages first differ. Columns, batch sizes, "
         "dtypes, shapes and lengths of rows are compared first, then cells, bit for bit: a NaN "
         "equals the same NaN, and 0.0 is not -0.0. How messages are stored (narrow, elided, "
@@ -26,6 +26,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--columns", metavar="A,B", type=names, help="names of the only columns to compare"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="the first difference of every column, not of the first"
+    )
     add_json(parser)
     parser.set_defaults(run=run, fail=parser.error)
 
@@ -33,7 +36,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.batch.describe import open_message
-    from jagcodec.batch.difference import difference_of
+    from jagcodec.batch.difference import difference_of, differences_of
 
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
@@ -41,11 +44,14 @@ def run(options: argparse.Namespace) -> int:
     for file in (options.left, options.right):
         with naming(file):
             opened.append(open_message(read_message(file), display_name(file)))
-    found = difference_of(opened[0], opened[1], options.columns)
+    if options.all:
+        found = differences_of(opened[0], opened[1], options.columns)
+    else:
+        first = difference_of(opened[0], opened[1], options.columns)
+        found = [] if first is None else [first]
     if options.json:
-        print(
-            json_text({"same": found is None, "first": None if found is None else found.as_dict()})
-        )
-    elif found is not None:
-        print(f"{display_name(options.left)} {display_name(options.right)} differ: {found}")
-    return 0 if found is None else 1
+        document = {"same": not found, "differences": [each.as_dict() for each in found]}
+        print(json_text(document))
+    for each in [] if options.json else found:
+        print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
+    return 1 if found else 0

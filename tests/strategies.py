@@ -1,9 +1,8 @@
-"""Hypothesis strategies: jagged batches as producers hold them, and all values `encode` takes."""
+"""Hypothesis strategies of all values that `encode` accepts; those of batches are the library's."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+from jagcodec.testing import cells, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
 
 Draw = st.DrawFn
@@ -23,87 +23,9 @@ def torch_dtypes() -> Strategy[torch.dtype]:
     return st.sampled_from([getattr(torch, name) for name in names])
 
 
-def _cells(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor of arbitrary bits; booleans are 0 or 1."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    if size == 0:
-        return torch.empty(shape, dtype=dtype)
-    # A few random bytes, repeated: varied bits that are cheap to draw.
-    seed = draw(st.binary(min_size=1, max_size=23))
-    data = np.resize(np.frombuffer(seed, dtype=np.uint8), size).astype(np.uint8)
-    if dtype == torch.bool:
-        data &= 1
-    return torch.from_numpy(data).view(dtype).view(shape)
-
-
-@st.composite
-def tensors(
-    draw: Draw,
-    shape: tuple[int, ...] | None = None,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """A strided CPU tensor: contiguous, transposed, sliced, stepped or expanded."""
-    if shape is None:
-        shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
-    if dtype is None:
-        dtype = draw(torch_dtypes())
-    kinds = ["contiguous", "transposed", "sliced", "stepped", "expanded"]
-    kind = draw(st.sampled_from(kinds)) if shape else "contiguous"
-    if kind == "transposed":
-        return _cells(draw, shape[::-1], dtype).permute(*range(len(shape))[::-1])
-    if kind == "sliced":
-        wide = _cells(draw, (*shape[:-1], shape[-1] + 2), dtype)
-        return wide[..., 1 : shape[-1] + 1]
-    if kind == "stepped":
-        return _cells(draw, (2 * shape[0], *shape[1:]), dtype)[::2]
-    if kind == "expanded":
-        return _cells(draw, (1, *shape[1:]), dtype).expand(shape)
-    return _cells(draw, shape, dtype)
-
-
 def lengths_in(width: int, rows: int) -> Strategy[list[int]]:
     """`rows` row lengths of 0 to `width`."""
     return st.lists(st.integers(0, width), min_size=rows, max_size=rows)
-
-
-@dataclass(frozen=True)
-class JaggedBatch:
-    """Padded columns as a framework holds them.
-
-    Attributes:
-        fields: Name to column: per-token tensors (N, S, ...), per-row tensors, object arrays.
-        lengths: (N,) int64.
-        token_aligned_fields: Names of the per-token columns.
-        width: S; not less than the longest row.
-    """
-
-    fields: dict[str, Any]
-    lengths: torch.Tensor
-    token_aligned_fields: frozenset[str]
-    width: int
-
-
-@st.composite
-def jagged_batches(draw: Draw, max_rows: int = 5, max_width: int = 6) -> JaggedBatch:
-    """A batch of 0 to `max_rows` rows, each of 0 to `max_width` tokens."""
-    rows = draw(st.integers(0, max_rows))
-    width = draw(st.integers(0, max_width))
-    lengths = draw(lengths_in(width, rows))
-    fields: dict[str, Any] = {}
-    named = set()
-    for i in range(draw(st.integers(0, 3))):
-        trailing = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-        named.add(f"token_{i}")
-        fields[f"token_{i}"] = draw(tensors((rows, width, *trailing)))
-    for i in range(draw(st.integers(0, 2))):
-        trailing = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-        fields[f"row_{i}"] = draw(tensors((rows, *trailing)))
-    if draw(st.booleans()):
-        messages = np.empty(rows, dtype=object)
-        for i in range(rows):
-            messages[i] = draw(_scalars)
-        fields["message"] = messages
-    return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(named), width)
 
 
 # --- every value that can be encoded -----------------------------------------------------------
@@ -178,30 +100,6 @@ def numpy_scalars(draw: Draw) -> Any:
 
 
 @st.composite
-def jagged_tensors(draw: Draw, rows: int | None = None) -> torch.Tensor:
-    """A jagged tensor: ragged dim 1 or 2; with or without holes, and min and max lengths."""
-    rows = draw(st.integers(0, 4)) if rows is None else rows
-    lengths = draw(lengths_in(4, rows))
-    outer = draw(st.lists(st.integers(1, 3), max_size=1))
-    trailing = draw(st.lists(st.integers(0, 3), max_size=1))
-    dtype = draw(torch_dtypes())
-    values = draw(tensors((*outer, sum(lengths), *trailing), dtype))
-    width = draw(st.sampled_from([torch.int32, torch.int64]))
-    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=width)
-    known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
-    if draw(st.booleans()):
-        known = {}
-    holes = None
-    if rows and draw(st.booleans()):
-        shorter = [draw(st.integers(0, n)) for n in lengths]
-        holes = torch.tensor(shorter, dtype=width)
-        known = {}
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths=holes, jagged_dim=len(outer) + 1, **known
-    )
-
-
-@st.composite
 def sparse_tensors(draw: Draw) -> torch.Tensor:
     """A 4 x 4 COO tensor."""
     dense = torch.tensor(
@@ -223,7 +121,7 @@ def strided_nested_tensors(draw: Draw) -> torch.Tensor:
     dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bfloat16]))
     shape = st.lists(st.integers(0, 3), min_size=dims, max_size=dims)
     shapes = draw(st.lists(shape, max_size=3))
-    rows = [_cells(draw, tuple(shape), dtype) for shape in shapes]
+    rows = [cells(draw, tuple(shape), dtype) for shape in shapes]
     return torch.nested.nested_tensor(rows, dtype=dtype, layout=torch.strided)
 
 
@@ -239,8 +137,8 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
         if kind == "tensor":
             leaves[f"f{i}"] = draw(tensors((rows, *draw(st.lists(st.integers(0, 3), max_size=1)))))
         elif kind == "parameter":
-            cells = _cells(draw, (rows, 2), torch.float32)
-            leaves[f"f{i}"] = torch.nn.Parameter(cells, requires_grad=draw(st.booleans()))
+            values = cells(draw, (rows, 2), torch.float32)
+            leaves[f"f{i}"] = torch.nn.Parameter(values, requires_grad=draw(st.booleans()))
         elif kind == "jagged":
             leaves[f"f{i}"] = draw(jagged_tensors(rows))
         elif kind == "data":

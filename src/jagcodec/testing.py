@@ -1,0 +1,178 @@
+"""For tests of an adapter: hypothesis strategies of batches, and a comparison bit for bit.
+
+Example:
+    >>> from jagcodec.testing import assert_same, jagged_batches
+    >>> from hypothesis import given, settings
+    >>> @settings(max_examples=5, database=None)
+    ... @given(jagged_batches())
+    ... def test_my_adapter(batch):
+    ...     assert_same(my_adapter(batch.fields), batch.fields)
+    >>> my_adapter = dict
+    >>> test_my_adapter()
+
+The strategies need ``pip install 'jagcodec[testing]'``; `is_same` and `assert_same` need only the
+library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec.batch.compare import first_difference
+from jagcodec.wire.spec import TORCH_DTYPES
+
+__all__ = ["JaggedBatch", "assert_same", "is_same", "jagged_batches", "jagged_tensors", "tensors"]
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Assert that two values are equal in type, dtype, shape, layout, order and bits.
+
+    Example:
+        >>> assert_same({"a": [1.0]}, {"a": [1.0]})
+        >>> assert_same({"a": [1, True]}, {"a": [1, 1]})
+        Traceback (most recent call last):
+        AssertionError: column a, row 1: type bool and int
+
+    Raises:
+        AssertionError: They differ; the message names the first difference.
+        UnsupportedTypeError: An object in one of them is not one that `encode` accepts.
+
+    Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
+    one with the same rows and no holes.
+    """
+    found = first_difference(actual, expected)
+    if found is not None:
+        raise AssertionError(str(found))
+
+
+def is_same(actual: Any, expected: Any) -> bool:
+    """Whether two values, such as two batches, are equal as `assert_same` asserts it.
+
+    ``==`` of two batches compares cell by cell, and raises for jagged columns.
+
+    Example:
+        >>> is_same({"a": [1.0]}, {"a": [1.0]}), is_same({"a": [1.0]}, {"a": [1]})
+        (True, False)
+    """
+    return first_difference(actual, expected) is None
+
+
+@dataclass(frozen=True)
+class JaggedBatch:
+    """Padded columns as a framework holds them.
+
+    Attributes:
+        fields: Name to column: per-token tensors (N, S, ...), per-row tensors, object arrays.
+        lengths: (N,) int64.
+        token_aligned_fields: Names of the per-token columns.
+        width: S; not less than the longest row.
+    """
+
+    fields: dict[str, Any]
+    lengths: torch.Tensor
+    token_aligned_fields: frozenset[str]
+    width: int
+
+
+def jagged_batches(max_rows: int = 5, max_width: int = 6) -> Any:
+    """A strategy: a `JaggedBatch` of 0 to `max_rows` rows, each of 0 to `max_width` tokens."""
+    return _strategies().composite(_jagged_batch)(max_rows, max_width)
+
+
+def jagged_tensors(rows: int | None = None) -> Any:
+    """A strategy: a jagged tensor with ragged dim 1 or 2, with or without holes."""
+    return _strategies().composite(_jagged_tensor)(rows)
+
+
+def tensors(shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Any:
+    """A strategy: a strided CPU tensor: contiguous, transposed, sliced, stepped or expanded."""
+    return _strategies().composite(_tensor)(shape, dtype)
+
+
+def _strategies() -> Any:
+    try:
+        from hypothesis import strategies
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the strategies of jagcodec.testing need hypothesis: pip install 'jagcodec[testing]'",
+            name=error.name,
+        ) from error
+    return strategies
+
+
+def _jagged_batch(draw: Any, max_rows: int, max_width: int) -> JaggedBatch:
+    st = _strategies()
+    rows = draw(st.integers(0, max_rows))
+    width = draw(st.integers(0, max_width))
+    lengths = draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
+    inner = st.lists(st.integers(0, 3), max_size=2)
+    fields: dict[str, Any] = {}
+    named = [f"token_{i}" for i in range(draw(st.integers(0, 3)))]
+    for name in named:
+        fields[name] = draw(tensors((rows, width, *draw(inner))))
+    for i in range(draw(st.integers(0, 2))):
+        fields[f"row_{i}"] = draw(tensors((rows, *draw(inner))))
+    if draw(st.booleans()):
+        scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
+        messages = np.empty(rows, dtype=object)
+        for i in range(rows):
+            messages[i] = draw(scalars | st.complex_numbers() | st.binary(max_size=8))
+        fields["message"] = messages
+    return JaggedBatch(fields, torch.tensor(lengths, dtype=torch.int64), frozenset(named), width)
+
+
+def _jagged_tensor(draw: Any, rows: int | None) -> torch.Tensor:
+    st = _strategies()
+    rows = draw(st.integers(0, 4)) if rows is None else rows
+    lengths = draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows))
+    outer = draw(st.lists(st.integers(1, 3), max_size=1))
+    inner = draw(st.lists(st.integers(0, 3), max_size=1))
+    values = draw(tensors((*outer, sum(lengths), *inner)))
+    width = draw(st.sampled_from([torch.int32, torch.int64]))
+    offsets = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=width)
+    known = {"min_seqlen": min(lengths, default=0), "max_seqlen": max(lengths, default=0)}
+    holes = None
+    if rows and draw(st.booleans()):
+        holes = torch.tensor([draw(st.integers(0, n)) for n in lengths], dtype=width)
+    if holes is not None or draw(st.booleans()):
+        known = {}
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths=holes, jagged_dim=len(outer) + 1, **known
+    )
+
+
+def _tensor(draw: Any, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> torch.Tensor:
+    st = _strategies()
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    if dtype is None:
+        names = [name for name in TORCH_DTYPES if hasattr(torch, name)]
+        dtype = getattr(torch, draw(st.sampled_from(names)))
+    kinds = ["contiguous", "transposed", "sliced", "stepped", "expanded"]
+    kind = draw(st.sampled_from(kinds)) if shape else "contiguous"
+    if kind == "transposed":
+        return cells(draw, shape[::-1], dtype).permute(*range(len(shape))[::-1])
+    if kind == "sliced":
+        return cells(draw, (*shape[:-1], shape[-1] + 2), dtype)[..., 1 : shape[-1] + 1]
+    if kind == "stepped":
+        return cells(draw, (2 * shape[0], *shape[1:]), dtype)[::2]
+    if kind == "expanded":
+        return cells(draw, (1, *shape[1:]), dtype).expand(shape)
+    return cells(draw, shape, dtype)
+
+
+def cells(draw: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor of arbitrary bits; booleans are 0 or 1."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    # A few random bytes, repeated: varied bits that are cheap to draw.
+    seed = draw(_strategies().binary(min_size=1, max_size=23))
+    data = np.resize(np.frombuffer(seed, dtype=np.uint8), size).astype(np.uint8)
+    if dtype == torch.bool:
+        data &= 1
+    return torch.from_numpy(data).view(dtype).view(shape)
