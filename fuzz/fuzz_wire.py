@@ -39,7 +39,6 @@ _NOT_READERS = [
     "jagcodec.wire.lowering",
     "jagcodec.wire.tensor_views",
     "jagcodec.pack.columns",
-    "jagcodec.pack.masked",
     "jagcodec.batch.padding_tax",
     "jagcodec.batch.tax_report",
 ]

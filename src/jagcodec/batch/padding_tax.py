@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.pack.columns import pack_jagged_fields
+from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.ragged.copy_rows import padded_shape
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor

@@ -18,7 +18,7 @@ from jagcodec.batch.materialize import materialize
 from jagcodec.cli.arguments import TokenColumn
 from jagcodec.errors import ArgumentError, JagcodecError
 from jagcodec.memory.tensor_bytes import same_width_ints
-from jagcodec.pack.columns import encode_fields
+from jagcodec.pack.fields import encode_fields
 
 Columns = Mapping[str, torch.Tensor]
 
