@@ -34,8 +34,9 @@ from jagcodec.wire import schema as wire_schema
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.header import read_header
+from jagcodec.wire.plain_types import PLAIN_TYPES
 from jagcodec.wire.registry import register_type
-from jagcodec.wire.schema import FORMS, PER_KEY
+from jagcodec.wire.schema import FORMS, PER_KEY, numpy_itemsize
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
     COMPRESSED_LAYOUTS,
@@ -343,6 +344,7 @@ _EDGES = (
 )
 _KEYS = ("a", "b", "x", "", "a.b", "batch_size", "names", "data", "\ud800", "é" * 20, "_td", "0")
 _TORCH_NAMES = tuple(TORCH_DTYPES)
+_PLAIN_NAMES = tuple(name for name, *_ in PLAIN_TYPES.values())
 _STORED = (0, 1, *STORED_WIDTHS, 0x10, 0x18, 2)
 _NUMPY_NAMES = (
     *("<i4", "<i8", "|u1", "|b1", ">f4", "<f8", "<c16", "|S3", "|S0", "<U2", "<U0", "|V3", "|V0"),
@@ -360,7 +362,7 @@ def _numpy_dtype(s: Script) -> Any:
 
 def _numpy_size(dtype: Any) -> int:
     try:
-        return wire_schema.numpy_itemsize(dtype)
+        return numpy_itemsize(dtype)
     except WireFormatError:
         return 0
 
@@ -398,7 +400,7 @@ _DOCUMENT_LAYERS: tuple[Callable[[Any], Any], ...] = (
     lambda document: [_tag(Kind.TUPLE), document],
     lambda document: [_tag(Kind.FROZENSET), document],
     lambda document: [_tag(Kind.DICT), 1, document],
-    lambda document: [_tag(Kind.SLICE), document, None, None],
+    lambda document: [_tag(Kind.USER), "slice", [_tag(Kind.TUPLE), document, None, None]],
     lambda document: [_tag(Kind.USER), "fuzz.Sampling", {"temperature": document, "stop": 1}],
 )
 _NATIVE: tuple[Callable[[Script, int], Any], ...] = (
@@ -417,21 +419,17 @@ _NATIVE: tuple[Callable[[Script, int], Any], ...] = (
 )
 _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "data": lambda s, d: s.take(s.byte() % 33),
-    "real": lambda s, d: s.byte() / 2,
-    "imag": lambda s, d: s.byte() / 2,
-    "start": lambda s, d: s.number(),
-    "stop": lambda s, d: s.number(),
-    "step": lambda s, d: s.number(),
     "dtype": lambda s, d: _numpy_dtype(s),
-    "value": lambda s, d: s.pick((*_KEYS, b"", b"\x00\xff")),
-    "name": lambda s, d: s.pick(("fuzz.Sampling", *_TORCH_NAMES, "quint8", "load", "os.system")),
+    "name": lambda s, d: s.pick(("fuzz.Sampling", *_PLAIN_NAMES, "load", "os.system")),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
     "layout": lambda s, d: s.pick(COMPRESSED_LAYOUTS),
-    "type": lambda s, d: s.pick(("cpu", "cuda", "meta", "cuda:1", "mps", "", "xla")),
-    "number": lambda s, d: s.pick((None, 0, 1, 127, 128)),
     "state": lambda s, d: (
-        {"temperature": _document(s, d), "stop": 1} if s.byte() < 128 else _document(s, d)
+        {"temperature": _document(s, d), "stop": 1}
+        if (odd := s.byte()) < 96
+        else [_tag(Kind.TUPLE), *_documents(s, d)]
+        if odd < 160
+        else _document(s, d)
     ),
 }
 _ALL_RECORDS = tuple(RECORDS)

@@ -28,6 +28,7 @@ from tests.wire.forge import (
     tag,
     tensor,
     tensordict,
+    user,
     zstd,
 )
 
@@ -178,7 +179,7 @@ GOOD = {
     ),
     "big_int_in_range": (
         "a BIG_INT wherever there is an integer",
-        message(record("RANGE", 0, record("BIG_INT", b"\5"), 1)),
+        message(user("range", 0, record("BIG_INT", b"\5"), 1)),
     ),
     "document_as_node": (
         "a list without buffers that is a node all the same",
@@ -190,7 +191,9 @@ GOOD = {
     ),
     "slice_as_node": (
         "a slice of a tensor",
-        message(node("SLICE", children=[None, tensor(), 1]), b"\7"),
+        message(
+            node("USER", "slice", children=[node("TUPLE", children=[None, tensor(), 1])]), b"\7"
+        ),
     ),
     "empty_payload_frame": ("a frame 1 of no bytes", message(None, b"")),
     "unused_bytes": (
@@ -330,7 +333,10 @@ GOOD = {
     "blob_without_payload": ("in one buffer that ends with the header", blob(message(7))),
     "blob_in_a_page": ("bytes behind the end", blob(message(tensor(), b"\x07")) + b"\xff" * 40),
     "header_alone": ("one buffer that is no blob is frame 0", header(7)),
-    "negative_size": ("torch.Size may hold negative numbers", message(record("SIZE", -1, 2))),
+    "negative_size": (
+        "torch.Size may hold negative numbers",
+        message(record("USER", "torch.Size", [-1, 2])),
+    ),
     "rows_without_payload": (
         "2^24 rows with nothing to show for them",
         message(node("NON_TENSOR_DATA", 1, numbers=[1 << 24], children=["x"])),
@@ -497,7 +503,7 @@ BAD = {
     "rank_true": ("bad_record", "a rank that is a bool", of_schema([48, "uint8", True])),
     "rank_65": ("bad_record", "65 dims", message(tensor(shape=[1] * 65), PAYLOAD)),
     "child_of_a_leaf": ("bad_record", "a child of a TENSOR", of_schema([48, "uint8", 0, None])),
-    "children_few": ("bad_record", "two children of a SLICE", of_schema([24, None, None])),
+    "children_few": ("bad_record", "one child of SPARSE_COO", of_schema([51, 0, None])),
     "children_of_keys": ("bad_record", "two keys and one child", of_schema([27, ["a", "b"], None])),
     "dict_without_keys": ("bad_record", "a DICT without its first child", of_schema([22])),
     "key_is_int": ("bad_record", "a MAP with an integer key", of_schema([27, [1], None])),
@@ -914,11 +920,14 @@ BAD = {
     "tag_as_value": ("unknown_kind", "a tag in a map", message({"a": tag("TUPLE")})),
     "big_int_empty": ("bad_record", "a BIG_INT of no bytes", message(record("BIG_INT", b""))),
     "big_int_str": ("bad_record", "a BIG_INT of text", message(record("BIG_INT", "1"))),
-    "complex_int": ("bad_record", "an integer for a float", message(record("COMPLEX", 1, 2.0))),
-    "complex_short": ("bad_record", "one float of two", message(record("COMPLEX", 2.0))),
-    "range_step": ("bad_record", "a step of 0", message(record("RANGE", 0, 1, 0))),
-    "range_bool": ("bad_record", "a bool for an integer", message(record("RANGE", 0, True, 1))),
-    "slice_short": ("bad_record", "two parts of three", message(record("SLICE", 0, 1))),
+    "complex_int": ("bad_value", "an integer for a float", message(user("complex", 1, 2.0))),
+    "complex_short": ("bad_value", "one float of two", message(user("complex", 2.0))),
+    "range_step": ("bad_value", "a step of 0", message(user("range", 0, 1, 0))),
+    "range_short": ("bad_value", "two integers of three", message(user("range", 0, 1))),
+    "range_bool": ("bad_value", "a bool for an integer", message(user("range", 0, True, 1))),
+    "slice_short": ("bad_value", "two parts of three", message(user("slice", 0, 1))),
+    "complex_record": ("unknown_kind", "the code of a complex", message([tag(18), 1.0, 2.0])),
+    "slice_node": ("unknown_kind", "the code of a slice", of_schema([24, None, None, None])),
     "dict_odd": ("bad_record", "a key without a value", message(record("DICT", 1))),
     "dict_twice": ("bad_value", "a key twice", message(record("DICT", 1, 2, 1, 3))),
     "dict_equal": ("bad_value", "1 and true are one key", message(record("DICT", 1, 2, True, 3))),
@@ -984,18 +993,26 @@ BAD = {
         message(record("SCALAR", "<U1", b"\0\0\x11\0")),
     ),
     "string_scalar": (
-        "bad_record",
+        "bad_value",
         "an integer for a string",
-        message(record("STRING_SCALAR", 1)),
+        message(record("USER", "numpy.str_", 1)),
     ),
-    "size_65_bits": ("bad_record", "a number of 65 bits", message(record("SIZE", 2**63))),
-    "dtype_record": ("unknown_dtype", "a name of torch's", message(record("DTYPE", "load"))),
+    "size_65_bits": (
+        "bad_value",
+        "a number of 65 bits",
+        message(record("USER", "torch.Size", [2**63])),
+    ),
+    "dtype_record": (
+        "bad_value",
+        "a name of torch's",
+        message(record("USER", "torch.dtype", "load")),
+    ),
     "device": (
         "bad_value",
         "a type of device that torch has not",
-        message(record("DEVICE", "gpu", 0)),
+        message(user("torch.device", "gpu", 0)),
     ),
-    "device_number": ("bad_record", "device 128", message(record("DEVICE", "cuda", 128))),
+    "device_number": ("bad_value", "device 128", message(user("torch.device", "cuda", 128))),
     "user": (
         "unknown_type",
         "a type of the user's",

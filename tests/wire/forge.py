@@ -54,6 +54,11 @@ def record(kind, *fields):
     return [tag(kind), *fields]
 
 
+def user(name, *parts):
+    """A record of a type whose state is a tuple."""
+    return record("USER", name, record("TUPLE", *parts))
+
+
 # --- nodes that many messages are made of ------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ def _named(parts: Sequence[Part], long: int = 0) -> dict[str, Part]:
 _SPOILS: dict[str, Callable[[], Part]] = {
     "unknown dtype": lambda: node("TENSOR", "float33", 0, numbers=[0, 0, 0]),
     "out of bounds": lambda: node("TENSOR", "uint8", 1, numbers=[9, 0, 0, 1]),
-    "bad document": lambda: document([tag("RANGE"), 0, 1, 0]),
+    "bad document": lambda: document(record("BIG_INT", b"")),
     "bad row": lambda: node("SPARSE_COO", 0, numbers=[0], children=[0, 0]),
 }
 
@@ -277,7 +277,7 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "big integers equal": lambda n: message(
         record("SET", *[record("BIG_INT", bytes([i, 1]) + bytes(n) + b"\1") for i in range(32)])
     ),
-    "size": lambda n: message(record("SIZE", *range(n))),
+    "size": lambda n: message(record("USER", "torch.Size", [*range(n)])),
     "numbers": lambda n: message(record("NUMBERS", "int8", bytes([200]) * n)),
     "bools": lambda n: message(record("NUMBERS", "bool", b"\1" * n)),
     "lists of numbers": lambda n: message(
@@ -310,8 +310,8 @@ def _shown(options: dict[str, bool]) -> str:
 # --- which there are -----------------------------------------------------------------------------
 
 HASHABLE = (
-    *("int", "float", "str", "bin", "BIG_INT", "COMPLEX", "TUPLE", "FROZENSET", "RANGE"),
-    *("SCALAR", "STRING_SCALAR", "SIZE"),
+    *("int", "float", "str", "bin", "BIG_INT", "complex", "TUPLE", "FROZENSET", "range"),
+    *("SCALAR", "numpy.str_", "torch.Size"),
 )
 
 

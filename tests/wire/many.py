@@ -28,6 +28,7 @@ from tests.wire.forge import (
     run,
     table,
     tensordict,
+    user,
 )
 
 
@@ -482,25 +483,29 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "map": lambda i: {"a": i, "b": {}},
     "map of keys": lambda i: {f"k{i}": 1},
     "BIG_INT": lambda i: _big(1 << 70 | i),
-    "COMPLEX": lambda i: record("COMPLEX", 0.5, float(i)),
+    "complex": lambda i: user("complex", 0.5, float(i)),
     "TUPLE": lambda i: record("TUPLE", i),
     "SET": lambda i: record("SET", i, i + 1),
     "FROZENSET": lambda i: record("FROZENSET", i),
     "FROZENSETs": lambda i: record("FROZENSET", record("FROZENSET", record("FROZENSET", i))),
     "DICT": lambda i: record("DICT", i, 0, record("TUPLE", i), 0),
-    "RANGE": lambda i: record("RANGE", 0, 10**9, i + 1),
-    "SLICE": lambda i: record("SLICE", i, None, None),
+    "range": lambda i: user("range", 0, 10**9, i + 1),
+    "slice": lambda i: user("slice", i, None, None),
     "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
     "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
-    "STRING_SCALAR": lambda i: record("STRING_SCALAR", f"s{i}"),
-    "SIZE": lambda i: record("SIZE", i, 2),
-    "DTYPE": lambda i: record("DTYPE", "float32"),
-    "DEVICE": lambda i: record("DEVICE", "cpu", None),
+    "numpy.str_": lambda i: record("USER", "numpy.str_", f"s{i}"),
+    "torch.Size": lambda i: record("USER", "torch.Size", [i, 2]),
+    "torch.dtype": lambda i: record("USER", "torch.dtype", "float32"),
+    "torch.device": lambda i: user("torch.device", "cpu", None),
     "USER": lambda i: record("USER", "growth.Box", {"value": i}),
     "deep list": lambda i: nest(lambda inner: [inner], 20, i),
     "deep tuple": lambda i: nest(lambda inner: record("TUPLE", inner), 20, i),
 }
+
+
+def _slice_node(part: Part) -> Part:
+    return node("USER", "slice", children=[node("TUPLE", children=[None, part, None])])
 
 
 def nest(wrap: Callable[[Any], Any], levels: int, value: Any) -> Any:
@@ -517,7 +522,7 @@ VALUES: dict[str, Value] = {
     "list node": lambda f, i: node("LIST"),
     "map node": lambda f, i: node("MAP", [f"k{i}"], children=[0]),
     "dict node": lambda f, i: node("DICT", children=[[i], 0]),
-    "slice node": lambda f, i: node("SLICE", children=[i, None, None]),
+    "slice node": lambda f, i: _slice_node(node("LIST", children=[i])),
     "bytes": lambda f, i: node("BYTES", numbers=[*f.put(b"x"), 1]),
     "no bytes": lambda f, i: node("BYTES", numbers=[0, 0, 0]),
     "array": _data("ARRAY", "|u1", 1, 1),
@@ -545,7 +550,6 @@ WRAPS: dict[str, Callable[[Part], Part]] = {
     "LIST": lambda part: list_of(part),
     "MAP": lambda part: map_of({"a": part}),
     "DICT": lambda part: node("DICT", children=[[1], part]),
-    "SLICE": lambda part: node("SLICE", children=[None, part, None]),
     "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
     "TENSORDICT": lambda part: tensordict([1], {"a": part}),
     "USER": lambda part: node("USER", "growth.Box", children=[map_of({"value": part})]),

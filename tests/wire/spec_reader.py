@@ -33,7 +33,6 @@ LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 NODES = {
     19: ("TUPLE", "", "", None),
     22: ("DICT", "", "", None),
-    24: ("SLICE", "", "", 3),
     25: ("BYTES", "", "buffer offset size", 0),
     26: ("LIST", "", "", None),
     27: ("MAP", "keys", "", "keys"),
@@ -52,15 +51,8 @@ NODES = {
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
     80: ("USER", "name", "", 1),
 }
-RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
-RECORDS |= {
-    23: "RANGE",
-    24: "SLICE",
-    28: "NUMBERS",
-    36: "SCALAR",
-    37: "STRING_SCALAR",
-}
-RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
+RECORDS = {17: "BIG_INT", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
+RECORDS |= {28: "NUMBERS", 36: "SCALAR", 80: "USER", 81: "PICKLE"}
 NO_KEYS = ("SET", "DICT")
 STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
 NON_TENSORS = ("NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK")
@@ -328,9 +320,6 @@ class Reader:
         distinct(keys)
         return ([part for pair in zip(keys, items, strict=True) for part in pair],)
 
-    def slice(self, *parts):
-        return parts
-
     def bytes(self, buffer, offset, size):
         return self.cells(buffer, offset, size)
 
@@ -529,8 +518,8 @@ class Reader:
         stack_of(items, stack_dim, NON_TENSORS)
         return stack_dim, [*items]
 
-    def user(self, *_, name):
-        raise RefusedError(f"no such type: {name!r:.80}")
+    def user(self, state, name):
+        return user(name, state)
 
 
 def stored_size(dtype, stored, cells):
@@ -668,11 +657,6 @@ def numbers(dtype, data):
     return ([*struct.unpack(f"<{len(data) // SIZES[dtype]}{code[dtype]}", data)],)
 
 
-def complex_(real, imag):
-    need(type(real) is float and type(imag) is float, "floats")
-    return real, imag
-
-
 def tuple_(*items):
     return ([*items],)
 
@@ -704,30 +688,25 @@ def key_of(value):
     if type(value) is tuple:
         kind, *fields = value
         need(kind not in NO_KEYS, "no key")
-        if kind == "COMPLEX":
-            return complex(*fields) if fields == fields else object()
+        if kind == "USER":
+            return key_of_user(*fields)
         if kind == "TUPLE":
             return tuple(map(key_of, fields[0]))
         if kind == "FROZENSET":
             return frozenset(map(key_of, fields[0]))
-        if kind == "RANGE":
-            return range(*fields)
-        if kind == "SIZE":
-            return fields[0]
-        if kind == "STRING_SCALAR":
-            return key_of(fields[0])
         if kind == "SCALAR" and fields[1] and fields[0][1] in "biufcSU":
             return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
 
-def range_(start, stop, step):
-    need(all(type(item) is int for item in (start, stop, step)) and step != 0, "range")
-    return start, stop, step
-
-
-def slice_(start, stop, step):
-    return start, stop, step
+def key_of_user(name, state):
+    if name == "complex":
+        return complex(*state[1]) if state[1] == state[1] else object()
+    if name == "range":
+        return range(*state[1])
+    if name == "torch.Size":
+        return tuple(state)
+    return key_of(state) if name.startswith("numpy") else (name, repr(state))
 
 
 def scalar(dtype, data):
@@ -735,41 +714,40 @@ def scalar(dtype, data):
     return dtype, text(dtype, data)
 
 
-def string_scalar(value):
-    need(type(value) in (str, bytes), "string")
-    return (value,)
-
-
-def size(*dims):
-    need(all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in dims), "dims")
-    return (tuple(dims),)
-
-
-def dtype_(name):
-    need(type(name) is str and name in {*SIZES, *QUANTIZED}, "name")
-    return (name,)
-
-
-def device(type_, number):
-    need(type(type_) is str and (number is None or count(number) < 128), "device")
-    return type_, number
-
-
-def user(name, _):
-    raise RefusedError(f"no such type: {name!r:.80}")
+def user(name, state):
+    """A value of one of the types that every reader knows."""
+    is_tuple = type(state) is tuple and state[0] == "TUPLE"
+    parts = state[1] if is_tuple else []
+    types = [type(part) for part in parts]
+    known = {
+        "complex": types == [float, float],
+        "range": types == [int] * 3 and parts[2] != 0,
+        "slice": len(parts) == 3,
+        "torch.Size": type(state) is list
+        and all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in state),
+        "torch.dtype": type(state) is str and state in {*SIZES, *QUANTIZED},
+        "torch.device": types in ([str, int], [str, type(None)])
+        and (parts[1] is None or 0 <= parts[1] < 128),
+        "numpy.str_": type(state) is str,
+        "numpy.bytes_": type(state) is bytes,
+    }
+    need(type(name) is str and name in known, f"no such type: {name!r:.80}")
+    need(known[name], f"state of {name}")
+    return name, state
 
 
 def pickle(_):
     raise RefusedError("a pickle")
 
 
-DOCUMENTS = {"BIG_INT": big_int, "COMPLEX": complex_, "TUPLE": tuple_, "SET": set_}
-DOCUMENTS |= {
+DOCUMENTS = {
+    "BIG_INT": big_int,
+    "TUPLE": tuple_,
+    "SET": set_,
     "FROZENSET": set_,
     "DICT": dict_,
-    "RANGE": range_,
-    "SLICE": slice_,
     "NUMBERS": numbers,
+    "SCALAR": scalar,
+    "USER": user,
+    "PICKLE": pickle,
 }
-DOCUMENTS |= {"SCALAR": scalar, "STRING_SCALAR": string_scalar}
-DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

@@ -23,6 +23,7 @@ from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
+from tests.helpers import message_in
 from tests.wire import corpus_indirect, spec_reader
 from tests.wire.corpus_indirect import batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.forge import (
@@ -324,6 +325,12 @@ def test_small_messages_become_little():
     most = rows_made(50, 400)
     assert sum(map(len, most)) < 1100
     assert decode(most)["c0"].values().nbytes == 20_000
+    f = Forge()
+    index, cells = f.put(bytes(375)), f.put(bytes(250))
+    place = f.put(table(run(1, cells, stored=1, index=index, narrow=1)))
+    frames = f.message(tensor("int64", [3000, 2000], place[0], place[1], 65))
+    assert sum(map(len, frames)) < 1000
+    assert decode(frames).nbytes == 48_000_000
 
 
 def test_the_limit_of_what_is_made():
@@ -461,7 +468,7 @@ def test_tables_and_indices_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
     frames = [bytearray(frame) for frame in corpus_indirect.GOOD["indirect_anywhere"][-1]]
     batch = open_wire(frames)
-    view = batch._message.rows(batch._nodes["a"])
+    view = message_in(batch).rows(batch.column_keys["a"])
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch.leaf("a").values().shape == (5,)

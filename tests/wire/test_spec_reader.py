@@ -53,9 +53,9 @@ def neutral(value):
     if isinstance(value, np.ndarray):
         return neutral_array(value)
     if isinstance(value, np.str_):
-        return ("STRING_SCALAR", str(value))
+        return ("USER", "numpy.str_", str(value))
     if isinstance(value, np.bytes_):
-        return ("STRING_SCALAR", bytes(value))
+        return ("USER", "numpy.bytes_", bytes(value))
     if isinstance(value, np.generic):
         return ("SCALAR", *neutral_array(np.array(value))[1::2])
     return neutral_native(value)
@@ -75,15 +75,15 @@ def neutral_native(value):
         return (kind.__name__.upper(), sorted((neutral(item) for item in value), key=repr))
     if kind in (range, slice):
         parts = (value.start, value.stop, value.step)
-        return (kind.__name__.upper(), *map(neutral, parts))
+        return ("USER", kind.__name__, ("TUPLE", [*map(neutral, parts)]))
     if kind is torch.Size:
-        return ("SIZE", [*value])
+        return ("USER", "torch.Size", [*value])
     if kind is torch.dtype:
-        return ("DTYPE", str(value).removeprefix("torch."))
+        return ("USER", "torch.dtype", str(value).removeprefix("torch."))
     if kind is torch.device:
-        return ("DEVICE", value.type, value.index)
+        return ("USER", "torch.device", ("TUPLE", [value.type, value.index]))
     if kind is complex:
-        return ("COMPLEX", value.real, value.imag)
+        return ("USER", "complex", ("TUPLE", [value.real, value.imag]))
     return value
 
 

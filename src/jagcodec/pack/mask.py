@@ -35,7 +35,7 @@ class Mask(NamedTuple):
     runs: IntArray | None
 
     def rows(self, view: RaggedView) -> RaggedView:
-        """The rows of the mask in a view whose rows begin at cell 0; those with holes are copied."""
+        """The rows of the mask in a view whose rows begin at cell 0. Copies rows with holes."""
         if self.first is None or view.starts is None:  # None: it has no cells
             return view
         if self.runs is None:

@@ -12,6 +12,12 @@ from jagcodec.wire.spec import FEW_KEYS, MAX_EQUAL_HASHES, MAX_NDIM, MOST_PROBES
 INT64_MAX = (1 << 63) - 1
 
 
+def bad(expected: str, found: Any) -> WireFormatError:
+    """The error of parts that do not fit together."""
+    # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
+    return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
+
+
 def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
     """The error to raise."""
     return WireFormatError(reason, path, detail)

@@ -38,7 +38,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import inside
+from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import FramePayload, Payload, is_blob
 from jagcodec.wire.header import read_header
@@ -53,7 +53,7 @@ from jagcodec.wire.message import (
     open_message,
     open_row,
 )
-from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
+from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
@@ -231,7 +231,7 @@ def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
 
 
 def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
-    dtype = numpy_dtype(node.fields[0])
+    dtype = numpy_dtypes.dtype_of(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
     alignment = math.gcd(dtype.alignment, 16)
@@ -565,7 +565,6 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
         zip(node.fields[0], _children(message, node, budget), strict=True)
     ),
     Kind.DICT: _dict,
-    Kind.SLICE: lambda message, node, budget: slice(*_children(message, node, budget)),
     Kind.BYTES: lambda message, node, budget: message.payload.read(
         *message.numbers[node.number : node.number + 3]
     ).tobytes(),

@@ -119,7 +119,7 @@ class Lowering:
             return (Code.USER, name, state)
         return [TAGS[Kind.USER], name, state]
 
-    def _foreign(self, value: Any) -> Tree:
+    def _foreign(self, value: Any, why: str = "") -> Tree:
         """The tree of what `default` makes of a value; or its pickle; or it is refused."""
         if self._default is not None:
             if len(self._path) + self._defaults >= MAX_DEPTH:
@@ -132,7 +132,7 @@ class Lowering:
                 self._defaults -= 1
                 return tree
         if not self._allow_pickle:
-            raise self._refusal(value)
+            raise self._refusal(value, why)
         try:
             data = pickle.dumps(value, protocol=5)
         except Exception as error:  # whatever a __reduce__ raises
@@ -286,11 +286,6 @@ class Lowering:
         self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
         return (Code.BYTES,)
 
-    def _slice(self, value: slice) -> Tree:
-        parts = (value.start, value.stop, value.step)
-        trees, nodes = self._children(("start", "stop", "step"), parts)
-        return (Code.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
-
     # Rows of objects
 
     def _rows(self, payloads: Iterable[Any]) -> None:
@@ -332,8 +327,6 @@ class Lowering:
         return (Code.ARRAY, name, len(shape))
 
     def _scalar(self, value: np.generic) -> Tree:
-        if isinstance(value, (np.str_, np.bytes_)):
-            return [TAGS[Kind.STRING_SCALAR], value.item()]
         if not type(value).__module__.startswith("numpy"):
             raise self._refusal(value)
         name = numpy_dtypes.name_of(value.dtype)
@@ -343,11 +336,9 @@ class Lowering:
 
     def _without_dtype(self, value: Any) -> Tree:
         """An array or a scalar of a dtype that messages do not have."""
-        if self._allow_pickle and self._default is None:
-            return self._foreign(value)
         remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
         why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
-        raise self._refusal(value, why)
+        return self._foreign(value, why)
 
     # torch
 
@@ -614,16 +605,10 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     dict: Lowering._dict,
     tuple: Lowering._tuple,
     bytes: Lowering._bytes,
-    complex: lambda _, v: [TAGS[Kind.COMPLEX], v.real, v.imag],
     set: Lowering._set,
     frozenset: Lowering._set,
-    range: lambda _, v: [TAGS[Kind.RANGE], v.start, v.stop, v.step],
-    slice: Lowering._slice,
     np.ndarray: Lowering._array,
     np.memmap: Lowering._array,
-    torch.Size: lambda _, v: [TAGS[Kind.SIZE], *v],
-    torch.dtype: lambda _, v: [TAGS[Kind.DTYPE], str(v).removeprefix("torch.")],
-    torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
     ColumnDict: Lowering._column_dict,
     **dict.fromkeys(LIST_TYPES, Lowering._list),

@@ -1,4 +1,4 @@
-"""numpy arrays as the wire has them: the name of a dtype, and its cells. See `numpy_itemsize`."""
+"""numpy arrays as the wire has them: the name of a dtype (see `numpy_itemsize`), and its cells."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, array_bytes
 
 
@@ -21,6 +22,22 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     # C has two names for a 64-bit integer, and numpy a type for each; they are one dtype.
     same = known.type is dtype.type or dtype.kind in "iu"
     return dtype.str if known == dtype and same else None
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a checked name.
+
+    Raises:
+        WireFormatError: This numpy has no such dtype.
+    """
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError) as error:
+        raise WireFormatError(
+            "unknown_dtype",
+            "$",
+            f"expected a dtype of numpy {np.__version__}, found {error!s:.200}",
+        ) from error
 
 
 def cell_bytes(array: np.ndarray[Any, Any]) -> ByteArray:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.packed import unpack_plain
+from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
@@ -66,11 +66,7 @@ class Node:
 
 
 class Group(NamedTuple):
-    """A ragged group: rows that columns share.
-
-    From two rows on, their int64 offsets (rows + 1 of them) lie at a place; `min` and `max` say it
-    all of fewer.
-    """
+    """A ragged group: rows that columns share; from two on, their offsets lie at a place."""
 
     buffer: int
     offset: int
@@ -159,7 +155,6 @@ FORMS: dict[Kind, Form] = {
     Kind.LIST: Form.of({}, (), ANY),
     Kind.MAP: Form.of({"keys": _keys}, (), PER_KEY),
     Kind.DICT: Form.of({}, (), ANY),
-    Kind.SLICE: Form.of({}, (), 3),
     Kind.BYTES: Form.of({}, (*_PLACE, "size"), 0),
     Kind.ARRAY: Form.of({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
     Kind.OBJECT_ARRAY: Form.of({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
@@ -212,11 +207,7 @@ class Schema:
     )
 
     def __init__(self, data: bytes) -> None:
-        """Read and check a schema.
-
-        Raises:
-            WireFormatError: It is not one.
-        """
+        """Read and check a schema."""
         self.numbers: int = 0
         self.values: int = 0
         self.nodes: list[Node] = []
@@ -330,33 +321,21 @@ class Places:
         self.made: int = 0  # bytes that narrow cells take once they are made, and documents
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """See that `size` bytes lie at a place, and that all values together fit the payload.
-
-        Nothing lies anywhere, so 0 bytes need no buffer.
-        """
+        """Check that bytes are in a buffer, and that all values fit the payload."""
         if size == 0:
             return
-        if buffer >= len(self.sizes):
-            raise fail(
-                "out_of_bounds",
-                f"expected a buffer below {len(self.sizes)}, found buffer {buffer}",
-                path=path,
-            )
-        if offset + size > self.sizes[buffer]:
-            raise fail(
-                "out_of_bounds",
-                f"expected {size} bytes at {offset} of buffer {buffer}, "
-                f"found a buffer of {self.sizes[buffer]}",
-                path=path,
-            )
         self.left -= size
-        if self.left < 0:
-            raise fail(
-                "out_of_bounds",
-                f"expected values that do not overlap, found more bytes of them than the "
-                f"{self.payload} of the payload",
-                path=path,
-            )
+        if buffer >= len(self.sizes):
+            error = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
+        elif offset + size > self.sizes[buffer]:
+            at = f"{size} bytes at {offset} of buffer {buffer}"
+            error = f"{at}, found a buffer of {self.sizes[buffer]}"
+        elif self.left < 0:
+            found = f"more bytes of them than the {self.payload} of the payload"
+            error = f"values that do not overlap, found {found}"
+        else:
+            return
+        raise fail("out_of_bounds", f"expected {error}", path=path)
 
 
 def check_groups(groups: Sequence[Group], places: Places) -> None:
@@ -379,13 +358,7 @@ _TENSOR, _JAGGED, _TENSORDICT = Kind.TENSOR, Kind.JAGGED, Kind.TENSORDICT
 def check_numbers(
     schema: Schema, numbers: Sequence[int], groups: Sequence[Group], places: Places
 ) -> None:
-    """Check every number of every node: what passed points inside the buffers of its message.
-
-    None of them is negative; that was seen to before.
-
-    Raises:
-        WireFormatError: A place is outside its buffer, or values claim more than there is.
-    """
+    """Check every number of every node, none of them negative: all places are inside buffers."""
     sizes = places.sizes
     for node in schema.nodes:
         kind, i = node.kind, node.number
@@ -520,6 +493,7 @@ def _steps(root: Node, target: Node) -> list[Any] | None:
 
 # --- dtypes ------------------------------------------------------------------------------------
 
+
 _NUMPY_DTYPE = re.compile(
     r"(?P<bool>\|b1)|\|[iu]1|[<>][iu](?:2|4|8)|[<>]f(?:2|4|8)|[<>]c(?:8|16)"
     r"|[<>][mM]8(?:\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
@@ -528,11 +502,7 @@ _NUMPY_DTYPE = re.compile(
 
 
 def stored_size(dtype: str, stored: int, cells: int) -> int:
-    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says.
-
-    Raises:
-        WireFormatError: Cells of this dtype are not stored that way.
-    """
+    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says."""
     itemsize = TORCH_DTYPES[dtype]
     if stored == PLAIN or not cells:
         return cells * itemsize
@@ -546,11 +516,7 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
 
 
 def numpy_itemsize(dtype: Any) -> int:
-    """Bytes per element of a dtype by numpy's own name for it (``<f4``, ``|S8``, ``<M8[ns]``).
-
-    Raises:
-        WireFormatError: It is not the name of a dtype without fields and objects.
-    """
+    """Bytes per element of a dtype by numpy's own name for it (``<f4``, ``|S8``, ``<M8[ns]``)."""
     if type(dtype) is not str or _NUMPY_DTYPE.fullmatch(dtype) is None:
         raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
     digits = re.match(r"\d+", dtype[2:])
@@ -582,11 +548,7 @@ def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
 
 
 def read_schema(data: bytes) -> Schema:
-    """The schema of these bytes, read or looked up.
-
-    Raises:
-        WireFormatError: They are not one.
-    """
+    """The schema of these bytes, read or looked up."""
     known = _known.get(data)
     if known is None:
         known = Schema(data)

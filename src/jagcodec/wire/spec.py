@@ -74,13 +74,10 @@ class Kind(IntEnum):
     SCHEMA = 16
     # Python values
     BIG_INT = 17
-    COMPLEX = 18
     TUPLE = 19
     SET = 20
     FROZENSET = 21
     DICT = 22
-    RANGE = 23
-    SLICE = 24
     BYTES = 25
     LIST = 26
     MAP = 27
@@ -89,16 +86,12 @@ class Kind(IntEnum):
     ARRAY = 32
     OBJECT_ARRAY = 33
     SCALAR = 36
-    STRING_SCALAR = 37
     # torch
     TENSOR = 48
     JAGGED = 49
     STRIDED_NESTED = 50
     SPARSE_COO = 51
     SPARSE_COMPRESSED = 52
-    SIZE = 53
-    DTYPE = 54
-    DEVICE = 55
     TENSOR_VIEWS = 56
     # tensordict
     TENSORDICT = 64
