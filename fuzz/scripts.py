@@ -39,7 +39,10 @@ from jagcodec.wire.schema import FORMS, PER_KEY
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
     COMPRESSED_LAYOUTS,
+    INDIRECT,
     MAGIC,
+    NO_INDEX,
+    ONE_OBJECT,
     STORED_WIDTHS,
     TORCH_DTYPES,
     VERSION,
@@ -181,7 +184,7 @@ def _rollout() -> TensorDict:
 
 
 def _repeats() -> TensorDict:
-    """A batch of which parts are made: rows, prefixes, runs, ramps and columns that repeat."""
+    """A batch that repeats rows, beginnings of rows, cells, positions and columns."""
     prompts = [[1000 + k * k % 77 for k in range(36)]] * 3
     answers = [[9000 + k * k % 31 + i for k in range(20)] for i in range(3)]
     both = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -554,7 +557,7 @@ class Tree:
     def _facts(self, kind: Kind, dims: list[int], dtype: Any, odd: int) -> dict[str, Any]:
         """What the fields and numbers of a node are, by their names."""
         s, form = self.s, FORMS[kind]
-        rank, cells, of_parts = len(dims), max(0, math.prod(dims)), False
+        rank, cells, indirect = len(dims), max(0, math.prod(dims)), False
         lengths: list[int] = []
         if kind is Kind.TENSOR and rank and 0 < cells < 512:
             lengths = [1] * dims[0]
@@ -571,7 +574,7 @@ class Tree:
                 itemsize = TORCH_DTYPES[facts["dtype"]]
                 how = s.byte()
                 facts["stored"] = 0 if how < 192 or how >= 240 else s.pick(_STORED)
-                of_parts = how >= 240
+                indirect = how >= 240
         if kind is Kind.JAGGED:
             dim = facts["ragged_dim"] = 1 + s.byte() % rank
             if odd & 2:
@@ -593,9 +596,9 @@ class Tree:
         if "size" in form.numbers and "group" in form.numbers:
             rows = self._rows if kind is Kind.NON_TENSOR_ROWS else cells
             facts |= self._documents(min(rows, 4), repeat=odd & 12 == 12)
-        elif of_parts and any(lengths) and 0 < cells < 512:
+        elif indirect and any(lengths) and 0 < cells < 512:
             group = facts["group"] if kind is Kind.JAGGED else None
-            table = self.parts(lengths, group, cells // sum(lengths) * itemsize)
+            table = self.table(lengths, group, cells // sum(lengths) * itemsize)
             facts["buffer"], facts["offset"], facts["stored"] = table
         elif "buffer" in form.numbers:
             facts["size"] = cells
@@ -651,16 +654,16 @@ class Tree:
         self.draft.groups.append([*place, len(lengths), *ends])
         return len(self.draft.groups) - 1
 
-    def parts(
+    def table(
         self, lengths: list[int], group: int | None, cell: int, cells: bytes | None = None
     ) -> tuple[int, int, int]:
-        """The place of a table of parts of these rows, and how a column says that it is one.
+        """The place of a table of runs of these rows, and how a column says that it is one.
 
         Args:
             lengths: Of the rows.
-            group: Theirs; None of a tensor, which has one part.
+            group: Theirs; None of a tensor, which has one run.
             cell: Bytes of one cell.
-            cells: What one part is made of; None for whatever the script says.
+            cells: Those of documents, which have one run; None for whatever the script says.
         """
         s, table = self.s, list[int]()
         one = group is None or cells is not None or s.byte() < 128
@@ -668,34 +671,28 @@ class Tree:
         for k in range(count):
             own = left if k == count - 1 else [s.byte() % (n + 1) for n in left]
             left = [n - taken for n, taken in zip(left, own, strict=True)]
-            total, longest = sum(own), max(own)
-            form = s.byte() % 4 if cells is None else 1
-            index: list[int] = []
-            number = total
-            if form == 1:
-                number = longest + s.byte() % 4 if cells is None else len(cells) // cell
-                index = [s.byte() % max(1, number - n + 1) for n in own]
-            elif form == 2:
-                number = 1 if s.byte() < 128 else 2
-                ends = sorted([*(s.byte() % (total + 1) for _ in range(number - 1)), total])
-                index = [b - a for a, b in pairwise([0, *ends])] if s.byte() < 192 else []
-            elif form == 3:
-                number = 1 if s.byte() & 1 else len(own)
+            number = min(sum(own), max(own) + s.byte() % 4)
+            if cells is not None:
+                number = len(cells) // cell
             data = s.take(s.byte() & 15) if cells is None else cells
             place = self.put(data[: number * cell].ljust(number * cell, b"\0"))
-            narrow = s.byte() < 128 and max(index, default=0) < 256
-            at = self.put(bytes(index) if narrow else _words(index))
-            # Groups of equal rows are one, as `encode` has it; of one part, it is the column's.
+            how = s.byte()
+            at, narrow = (NO_INDEX, 0), 0
+            if how < 192 or group is None:
+                index = [s.byte() % max(1, number - n + 1) for n in own]
+                narrow = 17 if how < 128 else 0
+                at = self.put(bytes(index) if narrow else _words(index))
+            # Groups of equal rows are one, as `encode` has it; of one run, it is the column's.
             own_group = (group or 0) if one else self.group(own)
-            numbers = [form, own_group, *place, 0, number, *at, 17 if narrow else 0, len(index)]
-            numbers.append(s.number() if s.byte() & 1 else s.byte() - 128)
+            numbers = [own_group, *place, 0, number, *at, narrow]
             if s.byte() >= 200:
                 numbers[s.byte() % len(numbers)] = s.number(80)
             table += numbers
-        return (*self.put(_words(table)), 64 + count + (s.byte() >= 250))
+        stored = ONE_OBJECT if cells is not None and s.byte() < 128 else INDIRECT + count
+        return (*self.put(_words(table)), stored + (s.byte() >= 250))
 
     def _documents(self, rows: int, *, repeat: bool = False) -> dict[str, int]:
-        """The numbers of rows of documents; some of them are messages, or made of parts."""
+        """The numbers of rows of documents; some of them are messages, or indirect."""
         s, data, ends = self.s, bytearray(), [0]
         for _ in range(rows):
             if self._level < 4 and s.byte() >= 192:
@@ -711,7 +708,7 @@ class Tree:
             # All rows are as long as the first, which they mostly are.
             lengths = [lengths[0]] * len(lengths)
             group = self.group(lengths)
-            buffer, offset, stored = self.parts(lengths, group, 1, bytes(data[: lengths[0]]))
+            buffer, offset, stored = self.table(lengths, group, 1, bytes(data[: lengths[0]]))
             size = sum(lengths)
             place = {"buffer": buffer, "offset": offset, "stored": stored}
             return {**place, "size": size, "group": group}

@@ -135,11 +135,14 @@ ROWS: list[tuple[str, str, list[list[Recipe]]]] = [
         _ROWS,
     ),
     (
-        "rows of columns of parts",
+        "rows of indirect columns",
         "{} of tokens, {} of objects, {} of one object",
-        [[tall(name)] for name in ("parts at, shared", "parts of rows", "parts of one object")],
+        [
+            [tall(name)]
+            for name in ("indirect, shared", "indirect rows", "indirect rows of one object")
+        ],
     ),
-    ("columns of parts", "{}", [[beside("parts at, shared [1]"), beside("parts, several [1]")]]),
+    ("indirect columns", "{}", [[beside("indirect, shared [1]"), beside("indirect, runs [1]")]]),
     (
         "rows of object arrays",
         "{} in one array, {} in arrays that share a ragged group",

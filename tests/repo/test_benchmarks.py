@@ -329,8 +329,8 @@ def test_bytes_are_weighed_with_each_option(tmp_path, capsys):
     asked = ["--turns=1", "--images=2", "--shrink=64", "--only=verl,images,noise,experts"]
     assert saved.main([*asked, "--options=none;narrow;elide;narrow, elide", f"--json={file}"]) == 0
     report = json.loads(file.read_text())
-    kinds = [f"images, {kind}" for kind in ("jagged", "one", "equal", "tensor")]
-    few = ["noise, 512 x 1536", "noise, 8 x 64"]
+    kinds = [f"images, {kind}" for kind in ("jagged", "one", "equal")]
+    few = ["noise, 512 x 1536", "noise, 8 x 64", "noise, wide ids"]
     assert list(report["batches"]) == ["verl", *kinds, *few, "experts"]
     sizes = {
         batch: {option: own["bytes"] for option, own in found["options"].items()}

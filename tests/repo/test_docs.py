@@ -167,26 +167,23 @@ def test_wire_format_lists_every_dtype():
     assert {name: int(size) for name, size in listed} == spec.TORCH_DTYPES
 
 
-def test_wire_format_lists_every_number_of_a_part():
-    assert tuple(words(generated("parts"))) == spec.PART_NUMBERS
-    text = page("docs/wire-format.md")
-    assert f"{len(spec.PART_NUMBERS)} int64" in text
-    assert "`stored` of a TENSOR, a JAGGED of `ragged_dim` 1" in text
-    assert f"{spec.PARTS} + P, P from\n1 to {spec.MOST_PARTS}:" in text
+def test_wire_format_lists_every_number_of_a_run():
+    assert tuple(words(generated("runs"))) == spec.RUN_NUMBERS
+    text = " ".join(page("docs/wire-format.md").split())
+    assert f"a table of K rows of {len(spec.RUN_NUMBERS)} int64" in text
+    assert f"may be {spec.INDIRECT} + K." in text
+    assert f"K is from 1 to {spec.MOST_RUNS} for a JAGGED" in text
+    assert f"may also be stored as {spec.ONE_OBJECT}:" in text
+    assert f"If `index_buffer` is {spec.NO_INDEX}, there is no index" in text
 
 
-def test_wire_format_lists_every_form_of_parts():
-    listed = [(number, name) for number, name, _ in rows_of_table("forms")]
-    assert listed == [(str(int(form)), form.name) for form in spec.PartForm]
-
-
-def test_wire_format_says_how_much_parts_may_take():
+def test_wire_format_says_how_much_indirect_columns_may_take():
     text = " ".join(page("docs/wire-format.md").split())
     default = jagcodec.Limits().expanded
     assert f"at most {spec.EXPANSION} times the bytes of the message" in text
     assert f"NON_TENSOR_ROWS, {spec.DOCUMENT_COST} times their bytes." in text
     assert f"a {spec.DOCUMENT_COST}th of what the reader allows besides" in text
-    assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes;" in text
+    assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes)." in text
     assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")
 
 

@@ -10,9 +10,9 @@ import tracemalloc
 import pytest
 
 from jagcodec import WireFormatError, decode
+from jagcodec.wire import indirect
 from jagcodec.wire import message as message_module
-from jagcodec.wire import parts
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import INDIRECT, NO_INDEX, ONE_OBJECT, Kind
 from tests.helpers import ROOT
 
 FUZZ = ROOT / "fuzz"
@@ -78,21 +78,21 @@ def test_every_seed_is_a_message(target):
     assert refused == ["pickle_refused"]
 
 
-def test_scripts_make_columns_of_parts(target, monkeypatch):
-    """Of every kind and form, and most of them sound; seeds have some too."""
+def test_scripts_make_indirect_columns(target, monkeypatch):
+    """Of every kind, with and without an index, and most of them sound; seeds have some too."""
     scripts = sys.modules["scripts"]
     made = []
-    original = parts.view_of_parts
+    original = indirect.view_of_runs
 
     def counted(source, leaf, rows):
-        kind = leaf.group is None, leaf.place.name == "uint8"
-        made.extend((*kind, part.form) for part in source.parts(leaf))
+        runs = indirect.runs_at(source, leaf)
+        made.extend((leaf.group is None, run.index_buffer == NO_INDEX) for run in runs)
         return original(source, leaf, rows)
 
-    monkeypatch.setattr(message_module, "view_of_parts", counted)
+    monkeypatch.setattr(message_module, "view_of_runs", counted)
     for seed in target.SEEDS[-4:]:
         decode(seed.frames)
-    assert {form for _, _, form in made} == {0, 1, 2, 3}
+    assert set(made) == {(True, False), (False, False), (False, True)}
     made.clear()
     rng = random.Random(0)
     read = drawn = 0
@@ -100,15 +100,15 @@ def test_scripts_make_columns_of_parts(target, monkeypatch):
         tree = scripts.Tree(target.Script(rng.randbytes(60)))
         kind = rng.choice(["TENSOR", "JAGGED", "NON_TENSOR_ROWS"])
         tree.draft.root = tree.node(Kind[kind], 0)
-        if any(number in range(65, 69) for number in tree.draft.root.numbers[2:3]):
+        stored = (*range(INDIRECT + 1, INDIRECT + 5), ONE_OBJECT)
+        if any(number in stored for number in tree.draft.root.numbers[2:3]):
             drawn += 1
             try:
                 target.decode(tree.draft.frames())
                 read += 1
             except WireFormatError:
                 pass
-    assert {0, 1, 2, 3} <= {form for _, _, form in made}
-    assert {dense for dense, _, _ in made} == {True, False}
+    assert {(True, False), (False, False), (False, True)} <= set(made)
     assert drawn > 100
     assert read > drawn / 8, (read, drawn)
 

@@ -82,15 +82,14 @@ def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytear
 
 
 def options_are_spelled_out(blob: bytearray) -> None:
-    jagcodec.encode(columns, narrow=True, elide=True, groups=["a", "a", "b"], compress="zstd")
-    jagcodec.encode(columns, compress=("zstd", 3), groups=torch.arange(3))
+    jagcodec.encode(columns, narrow=True, elide=True, compress="zstd")
+    jagcodec.encode(columns, compress=("zstd", 3))
     jagcodec.encode_into(columns, blob, narrow=["ids"], meta={"step": 3})
     jagcodec.decode(blob, copy=True, device="cpu", limits=jagcodec.Limits())
 
     jagcodec.encode(columns, narow=True)  # type: ignore[call-arg]
     jagcodec.encode(columns, compress="gzip")  # type: ignore[arg-type]
     jagcodec.encode(columns, compress=True)  # type: ignore[arg-type]
-    jagcodec.encode(columns, groups=3)  # type: ignore[arg-type]
     jagcodec.encode_into(columns, blob, narow=True)  # type: ignore[call-arg]
     jagcodec.encode_into(columns, blob, checksum="yes")  # type: ignore[arg-type]
     jagcodec.encoded_size(columns, elided=True)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ language.
 
 import msgpack
 
-from tests.wire import corpus_parts
+from tests.wire import corpus_indirect
 from tests.wire.forge import (
     Part,
     Rows,
@@ -373,7 +373,7 @@ GOOD = {
         of_sevens(RUN, values=[{"step": 3}]),
     ),
     "compressed_much": ("a MiB in a few bytes", bomb(1 << 20)),
-    **corpus_parts.GOOD,
+    **corpus_indirect.GOOD,
 }
 
 
@@ -1279,8 +1279,8 @@ BAD = {
         "9 stacks of non-tensors in each other",
         message(stacks_inside(9, "NON_TENSOR_STACK")),
     ),
-    # columns of parts
-    **corpus_parts.BAD,
+    # indirect columns
+    **corpus_indirect.BAD,
 }
 
 MAY_ACCEPT = {

@@ -98,22 +98,17 @@ def struct_of(size, *fields, aligned=False):
     return ["struct", size, aligned, [list(field) for field in fields]]
 
 
-# --- columns of parts --------------------------------------------------------------------------
-
-FORMS = ("IN_ORDER", "AT", "REPEATED", "RAMP")
+# --- indirect columns --------------------------------------------------------------------------
 
 
-def part(
-    form=0, cells=0, place=(0, 0), *, group=0, stored=0, index=(0, 0), narrow=0, indices=0, step=0
-):
-    """The numbers of a part; `index` is the place of its numbers, `narrow` how they are stored."""
-    form = FORMS.index(form) if isinstance(form, str) else form
-    return [form, group, *place, stored, cells, *index, narrow, indices, step]
+def run(cells=0, place=(0, 0), *, group=0, stored=0, index=None, narrow=0):
+    """The numbers of a run; `index` is the place of its index, `narrow` how that is stored."""
+    return [group, *place, stored, cells, *(index or (-1, 0)), narrow]
 
 
-def table(*parts):
-    """The bytes of a table of parts."""
-    return int64s(*(number for numbers in parts for number in numbers))
+def table(*runs):
+    """The bytes of the table of an indirect column."""
+    return int64s(*(number for numbers in runs for number in numbers))
 
 
 # --- headers and messages ----------------------------------------------------------------------

@@ -23,10 +23,10 @@ from tests.wire.forge import (
     message,
     node,
     packed,
-    part,
     record,
     row_message,
     rows_of,
+    run,
     struct_of,
     table,
     tensordict,
@@ -289,33 +289,27 @@ def _message_rows(f: Forge, i: int, rows: int) -> Part:
     return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, f.group(lengths), len(data)])
 
 
-# Columns of parts
+# Indirect columns
 
 
-def _table(f: Forge, *parts: list[int]) -> list[int]:
+def _table(f: Forge, *runs: list[int]) -> list[int]:
     """The place of a table, and how a column says that it is one."""
-    return [*f.put(table(*parts)), 64 + len(parts)]
+    return [*f.put(table(*runs)), 64 + len(runs)]
 
 
-def _made(form: str, *, own: bool) -> Column:
-    """Rows of one cell, or two, of one part, in a group and cells of their own or shared ones."""
+def _indirect(*, own: bool, index: bool = True) -> Column:
+    """Rows of one cell, or two, of one run, in a group and cells of their own or shared ones."""
 
     def make(f: Forge, i: int, rows: int) -> Part:
         lengths = _own_lengths(i, rows) if own else [1] * rows
         group = f.group(lengths) if own else f.shared_group(lengths)
-        cells = {"IN_ORDER": sum(lengths), "AT": min(2, sum(lengths))}.get(form, 1)
-        count = {"AT": rows, "REPEATED": 1}.get(form, 0)
+        cells = min(2, sum(lengths))
 
         def put() -> tuple[Any, Any]:
-            counts = int64s(sum(lengths)) if form == "REPEATED" else bytes((rows + 7) // 8)
-            return f.put(bytes(8 * cells)), f.put(counts)
+            return f.put(bytes(8 * cells)), f.put(bytes((rows + 7) // 8)) if index else None
 
-        place, index = put() if own else f.once(("cells", form, rows), put)
-        narrow = 1 if form == "AT" else 0
-        numbers = part(
-            *(form, cells, place),
-            **{"group": group, "index": index, "narrow": narrow, "indices": count, "step": 3},
-        )
+        place, at = put() if own else f.once(("cells", index, rows), put)
+        numbers = run(cells, place, group=group, index=at, narrow=1)
         column = [*_table(f, numbers), group, sum(lengths)]
         return node("JAGGED", "int64", 1, 1, numbers=column)
 
@@ -325,45 +319,44 @@ def _made(form: str, *, own: bool) -> Column:
 def _one_table(f: Forge, i: int, rows: int) -> Part:
     """Columns over one table, each with as many bytes that nothing else names."""
     group = f.shared_group([1] * rows)
-    place = f.once(("table", rows), lambda: _table(f, part("REPEATED", 1, group=group)))
-    f.put(bytes(88))
+    cells = min(rows, 1)
+    place = f.once(("table", rows), lambda: _table(f, run(cells, f.put(b"\7"), group=group)))
+    f.put(bytes(64))
     return node("JAGGED", "uint8", 1, 1, numbers=[*place, group, rows])
 
 
-def _several_parts(f: Forge, i: int, rows: int) -> Part:
-    """A prefix, cells in order and a run."""
+def _several_runs(f: Forge, i: int, rows: int) -> Part:
+    """A prefix, other cells, and none."""
     ones, none = f.shared_group([1] * rows), f.shared_group([0] * rows)
     place = f.put(bytes(rows))
     numbers = _table(
         f,
-        part("AT", 1, place, group=ones, index=place, narrow=1, indices=rows),
-        part("IN_ORDER", rows, place, group=ones),
-        part("REPEATED", 0, group=none),
+        run(min(rows, 1), place, group=ones, index=place, narrow=1),
+        run(rows, place, group=ones),
+        run(group=none),
     )
     group = f.shared_group([2] * rows)
     return node("JAGGED", "uint8", 1, 1, numbers=[*numbers, group, 2 * rows])
 
 
-def _tensor_of_parts(f: Forge, i: int, rows: int) -> Part:
+def _indirect_tensor(f: Forge, i: int, rows: int) -> Part:
     # Of cells so large that few of them are looked at when they are written again, too.
     place = f.put(bytes(128 + rows))
-    numbers = part("AT", min(rows, 1), place, index=place, narrow=1, indices=rows)
+    numbers = run(min(rows, 1), place, index=place, narrow=1)
     return node("TENSOR", "int64", 2, numbers=[*_table(f, numbers), rows, 16])
 
 
-def _rows_of_parts(*, one: bool) -> Column:
+def _indirect_rows(*, one: bool) -> Column:
     """Rows that are one document, as one object or as several."""
 
     def make(f: Forge, i: int, rows: int) -> Part:
         document = packed([[], i % 100, "x"])
         group = f.shared_group([len(document)] * rows)
         place, index = f.put(document), f.put(bytes((rows + 7) // 8))
-        numbers = part(
-            *("AT", len(document) if rows else 0, place),
-            **{"group": group, "index": index, "narrow": 1, "indices": rows, "step": int(one)},
-        )
-        own = [*_table(f, numbers), group, len(document) * rows]
-        return node("NON_TENSOR_ROWS", numbers=own)
+        cells = len(document) if rows else 0
+        own = _table(f, run(cells, place, group=group, index=index, narrow=1))
+        own[2] = 129 if one else own[2]
+        return node("NON_TENSOR_ROWS", numbers=[*own, group, len(document) * rows])
 
     return make
 
@@ -417,17 +410,14 @@ COLUMNS: dict[str, Column] = {
     "rows with marks": _rows(lambda row: -57, shared=True),  # d0 c7: like an extension
     "rows of messages": _message_rows,
     "payload stack": _payload_stack,
-    "parts in order": _made("IN_ORDER", own=True),
-    "parts at": _made("AT", own=True),
-    "parts at, shared": _made("AT", own=False),
-    "parts repeated": _made("REPEATED", own=True),
-    "parts ramp": _made("RAMP", own=True),
-    "parts ramp, shared": _made("RAMP", own=False),
-    "parts, one table": _one_table,
-    "parts, several": _several_parts,
-    "parts of a tensor": _tensor_of_parts,
-    "parts of rows": _rows_of_parts(one=False),
-    "parts of one object": _rows_of_parts(one=True),
+    "indirect": _indirect(own=True),
+    "indirect, shared": _indirect(own=False),
+    "indirect, at first": _indirect(own=True, index=False),
+    "indirect, one table": _one_table,
+    "indirect, runs": _several_runs,
+    "indirect tensor": _indirect_tensor,
+    "indirect rows": _indirect_rows(one=False),
+    "indirect rows of one object": _indirect_rows(one=True),
 }
 
 

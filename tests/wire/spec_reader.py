@@ -17,7 +17,6 @@ import numpy as np
 import zstandard
 
 LIMIT = 1 << 63
-LIMIT_ROWS = 1 << 24
 MAGIC = b"jagcodec"
 
 SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
@@ -247,13 +246,13 @@ class Header:
 class Reader:
     """One message being read."""
 
-    def __init__(self, header, frames, depth=0, *, in_row=False, repeated=False):
+    def __init__(self, header, frames, depth=0, *, in_row=False):
         check_frames(header, frames)
         need(not (in_row and header.compressed), "compressed in a row")
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
         self.counted(self.payload)
         self.buffers = list(map(zstd, frames, header.sizes))
-        self.spare, self.repeated, self.made = 0 if in_row else 1024, repeated, 0
+        self.spare, self.made = 0 if in_row else 1024, 0
         self.depth, self.stacks, self.object_cells = depth, 0, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored = self.payload, []
@@ -348,26 +347,24 @@ class Reader:
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
         self.counted(16 * size)
-        of_parts = size > 0 and 64 < stored <= 72
-        if of_parts:
+        if size > 0 and stored in (65, 129):
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
-            place = (buffer, offset, stored - 64)
-            data = self.parts(*place, "uint8", 1, lengths, group, objects=True)
+            place = (buffer, offset, 1)
+            data = self.indirect(*place, "uint8", 1, lengths, group, one_object=stored == 129)
         else:
             need(stored == 0 or not size, "documents are stored as they are")
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
-        bounds = itertools.pairwise(offsets)
-        return [self.row(data[start:end], of_parts or self.repeated) for start, end in bounds]
+        return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
-    def row(self, data, repeated):
+    def row(self, data):
         if len(data) < 2 or data[0] not in (0, MAGIC[0]):
             return document(unpack(data))
         blob = data.lstrip(b"\0")
         need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
         header, frames, end = split(blob)
         need(end == len(blob), "bytes behind the message")
-        return Reader(header, frames, self.depth, in_row=True, repeated=repeated).value
+        return Reader(header, frames, self.depth, in_row=True).value
 
     def object_array(self, dims, **place):
         items = self.documents(**place)
@@ -401,10 +398,10 @@ class Reader:
         cells = math.prod(dims)
         self.stored.append(stored)  # for the sparse tensor, whose indices are not narrow
         if cells and 64 < stored <= 72:
-            need(dims and stored == 65, "parts of a tensor")
-            rows = [1] * dims[0] if dims[0] <= LIMIT_ROWS else []
-            need(rows, "more rows than this reader takes")
-            return dtype, dims, self.parts(buffer, offset, 1, dtype, cells // dims[0], rows)
+            need(dims and stored == 65, "an indirect tensor")
+            need(dims[0] <= 8 * self.payload, "more rows than the payload has bits")
+            rows = [1] * dims[0]
+            return dtype, dims, self.indirect(buffer, offset, 1, dtype, cells // dims[0], rows)
         self.counted(cells * SIZES[dtype] if stored else 0)
         data = self.cells(buffer, offset, stored_size(dtype, stored, cells))
         return dtype, dims, widened(dtype, stored, cells, data)
@@ -412,76 +409,54 @@ class Reader:
     def jagged(self, dtype, ragged_dim, group, dims, buffer, offset, stored):
         offsets = None
         if math.prod(dims) and 64 < stored <= 72:
-            need(ragged_dim == 1, "parts of another ragged dim")
+            need(ragged_dim == 1, "indirect rows of another ragged dim")
             offsets = self.offsets(group, dims[0])
             cell = math.prod(dims[1:])
-            data = self.parts(
-                *(buffer, offset, stored - 64, dtype, cell, lengths_of(offsets), group)
-            )
+            place = (buffer, offset, stored - 64)
+            data = self.indirect(*place, dtype, cell, lengths_of(offsets), group)
         else:
             dtype, dims, data = self.tensor(dtype, buffer, offset, stored, dims)
             offsets = self.offsets(group, dims[ragged_dim - 1])
         return dtype, dims, ragged_dim, rows_of(dtype, dims, data, offsets, ragged_dim - 1)
 
-    def parts(self, buffer, offset, count, dtype, cell, lengths, group=None, objects=False):
-        """The cells of rows of these lengths that are made of parts."""
+    def indirect(self, buffer, offset, count, dtype, cell, lengths, group=None, one_object=None):
+        """The cells of rows of these lengths that lie elsewhere; of documents, whether rows that
+        begin at one byte are `one_object`.
+        """
+        need(self.spare, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
         self.expanded += total * step + 8 * len(lengths) * count
-        spare, most = (1 << 30) if self.spare else 0, 64 * self.header.total
-        need(self.expanded <= most + spare and not self.repeated, "too much")
-        table = self.integers(buffer, offset, 11 * count)
+        most = 64 * self.header.total
+        need(self.expanded <= most + (1 << 30), "too much")
+        table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
-        for form, own, *numbers in zip(*[iter(table)] * 11, strict=True):
-            *place, cells, index_at, index_offset, index_stored, indices, rise = numbers
+        for own, *place, cells, index_at, index_offset, index_stored in zip(
+            *[iter(table)] * 8, strict=True
+        ):
             mine = lengths
             if group is not None:
                 need(0 <= own < len(self.header.groups), "group")
-                need(count > 1 or own == group, "group of the only part")
+                need(count > 1 or own == group, "group of the only run")
                 mine = lengths_of(self.offsets(own))
-                need(len(mine) == len(lengths), "rows of a part")
-            whole = sum(mine)
-            highest = {1: sum(lengths), 3: max(len(mine), 1)}.get(form, whole)
-            need(0 <= cells <= highest, "cells")
-            at, start, kept = place
-            data = self.shared(at, start, kept, dtype, cells * cell)
-            wanted = {0: 0, 1: len(mine), 2: cells, 3: 0}.get(form)
-            need(indices == wanted or (form, cells, indices) == (2, 1, 0), "indices")
-            index = np.frombuffer(
-                self.shared(index_at, index_offset, index_stored, "int64", indices), "<i8"
-            ).tolist()
-            starts = [end - n for end, n in zip(itertools.accumulate(mine), mine, strict=True)]
-            if form == 0:
-                need(cells == whole, "in order")
-            elif form == 1:
-                need(all(0 <= a <= cells - n for a, n in zip(index, mine, strict=True)), "at")
-                starts = index
-                distinct = {*zip(index, mine, strict=True)}
-                if objects and count == 1 and rise:
-                    need(len(distinct) == len({*index}), "one object")
-                    self.made += sum(n for _, n in distinct) - total
-            elif form == 2:
-                index = index if indices else [whole] * cells
-                need(min(index, default=0) >= 0 and sum(index) == whole, "counts")
-                pieces = [data[i * step : (i + 1) * step] * n for i, n in enumerate(index)]
-                data = b"".join(pieces)
+                need(len(mine) == len(lengths), "rows of a run")
+            need(0 <= cells <= sum(mine), "cells")
+            data = self.shared(*place, dtype, cells * cell)
+            starts = [0] * len(mine)
+            if index_at == -1:
+                need(group is not None, "a tensor without an index")
             else:
-                need(form == 3 and dtype in INTEGERS and dtype != "bool" and cell == 1, "ramp")
-                need(cells in (1, len(mine)), "first cells")
-                first = [data[i : i + step] for i in range(0, len(data), step)]
-                first = [int.from_bytes(item, "little") for item in first]
-                first = first * len(mine) if cells == 1 else first
-                wrap = 1 << 8 * step
-                data = b"".join(
-                    ((a + k * rise) % wrap).to_bytes(step, "little")
-                    for a, n in zip(first, mine, strict=True)
-                    for k in range(n)
-                )
+                at = index_at, index_offset, index_stored
+                starts = np.frombuffer(self.shared(*at, "int64", len(mine)), "<i8").tolist()
+            need(all(0 <= a <= cells - n for a, n in zip(starts, mine, strict=True)), "rows")
+            if one_object is not None:
+                distinct = {*zip(starts, mine, strict=True)}
+                need(not one_object or len(distinct) == len({*starts}), "one object")
+                self.made += sum(n for _, n in distinct) if one_object else total
             for i, (a, n) in enumerate(zip(starts, mine, strict=True)):
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
-        need(ends == lengths, "parts of other rows")
-        self.made += total if objects else 0
-        need(self.made <= most + spare // 16, "too many documents")
+        need(ends == lengths, "runs of other rows")
+        need(self.made <= most + (1 << 26), "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):

@@ -16,8 +16,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks.costs import functions_entered
 from jagcodec import (
-    ArgumentError,
-    ArgumentTypeError,
     Limits,
     WireFormatError,
     decode,
@@ -33,9 +31,9 @@ from jagcodec import (
 from jagcodec.batch.joined import readable
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.testing import assert_same, tensordicts, trees
-from jagcodec.wire import cell_columns, elision, rows_alike
-from jagcodec.wire.cell_columns import Cells, Column
-from jagcodec.wire.spec import PARTS, PartForm
+from jagcodec.wire import elide as eliding
+from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.spec import NO_INDEX
 from tests.wire.test_spec_reader import assert_reads
 
 
@@ -49,23 +47,26 @@ def nested(rows, dtype=torch.int64):
 
 
 def look_eagerly(patch):
-    patch.setattr(elision, "_FEWEST", 1)
-    patch.setattr(cell_columns, "SLACK", -(1 << 20))
+    patch.setattr(eliding, "FEWEST", 1)
+    patch.setattr(eliding, "SLACK", -(1 << 20))
 
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Whatever is found is sent as parts, whether it pays or not."""
+    """Whatever is found is sent once, whether it pays or not."""
     look_eagerly(monkeypatch)
 
 
-def forms_of(frames, name):
-    """The forms of the parts of a column; None of one that is sent as it is."""
+def runs_of(frames, name):
+    """Of each run of a column whether its rows begin "anywhere" or all at the "first" cell; None
+    of a column that is sent as it is.
+    """
     batch = open_wire(frames)
-    node, message = batch._nodes[name], batch._message
-    if message.numbers[node.number + 2] <= PARTS:
+    leaf = batch._message.leaf(batch._nodes[name])
+    if not leaf.runs:
         return None
-    return [PartForm(part.form).name for part in message.parts(message.leaf(node))]
+    runs = runs_at(batch._message, leaf)
+    return ["first" if run.index_buffer == NO_INDEX else "anywhere" for run in runs]
 
 
 # --- what is found -----------------------------------------------------------------------------
@@ -97,17 +98,17 @@ def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
     return TensorDict(columns, batch_size=[len(asked)])
 
 
-FORMS = {
-    "prompts": ["AT"],
+RUNS = {
+    "prompts": ["anywhere"],
     "responses": None,
-    "input_ids": ["AT", "IN_ORDER"],
-    "attention_mask": ["REPEATED"],
-    "position_ids": ["RAMP"],
-    "response_mask": ["REPEATED"],
-    "loss_mask": ["REPEATED"],
-    "advantages": ["REPEATED"],
+    "input_ids": ["anywhere", "anywhere"],
+    "attention_mask": ["first"],
+    "position_ids": ["first"],
+    "response_mask": ["first"],
+    "loss_mask": ["first"],
+    "advantages": ["anywhere", "anywhere"],
     "logprobs": None,
-    "rewards": ["REPEATED"],
+    "rewards": ["first"],
 }
 
 
@@ -115,22 +116,22 @@ FORMS = {
 def test_a_batch_of_rollouts_is_sent_once(narrow):
     td = rollouts()
     frames = encode(td, narrow=narrow, elide=True)
-    assert {name: forms_of(frames, name) for name in FORMS} == FORMS
+    assert {name: runs_of(frames, name) for name in RUNS} == RUNS
     assert_same(decode(frames), td)
     news = td["responses"].values().numel() + td["prompts"].values().numel() // 4
-    floor = news * (2 if narrow else 8) + td["logprobs"].values().nbytes
+    floor = news * (2 if narrow else 8) + 2 * td["logprobs"].values().nbytes
     assert size(frames) < floor + 12_000
     assert_reads([bytes(memoryview(frame)) for frame in frames], td)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
-def test_integers_of_every_width_rise_and_repeat(dtype, eager):
-    rows = [np.arange(start, start + 3 * n, 3) for start, n in ((0, 20), (5, 1), (100, 9), (7, 0))]
+def test_positions_of_every_width_are_those_of_the_longest_row(dtype, eager):
+    rows = [np.arange(0, 3 * n, 3) for n in (20, 1, 9, 0)]
     falling = nested([200 - row for row in rows], dtype)
     td = TensorDict({"up": nested(rows, dtype), "down": falling}, batch_size=[4])
     for narrow in (False, True):
         frames = encode(td, narrow=narrow, elide=True)
-        assert (forms_of(frames, "up"), forms_of(frames, "down")) == (["RAMP"], ["RAMP"])
+        assert (runs_of(frames, "up"), runs_of(frames, "down")) == (["first"], ["first"])
         assert_same(decode(frames), td)
         assert_reads([bytes(memoryview(frame)) for frame in frames], td)
 
@@ -148,21 +149,13 @@ def test_rows_of_one_prompt_share_what_they_begin_with(systems):
     order = rng.permutation(60)
     td = TensorDict({"ids": nested([rows[i] for i in order])}, batch_size=[60])
     frames = encode(td, elide=True)
-    assert forms_of(frames, "ids") == ["AT", "AT", "IN_ORDER"]
+    assert runs_of(frames, "ids") == ["anywhere", "anywhere"]
     assert_same(decode(frames), td)
     assert_reads([bytes(memoryview(frame)) for frame in frames], td)
-    # The system prompts, fifteen questions, and sixty answers.
-    assert size(frames) < 8 * (systems * 100 + 15 * 150 + 60 * 30) + 5000
+    # Fifteen questions, each with its system prompt, and sixty answers.
+    assert size(frames) < 8 * (15 * 250 + 60 * 30) + 4000
     chosen = open_wire(frames).rows([7, 2, 7])
     assert_same(chosen.to_tensordict(), select_rows(td, [7, 2, 7]))
-    # Compared with the first of its group only, a row begins like that one.
-    for groups in ([f"prompt {i // 4}" for i in order], torch.as_tensor(order) // 4):
-        frames = encode(td, elide=True, groups=groups)
-        assert forms_of(frames, "ids") == ["AT", "IN_ORDER"]
-        assert_same(decode(frames), td)
-        assert size(frames) < 8 * (15 * 250 + 60 * 30) + 4000
-    frames = encode(td, elide=True, groups=range(60))
-    assert forms_of(frames, "ids") is None
 
 
 def test_steps_of_an_agent_are_sent_with_the_last_one():
@@ -175,7 +168,7 @@ def test_steps_of_an_agent_are_sent_with_the_last_one():
     td = TensorDict({"ids": nested(rows)}, batch_size=[20])
     frames = encode(td, elide=True)
     assert_same(decode(frames), td)
-    assert size(frames) < 8 * (200 + 4 * 250) + 2000
+    assert size(frames) < 8 * 4 * 450 + 2000
 
 
 @settings(max_examples=300)
@@ -184,34 +177,30 @@ def test_steps_of_an_agent_are_sent_with_the_last_one():
         st.lists(st.sampled_from([b"", b"a", b"ab" * 20, b"cd" * 70]), max_size=4), max_size=20
     )
 )
-def test_what_rows_begin_with_is_kept_by_the_row_they_are_looked_up_in(made):
+def test_rows_begin_like_rows_that_begin_like_no_other(made):
     rows = [b"".join(row) for row in made]
     data = np.frombuffer(b"".join(rows), np.uint8)
     splits = RowSplits.from_lengths(np.array(list(map(len, rows)), dtype=np.int64))
     if not splits.total:
         return
-    column = Column(Cells(data), 1, splits, False)
-    found = rows_alike.beginnings(column, rows_alike.looked_at(splits))
-    if found is None:
-        return
-    numbers = (part.tolist() for part in found)
-    for row, outer, behind_outer, inner, behind_inner in zip(rows, *numbers, strict=True):
-        assert 0 <= behind_outer <= behind_inner <= len(row)
-        # Both begin like the row, and have sent these cells of it with themselves.
-        assert rows[outer][:behind_outer] == row[:behind_outer]
-        assert rows[inner][:behind_inner] == row[:behind_inner]
-        if behind_outer:
-            assert found.behind_inner[outer] == 0
-        if behind_inner > behind_outer:
-            assert found.behind_inner[inner] == found.behind_outer[inner] == behind_outer
+    like, shared = (numbers.tolist() for numbers in eliding._beginnings(data, splits, 1))
+    for row, other, cells in zip(rows, like, shared, strict=True):
+        assert 0 <= cells <= len(row)
+        assert rows[other][:cells] == row[:cells]
+        assert shared[other] == 0
+    for row, other, cells in zip(rows, like, shared, strict=True):
+        if len(row) >= 20 and rows.count(row) > 1:  # one of them is kept, or all begin like one
+            assert cells >= 20 or rows[other] == row
 
 
-def test_a_column_ends_with_the_answers_or_begins_with_the_prompts():
-    td = rollouts()
-    for name, forms in (("responses", ["AT", "IN_ORDER"]), ("prompts", ["AT", "IN_ORDER"])):
-        frames = encode(td.select("input_ids", name), elide=True)
-        assert forms_of(frames, "input_ids") == forms
-        assert_same(decode(frames), td.select("input_ids", name))
+def test_the_head_and_the_tail_are_columns_of_their_own():
+    td = rollouts().select("input_ids", "prompts", "responses")
+    td = td.select("responses", "input_ids", "prompts")
+    frames = encode(td, elide=True)
+    assert runs_of(frames, "input_ids") == ["anywhere", "anywhere"]
+    assert_same(decode(frames), td)
+    both, parts = size(encode(td, elide=True)), size(encode(td.exclude("input_ids"), elide=True))
+    assert both < parts + 1000
 
 
 def test_columns_of_one_memory_are_sent_once_and_come_back_apart():
@@ -258,15 +247,10 @@ def payloads(kind):
     if kind == "one object":
         rows = [{"pixels": image, "grid": [1, 2]} for image in images]
         return [row for row in rows for _ in range(2)], images
-    if kind == "equal objects":
-        return [
-            {"pixels": image.clone(), "grid": [1, 2]} for image in images for _ in (0, 1)
-        ], images
-    rows = [{"pixels": images[i // 2], "grid": [1, 2], "id": i} for i in range(8)]
-    return rows, images
+    return [{"pixels": image.clone(), "grid": [1, 2]} for image in images for _ in (0, 1)], images
 
 
-@pytest.mark.parametrize("kind", ["one object", "equal objects", "one tensor"])
+@pytest.mark.parametrize("kind", ["one object", "equal objects"])
 def test_payloads_that_occur_more_than_once_are_sent_once(kind):
     rows, images = payloads(kind)
     stack = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[8])
@@ -355,7 +339,7 @@ def test_of_chosen_rows_nothing_else_is_fetched(narrow):
     assert fetched(range(512), "input_ids") < whole
 
 
-@pytest.mark.parametrize("kind", ["one object", "equal objects", "one tensor"])
+@pytest.mark.parametrize("kind", ["one object", "equal objects"])
 def test_of_chosen_payloads_nothing_else_is_fetched(kind):
     rows, images = payloads(kind)
     td = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[8])
@@ -390,8 +374,8 @@ def test_messages_that_share_are_joined_as_they_are(options):
         ours, theirs = (readable(m, "test").rows(chosen) for m in (messages, plain))
         assert_same(ours.to_tensordict(), theirs.to_tensordict())
         assert_same(decode(ours.to_frames()), theirs.to_tensordict())
-        assert [ours.row_lengths(name).tolist() for name in FORMS] == [
-            theirs.row_lengths(name).tolist() for name in FORMS
+        assert [ours.row_lengths(name).tolist() for name in RUNS] == [
+            theirs.row_lengths(name).tolist() for name in RUNS
         ]
 
 
@@ -426,7 +410,7 @@ def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
     rng = random.Random(seed)
     patch = pytest.MonkeyPatch()
     look_eagerly(patch)
-    patch.setattr(rows_alike, "_HEAD", 16)
+    patch.setattr(eliding, "_HEAD", 16)
     dtype = rng.choice([torch.int64, torch.int16, torch.bool, torch.float32, torch.uint8])
     rows = rng.randrange(1, 13)
     base = [[rng.randrange(2) for _ in range(rng.randrange(5))] for _ in range(3)]
@@ -443,8 +427,7 @@ def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
     names = rng.sample(list(columns), rng.randrange(1, 7))
     td = TensorDict({n: nested(columns[n], dtype) for n in names}, batch_size=[rows])
     try:
-        groups = rng.choice([None, [rng.randrange(2) for _ in range(rows)]])
-        frames = encode(td, narrow=narrow, elide=True, groups=groups)
+        frames = encode(td, narrow=narrow, elide=True)
     finally:
         patch.undo()
     assert_same(decode(frames), td)
@@ -465,50 +448,39 @@ def test_every_encoder_takes_it():
     lengths = torch.tensor([100, 300])
     fields = {"ids": torch.ones(2, 300, dtype=torch.int64)}
     frames = encode_fields(fields, lengths=lengths, elide=True)
-    assert forms_of(frames, "ids") == ["REPEATED"]
+    assert runs_of(frames, "ids") == ["first"]
     td = decode(frames)
     memory = bytearray(encoded_size(td, elide=True))
     assert encode_into(td, memory, elide=True) == len(memory)
     assert bytes(memory) == bytes(to_blob(frames))
 
 
-def test_groups_are_one_hashable_value_per_row():
-    td = rollouts()
-    with pytest.raises(ArgumentTypeError) as caught:
-        encode(td, elide=True, groups=[[0]] * 24)  # type: ignore[list-item]
-    assert caught.value.path == "groups"
-    with pytest.raises(ArgumentError) as other:
-        encode(td, elide=True, groups=range(23))
-    assert other.value.reason == "row_mismatch"
-    with pytest.raises(ArgumentError) as unused:
-        encode(td, groups=range(24))
-    assert unused.value.reason == "bad_option"
+def constant(rows, each):
+    """Rows of one cell, again and again."""
+    values = torch.zeros(rows * each, dtype=torch.int64)
+    offsets = torch.arange(0, rows * each + 1, each)
+    column = torch.nested.nested_tensor_from_jagged(values, offsets)
+    return TensorDict({"zeros": column}, batch_size=[rows])
 
 
 def test_what_a_small_message_may_become_is_bounded():
-    n = 1 << 22
-    values = torch.zeros(n, dtype=torch.int64)
-    td = TensorDict(
-        {"zeros": torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, n]))}, [1]
-    )
+    td = constant(1 << 10, 1 << 12)
     frames = encode(td, elide=True)
-    assert size(frames) < 1000
-    assert decode(frames)["zeros"].values().numel() == n
+    assert size(frames) < 50_000
+    assert_same(decode(frames), td)
+    beyond = 8 * (1 << 22) + 8 * (1 << 10) - 64 * size(frames)
     with pytest.raises(WireFormatError) as caught:
-        decode(frames, limits=Limits(expanded=8 * n - 64 * size(frames)))
+        decode(frames, limits=Limits(expanded=beyond - 1))
     assert (caught.value.reason, caught.value.path) == ("too_large", "header")
-    assert decode(frames, limits=Limits(expanded=8 * n + 8))["zeros"].values().numel() == n
+    assert_same(decode(frames, limits=Limits(expanded=beyond)), td)
 
 
 def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
     """Of what the limits bound: many rows that are one large object, or one cell."""
     one = {"text": "x" * 5000}
-    n = 1 << 20
-    values = torch.zeros(n, dtype=torch.int64)
     td = TensorDict({"mm": NonTensorStack(*[one] * 200)}, batch_size=[200])
-    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, n]))
-    for value in (td, TensorDict({"zeros": column}, [1])):
-        assert size(encode(value, elide=True)) < 10_000
+    for value in (td, constant(1 << 10, 1 << 10)):
+        assert size(encode(value, elide=True)) < 20_000
         with monkeypatch.context() as patch:
             patch.setattr(Limits, "expanded", 100)
             frames = encode(value, elide=True)
@@ -516,16 +488,11 @@ def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
         assert_same(decode(frames), value)
 
 
-@pytest.mark.parametrize("kind", ["equal objects", "one tensor"])
-def test_as_much_is_sent_once_as_a_reader_takes(kind, monkeypatch):
+def test_as_much_is_sent_once_as_a_reader_takes(monkeypatch):
     """Documents count for more than their bytes only beyond what a message is always given."""
     monkeypatch.setattr(Limits, "expanded", 0)
     image = torch.rand(60, 100)
-    rows: list[Any] = [
-        {"pixels": image.clone() if kind == "equal objects" else image} for _ in range(40)
-    ]
-    if kind == "one tensor":
-        rows = [{**row, "id": i} for i, row in enumerate(rows)]
+    rows: list[Any] = [{"pixels": image.clone()} for _ in range(40)]
     td = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[40])
     frames = encode(td, elide=True)
     assert size(frames) < 2 * image.nbytes
@@ -537,15 +504,13 @@ def test_as_much_is_sent_once_as_a_reader_takes(kind, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.int64])
 @pytest.mark.parametrize("tail", [(), (3,)])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_rows_of_every_width_that_repeat_are_found(dtype, tail, grouped):
+def test_rows_of_every_width_that_repeat_are_found(dtype, tail):
     rng = np.random.default_rng(7)
     kinds = [rng.integers(0, 100, (n, *tail)) for n in (0, 1, 3, 5, 200, 201)]
     rows = [kinds[i % 6] for i in range(48)]
     td = TensorDict({"a": nested(rows, dtype)}, batch_size=[48])
-    groups = [i % 6 for i in range(48)] if grouped else None
-    frames = encode(td, elide=True, groups=groups)
-    assert forms_of(frames, "a") == ["AT"]
+    frames = encode(td, elide=True)
+    assert runs_of(frames, "a") == ["anywhere"]
     own = sum(kind.size for kind in kinds) * dtype.itemsize
     assert size(frames) < own + 1024
     assert_same(decode(frames), td)
@@ -561,7 +526,7 @@ def test_cells_of_a_rectangle_that_repeat_are_found(dtype, tail, eager):
         few[0], few[1], few[2] = 0.0, -0.0, float("nan")
     td = TensorDict({"a": few[torch.from_numpy(rng.integers(0, 5, 900))]}, batch_size=[900])
     frames = encode(td, elide=True)
-    assert forms_of(frames, "a") == ["AT"]
+    assert runs_of(frames, "a") == ["anywhere"]
     assert_same(decode(frames), td)
 
 
@@ -573,11 +538,8 @@ def test_rows_that_begin_otherwise_are_not_looked_at_one_by_one():
             "rewards": torch.from_numpy(rng.integers(0, 1 << 40, rows) % 9),
         }
         td = TensorDict(columns, batch_size=[rows])
-        package = Path(elision.__file__).parents[1]
-        return [
-            functions_entered(partial(encode, td, elide=True, groups=groups), package)
-            for groups in (None, [row // 8 for row in range(rows)])
-        ]
+        package = Path(eliding.__file__).parents[1]
+        return functions_entered(partial(encode, td, elide=True), package)
 
     one_by_one = 512 - 64
-    assert all(b - a < one_by_one / 4 for a, b in zip(entered(64), entered(512), strict=True))
+    assert entered(512) - entered(64) < one_by_one / 4

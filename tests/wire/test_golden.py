@@ -38,7 +38,8 @@ from jagcodec import (
 )
 from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
-from jagcodec.wire.spec import Kind, PartForm
+from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.spec import NO_INDEX, Kind
 from tests.helpers import ROOT, receive
 from tests.wire import corpus, spec_reader
 
@@ -134,7 +135,7 @@ def end_to_end(rows):
 
 
 def elided_rollout():
-    """A batch in which rows, prefixes of rows, cells, positions and objects repeat."""
+    """A batch in which rows, cells, positions, columns and objects repeat."""
     prompts = [[1000 * i + k for k in range(25)] for i in (1, 1, 1, 2, 2, 2)]
     answers = [[7000 + 100 * i + 3 * k * k for k in range(8 + i)] for i in range(6)]
     whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
@@ -576,15 +577,16 @@ def test_every_kind_has_a_golden_message():
     assert {kind.name.lower() for kind in Kind} - {"value", "schema"} <= {*VALUES, "string_array"}
 
 
-def test_every_form_of_parts_has_a_golden_message():
+def test_indirect_columns_of_every_kind_have_golden_messages():
     batch = open_wire(message_of(load("rollout_elided.json")))
-    message, forms = batch._message, set()
+    message, indexed = batch._message, {}
     for name, node in batch._nodes.items():
-        assert message.is_made_of_parts(node) == (name != "responses"), name
-        if name != "responses":
-            forms |= {PartForm(made.form) for made in message.parts(message.leaf(node))}
-    assert forms == set(PartForm)
-    assert {f"part_{form.name.lower()}" for form in PartForm} <= set(load("good.json"))
+        assert message.is_indirect(node) == (name != "responses"), name
+        runs = runs_at(message, message.leaf(node)) if name != "responses" else []
+        indexed[name] = [run.index_buffer != NO_INDEX for run in runs]
+    assert indexed.pop("input_ids") == [True, True]
+    assert indexed.pop("attention_mask") == indexed.pop("position_ids") == [False]
+    assert indexed == {"prompts": [True], "responses": [], "rewards": [True], "tools": [True]}
 
 
 def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():

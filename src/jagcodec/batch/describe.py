@@ -21,13 +21,14 @@ from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.lazy import batch_of_message
 from jagcodec.wire.leaf import Leaf, leaf_of
 from jagcodec.wire.message import Message
 from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, child_step, stored_size
-from jagcodec.wire.spec import PLAIN, Kind
+from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -143,8 +144,8 @@ class ColumnDescription:
         kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
         dtype: The name of its dtype on the wire; None for a value without one.
         shape: Its dims, with None for the ragged dim; None for a value without dims.
-        stored: ``"narrow"`` if cells take fewer bytes than their dtype, ``"parts"`` if each
-            repeat is in the message once, otherwise empty.
+        stored: ``"narrow"`` if cells take fewer bytes than their dtype, ``"indirect"`` if its
+            rows lie where other rows or columns may share them, otherwise empty.
         bytes: Its bytes in the message; cells that columns share count for the first of them.
         share: The same as a share of the message before compression, 0 to 1.
         rows: The index of its rows in `MessageDescription.rows_of`; None if it is not jagged.
@@ -201,7 +202,7 @@ class MessageDescription:
         frames: How many frames, with the header.
         behind: Bytes past the end of a blob, which no reader uses.
         narrow: Whether any cells are stored narrow.
-        elide: Whether any column is stored as parts.
+        elide: Whether any column is indirect.
         compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums, which were compared.
         columns: The columns of the batch, or the values inside the value.
@@ -368,8 +369,8 @@ class _Walk:
         size = self._bytes(node)
         leaf = leaf_of(node, self._message.numbers)
         stored, rows = "", None
-        if leaf is not None and (leaf.parts or _is_narrow(leaf)):
-            stored = "parts" if leaf.parts else "narrow"
+        if leaf is not None and (leaf.runs or _is_narrow(leaf)):
+            stored = "indirect" if leaf.runs else "narrow"
         if node.kind is Kind.JAGGED and leaf is not None and leaf.group is not None:
             rows, names = self.groups.setdefault(leaf.group, (len(self.groups), []))
             names.append(entry.name)
@@ -395,31 +396,32 @@ class _Walk:
         places = self._reader.places(node)
         leaf = leaf_of(node, self._message.numbers)
         if leaf is not None:
-            self.elide = self.elide or leaf.parts > 0
+            self.elide = self.elide or leaf.runs > 0
             self.narrow = self.narrow or _is_narrow(leaf)
-            places = places + self._parts(leaf)
+            places = places + self._runs(leaf)
         for buffer, offset, each in places:
             if (buffer, offset) not in self._counted:
                 self._counted.add((buffer, offset))
                 size += each
         return size + sum(map(self._bytes, node.children))
 
-    def _parts(self, leaf: Leaf) -> list[Bytes]:
+    def _runs(self, leaf: Leaf) -> list[Bytes]:
         """The places that the table of a column names."""
-        places = []
-        for part in self._message.parts(leaf) if leaf.parts else ():
-            cells = stored_size(leaf.place.name, part.stored, part.cells * leaf.inner)
-            index = stored_size("int64", part.index_stored, part.indices)
-            self.narrow = self.narrow or bool(cells and part.stored != PLAIN)
-            places += [
-                (part.buffer, part.offset, cells),
-                (part.index_buffer, part.index_offset, index),
-            ]
-        return [place for place in places if place[2]]
+        places: list[Bytes] = []
+        groups = self._message.header.groups
+        for run in runs_at(self._message, leaf) if leaf.runs else ():
+            cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
+            self.narrow = self.narrow or bool(cells and run.stored != PLAIN)
+            places.append((run.buffer, run.offset, cells))
+            if run.index_buffer != NO_INDEX:
+                rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
+                index = stored_size("int64", run.index_stored, rows)
+                places.append((run.index_buffer, run.index_offset, index))
+        return [place for place in places if place[2] > 0]
 
 
 def _is_narrow(leaf: Leaf) -> bool:
-    return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.parts)
+    return bool(leaf.place.stored != PLAIN and leaf.place.cells and not leaf.runs)
 
 
 def _kind(node: Node) -> str:

@@ -54,7 +54,7 @@ def encode_dataproto(data: DataProto, **options: Unpack[EncodeOptions]) -> list[
     Args:
         data: A DataProto whose `batch` is a TensorDict or None, with numpy arrays in
             `non_tensor_batch` and anything that can be encoded in `meta_info`. It is not changed.
-        options: As for `encode`: `narrow`, `elide` and `compress` for fewer bytes, `groups`,
+        options: As for `encode`: `narrow`, `elide` and `compress` for fewer bytes,
             `checksum`, `allow_pickle`, `default`, `meta`.
 
     Returns:

@@ -248,7 +248,7 @@ class RowBuilder:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
         Args:
-            options: As for `encode`: `narrow`, `elide`, `compress`, `groups`, `checksum`,
+            options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
                 `allow_pickle`, `default` (of values), and `meta`, of which the row itself keeps
                 nothing.
 

@@ -152,7 +152,7 @@ def encode_fields(
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
         strict: As for `pack_jagged_fields`.
-        options: As for `encode`: `narrow`, `elide`, `compress`, `groups`, `checksum`,
+        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
             `allow_pickle`, `default` (of payloads), `meta`.
 
     Returns:

@@ -135,7 +135,7 @@ def encode_rows(
         rectangular: As there.
         out: Memory to write the message to as one blob, as by `encode_into`; or a function that
             is called once with the bytes that it takes, and returns such memory.
-        options: As for `encode`: `narrow`, `elide`, `compress`, `groups`, `checksum`,
+        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
             `allow_pickle`, `default` (of payloads), `meta`.
 
     Returns:

@@ -53,12 +53,11 @@ from jagcodec.wire.message import (
     open_message,
     open_row,
 )
-from jagcodec.wire.parts import shares_objects
 from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
-from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, PLAIN, Kind
+from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -430,7 +429,7 @@ def objects(
         WireFormatError: A row is not a document; it is named.
     """
     leaf = message.leaf(node)
-    if leaf.parts:
+    if leaf.runs:
         return _shared_objects(message, node, budget, chosen)
     place = leaf.place[:2]
     host = message.splits(leaf).host
@@ -447,7 +446,7 @@ def _shared_objects(
 ) -> list[Any]:
     """The objects of rows that share bytes: one for rows that were one, else one for each row."""
     view, leaf = message.rows(node, chosen), message.leaf(node)
-    shared = shares_objects(message.parts(leaf))
+    shared = leaf.place.stored == ONE_OBJECT
     view, index = _distinct(view) if shared else (view, None)
     # Of rows that are one object, one is made; of others it counts what all of them come to.
     budget.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
@@ -475,7 +474,7 @@ def raw_documents(
     Such a row lies at a multiple of 64, which it would not elsewhere.
     """
     leaf = message.leaf(node)
-    if leaf.parts:
+    if leaf.runs:
         return objects(message, node, budget, chosen)
     splits = message.splits(leaf)
     data = message.payload.read(*leaf.place[:2], splits.total).tobytes()
@@ -546,7 +545,7 @@ def _message_in_row(
     ):
         raise bad("a document, or a message behind fewer than 64 zeros", "neither")
     blob = payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    inner = open_row(blob, message, repeated=payload is not message.payload)
+    inner = open_row(blob, message)
     budget.count_objects(inner)
     budget.enter(inner)
     value = build(inner, inner.header.schema.root, budget)

@@ -10,16 +10,14 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack
 
-import numpy as np
 import torch
 
 from jagcodec._arguments import check_known
-from jagcodec.errors import ArgumentError, ArgumentTypeError, UnsupportedTypeError, brief, describe
+from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
@@ -33,9 +31,6 @@ from jagcodec.wire.placing import Placing, nothing_left, with_header
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
 
-Groups: TypeAlias = Iterable[Hashable] | torch.Tensor
-"""A value per row, equal ones for the rows that are compared with each other."""
-
 Narrow: TypeAlias = bool | Collection[str | tuple[str, ...]]
 """All columns, none of them, or those of these names."""
 
@@ -45,7 +40,6 @@ class EncodeOptions(TypedDict, total=False):
 
     narrow: Narrow
     elide: bool
-    groups: Groups | None
     checksum: bool
     compress: Compress
     allow_pickle: bool
@@ -58,7 +52,6 @@ def encode(
     *,
     narrow: Narrow = False,
     elide: bool = False,
-    groups: Groups | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -88,13 +81,11 @@ def encode(
             `BatchedDataDict` in `obj`. Name a column of a nested batch by a tuple:
             ``("extra", "ids")``. The name of a nested batch is for all of its columns.
         elide: Send what tensors and rows of objects repeat only once: rows that are equal or begin
-            alike, as those of one prompt do, columns of one memory or of equal cells, runs of one
-            value, positions, columns that are two others end to end. Everything is compared cell
-            by cell; `decode` restores all of it. What would not make the message smaller is sent
-            as it is. Objects of rows that are one object are one again; equal ones are found from
-            1 KiB on.
-        groups: With `elide`, (N,) hashable values, such as the uid of each row's prompt: rows are
-            compared with the first of their group only. None compares those that begin alike.
+            alike, as those of one prompt do, columns of one memory or of equal cells, rows that
+            begin the longest one, as masks and positions do, columns that are two others end to
+            end. Everything is compared cell by cell; `decode` restores all of it. What would not
+            make the message smaller is sent as it is. Objects of rows that are one object are one
+            again; equal ones are found from 1 KiB on.
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames, for links slower than memory: ``"zstd"``, or
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
@@ -128,7 +119,7 @@ def encode(
     Raises:
         ArgumentError: `compress` is something else, or its library is not installed.
         ArgumentKeyError: `narrow` names a column that `obj` does not have.
-        ArgumentTypeError: `narrow`, `groups` or `meta` is of another type.
+        ArgumentTypeError: `narrow` or `meta` is of another type.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -143,7 +134,6 @@ def encode(
         obj,
         narrow=narrow,
         elide=elide,
-        groups=groups,
         checksum=checksum,
         compress=compress,
         allow_pickle=allow_pickle,
@@ -181,7 +171,6 @@ def pending(
     *,
     narrow: Narrow = False,
     elide: bool = False,
-    groups: Groups | None = None,
     checksum: bool = False,
     compress: Compress = None,
     allow_pickle: bool = False,
@@ -213,8 +202,7 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    compared = None if groups is None else _group_numbers(groups, elide=elide)
-    placing = Placing(copies, keep_on, elide=elide, groups=compared)
+    placing = Placing(copies, keep_on, elide=elide)
     message = placing.message(lowered, checksum and level is None)
     return message if level is None else compressed(message, level, checksum)
 
@@ -242,25 +230,6 @@ def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
 def _plain_names(names: Iterable[Name]) -> list[Any]:
     """Names as they are written: a tuple only for a column of a nested batch."""
     return [name[0] if len(name) == 1 else name for name in names]
-
-
-def _group_numbers(groups: Any, *, elide: bool) -> IntArray:
-    """A number for each row: equal ones for equal groups."""
-    if not elide:
-        raise ArgumentError("bad_option", "groups", "requires elide=True, found elide=False")
-    if isinstance(groups, torch.Tensor):
-        groups = groups.tolist()
-    try:
-        known: dict[Any, int] = {}
-        numbers = [known.setdefault(group, len(known)) for group in groups]
-    except TypeError as error:
-        raise ArgumentTypeError(
-            "bad_type",
-            "groups",
-            "expected one hashable value per row, such as the uid of its prompt, found "
-            f"{describe(groups)}: {error}",
-        ) from error
-    return np.array(numbers, dtype=np.int64)
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:

@@ -176,16 +176,13 @@ _VERSION = msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
 
 
-def read_header(
-    data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False, repeated: bool = False
-) -> Header:
+def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
     """Check frame 0, and every number in it, without a look at the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
         limits: What is refused if it is larger.
         in_row: Whether the message is a row of another.
-        repeated: Whether that row may be one of many with the same bytes.
 
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
@@ -239,7 +236,7 @@ def read_header(
     check_numbers(schema, numbers, groups, places)
     if places.expanded or stored is not sizes:
         expanded = places.expanded + (places.made + payload if stored is not sizes else 0)
-        _check_expanded(expanded, total, limits, in_row=in_row, repeated=repeated)
+        _check_expanded(expanded, total, limits, in_row=in_row)
     objects = schema.size + len(groups) + len(sizes) + places.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
@@ -272,19 +269,15 @@ def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) 
             raise fail("bad_header", f"expected at most {size} bytes, found {sent}", path=path)
 
 
-def _check_expanded(
-    expanded: int, total: int, limits: Limits, *, in_row: bool, repeated: bool
-) -> None:
-    """Refuse what takes more than its message may: columns of parts, and compressed frames."""
-    if repeated:
+def _check_expanded(expanded: int, total: int, limits: Limits, *, in_row: bool) -> None:
+    """Refuse what takes more than its message may: indirect columns, and compressed frames."""
+    if in_row:
         # What repeats would repeat again in each, and so on for every level of rows.
-        expected = "no columns of parts in a message whose row is made of parts"
+        expected = "no indirect columns in a message in a row"
         raise fail("out_of_bounds", f"expected {expected}, found some", path="header")
     beyond = expanded - EXPANSION * total
-    what = f"bytes of cells, documents and frames beyond {EXPANSION} for each byte of the message"
-    if in_row and beyond > 0:
-        raise fail("out_of_bounds", f"expected no {what} in a row, found {beyond}", path="header")
     if beyond > limits.expanded:
+        what = f"bytes of cells, documents and frames beyond {EXPANSION} for each of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
 
 

@@ -235,7 +235,7 @@ class WireBatch:
             if slicer is not None:
                 return slicer.cut(index.start, index.stop)
         value = self.to_encode()
-        shared = any(message.is_made_of_parts(node) for node in self._nodes.values())
+        shared = any(message.is_indirect(node) for node in self._nodes.values())
         options: Any = {"allow_pickle": message.allow_pickle, "meta": self.meta or None}
         elide = isinstance(value, Columns) and (shared or value.repeats())
         return encode(value, elide=elide, **options)
@@ -281,7 +281,7 @@ class WireBatch:
         leaf, payload = self._message.leaf(node), self._message.payload
         index = range(len(self)) if self._chosen is None else self._chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
-        known = [*leaf.shape[:1]] == self._rows and not leaf.parts
+        known = [*leaf.shape[:1]] == self._rows and not leaf.runs
         if known and dtype is not None and isinstance(index, range):
             bounds = index.start * leaf.inner, index.stop * leaf.inner
             data: Any = cell_range(payload, leaf.place, *bounds, keep=False)

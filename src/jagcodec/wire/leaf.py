@@ -12,8 +12,8 @@ from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import Payload
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import DOCUMENT_ROWS, OF_PARTS, Node
-from jagcodec.wire.spec import BITS, PARTS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+from jagcodec.wire.schema import DOCUMENT_ROWS, LEAVES, Node, runs_of
+from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
@@ -41,18 +41,18 @@ class Leaf(NamedTuple):
     """A TENSOR, a JAGGED, or rows of documents: their bytes are uint8 cells.
 
     Attributes:
-        place: Its cells, or the table of its parts.
+        place: Its cells, or the table of its runs.
         shape: (A..., M, B...): dims of the values, as those of a `RaggedView`.
         ragged_dim: As of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each.
         group: The ragged group; None of a rectangle.
-        parts: How many parts its rows are made of; 0 where they lie in its place.
+        runs: Of each row, where it is indirect; 0 where the rows lie in its place.
     """
 
     place: Place
     shape: tuple[int, ...]
     ragged_dim: int
     group: int | None
-    parts: int
+    runs: int
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +78,7 @@ class Leaf(NamedTuple):
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     """The leaf that a node is; None of a node of another kind."""
     kind, i = node.kind, node.number
-    if kind not in OF_PARTS:
+    if kind not in LEAVES:
         return None
     name, ragged_dim = "uint8", 1
     group: int | None = None if kind is Kind.TENSOR else numbers[i + 3]
@@ -92,8 +92,8 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     buffer, offset, stored = numbers[i : i + 3]
     cells = math.prod(shape)
     # `stored` is ignored where there are no cells.
-    parts = stored - PARTS if stored > PARTS and cells else 0
-    return Leaf(Place(buffer, offset, stored, cells, name), shape, ragged_dim, group, parts)
+    runs = runs_of(kind, stored) if cells else 0
+    return Leaf(Place(buffer, offset, stored, cells, name), shape, ragged_dim, group, runs)
 
 
 def cell_range(payload: Payload, place: Place, start: int, end: int, *, keep: bool) -> ByteArray:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import NestedParts, RaggedView
+from jagcodec.wire.narrow import narrowed
+from jagcodec.wire.spec import PLAIN
 
 REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
@@ -82,6 +87,81 @@ class Documents(NamedTuple):
     """One document per row: its numbers are buffer, offset, how they are stored, group and size."""
 
     rows: Sequence[bytes | Lowered]
+
+
+class Packed(NamedTuple):
+    """`Documents` as bytes.
+
+    Attributes:
+        rows: The buffers of each; of a row that is a message of its own, several.
+        like: For each row the first that has the same bytes, where some are sent once.
+        one_object: Whether such rows are one object, and not just equal.
+    """
+
+    rows: list[list[Any]]
+    like: list[int] | None = None
+    one_object: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cells:
+    """Cells end to end, which columns may share: equal only to themselves, as keys of a dict.
+
+    Attributes:
+        data: Their bytes.
+        dtype: What the wire calls their dtype; None of bytes that mean nothing.
+        narrow: Whether they are integers that are stored narrow.
+    """
+
+    data: ByteArray
+    dtype: str | None = None
+    narrow: bool = False
+
+    @classmethod
+    def of_index(cls, starts: IntArray) -> Cells:
+        """Where rows begin."""
+        return cls(np.ascontiguousarray(starts).view(np.uint8), "int64", narrow=True)
+
+    def like(self, data: ByteArray) -> Cells:
+        """Other cells of the same kind."""
+        return Cells(data, self.dtype, self.narrow)
+
+    def stored(self) -> tuple[int, ByteArray]:
+        """How they are stored, and their bytes."""
+        found = narrowed(self.data, self.dtype) if self.narrow and self.dtype else None
+        return found or (PLAIN, self.data)
+
+
+class Run(NamedTuple):
+    """A run of each row of a column.
+
+    Attributes:
+        splits: How long they are.
+        cells: Where they lie.
+        index: At which cell each begins; None: all of them at the first.
+    """
+
+    splits: RowSplits
+    cells: Cells
+    index: Cells | None
+
+
+class EndToEnd(NamedTuple):
+    """A column whose cells lie end to end, to be stored otherwise than they are.
+
+    Attributes:
+        cells: All of them.
+        splits: Its rows; None of a rectangle.
+        shape: (A..., total, B...), or the dims of a rectangle.
+        ragged_dim: As of a `RaggedView`; 0 of a rectangle.
+        runs: What its rows are sent as instead, if that is less.
+    """
+
+    cells: Cells
+    splits: RowSplits | None
+    shape: tuple[int, ...]
+    ragged_dim: int
+    runs: list[Run] | None = None
 
 
 class Lowered(NamedTuple):

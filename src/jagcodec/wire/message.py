@@ -33,6 +33,7 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
+from jagcodec.wire.indirect import PickedRows, view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
     Leaf,
@@ -42,10 +43,9 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.parts import Part, PickedRows, table_of, view_of_parts
 from jagcodec.wire.records import bad, revived
 from jagcodec.wire.schema import Node, stored_size
-from jagcodec.wire.spec import DOCUMENT_COST, EXPANSION, PARTS, PLAIN, Kind
+from jagcodec.wire.spec import DOCUMENT_COST, EXPANSION, INDIRECT, PLAIN, Kind
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -148,25 +148,22 @@ def open_store(
     return Message(header, payload, device, allow_pickle, None)
 
 
-def open_row(blob: ByteArray, outer: Message, *, repeated: bool) -> Message:
-    """A message that is a row of another; `repeated` if the row is made of parts."""
-    repeated = repeated or outer.repeated
-    header, frames = _split(blob, outer.limits, in_row=True, repeated=repeated)
+def open_row(blob: ByteArray, outer: Message) -> Message:
+    """A message that is a row of another."""
+    header, frames = _split(blob, outer.limits, in_row=True)
     if blob_end(len(frames[0]), header.sizes) != len(blob):
         raise bad("a message that ends with its row", "bytes behind it")
     options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
-    message = open_frames(header, frames, copy=False, **options)
-    message.in_row, message.repeated = True, repeated
-    return message
+    return open_frames(header, frames, copy=False, **options)
 
 
 def _split(
-    blob: ByteArray, limits: Limits, *, in_row: bool = False, repeated: bool = False
+    blob: ByteArray, limits: Limits, *, in_row: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""
     size = read_preamble(blob)
     frame = split_blob(blob, size, ())[0].data
-    header = read_header(frame, limits, in_row=in_row, repeated=repeated)
+    header = read_header(frame, limits, in_row=in_row)
     return header, split_blob(blob, size, header.stored)
 
 
@@ -235,9 +232,7 @@ class Budget:
             raise exceeded("objects", most, self.objects, "objects of all rows together")
 
     def count_documents(self, message: Message, size: int) -> None:
-        """Refuse documents of parts that take more, as objects, than the limits allow."""
-        if message.in_row:  # whose header was refused if these were many
-            return
+        """Refuse indirect documents that take more, as objects, than the limits allow."""
         self.documents += size
         beyond = DOCUMENT_COST * (self.documents - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
@@ -306,10 +301,8 @@ class Message:
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
         frames: All frames as they came, header first; None where they are fetched by ranges.
-        in_row: Whether it is a row of another message.
-        repeated: Whether that row is made of parts, or in a message in such a row.
         slicer: What cuts rows out of it, with the columns that it is for (see `slicing`).
-        widened: Cells of parts that were stored narrow.
+        widened: Cells of indirect columns that were stored narrow.
     """
 
     __slots__ = (
@@ -320,11 +313,9 @@ class Message:
         "device",
         "frames",
         "header",
-        "in_row",
         "limits",
         "numbers",
         "payload",
-        "repeated",
         "slicer",
         "widened",
     )
@@ -345,8 +336,6 @@ class Message:
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
         self.frames: Sequence[Any] | None = frames
-        self.in_row: bool = False
-        self.repeated: bool = False
         self.slicer: tuple[Any, Any] | None = None
         self.widened: dict[Place, ByteArray] = {}
         # The documents of the header, but for those that somebody has. Whoever pops the list owns
@@ -476,15 +465,15 @@ class Message:
             leaf = self.leaf(node)
             plain = leaf.place.stored == PLAIN or not leaf.place.cells
             in_place = in_memory and plain and leaf.group is not None
-            if chosen is not None and not in_place and not leaf.parts:
+            if chosen is not None and not in_place and not leaf.runs:
                 return self._part(leaf, chosen)
             splits = self.splits(leaf)
-            if leaf.parts:
+            if leaf.runs:
                 if chosen is not None and not in_memory:
                     index = np.asarray(chosen.index, dtype=np.int64)
                     picked = PickedRows(index, chosen.among(leaf.group, splits)[0])
-                    return view_of_parts(self, leaf, splits, picked)
-                whole = self._wholes[i] = view_of_parts(self, leaf, splits)
+                    return view_of_runs(self, leaf, splits, picked)
+                whole = self._wholes[i] = view_of_runs(self, leaf, splits)
             else:
                 data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
                 whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
@@ -518,21 +507,17 @@ class Message:
         data = np.concatenate(parts)
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
-    def parts(self, leaf: Leaf) -> list[Part]:
-        """The parts that the rows of a leaf are made of."""
-        return table_of(self, leaf.place.buffer, leaf.place.offset, leaf.parts)
-
     # Tensors
 
-    def is_made_of_parts(self, node: Node) -> bool:
-        """Whether a table of parts lies at the place of a column."""
+    def is_indirect(self, node: Node) -> bool:
+        """Whether a table lies at the place of a column."""
         leaf = leaf_of(node, self.numbers)
-        return leaf is not None and leaf.parts > 0
+        return leaf is not None and leaf.runs > 0
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""
         numbers = self.numbers
-        if chosen is None and numbers[node.number + 2] <= PARTS:
+        if chosen is None and numbers[node.number + 2] <= INDIRECT:
             values = self.cells(node, tuple(numbers[node.dims : node.end]))
         else:
             values = self._values(node, chosen)
@@ -543,7 +528,7 @@ class Message:
         numbers, i = self.numbers, node.number
         row_splits = self._groups.get(numbers[i + 3]) or self.row_splits(numbers[i + 3])
         shape, dim = tuple(numbers[node.dims : node.end]), node.fields[2]
-        if chosen is None and numbers[i + 2] <= PARTS and row_splits.total == shape[dim - 1]:
+        if chosen is None and numbers[i + 2] <= INDIRECT and row_splits.total == shape[dim - 1]:
             values = self.cells(node, shape)
         else:
             values = self._values(node, chosen)
@@ -574,10 +559,10 @@ class Message:
         """The rows of a column end to end, in memory that may be kept."""
         leaf = self.leaf(node)
         splits = None if leaf.group is None else self.splits(leaf)
-        if chosen is None and not leaf.parts:
+        if chosen is None and not leaf.runs:
             return self.cells(node, leaf.shape)
         index = None if chosen is None else chosen.index
-        if isinstance(index, range) and not leaf.parts and leaf.outer == 1:
+        if isinstance(index, range) and not leaf.runs and leaf.outer == 1:
             start, stop = index.start, index.stop
             if splits is not None:
                 start, stop = int(splits.host[start]), int(splits.host[stop])
@@ -585,7 +570,7 @@ class Message:
             data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
             shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
             return from_bytes(data, leaf.dtype, shape)
-        if chosen is not None and splits is None and not leaf.parts and self.payload.in_memory:
+        if chosen is not None and splits is None and not leaf.runs and self.payload.in_memory:
             data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
             rows = data.reshape(leaf.shape[0], leaf.cell_bytes)[chosen.at]
             return from_bytes(rows.reshape(-1), leaf.dtype, (len(rows), *leaf.shape[1:]))
@@ -600,7 +585,7 @@ _TAKEN = object()
 def _choose(whole: RaggedView, group: int | None, chosen: ChosenRows) -> RaggedView:
     """Some of all rows: a range of them end to end, if they are."""
     picked, starts = chosen.among(group, whole.row_splits)
-    if whole.starts is not None:  # rows of parts
+    if whole.starts is not None:  # of an indirect column
         return whole.choose(chosen.at, picked)
     memory: Any = whole.memory
     index: Any = chosen.index

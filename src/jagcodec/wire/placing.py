@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,27 +23,31 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.cell_columns import Cells, Column, FoundPart, Parts
 from jagcodec.wire.dtypes import TORCH_NAMES
-from jagcodec.wire.elision import elided
+from jagcodec.wire.elide import elide
 from jagcodec.wire.frames import PendingMessage, blob_pieces, frames_of, written
 from jagcodec.wire.header import NO_VALUES, write_header
-from jagcodec.wire.limits import Limits
-from jagcodec.wire.lowered import Dense, Documents, Lowered, Ragged
-from jagcodec.wire.narrow import narrowed
+from jagcodec.wire.lowered import (
+    Cells,
+    Dense,
+    Documents,
+    EndToEnd,
+    Lowered,
+    Packed,
+    Ragged,
+    Run,
+)
 from jagcodec.wire.schema import Group
-from jagcodec.wire.shared_documents import SharedDocuments, parts_of_frames, same_documents
 from jagcodec.wire.spec import (
     ALIGNMENT,
-    DOCUMENT_COST,
-    EXPANSION,
     GAPS,
+    INDIRECT,
     INTEGER_DTYPES,
     MAX_UNBACKED_ROWS,
-    PARTS,
+    NO_INDEX,
+    ONE_OBJECT,
     PLAIN,
     SMALL_BUFFER,
-    PartForm,
 )
 
 
@@ -83,24 +87,6 @@ def nothing_left(memory: list[ByteArray]) -> None:
     """Writes what is left to be written of a message that is finished."""
 
 
-class EndToEnd(NamedTuple):
-    """A column whose cells lie end to end, to be stored otherwise than they are.
-
-    Attributes:
-        cells: All of them.
-        splits: Its rows; None of a rectangle.
-        shape: (A..., total, B...), or the dims of a rectangle.
-        ragged_dim: As of a `RaggedView`; 0 of a rectangle.
-        parts: What it is made of instead, if it repeats enough.
-    """
-
-    cells: Cells
-    splits: RowSplits | None
-    shape: tuple[int, ...]
-    ragged_dim: int
-    parts: Parts | None = None
-
-
 class Placing:
     """The state of one walk over lowered items: where everything lies in the message."""
 
@@ -110,11 +96,9 @@ class Placing:
         keep_on: torch.device | None,
         *,
         elide: bool = False,
-        groups: IntArray | None = None,
     ) -> None:
         self._copies_of = copies
         self._elide = elide
-        self._groups_to_compare = groups
         self._keep_on = keep_on
         self._numbers: list[int] = []
         self._pool = RowSplitsPool()
@@ -129,20 +113,12 @@ class Placing:
         self._large: list[Any] = []
         # Where cells lie that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
-        # What a reader counts of columns that are made of parts, and of the documents among them.
-        self._expanded = 0
-        self._documents = 0
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
     def message(self, lowered: Lowered, checksum: bool) -> PendingMessage:
         """The message of a lowered value."""
         self._place(lowered.items)
-        free = EXPANSION * self._payload()
-        documents = DOCUMENT_COST * (self._documents - free)
-        if max(self._expanded - free, documents) > Limits.expanded:
-            # More than a reader takes by default: sent as it is.
-            return Placing(self._copies_of, self._keep_on).message(lowered, checksum)
         buffers: list[Any] = []
         if self._small_size or self._large:
             if self._small and not (self._rows and self._rows_in_first()):
@@ -155,7 +131,7 @@ class Placing:
         if self._elide or any(type(item) in _NARROWABLE and item.narrow for item in items):
             items = self._end_to_end(items)
         if self._elide:
-            items = self._elided(items)
+            items = elide(items)
         numbers, group_of = self._numbers, self._group_of
         for item in items:
             kind = type(item)
@@ -201,7 +177,9 @@ class Placing:
             elif kind is EndToEnd:
                 self._place_end_to_end(item)
             elif kind is Documents:
-                self._place_documents(item.rows)
+                self._place_documents(self._packed(item))
+            elif kind is Packed:
+                self._place_documents(item)
             else:
                 numbers.append(int(item))  # a symbolic or numpy dim
 
@@ -257,29 +235,21 @@ class Placing:
         if item.dtype is not None:
             numbers.append(PLAIN)
 
-    def _place_documents(self, rows: Sequence[bytes | Lowered]) -> None:
+    def _packed(self, documents: Documents) -> Packed:
         made: dict[int, list[Any]] = {}  # rows may be one object
-        for row in rows:
+        for row in documents.rows:
             if id(row) not in made:
                 made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
-        documents = [made[id(row)] for row in rows]
-        shared = same_documents(documents) if self._elide else None
-        parts = parts_of_frames(documents) if self._elide and shared is None and rows else None
-        if parts is not None:
-            lengths = sum(part.splits.lengths for part in parts)
-            row_splits = RowSplits.from_lengths(np.asarray(lengths, dtype=np.int64))
+        return Packed([made[id(row)] for row in documents.rows])
+
+    def _place_documents(self, documents: Packed) -> None:
+        data, starts, row_splits = _laid_out(documents)
+        if documents.like is None:
+            place = (*self._place_bytes(data), PLAIN)
         else:
-            data, starts, row_splits = _laid_out(rows, documents, shared)
-            if shared is not None:
-                cells, one = Cells(data), int(shared.one_object)
-                parts = [FoundPart(PartForm.AT, row_splits, cells, len(data), starts, one)]
-            else:
-                place = (*self._place_bytes(data), PLAIN)
-        if parts is not None:
-            place = self._place_parts(parts, ragged=True)
-            self._expanded += row_splits.total + 8 * row_splits.rows * len(parts)
-            one_object = shared is not None and shared.one_object
-            self._documents += parts[0].number if one_object else row_splits.total
+            runs = [Run(row_splits, Cells(data), Cells.of_index(starts))]
+            stored = ONE_OBJECT if documents.one_object else INDIRECT + 1
+            place = (*self._place_table(runs, 1, ragged=True), stored)
         self._numbers += (*place, self._new_group(row_splits), row_splits.total)
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
@@ -292,24 +262,19 @@ class Placing:
         """The place of cells that several columns may name."""
         known = self._shared.get(cells)
         if known is None:
-            stored = cells.narrowed() or (PLAIN, cells.data)
-            known = self._shared[cells] = (*self._place_bytes(stored[1]), stored[0])
+            stored, data = cells.stored()
+            known = self._shared[cells] = (*self._place_bytes(data), stored)
         return known
 
-    def _place_parts(self, parts: Parts, *, ragged: bool) -> tuple[int, int, int]:
-        """The place of a table, with what it names placed before it."""
+    def _place_table(self, runs: Sequence[Run], size: int, *, ragged: bool) -> tuple[int, int]:
+        """The place of a table, with what it names placed before it; a cell takes `size` bytes."""
         table: list[int] = []
-        for form, splits, cells, number, indices, step in parts:
+        for splits, cells, index in runs:
             place = self._place_shared(cells)
-            index = (0, 0, PLAIN, 0)
-            if indices is not None:
-                data = indices.view(np.uint8)
-                stored, packed = narrowed(data, "int64") or (PLAIN, data)
-                index = (*self._place_bytes(packed), stored, len(indices))
+            starts = (NO_INDEX, 0, PLAIN) if index is None else self._place_shared(index)
             group = self._new_group(splits) if ragged else 0
-            table += (form, group, *place, number, *index, step)
-        data = np.array(table, dtype=np.int64).view(np.uint8)
-        return (*self._place_bytes(data), PARTS + len(parts))
+            table += (group, *place, len(cells.data) // size, *starts)
+        return self._place_bytes(np.array(table, dtype=np.int64).view(np.uint8))
 
     # Buffers
 
@@ -333,20 +298,18 @@ class Placing:
         self._large.append(flat_bytes(tensor) if tensor.numel() else nothing)
         return (len(self._large), 0)
 
-    def _payload(self) -> int:
-        large = (part if type(part) is int else part.nbytes for part in self._large)
-        return self._small_size + sum(large)
-
     # Columns that may be stored otherwise than they are
 
     def _end_to_end(self, items: list[Any]) -> list[Any]:
         """The items with the cells of such columns end to end: integers that are stored narrow, and
-        all cells where repeats are looked for.
+        all cells where repeats are looked for; and then with documents as bytes.
         """
         made = list(items)
         apart: dict[int, RaggedView] = {}
         for i, item in enumerate(items):
             kind = type(item)
+            if kind is Documents and self._elide:
+                made[i] = self._packed(item)
             if kind not in (RaggedView, Ragged, Dense):
                 continue
             dtype = TORCH_NAMES[item.dtype] if kind is RaggedView else item.dtype
@@ -370,53 +333,20 @@ class Placing:
             if view.starts is not None:
                 apart[i] = view
             data = _NOTHING if i in apart else _bytes_of(view)
-            shape = view.row_splits, view.values_shape, view.ragged_dim
+            shape = self._pool.unique(view.row_splits), view.values_shape, view.ragged_dim
             made[i] = EndToEnd(Cells(data, dtype, narrow), *shape)
         for i, values in zip(apart, gathered(apart.values()), strict=True):
-            made[i] = made[i]._replace(cells=made[i].cells.of(as_bytes(values)))
-        return made
-
-    def _elided(self, items: list[Any]) -> list[Any]:
-        """The items with columns as parts, where they repeat rows, cells or other columns."""
-        columns: dict[int, Column] = {}
-        dense: dict[int, RowSplits] = {}
-        for i, item in enumerate(items):
-            if type(item) is not EndToEnd or not len(item.cells.data):
-                continue
-            cells, splits, shape, ragged_dim = item[:4]
-            if splits is None and shape:
-                rows = shape[0]
-                if rows not in dense:
-                    dense[rows] = RowSplits.from_lengths(np.ones(rows, dtype=np.int64))
-                columns[i] = Column(cells, len(cells.data) // rows, dense[rows], True)
-            elif splits is not None and ragged_dim == 1:
-                splits = self._pool.unique(splits)
-                columns[i] = Column(cells, len(cells.data) // splits.total, splits, False)
-        groups = self._groups_to_compare
-        if (
-            groups is not None
-            and columns
-            and not any(column.splits.rows == len(groups) for column in columns.values())
-        ):
-            counts = sorted({column.splits.rows for column in columns.values()})
-            wanted = " or ".join(map(str, counts))
-            raise ArgumentError(
-                "row_mismatch",
-                "groups",
-                f"expected one group for each row of a column ({wanted}), found {len(groups)}",
-            )
-        made = list(items)
-        for i, parts in zip(columns, elided(list(columns.values()), groups), strict=True):
-            made[i] = items[i]._replace(parts=parts)
+            made[i] = made[i]._replace(cells=made[i].cells.like(as_bytes(values)))
         return made
 
     def _place_end_to_end(self, item: EndToEnd) -> None:
-        cells, splits, shape, _, parts = item
-        if parts is None:
+        cells, splits, shape, _, runs = item
+        if runs is None:
             self._numbers += self._place_shared(cells)
         else:
-            self._expanded += len(cells.data) + 8 * parts[0].splits.rows * len(parts)
-            self._numbers += self._place_parts(parts, ragged=splits is not None)
+            size = len(cells.data) // shape[0]
+            place = self._place_table(runs, size, ragged=splits is not None)
+            self._numbers += (*place, INDIRECT + len(runs))
         if splits is not None:
             self._numbers += (self._new_group(splits), *shape)
 
@@ -474,28 +404,24 @@ _NARROWABLE = (Dense, Ragged)
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
-def _laid_out(
-    rows: Sequence[bytes | Lowered],
-    documents: Sequence[Sequence[Any]],
-    shared: SharedDocuments | None,
-) -> tuple[ByteArray, IntArray, RowSplits]:
+def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
     """The bytes of rows of documents, where each begins, and how long they are."""
     pieces: list[Any] = []
     starts: list[int] = []
     ends: list[int] = []
     end = 0
-    for i, (row, document) in enumerate(zip(rows, documents, strict=True)):
-        if shared is not None and shared.like[i] != i:
-            starts.append(starts[shared.like[i]])
-            ends.append(ends[shared.like[i]])
+    for i, row in enumerate(documents.rows):
+        if documents.like is not None and documents.like[i] != i:
+            starts.append(starts[documents.like[i]])
+            ends.append(ends[documents.like[i]])
             continue
         starts.append(end)
-        if not isinstance(row, bytes):
-            # Zeros before the message, so that it lies at a multiple of 64.
+        if len(row) > 1:
+            # Zeros before a message, so that it lies at a multiple of 64.
             pieces.append(bytes(-end % ALIGNMENT))
             end += -end % ALIGNMENT
-        pieces += document
-        end += sum(map(len, document))
+        pieces += row
+        end += sum(map(len, row))
         ends.append(end)
     begins = np.array(starts, dtype=np.int64)
     row_splits = RowSplits.from_lengths(np.array(ends, dtype=np.int64) - begins)

@@ -23,6 +23,7 @@ from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
     DOCUMENT_COST,
+    INDIRECT,
     INTEGER_DTYPES,
     MAX_DEPTH,
     MAX_LEVELS,
@@ -30,10 +31,10 @@ from jagcodec.wire.spec import (
     MAX_STACKS,
     MAX_TEXT,
     MAX_UNBACKED_ROWS,
-    MOST_PARTS,
-    PART_NUMBERS,
-    PARTS,
+    MOST_RUNS,
+    ONE_OBJECT,
     PLAIN,
+    RUN_NUMBERS,
     STORED_WIDTHS,
     TORCH_DTYPES,
     Kind,
@@ -342,7 +343,7 @@ class Places:
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
-        self.expanded: int = 0  # bytes that columns of parts take once they are made
+        self.expanded: int = 0  # bytes that indirect columns take once they are made
         self.made: int = 0  # bytes that narrow cells take once they are made, and documents
         # A small message may be one of many, in rows, and what each may take adds up.
         spare = 0 if in_row else 1024
@@ -436,24 +437,34 @@ def check_numbers(
 DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
 """What holds one document per row."""
 
-OF_PARTS = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
-"""What may be made of parts."""
+LEAVES = (Kind.TENSOR, Kind.JAGGED, *DOCUMENT_ROWS)
+"""What has rows of cells, and may be indirect."""
 
 
-def _claim_parts(
+def runs_of(kind: Kind, stored: int) -> int:
+    """How many runs the rows of one of `LEAVES` have; 0 if it is not indirect."""
+    if kind is Kind.JAGGED:
+        return stored - INDIRECT if INDIRECT < stored <= INDIRECT + MOST_RUNS else 0
+    return int(stored == INDIRECT + 1 or (stored == ONE_OBJECT and kind in DOCUMENT_ROWS))
+
+
+def _claim_table(
     node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
 ) -> None:
-    """See that the table of a column of parts is there, and count what the column will take."""
-    kind, parts = node.kind, own[2] - PARTS
+    """See that the table of an indirect column is there, and count what the column will take."""
+    kind, runs = node.kind, runs_of(node.kind, own[2])
+    rows = shape[0] if kind is Kind.TENSOR and shape else 0
     if kind is Kind.TENSOR:
-        expect(parts == 1 and len(shape) > 0, "bad_record", "rows of one part", parts)
-    elif kind is Kind.JAGGED:
-        expect(node.fields[2] == 1, "bad_record", "parts of ragged dim 1", node.fields[2])
-    places.claim(own[0], own[1], 8 * len(PART_NUMBERS) * parts)
+        # Each has a number in an index, of a bit at least.
+        expect(0 < rows <= 8 * places.payload, "bad_record", "rows with an index", rows)
+    else:
+        rows = groups[own[3]].rows
+    if kind is Kind.JAGGED:
+        expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
+    places.claim(own[0], own[1], 8 * len(RUN_NUMBERS) * runs)
     size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
-    rows = shape[0] if kind is Kind.TENSOR else groups[own[3]].rows
     # Rows without cells, too: they take a look at each.
-    places.expanded += size + 8 * rows * parts
+    places.expanded += size + 8 * rows * runs
 
 
 def _no_group(group: int, groups: int) -> WireFormatError:
@@ -472,8 +483,8 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
         places.made += DOCUMENT_COST * own[4]
-    if kind in OF_PARTS and PARTS < own[2] <= PARTS + MOST_PARTS and held:
-        _claim_parts(node, own, shape, groups, places)
+    if kind in LEAVES and held and runs_of(kind, own[2]):
+        _claim_table(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
         places.made += 0 if own[2] == PLAIN else cells * node.itemsize

@@ -174,36 +174,32 @@ BLOCKED_LAYOUTS = ("sparse_bsr", "sparse_bsc")
 PLAIN, BITS = 0, 1
 """How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
 
-PARTS = 64
-"""Cells that are made of parts are stored as this number and that of the parts; what lies at their
-place is a table."""
+INDIRECT = 64
+"""Rows that lie elsewhere in the message are stored as this number and that of the runs of each;
+what lies at their place is a table."""
 
-MOST_PARTS = 8
-"""How many parts the rows of a column are made of, at most."""
+MOST_RUNS = 8
+"""How many runs the rows of a column are made of, at most."""
+
+ONE_OBJECT = 129
+"""As `INDIRECT` and one run, of documents: rows that begin at one byte are one object."""
+
+RUN_NUMBERS = (
+    *("group", "buffer", "offset", "stored", "cells"),
+    *("index_buffer", "index_offset", "index_stored"),
+)
+"""What a table says of each run."""
+
+NO_INDEX = -1
+"""The `index_buffer` of a run whose rows all begin at cell 0."""
 
 EXPANSION = 64
-"""Bytes that columns of parts may take, all of them together, for each byte of their message; as
+"""Bytes that indirect columns may take, all of them together, for each byte of their message; as
 many as one bit takes that is stored for an int64. What they may take besides is a limit."""
 
 DOCUMENT_COST = 16
 """How many bytes a byte of a repeated document counts for, beyond those of `EXPANSION`: objects
 take more memory than their documents."""
-
-
-class PartForm(IntEnum):
-    """How the rows of a part are made of its cells."""
-
-    IN_ORDER = 0  # they lie end to end
-    AT = 1  # each begins at a cell of its own
-    REPEATED = 2  # cells come as often as counts say
-    RAMP = 3  # integers rise from the first of each row by one step
-
-
-PART_NUMBERS = (
-    *("form", "group", "buffer", "offset", "stored", "cells"),
-    *("index_buffer", "index_offset", "index_stored", "indices", "step"),
-)
-"""What a table says of each part."""
 
 
 def narrow_code(width: int, signed: bool) -> int:

@@ -1,7 +1,7 @@
-"""Hostile columns of parts, and hostile values for `elide`: forged tables, bombs, collisions.
+"""Hostile indirect columns, and hostile values for `elide`: forged tables, bombs, collisions.
 
-`corpus_parts.py` holds one message for every way in which parts may be good or bad; here each
-number of their tables takes many values, and all readers must come to one verdict.
+`corpus_indirect.py` holds one message for every way in which a table may be good or bad; here each
+number of tables takes many values, and all readers must come to one verdict.
 """
 
 import itertools
@@ -21,15 +21,17 @@ from jagcodec import Limits, WireFormatError, decode, encode, materialize, open_
 from jagcodec.errors import REASONS, JagcodecError
 from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire.header import read_header
-from jagcodec.wire.spec import MOST_PARTS, PARTS, Kind
-from tests.wire import corpus_parts, spec_reader
-from tests.wire.corpus_parts import batch_of, column, documents_of, in_a_row, made_of
+from jagcodec.wire.schema import LEAVES, runs_of
+from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
+from tests.wire import corpus_indirect, spec_reader
+from tests.wire.corpus_indirect import batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.forge import (
-    FORMS,
     int64s,
+    jagged,
     list_of,
     message,
-    part,
+    rows_node,
+    run,
     table,
     tensor,
     tensordict,
@@ -87,19 +89,15 @@ def check(frames, *, batch):
         assert read_by_it or isinstance(made, WireFormatError), (name, made)
 
 
-def test_a_part_has_no_more_cells_than_its_rows():
-    parts = (
-        made_of("REPEATED", b"\7", [0], rows=[0, 0]),
-        made_of("IN_ORDER", b"\1" * 5, rows=[2, 3]),
-    )
-    frames = batch_of("JAGGED", *parts)
+def test_a_run_has_no_more_cells_than_its_rows():
+    frames = corpus_indirect.BAD["indirect_more_cells_in_a_run"][-1]
     assert refused(decode, frames).reason == "out_of_bounds"
     check(frames, batch=True)
 
 
 IN_BATCHES = {
     name: entry[-1]
-    for name, entry in [*corpus_parts.GOOD.items(), *corpus_parts.BAD.items()]
+    for name, entry in [*corpus_indirect.GOOD.items(), *corpus_indirect.BAD.items()]
     if refused(lambda frames: open_wire(frames).fields, entry[-1]) is None
 }
 
@@ -109,9 +107,9 @@ def test_all_readers_come_to_one_verdict(name):
     check(IN_BATCHES[name], batch=True)
 
 
-@pytest.mark.parametrize("name", corpus_parts.BAD)
+@pytest.mark.parametrize("name", corpus_indirect.BAD)
 def test_an_error_says_where(name):
-    frames = corpus_parts.BAD[name][-1]
+    frames = corpus_indirect.BAD[name][-1]
     error = refused(decode, frames)
     assert error is not None
     assert error.path.startswith("$") or error.path == "header"
@@ -122,53 +120,43 @@ def test_an_error_says_where(name):
 
 # --- every number of a table ---------------------------------------------------------------------
 
-TEXT = corpus_parts.TEXT
+TEXT = corpus_indirect.TEXT
 
 
-def sample(kind, form):
-    """A message of a kind and a form."""
+def sample(kind, index):
+    """A message of a kind, of one run with an index or without."""
     if kind in ("NON_TENSOR_ROWS", "OBJECT_ARRAY"):
-        parts = {
-            "IN_ORDER": made_of("IN_ORDER", TEXT * 2),
-            "AT": made_of("AT", TEXT, [0, 0], narrow=17, step=1),
-            "REPEATED": made_of("REPEATED", b"\7"),
-            "RAMP": made_of("RAMP", b"\7\7", step=1),
-        }
-        lengths = [1, 1] if form in ("REPEATED", "RAMP") else [5, 5]
-        return documents_of(parts[form], lengths=lengths, kind=kind)
+        made = run_of(TEXT, [0, 0] if index else None, narrow=17)
+        return documents_of(made, lengths=[5, 5], kind=kind, stored=129 if index else 65)
     lengths = [1, 1, 1] if kind == "TENSOR" else [2, 0, 3]
-    total = sum(lengths)
-    parts = {
-        "IN_ORDER": made_of("IN_ORDER", bytes(range(2 * total))),
-        "AT": made_of("AT", bytes(range(6)), [0] * 3, narrow=34),
-        "REPEATED": made_of("REPEATED", b"\1\2\3\4", [1, total - 1]),
-        "RAMP": made_of("RAMP", b"\1\0\2\0\3\0", step=-(2**63)),
-    }
-    return batch_of(kind, parts[form], lengths=lengths, dtype="int16")
+    made = run_of(bytes(range(6)), [0] * 3 if index else None, narrow=34)
+    return batch_of(kind, made, lengths=lengths, dtype="int16")
 
 
 def several():
-    """A column of one part of each form."""
-    parts = [
-        made_of("IN_ORDER", bytes(range(6)), rows=[2, 1]),
-        made_of("AT", bytes(range(8)), [0, 2], rows=[2, 2], narrow=17),
-        made_of("REPEATED", b"\1\2", rows=[0, 3]),
-        made_of("RAMP", b"\1\0\2\0", rows=[2, 0], step=7),
+    """A column of several runs."""
+    runs = [
+        run_of(bytes(range(6)), [0, 2], rows=[2, 1]),
+        run_of(bytes(range(8)), [0, 2], rows=[2, 2], narrow=17),
+        run_of(bytes(range(6)), rows=[0, 3]),
     ]
-    return batch_of("JAGGED", *parts, lengths=[6, 6], dtype="int16")
+    return batch_of("JAGGED", *runs, lengths=[4, 6], dtype="int16")
 
 
 def table_at(frames):
     """Where the table of the only column lies in frame 1, and how many numbers it has."""
-    header = read_header(frames[0])
-    (node,) = (node for node in header.schema.nodes if "stored" in node_numbers(node))
-    _, offset, stored = header.numbers[node.number : node.number + 3]
-    return offset, 11 * (stored - PARTS)
+    ((_, offset, size),) = tables_of(read_header(frames[0]))
+    return offset, size // 8
 
 
-def node_numbers(node):
-    tensors = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)
-    return ("stored",) if node.kind in tensors else ()
+def tables_of(header):
+    """The place and the size of each table."""
+    found = []
+    for node in header.schema.nodes:
+        buffer, offset, stored = [*header.numbers[node.number : node.number + 3], 0, 0, 0][:3]
+        if node.kind in LEAVES and runs_of(node.kind, stored):
+            found.append((buffer, offset, 8 * len(RUN_NUMBERS) * runs_of(node.kind, stored)))
+    return found
 
 
 VALUES = (
@@ -177,9 +165,10 @@ VALUES = (
 )
 
 SAMPLES = {
-    f"{kind} {form}": (kind, form)
+    f"{kind}, {'index' if index else 'at first'}": (kind, index)
     for kind in ("TENSOR", "JAGGED", "NON_TENSOR_ROWS", "OBJECT_ARRAY")
-    for form in FORMS
+    for index in (True, False)
+    if index or kind != "TENSOR"
 }
 
 
@@ -203,19 +192,19 @@ def test_every_number_of_a_table(name):
 
 
 @pytest.mark.parametrize("name", [*SAMPLES, "several"])
-def test_every_number_of_a_node_of_parts(name):
+def test_every_number_of_an_indirect_node(name):
     """Its place, how it is stored, its group, its size and its dims."""
     frames = several() if name == "several" else sample(*SAMPLES[name])
     header = read_header(frames[0])
     packed = int64s(*header.numbers)
     assert frames[0].count(packed) == 1
     last = header.schema.numbers + 2 + 5 * len(header.groups)
-    for at, value in itertools.product(range(last), (*VALUES, 66, 67, 71)):
+    for at, value in itertools.product(range(last), (*VALUES, 66, 67, 71, 128, 129, 130)):
         numbers = [*header.numbers]
         numbers[at] = value
         changed = [frames[0].replace(packed, int64s(*numbers)), frames[1]]
         first, second, why = verdicts(changed)
-        assert first == second or "more rows than this reader" in why, (at, value, why)
+        assert first == second, (at, value, why)
 
 
 def elided_messages():
@@ -242,12 +231,7 @@ def test_every_bit_of_real_tables(which):
     header = read_header(frames[0])
     before = verdicts(frames)[0]
     assert before is not None
-    tables = []
-    for node in header.schema.nodes:
-        if node_numbers(node):
-            buffer, offset, stored = header.numbers[node.number : node.number + 3]
-            if stored > PARTS:
-                tables.append((buffer, offset, 88 * (stored - PARTS)))
+    tables = tables_of(header)
     assert tables
     rng = random.Random(which)
     for buffer, offset, length in tables:
@@ -266,13 +250,15 @@ def test_every_bit_of_real_tables(which):
 # --- bombs ---------------------------------------------------------------------------------------
 
 
-def rows_made(rows, each, columns=1, dtype="uint8", spare=0):
-    """Columns that take much more than their message: one cell, `rows` rows of `each`."""
+def rows_made(rows, each, columns=1, spare=0):
+    """Columns that take much more than their message: the same cells in all rows."""
     f = Forge()
+    cells = f.put(bytes(each))
+    group = f.shared_group([each] * rows)
     leaves = {}
     for i in range(columns):
-        cell = bytes(spec_reader.SIZES[dtype])
-        leaves[f"c{i}"] = column(f, "JAGGED", [made_of("REPEATED", cell)], [each] * rows, dtype)
+        buffer, offset = f.put(table(run(each, cells, group=group)))
+        leaves[f"c{i}"] = jagged(group, 1, [rows * each], "uint8", buffer, offset, 65)
     f.put(bytes(spare))
     return f.message(tensordict([rows], leaves))
 
@@ -287,23 +273,27 @@ def peak_of(read, frames):
         tracemalloc.stop()
 
 
-def tensor_bomb(dims, dtype="uint8"):
-    parts = table(part("REPEATED", 1))
-    return message(tensor(dtype, dims, 0, 0, 65), parts + bytes(16))
+def claimed(kind, lengths, dims, dtype="uint8"):
+    """A column of one cell that claims to be this large."""
+    f = Forge()
+    group = f.group(lengths)
+    place = f.put(table(run(1, (0, 0), group=group, index=(0, 0), narrow=1)))
+    if kind == "TENSOR":
+        made = tensor(dtype, dims, *place, 65)
+    elif kind == "JAGGED":
+        made = jagged(group, 1, dims, dtype, *place, 65)
+    else:
+        made = rows_node(dims[0], *place, group, 129)
+    return f.message(made)
 
 
 BOMBS = {
-    "one row of a terabyte": lambda: rows_made(1, 1 << 40),
-    "one row of 2^62": lambda: rows_made(1, 1 << 62),
-    "one row of 2^60 int64": lambda: rows_made(1, (1 << 60) - 1, dtype="int64"),
-    "a thousand columns": lambda: rows_made(1, 1 << 30, columns=1000),
-    "a tensor of 2^50 rows": lambda: tensor_bomb([1 << 50]),
-    "a tensor of few rows": lambda: tensor_bomb([2, 1 << 50]),
-    "a tensor of 2^62 int64": lambda: tensor_bomb([1 << 20, 1 << 42], "int64"),
-    "documents": lambda: documents_of(made_of("REPEATED", b"\xc0"), lengths=[1 << 40]),
-    "documents of one object": lambda: documents_of(
-        made_of("AT", TEXT, [0], step=1), lengths=[1 << 40]
-    ),
+    "one row of a terabyte": lambda: claimed("JAGGED", [1 << 40], [1 << 40]),
+    "one row of 2^62": lambda: claimed("JAGGED", [1 << 62], [1 << 62]),
+    "one row of 2^60 int64": lambda: claimed("JAGGED", [1 << 59], [1 << 59], "int64"),
+    "a tensor of few rows": lambda: claimed("TENSOR", [1], [2, 1 << 50]),
+    "documents": lambda: claimed("NON_TENSOR_ROWS", [1 << 40], [1 << 40]),
+    "a thousand columns": lambda: rows_made(200, 1 << 14, columns=1000),
 }
 
 
@@ -321,25 +311,40 @@ def test_bombs(name):
         spec_reader.read(frames)
 
 
+def test_no_row_of_a_tensor_is_made_that_has_no_bytes():
+    for rows in (1 << 50, 1 << 24, 10_000):
+        frames = claimed("TENSOR", [1], [rows])
+        peak, error = peak_of(decode, frames)
+        assert error is not None
+        assert peak < 1 << 20
+
+
+def test_small_messages_become_little():
+    """What a row may share is sent, and each row takes bytes of its own."""
+    most = rows_made(50, 400)
+    assert sum(map(len, most)) < 1100
+    assert decode(most)["c0"].values().nbytes == 20_000
+
+
 def test_the_limit_of_what_is_made():
     """It counts cells and rows of all columns, beyond 64 for each byte of the message."""
-    frames = rows_made(4, 1 << 15, columns=3)
+    frames = rows_made(400, 1 << 10, columns=9)
     total = sum(map(len, frames))
-    beyond = 3 * ((1 << 17) + 8 * 4) - 64 * total
+    beyond = 9 * 400 * ((1 << 10) + 8) - 64 * total
     assert beyond > 0
     decode(frames, limits=Limits(expanded=beyond))
     with pytest.raises(WireFormatError, match=rf"Limits\(expanded={beyond}\)") as caught:
         decode(frames, limits=Limits(expanded=beyond - 1))
     assert caught.value.reason == "too_large"
-    decode(rows_made(4, 1 << 15, columns=3, spare=beyond // 64 + 1), limits=Limits(expanded=0))
+    fits = rows_made(400, 1 << 10, columns=9, spare=beyond // 64 + 1)
+    decode(fits, limits=Limits(expanded=0))
 
 
 def test_documents_count_more():
     """Objects take more than their bytes; of rows that are one object, one is made."""
     row = b"\x92" + b"\xdc\x40\x00" + b"\x90" * (1 << 14) + b"\xc0"
-    for step, objects in ((0, 16), (1, 1)):
-        made = made_of("AT", row, [0] * 1000, narrow=1, step=step)
-        frames = documents_of(made, lengths=[len(row)] * 1000)
+    for stored, objects in ((65, 16), (129, 1)):
+        frames = documents_of(run_of(row), lengths=[len(row)] * 1000, stored=stored)
         total = sum(map(len, frames))
         beyond = 16 * (1000 * len(row) - 64 * total) if objects > 1 else 0
         most = max(beyond, 1000 * (len(row) + 8) - 64 * total)
@@ -365,10 +370,7 @@ def test_documents_of_several_columns_count_together():
     row = b"\xdc\x01\x00" + b"\x90" * (1 << 8)
     f = Forge()
     leaves = {
-        f"c{i}": column(
-            f, "NON_TENSOR_ROWS", [made_of("AT", row, [0] * 400, narrow=1)], [len(row)] * 400
-        )
-        for i in range(3)
+        f"c{i}": column(f, "NON_TENSOR_ROWS", [run_of(row)], [len(row)] * 400) for i in range(3)
     }
     frames = f.message(tensordict([400], leaves))
     beyond = 16 * (3 * 400 * len(row) - 64 * sum(map(len, frames)))
@@ -380,7 +382,7 @@ def test_documents_of_several_columns_count_together():
 
 
 def test_what_repeats_does_not_repeat_at_every_level():
-    """The billion laughs: 64 rows, each of which is a message of 64 rows, and so on."""
+    """The billion laughs: 60 rows, each of which is a message of 60 rows, and so on."""
     frames = message(tensor("int64", [800], 0, 0, 1), bytes(100))
     for level in range(6):
         frames = in_a_row(frames, rows=60)
@@ -391,37 +393,25 @@ def test_what_repeats_does_not_repeat_at_every_level():
         assert first == second, why
 
 
-def test_messages_in_rows_have_no_more_than_64_for_each_byte():
-    """Many of them would have what the reader allows besides many times."""
-    frames = in_a_row(rows_made(1, 1 << 20))
-    error = refused(decode, frames)
-    assert error is not None
-    assert error.reason == "out_of_bounds"
-    assert "limits" not in error.detail
-    fits = in_a_row(rows_made(1, 1 << 10))
-    assert verdicts(fits)[0] is not None
-
-
-def numbers_at_many_places(columns):
-    """Columns of one byte per cell, whose counts are bits at other places."""
+def indices_at_many_places(columns):
+    """Columns of one byte per cell, whose indices are bits at other places."""
     f = Forge()
-    cells = 1 << 14
-    bits = f.put(b"\xff" * (cells // 8 + columns))
-    data = f.put(bytes(cells))
-    group = f.shared_group([cells])
+    rows = 1 << 14
+    bits = f.put(bytes(rows // 8 + columns))
+    data = f.put(bytes(1))
+    group = f.shared_group([1] * rows)
     leaves = {}
     for i in range(columns):
         index = (bits[0], bits[1] + i)
-        numbers = part("REPEATED", cells, data, group=group, index=index, narrow=1, indices=cells)
-        place = f.put(table(numbers))
-        leaves[f"c{i}"] = corpus_parts.jagged(group, 1, [cells], "uint8", place[0], place[1], 65)
-    return f.message(tensordict([1], leaves))
+        place = f.put(table(run(1, data, group=group, index=index, narrow=1)))
+        leaves[f"c{i}"] = jagged(group, 1, [rows], "uint8", *place, 65)
+    return f.message(tensordict([rows], leaves))
 
 
-def test_numbers_beside_cells_are_not_kept():
+def test_indices_count():
     """They take eight bytes where a cell may take one."""
-    few, many = (peak_of(decode, numbers_at_many_places(n))[0] for n in (10, 110))
-    assert many - few < 100 * 4 * (1 << 14)
+    few, many = (peak_of(decode, indices_at_many_places(n))[0] for n in (10, 110))
+    assert many - few < 100 * (8 + 1 + 1) * (1 << 14)
 
 
 def over_one_table(columns, rows, cells=1):
@@ -430,10 +420,9 @@ def over_one_table(columns, rows, cells=1):
     group = f.shared_group([0] * (rows - 1) + [cells])
     index = f.put(bytes((rows + 7) // 8))
     data = f.put(bytes(cells))
-    numbers = part("AT", cells, data, group=group, index=index, narrow=1, indices=rows)
-    place = f.put(table(numbers))
-    f.put(bytes(88 * columns))
-    leaf = corpus_parts.jagged(group, 1, [cells], "uint8", place[0], place[1], 65)
+    place = f.put(table(run(cells, data, group=group, index=index, narrow=1)))
+    f.put(bytes(64 * columns))
+    leaf = jagged(group, 1, [cells], "uint8", *place, 65)
     return f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
 
 
@@ -459,7 +448,7 @@ def test_rows_without_cells_count():
 
 
 def test_columns_that_share_cells_are_apart_once_they_are_read():
-    frames = [bytearray(frame) for frame in corpus_parts.GOOD["parts_share_cells"][-1]]
+    frames = [bytearray(frame) for frame in corpus_indirect.GOOD["indirect_shared"][-1]]
     td = decode(frames)
     before = {name: td.get(name).values().clone() for name in "abc"}
     td["d"].fill_(99)
@@ -468,9 +457,9 @@ def test_columns_that_share_cells_are_apart_once_they_are_read():
     assert td.get("c").values().equal(before["c"])
 
 
-def test_tables_and_numbers_are_copied_before_they_are_checked(monkeypatch):
+def test_tables_and_indices_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
-    frames = [bytearray(frame) for frame in corpus_parts.GOOD["part_at"][-1]]
+    frames = [bytearray(frame) for frame in corpus_indirect.GOOD["indirect_anywhere"][-1]]
     batch = open_wire(frames)
     view = batch._message.rows(batch._nodes["a"])
     frames[1][:] = b"\xff" * len(frames[1])
@@ -530,12 +519,9 @@ def repeating(draw):
 
 
 @settings(max_examples=200, suppress_health_check=SLOW, deadline=None)
-@given(repeating(), st.booleans(), st.booleans())
-def test_any_batch_that_repeats_comes_back(eager, td, narrow, grouped):  # noqa: F811
-    groups = [i // 2 for i in range(len(td))] if grouped else None
-    frames = [
-        bytes(memoryview(frame)) for frame in encode(td, elide=True, narrow=narrow, groups=groups)
-    ]
+@given(repeating(), st.booleans())
+def test_any_batch_that_repeats_comes_back(eager, td, narrow):  # noqa: F811
+    frames = [bytes(memoryview(frame)) for frame in encode(td, elide=True, narrow=narrow)]
     assert_same(decode(frames), td)
     assert plain(spec_reader.read(frames)) == plain(neutral(td))
     batch = open_wire(frames)
@@ -573,10 +559,8 @@ def rows_that_differ_at(at, length=4000, rows=8):
 @pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 511, 512, 1999, 2000, 2001, 3984, 3998, 3999])
 def test_rows_that_are_equal_but_for_one_cell(at, narrow):
     made = rows_that_differ_at(at)
-    for groups in (None, [0] * 8, [i % 2 for i in range(8)]):
-        td = TensorDict({"a": nested(made)}, batch_size=[8])
-        frames = encode(td, elide=True, narrow=narrow, groups=groups)
-        assert_same(decode(frames), td)
+    td = TensorDict({"a": nested(made)}, batch_size=[8])
+    assert_same(decode(encode(td, elide=True, narrow=narrow)), td)
     columns = {f"c{i}": nested([row[:2000], row[2000:]]) for i, row in enumerate(made)}
     td = TensorDict(columns, batch_size=[2])
     assert_same(decode(encode(td, elide=True, narrow=narrow)), td)
@@ -714,26 +698,28 @@ def test_a_list_of_lone_tensors(eager):  # noqa: F811
     ]
 
 
-def test_no_part_is_written_that_no_reader_takes(eager, monkeypatch):  # noqa: F811
-    """More than eight columns end to end are sent as they are."""
+def test_no_more_runs_are_written_than_readers_take():
+    """Each column is the one before it and one more."""
     rng = np.random.default_rng(0)
-    columns = {f"c{i}": nested(rng.integers(0, 1 << 40, (2, 20))) for i in range(10)}
-    both = nested(torch.cat([c.values().view(2, 20) for c in columns.values()], 1).numpy())
-    td = TensorDict({**columns, "all": both}, batch_size=[2])
-    assert MOST_PARTS == 8
-    assert_same(decode(encode(td, elide=True)), td)
-    assert_same(decode(list_frames(td)), [td])
-
-
-def list_frames(value):
-    return [bytes(memoryview(frame)) for frame in encode([value], elide=True)]
+    ends = [rng.integers(0, 1 << 40, (2, 200)) for _ in range(9)]
+    columns = {"end0": nested(ends[0])}
+    for i in range(1, len(ends)):
+        columns[f"end{i}"] = nested(ends[i])
+        columns[f"all{i}"] = nested(np.concatenate(ends[: i + 1], axis=1))
+    td = TensorDict(columns, batch_size=[2])
+    frames = encode(td, elide=True)
+    header = read_header(bytes(frames[0]))
+    found = [size // (8 * len(RUN_NUMBERS)) for *_, size in tables_of(header)]
+    assert max(found) == MOST_RUNS
+    assert len(found) == len(ends) - 2  # one of them is sent as it is
+    assert_same(decode(frames), td)
 
 
 def test_tables_in_frames_of_their_own():
     """Of a list of tensors, as of columns."""
     f = Forge(apart=True)
-    made = column(f, "TENSOR", [made_of("AT", b"\1\2", [1, 0])], [1, 1])
-    frames = f.message(list_of(made, made), bytes(88))
+    made = column(f, "TENSOR", [run_of(b"\1\2", [1, 0])], [1, 1])
+    frames = f.message(list_of(made, made), bytes(64))
     first, second, why = verdicts(frames)
     assert first is not None
     assert first == second, why

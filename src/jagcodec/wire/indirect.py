@@ -1,0 +1,204 @@
+"""Indirect columns, whose rows lie elsewhere in the message: a table says where.
+
+Each row is one run of cells or several, one after the other. The table is read as a `RaggedView`,
+so that rows which share cells share them until a rectangle or a tensor is made.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.checks import expect, fail
+from jagcodec.wire.frames import Payload
+from jagcodec.wire.header import Header
+from jagcodec.wire.leaf import MOST_RANGES, Leaf, Place, cell_range
+from jagcodec.wire.schema import stored_size
+from jagcodec.wire.spec import NO_INDEX, PLAIN, RUN_NUMBERS
+
+
+class Source(Protocol):
+    """The open message that a column lies in.
+
+    Attributes:
+        header: What the message says of itself.
+        payload: Its buffers.
+        widened: Cells that were stored narrow, as wide as their dtype.
+    """
+
+    header: Header
+    payload: Payload
+    widened: dict[Place, ByteArray]
+
+    def row_splits(self, group: int, /) -> RowSplits:
+        """The rows of a ragged group."""
+        ...
+
+
+class Run(NamedTuple):
+    """The numbers of a run, in the order of `RUN_NUMBERS`."""
+
+    group: int
+    buffer: int
+    offset: int
+    stored: int
+    cells: int
+    index_buffer: int
+    index_offset: int
+    index_stored: int
+
+
+class PickedRows(NamedTuple):
+    """Some rows of a column: (R,) which, and how long they are."""
+
+    rows: IntArray
+    splits: RowSplits
+
+
+def runs_at(source: Source, leaf: Leaf) -> list[Run]:
+    """The table that lies at the place of an indirect column."""
+    size = 8 * len(RUN_NUMBERS) * leaf.runs
+    data = source.payload.read(leaf.place.buffer, leaf.place.offset, size)
+    # A copy: what was checked must not change with the message's memory.
+    numbers = np.frombuffer(bytes(data), dtype=np.int64).reshape(leaf.runs, len(RUN_NUMBERS))
+    return [Run(*run) for run in numbers.tolist()]
+
+
+def view_of_runs(
+    source: Source, leaf: Leaf, rows: RowSplits, picked: PickedRows | None = None
+) -> RaggedView:
+    """The rows of an indirect column where their cells lie; of some rows only theirs are read.
+
+    Raises:
+        WireFormatError: The table is not that of these rows.
+    """
+    splits = rows if picked is None else picked.splits
+    chosen = slice(None) if picked is None else picked.rows
+    cell, inner = leaf.cell_bytes, leaf.shape[1:]
+    runs = runs_at(source, leaf)
+    memories: list[ByteArray] = []
+    starts = np.empty((splits.rows, len(runs)), dtype=np.int64)
+    lengths = np.empty_like(starts)
+    left = rows.lengths
+    for k, run in enumerate(runs):
+        own = rows if leaf.group is None else _rows_of(source, leaf, run)
+        if own.rows != rows.rows or (own.lengths > left).any():
+            raise _other_rows(run)
+        left = left - own.lengths
+        memory, starts[:, k] = _cells(source, leaf, run, own, chosen)
+        memories.append(memory)
+        lengths[:, k] = own.lengths[chosen]
+    if left.any():
+        raise _other_rows(runs[-1])
+    if len(runs) == 1:
+        shape = (len(memories[0]) // cell, *inner)
+        return RaggedView(memories[0], leaf.dtype, shape, 1, starts[:, 0].copy(), splits)
+    starts *= cell
+    starts += np.cumsum([0, *map(len, memories[:-1])])
+    shape = (splits.total, *inner)
+    return RaggedView(tuple(memories), leaf.dtype, shape, 1, starts, splits, lengths)
+
+
+def _rows_of(source: Source, leaf: Leaf, run: Run) -> RowSplits:
+    """The rows of a run of a column that has a group."""
+    if leaf.runs == 1 and run.group != leaf.group:
+        raise _other_rows(run)
+    groups = len(source.header.groups)
+    expect(0 <= run.group < groups, "bad_record", f"a ragged group below {groups}", run.group)
+    return source.row_splits(run.group)
+
+
+def _other_rows(run: Run) -> WireFormatError:
+    text = f"expected runs of the column's rows, found others in ragged group {run.group}"
+    return fail("bad_offsets", text)
+
+
+def _cells(
+    source: Source, leaf: Leaf, run: Run, splits: RowSplits, chosen: slice | IntArray
+) -> tuple[ByteArray, IntArray]:
+    """Cells of a run, and where the chosen ones of its rows begin among them."""
+    most = splits.total
+    expect(0 <= run.cells <= most, "out_of_bounds", f"at most {most} cells", run.cells)
+    starts = _starts(source, leaf, run, splits)
+    place = _place(source, run[1:4], run.cells * leaf.inner, leaf.place.name)
+    if isinstance(chosen, slice):
+        return _read(source, place), starts
+    return _ranges(source, place, starts[chosen], splits.lengths[chosen], run.cells)
+
+
+def _starts(source: Source, leaf: Leaf, run: Run, splits: RowSplits) -> IntArray:
+    """At which cell each row of a run begins."""
+    if run.index_buffer == NO_INDEX:
+        expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
+        starts = np.zeros(splits.rows, dtype=np.int64)
+    else:
+        place = _place(source, run[5:8], splits.rows, "int64")
+        data = cell_range(source.payload, place, 0, splits.rows, keep=False)
+        # A copy: what was checked must not change with the message's memory.
+        starts = np.frombuffer(data.tobytes() if place.stored == PLAIN else data, dtype=np.int64)
+    inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
+    if not inside.all():
+        row = int(np.argmin(inside))
+        raise fail(
+            "out_of_bounds",
+            f"expected row {row} of {splits.lengths[row]} within {run.cells} cells, "
+            f"found it at {starts[row]}",
+        )
+    return starts
+
+
+def _place(source: Source, place: tuple[int, ...], cells: int, name: str) -> Place:
+    """A place of some cells that a table names, which is in the payload."""
+    buffer, offset, stored = place
+    sizes = source.header.sizes
+    size = stored_size(name, stored, cells)
+    inside = 0 <= buffer < len(sizes) and 0 <= offset <= sizes[buffer] - size
+    if cells and not inside:
+        raise fail(
+            "out_of_bounds",
+            f"expected {size} bytes of a run in the payload, found buffer {brief(buffer)}, "
+            f"offset {brief(offset)}",
+        )
+    return Place(buffer, offset, stored, cells, name)
+
+
+def _read(source: Source, place: Place) -> ByteArray:
+    """All cells of a place, made as wide as their dtype only once."""
+    if not place.cells:
+        return np.empty(0, dtype=np.uint8)
+    known = source.widened.get(place)
+    if known is None:
+        known = cell_range(source.payload, place, 0, place.cells, keep=False)
+        if place.stored != PLAIN:
+            source.widened[place] = known
+    return known
+
+
+def _ranges(
+    source: Source, place: Place, starts: IntArray, lengths: IntArray, cells: int
+) -> tuple[ByteArray, IntArray]:
+    """The cells of some rows alone, and where each begins among these."""
+    held = np.flatnonzero(lengths)
+    if not len(held):
+        return np.empty(0, dtype=np.uint8), np.zeros_like(starts)
+    order = held[np.argsort(starts[held], kind="stable")]
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    apart = np.append(True, begins[1:] > ends[:-1])  # rows may have cells in common
+    firsts, lasts = begins[apart], ends[np.append(apart[1:], True)]
+    if len(firsts) > MOST_RANGES:
+        return _read(source, place), starts
+    each = place.cells // cells
+    data = [
+        cell_range(source.payload, place, each * a, each * b, keep=False)
+        for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
+    ]
+    among = RowSplits.from_lengths(lasts - firsts).starts
+    which = np.searchsorted(firsts, starts, side="right") - 1
+    moved = np.where(lengths > 0, starts - firsts[which] + among[which], 0)
+    return np.concatenate(data), moved
