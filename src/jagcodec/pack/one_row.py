@@ -14,7 +14,7 @@ from jagcodec.pack.row_columns import ANYTHING, RowColumns
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES
-from jagcodec.wire.rows_in_order import OrderedColumn
+from jagcodec.wire.lowered import InOrder
 from jagcodec.wire.spec import Code
 
 # Python's numbers as cells: the dtypes that they have where nobody says another.
@@ -27,7 +27,7 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 
 def ordered_columns(
     row: Mapping[str, Any], where: str
-) -> tuple[tuple[Any, ...], list[OrderedColumn]] | None:
+) -> tuple[tuple[Any, ...], list[InOrder]] | None:
     """The schema and the columns of a message of one row; None where they are not that simple.
 
     Args:
@@ -38,7 +38,7 @@ def ordered_columns(
         ArgumentError: A number in a list does not fit its cells.
         ArgumentTypeError: Items of a list are of several types.
     """
-    columns: list[OrderedColumn] = []
+    columns: list[InOrder] = []
     nodes: list[tuple[Any, ...]] = []
     for name, value in row.items():
         kind = type(value)
@@ -46,14 +46,14 @@ def ordered_columns(
         if number is not None:
             pack, node = number
             try:
-                columns.append((memoryview(pack.pack(value)), None, ()))
+                columns.append((memoryview(pack.pack(value)), None, (1,)))
             except (struct.error, OverflowError):
                 return None  # to be refused
             nodes.append(node)
             continue
         if kind is str:
             packed = memoryview(documents.packer().pack(value))
-            columns.append((packed, (0, len(packed)), None))
+            columns.append((packed, (0, len(packed)), (len(packed),)))
             nodes.append((Code.NON_TENSOR_ROWS,))
             continue
         if kind is list or kind is tuple:
@@ -66,6 +66,6 @@ def ordered_columns(
         dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
         if dtype is None or not shape or not value.flags.c_contiguous:
             return None
-        columns.append((value, (0, shape[0]), shape[1:]))
+        columns.append((value, (0, shape[0]), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
     return (Code.TENSORDICT, 1, tuple(row), *nodes), columns

@@ -22,7 +22,7 @@ from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.rows_in_order import frames_of_rows
+from jagcodec.wire.place import frames_in_order
 
 
 def pack_rows(
@@ -161,7 +161,7 @@ def encode_rows(
                     pickles = options.get("allow_pickle", False)
                     document = meta_document(meta, pickles, options.get("default"))
                     values = documents.packer().pack([document])
-                return frames_of_rows(simple[0], 1, simple[1], values)
+                return frames_in_order(simple[0], 1, simple[1], values)
     columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
     message = pending(columns, **options)
     if out is None:
