@@ -530,7 +530,7 @@ def bars(found: Mapping[str, Any]) -> list[Bar]:
         batch = f"images, {kind}"
         if size := figure(batch, "elide", "bytes"):
             ask(f"{batch}, elide: bytes / one copy", 1.05, size / found[batch]["once"])
-    for batch, option, most in (("demo", both, 0.6), ("experts", "narrow of the column", 1.0)):
+    for batch, option, most in (("demo", both, 0.63), ("experts", "narrow of the column", 1.0)):
         size, plain = figure(batch, option, "bytes"), figure(batch, "none", "bytes")
         if size and plain:
             ask(f"{batch}, {option}: bytes / no option", most, size / plain)

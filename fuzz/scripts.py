@@ -34,8 +34,9 @@ from jagcodec.wire import schema as wire_schema
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.header import read_header
+from jagcodec.wire.plain_types import PLAIN_TYPES
 from jagcodec.wire.registry import register_type
-from jagcodec.wire.schema import FORMS, PER_KEY
+from jagcodec.wire.schema import FORMS, PER_KEY, numpy_itemsize
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
     COMPRESSED_LAYOUTS,
@@ -198,24 +199,15 @@ def _repeats() -> TensorDict:
         "both": column(both),
         "mask": column([[1] * 56] * 3),
         "positions": column([list(range(56))] * 3),
-        "zeros": torch.zeros(3, 40),
+        "zeros": torch.zeros(3, 200),
     }
     return TensorDict(fields, [3])
-
-
-def _strings(items: list[Any], **options: Any) -> Any:
-    dtypes: Any = getattr(np, "dtypes", None)
-    # numpy 1 has no such dtype; something else keeps the place.
-    return np.array(items, dtypes.StringDType(**options) if hasattr(dtypes, "StringDType") else "O")
 
 
 def _values() -> list[tuple[Any, dict[str, bool]]]:
     """Values and the options to encode them with. Scripts name them by place: append only."""
     sparse = torch.tensor([[0.0, 1.0, 0.0, 2.0], [3.0, 0.0, 0.0, 0.0]])
     base = torch.arange(24, dtype=torch.int32).view(12, 2)
-    record = np.zeros(2, dtype=[("a", "<i4"), ("b", "<f8", (2,)), ("c", "S3")])
-    mixed = np.zeros(2, dtype=[("x", "<i2"), ("o", "O")])
-    mixed["o"] = ["text", [1, 2]]
     members = [TensorDict({"x": torch.zeros(2)}, [2]), TensorDict({"x": torch.ones(2)}, [2])]
     deep = np.array([{"t": torch.ones(3)}, None, np.array([torch.ones(2), "x"], object)], object)
     plain: list[Any] = [
@@ -227,9 +219,9 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         b"\x00\x01" * 2048,
         np.arange(6, dtype="<i8").reshape(2, 3),
         [np.array(["ab", "c"]), np.array(["2026-01-01"], dtype="M8[D]"), np.array(1.5)],
-        record,
-        mixed,
-        mixed[0],
+        np.arange(4, dtype=">u2"),
+        np.array(["text", [1, 2]], dtype=object),
+        np.void(b"\x00\x01"),
         np.array([1, "x", None], dtype=object),
         deep,
         [np.float32(1.5), np.int64(3), np.str_("s"), np.bytes_(b"b"), np.datetime64(5, "s")],
@@ -257,9 +249,9 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         _rollout(),
         Sampling(0.5, ("x",)),
         Sampling(0.5, torch.ones(2)),
-        _strings(["a", "bcd"]),
-        _strings(["a", None], na_object=None),
-        np.array([1.5], dtype=np.longdouble),
+        np.array([b"a", b"bcd"]),
+        np.array([None, "a"], dtype=object),
+        np.array([1.5], dtype=">f8"),
         {"big": torch.arange(2100), "small": torch.arange(3)},
     ]
     numbers = {"bool": torch.tensor([True, False, True]), "int": torch.arange(-2, 300)}
@@ -352,6 +344,7 @@ _EDGES = (
 )
 _KEYS = ("a", "b", "x", "", "a.b", "batch_size", "names", "data", "\ud800", "é" * 20, "_td", "0")
 _TORCH_NAMES = tuple(TORCH_DTYPES)
+_PLAIN_NAMES = tuple(name for name, *_ in PLAIN_TYPES.values())
 _STORED = (0, 1, *STORED_WIDTHS, 0x10, 0x18, 2)
 _NUMPY_NAMES = (
     *("<i4", "<i8", "|u1", "|b1", ">f4", "<f8", "<c16", "|S3", "|S0", "<U2", "<U0", "|V3", "|V0"),
@@ -360,30 +353,16 @@ _NUMPY_NAMES = (
 )
 
 
-def _numpy_dtype(s: Script, depth: int = 0) -> Any:
+def _numpy_dtype(s: Script) -> Any:
     value = s.byte()
-    if value < 160 or depth > 3:
+    if value < 240:
         return _NUMPY_NAMES[value % len(_NUMPY_NAMES)]
-    if value < 190:
-        return ["sub", _numpy_dtype(s, depth + 1), [s.number() for _ in range(s.byte() % 3)]]
-    return _struct(s, depth)
-
-
-def _struct(s: Script, depth: int = 0) -> Any:
-    fields: list[Any] = []
-    end = 0
-    for _ in range(s.byte() % 4):
-        dtype = _numpy_dtype(s, depth + 1)
-        title = s.pick(_KEYS) if s.byte() > 250 else None
-        offset = end if s.byte() < 200 else s.number(64)
-        fields.append([s.pick(_KEYS), title, offset, dtype])
-        end = min(offset + _numpy_size(dtype), 2**40)
-    return ["struct", end if s.byte() < 200 else s.number(64), s.byte() > 200, fields]
+    return ["sub", "<i4", [2]] if value < 248 else ["struct", 4, False, [["a", None, 0, "<i4"]]]
 
 
 def _numpy_size(dtype: Any) -> int:
     try:
-        return wire_schema.numpy_itemsize(dtype)
+        return numpy_itemsize(dtype)
     except WireFormatError:
         return 0
 
@@ -421,7 +400,7 @@ _DOCUMENT_LAYERS: tuple[Callable[[Any], Any], ...] = (
     lambda document: [_tag(Kind.TUPLE), document],
     lambda document: [_tag(Kind.FROZENSET), document],
     lambda document: [_tag(Kind.DICT), 1, document],
-    lambda document: [_tag(Kind.SLICE), document, None, None],
+    lambda document: [_tag(Kind.USER), "slice", [_tag(Kind.TUPLE), document, None, None]],
     lambda document: [_tag(Kind.USER), "fuzz.Sampling", {"temperature": document, "stop": 1}],
 )
 _NATIVE: tuple[Callable[[Script, int], Any], ...] = (
@@ -440,26 +419,17 @@ _NATIVE: tuple[Callable[[Script, int], Any], ...] = (
 )
 _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "data": lambda s, d: s.take(s.byte() % 33),
-    "real": lambda s, d: s.byte() / 2,
-    "imag": lambda s, d: s.byte() / 2,
-    "start": lambda s, d: s.number(),
-    "stop": lambda s, d: s.number(),
-    "step": lambda s, d: s.number(),
-    "shape": lambda s, d: [s.number() for _ in range(s.byte() % 3)],
-    "items": lambda s, d: [s.pick((*_KEYS, None)) for _ in range(s.byte() % 5)],
-    "coerce": lambda s, d: bool(s.byte() & 1),
-    "has_na": lambda s, d: bool(s.byte() & 1),
-    "na": _document,
     "dtype": lambda s, d: _numpy_dtype(s),
-    "value": lambda s, d: s.pick((*_KEYS, b"", b"\x00\xff")),
-    "name": lambda s, d: s.pick(("fuzz.Sampling", *_TORCH_NAMES, "quint8", "load", "os.system")),
+    "name": lambda s, d: s.pick(("fuzz.Sampling", *_PLAIN_NAMES, "load", "os.system")),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
     "layout": lambda s, d: s.pick(COMPRESSED_LAYOUTS),
-    "type": lambda s, d: s.pick(("cpu", "cuda", "meta", "cuda:1", "mps", "", "xla")),
-    "number": lambda s, d: s.pick((None, 0, 1, 127, 128)),
     "state": lambda s, d: (
-        {"temperature": _document(s, d), "stop": 1} if s.byte() < 128 else _document(s, d)
+        {"temperature": _document(s, d), "stop": 1}
+        if (odd := s.byte()) < 96
+        else [_tag(Kind.TUPLE), *_documents(s, d)]
+        if odd < 160
+        else _document(s, d)
     ),
 }
 _ALL_RECORDS = tuple(RECORDS)
@@ -492,12 +462,10 @@ _PAYLOAD = struct.pack("<16q", 0, 2, 2, 5, 0, 1, 0, 1, 2, 3, 1, 1, 4, 0, 1, 2) +
 _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0])
 
 _ALL_KINDS = tuple(FORMS)
-_ARRAYS = (Kind.ARRAY, Kind.OBJECT_ARRAY, Kind.FIELD_ARRAY)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 _DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
 _LEAVES = (*_DENSE, Kind.TENSORDICT, Kind.LAZY_STACK, *_STACKS)
 _MEMBERS: dict[Kind, tuple[Kind, ...]] = {
-    Kind.SCALAR: _ARRAYS,
     Kind.SPARSE_COMPRESSED: (Kind.TENSOR,),
     Kind.TENSORDICT: _LEAVES,
     Kind.LAZY_STACK: (Kind.TENSORDICT, Kind.LAZY_STACK),
@@ -566,9 +534,6 @@ class Tree:
             if kind is Kind.ARRAY:
                 facts["dtype"] = _numpy_dtype(s) if dtype is None else dtype
                 itemsize = _numpy_size(facts["dtype"])
-            elif kind is Kind.FIELD_ARRAY:
-                facts["dtype"] = _struct(s)
-                itemsize = 0
             else:
                 facts["dtype"] = s.pick(_TORCH_NAMES) if dtype is None else dtype
                 itemsize = TORCH_DTYPES[facts["dtype"]]
@@ -614,13 +579,6 @@ class Tree:
             sparse, cells = s.byte() % (len(dims) + 1), s.byte() % 4
             indices = self.node(Kind.TENSOR, depth, [sparse, cells], "int64")
             return [indices, self.node(Kind.TENSOR, depth, [cells, *dims[sparse:]])]
-        if kind is Kind.FIELD_ARRAY:
-            children = []
-            for *_, dtype in facts["dtype"][3]:
-                inner, shape = dtype[1:] if dtype[0] == "sub" else (dtype, [])
-                array = Kind.OBJECT_ARRAY if inner == "|O" else Kind.ARRAY
-                children.append(self.node(array, depth, [*dims, *shape], inner))
-            return children
         count = s.byte() % 4 if form.children < 0 else form.children
         kinds = _MEMBERS.get(kind)
         items = [

@@ -25,7 +25,7 @@ from tensordict.base import TensorDictBase
 
 from jagcodec.batch.joined import join_messages
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.wire import blobs, cell_columns, decoder, elision, lazy
+from jagcodec.wire import blobs, decoder, elide, lazy
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
@@ -237,12 +237,12 @@ def _bytes_of(value: Any, **options: Any) -> list[bytes] | None:
 
 def _elided(value: Any, *, narrow: bool) -> list[bytes] | None:
     """As `_bytes_of`, and whatever is found to repeat is sent once, whether it pays or not."""
-    before = elision._FEWEST, cell_columns.SLACK
-    elision._FEWEST, cell_columns.SLACK = 1, -(1 << 20)
+    before = elide.FEWEST, elide.SLACK
+    elide.FEWEST, elide.SLACK = 1, -(1 << 20)
     try:
         return _bytes_of(value, elide=True, narrow=narrow)
     finally:
-        elision._FEWEST, cell_columns.SLACK = before
+        elide.FEWEST, elide.SLACK = before
 
 
 def _check_stable(value: Any) -> None:

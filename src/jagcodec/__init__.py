@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jagcodec.batch.options import Layout, PaddingSide
     from jagcodec.batch.padding_tax import padding_tax
     from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
-    from jagcodec.batch.schemas import Schema, schema_of
     from jagcodec.batch.tax_report import tax_report
     from jagcodec.batch.to_rows import RowsAs, to_rows
     from jagcodec.errors import (
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
         ArgumentTypeError,
         JagcodecError,
         JagcodecWarning,
-        SchemaError,
         TransportError,
         TransportTimeoutError,
         UnsupportedTypeError,
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     )
     from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
     from jagcodec.ragged.varlen import PackedColumn
-    from jagcodec.record import RecordInfo, RecordReader, RecordWriter
     from jagcodec.wire.blobs import (
         decode_batch,
         dump,
@@ -81,13 +78,8 @@ __all__ = [
     "MsgpackEncoder",
     "PackedColumn",
     "PaddingSide",
-    "RecordInfo",
-    "RecordReader",
-    "RecordWriter",
     "RowBuilder",
     "RowsAs",
-    "Schema",
-    "SchemaError",
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTypeError",
@@ -120,7 +112,6 @@ __all__ = [
     "register_type",
     "repeat_rows",
     "response_from_nested",
-    "schema_of",
     "select_rows",
     "split_rows",
     "stack_or_nest",
@@ -140,12 +131,11 @@ _HOMES = {
     "batch.options": "Layout PaddingSide",
     "batch.padding_tax": "padding_tax",
     "batch.rows": "balance_rows repeat_rows select_rows split_rows",
-    "batch.schemas": "Schema schema_of",
     "batch.tax_report": "tax_report",
     "batch.to_rows": "RowsAs to_rows",
     "errors": (
         "ArgumentError ArgumentIndexError ArgumentKeyError ArgumentTypeError JagcodecError "
-        "JagcodecWarning SchemaError TransportError TransportTimeoutError UnsupportedTypeError "
+        "JagcodecWarning TransportError TransportTimeoutError UnsupportedTypeError "
         "WireFormatError"
     ),
     "pack.builder": "RowBuilder",
@@ -158,7 +148,6 @@ _HOMES = {
     ),
     "ragged.non_tensor": "unwrap_wire_stripped_payload",
     "ragged.varlen": "PackedColumn",
-    "record": "RecordInfo RecordReader RecordWriter",
     "wire.blobs": "decode_batch dump encode_batch_into encode_into encoded_size load to_blob",
     "wire.decoder": "MsgpackDecoder decode",
     "wire.encoder": "MsgpackEncoder encode",

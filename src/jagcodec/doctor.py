@@ -23,7 +23,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "mooncake": ("mooncake-transfer-engine-non-cuda",),
     "pillow": ("pillow",),
     "verl": ("ray", "pillow", "omegaconf", "transformers"),
-    "cli": ("safetensors", "pyarrow", "matplotlib", "tqdm"),
+    "arrow": ("pyarrow",),
     "testing": ("hypothesis",),
 }
 """The packages that each extra for users adds."""

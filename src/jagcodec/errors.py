@@ -21,7 +21,6 @@ Reason = Literal[
     "empty_prompt",
     "no_such_field",
     "no_such_row",
-    # a batch of another schema (and bad_type, bad_dtype, bad_shape, no_such_field)
     "new_field",
     # an object that cannot be encoded
     "unsupported_type",
@@ -197,14 +196,6 @@ class UnsupportedTypeError(JagcodecError, TypeError):
 
 class WireFormatError(JagcodecError, ValueError):
     """A message cannot be read: truncated, foreign, newer, or inconsistent; also a `ValueError`."""
-
-
-class SchemaError(JagcodecError, ValueError):
-    """A batch or message is sound, but not of the schema that was asked for; also a `ValueError`.
-
-    Nothing of it is damaged, as a `WireFormatError` would say, and the call is right, which an
-    `ArgumentError` would deny: two programs disagree, and `path` names the column.
-    """
 
 
 class TransportError(JagcodecError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jagcodec import cells
 from jagcodec.cells import python_cells
-from jagcodec.pack.numbers import plain_number
+from jagcodec.pack.cells import plain_number
 
 HALVES = [python_cells]
 try:
@@ -120,6 +120,13 @@ def test_lists_that_change_while_they_are_read(half):
             fill(half, [row], "q")
     with pytest.raises(ValueError, match="length"):
         half.fill([[1, 2]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, None)
+
+
+def test_without_a_conversion_other_items_are_not_numbers(monkeypatch):
+    for half in HALVES:
+        monkeypatch.setattr(cells, "_active", half)
+        out = np.zeros(2, dtype=np.int64)
+        assert cells.fill([[1], ["x"]], np.array([1, 1]), out, "q") == (1, 0)
 
 
 def test_no_more_is_written_than_there_is_room_for():

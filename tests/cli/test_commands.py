@@ -11,10 +11,9 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import BatchedDataDict, cli, dump, load, pack_jagged_fields
+from jagcodec import BatchedDataDict, cli, dump, pack_jagged_fields
 from jagcodec.cli.text import cells_text
 from jagcodec.data import rollout_table
-from jagcodec.testing import assert_same
 from tests.helpers import ROOT
 
 LENGTHS = [3, 5, 1, 5]
@@ -103,8 +102,8 @@ def test_inspect_reads_standard_input(run, file, monkeypatch):
         (["verify", "DAMAGED"], "expected a CRC-32"),
         (["diff", "FILE", "DAMAGED"], "expected a CRC-32"),
         (["diff", "FILE", "FILE", "--columns", "nothing"], "found 'nothing'"),
-        (["convert", "DAMAGED", "x.npz"], "expected a CRC-32"),
-        (["convert", "TEXT.npz", "x.jag"], "expected a .npz"),
+        (["export", "DAMAGED", "x.jsonl"], "expected a CRC-32"),
+        (["export", "FILE", "x.jsonl", "--columns", "nothing"], "found 'nothing'"),
         (["bench", "TEXT"], "expected a whole number of tokens"),
         (["tax", "FILE", "--columns", "ids:int64"], "expected lengths of rows, found a message"),
         (["tax", "--plot", "x.doc"], "expected"),
@@ -119,8 +118,6 @@ def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said
     for name, content in (("TEXT", b"one two"), ("CUT", data[:-1]), ("DAMAGED", damaged)):
         names[name] = tmp_path / name
         names[name].write_bytes(content)
-    names["TEXT.npz"] = tmp_path / "TEXT.npz"
-    names["TEXT.npz"].write_bytes(b"one two")
     status, out, err = run(*(names.get(argument, argument) for argument in arguments))
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
@@ -169,27 +166,63 @@ def test_verify_goes_on_after_a_message_that_is_not_sound(run, file, tmp_path):
     assert json.loads(out)[0]["reason"] == "frame_size"
 
 
-@pytest.mark.parametrize("ending", ["npz", "arrow", "safetensors"])
-def test_convert_there_and_back(run, file, tmp_path, ending):
-    pytest.importorskip({"npz": "numpy", "arrow": "pyarrow"}.get(ending, ending))
-    there, back = tmp_path / f"there.{ending}", tmp_path / "back.jag"
-    assert run("convert", file, there)[0] == 0
-    assert run("convert", there, back)[0] == 0
-    assert run("diff", file, back) == (0, "", "")
-    assert_same(load(back), load(file))
-    assert run("convert", there, back, "--columns", "reward", "--no-meta")[0] == 0
-    assert list(load(back).keys()) == ["reward"]
+def exported(path):
+    """The rows of a file, as the tools read them that it is made for."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".parquet":
+        return pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
+    return pytest.importorskip("pyarrow.ipc").open_file(path).read_all().to_pylist()
 
 
-def test_a_file_that_cannot_be_converted_leaves_the_old_one(run, tmp_path):
-    source, target = tmp_path / "odd.jag", tmp_path / "x.npz"
-    dump(pack_jagged_fields({"x": torch.ones(2).bfloat16()}, lengths=[1, 1]), source)
-    target.write_bytes(b"old")
-    status, _, err = run("convert", source, target)
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
+def test_export_writes_the_rows(run, file, tmp_path, ending):
+    if ending != "jsonl":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / f"rows.{ending}"
+    status, printed, err = run("export", file, out)
+    assert (status, printed) == (0, f"{out}: 4 rows, 3 columns\n")
+    assert err == "jagcodec: left out, because it belongs to the whole batch: step\n"
+    expected = [
+        {"ids": ids[:n], "logprobs": logprobs[:n], "reward": reward}
+        for *columns, n in [(*(COLUMNS[c].tolist() for c in COLUMNS), LENGTHS)]
+        for ids, logprobs, reward, n in zip(*columns, n, strict=True)
+    ]
+    assert exported(out) == expected
+    assert run("export", file, out, "--columns", "reward")[0] == 0
+    assert exported(out) == [{"reward": row["reward"]} for row in expected]
+
+
+def test_export_names_what_is_left_out_and_nothing_else(run, tmp_path):
+    source, out = tmp_path / "x.jag", tmp_path / "x.jsonl"
+    columns = {"x": torch.ones(3)}
+    for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
+        dump(value, source)
+        assert run("export", source, out)[2].endswith("whole batch: step\n")
+    dump(BatchedDataDict(columns), source)
+    assert run("export", source, out) == (0, f"{out}: 3 rows, 1 column\n", "")
+
+
+@pytest.mark.parametrize("ending", ["arrow", "jsonl"])
+def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending):
+    if ending != "jsonl":
+        pytest.importorskip("pyarrow")
+    source, out = tmp_path / "odd.jag", tmp_path / f"x.{ending}"
+    dump(TensorDict({"x": NonTensorStack("a", {"image": torch.ones(2)})}, [2]), source)
+    out.write_bytes(b"old")
+    status, _, err = run("export", source, out)
     assert status == 2
-    assert "column x: " in err
-    assert target.read_bytes() == b"old"
-    assert sorted(tmp_path.iterdir()) == [source, target]
+    assert f"{source}, column 'x'" in err
+    assert out.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == sorted([source, out])
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x", "-"])
+def test_export_names_the_endings(run, file, capsys, name):
+    with pytest.raises(SystemExit) as left:
+        run("export", file, name)
+    assert left.value.code == 2
+    assert "an ending of .parquet, .arrow, .jsonl" in capsys.readouterr().err
 
 
 def test_tax_of_columns_and_of_the_table_that_comes_with_the_package(run):
@@ -298,27 +331,6 @@ def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
     assert "an int of 16610 bits" in out
 
 
-def test_convert_drops_nothing_that_stands_beside_the_batch(run, tmp_path):
-    source, target = tmp_path / "x.jag", tmp_path / "x.npz"
-    columns = {"x": torch.ones(3)}
-    for value in ({"td": batch(), "step": 3}, BatchedDataDict(columns, meta_info={"step": 3})):
-        dump(value, source)
-        status, _, err = run("convert", source, target)
-        assert status == 2
-        assert "--no-meta leaves out" in err
-        assert not target.exists()
-        assert run("convert", source, target, "--no-meta")[0] == 0
-        target.unlink()
-    dump(BatchedDataDict(columns), source)
-    assert run("convert", source, target)[0] == 0
-
-
-def test_convert_writes_no_file_that_is_called_as_standard_output(run, file):
-    with pytest.raises(SystemExit) as left:
-        run("convert", file.with_suffix(".npz"), "-")
-    assert left.value.code == 2
-
-
 def test_what_is_too_large_for_the_memory_is_one_line(run, tmp_path):
     lengths = tmp_path / "lengths"
     for length in (1 << 50, 1 << 63, 1 << 70):
@@ -375,7 +387,7 @@ def test_what_never_ends_is_no_message(run, command):
 
 
 def test_every_command_has_help(capsys):
-    for command in ("inspect", "diff", "verify", "convert", "tax", "bench"):
+    for command in ("inspect", "diff", "verify", "export", "tax", "bench"):
         with pytest.raises(SystemExit) as left:
             cli.main([command, "--help"])
         assert left.value.code == 0

@@ -190,12 +190,14 @@ def test_numbers_of_other_types_are_taken_exactly():
             "f": [np.arange(6)[::2]],
             "g": [torch.ones(3, dtype=torch.bfloat16, requires_grad=True)],
             "h": [np.arange(3, dtype=np.uint32)],
+            "i": [range(2, 5)],
         }
     )
     assert batch["a"].values().tolist() == [5, 6, 7]
     assert batch["b"].values()[0] == np.float32(0.1)
-    assert [batch[name].dtype for name in "cdefgh"] == [
-        *(torch.float32, torch.int64, torch.int32, torch.int64, torch.bfloat16, torch.uint32)
+    assert [batch[name].dtype for name in "cdefghi"] == [
+        *(torch.float32, torch.int64, torch.int32, torch.int64, torch.bfloat16, torch.uint32),
+        torch.int64,
     ]
     assert batch["f"].values().tolist() == [0, 2, 4]
     assert not batch["g"].requires_grad
@@ -211,8 +213,8 @@ def test_lists_and_arrays_in_one_column():
 
 def test_objects():
     samples: list[dict[str, Any]] = [
-        {"text": "x", "chat": [{"role": "user"}], "tools": ["a"], "any": None, "size": range(2)},
-        {"text": "", "chat": [], "tools": [], "any": {"x": [1, 2]}, "size": range(3)},
+        {"text": "x", "chat": [{"role": "user"}], "tools": ["a"], "any": None},
+        {"text": "", "chat": [], "tools": [], "any": {"x": [1, 2]}},
     ]
     batch = both(samples)
     for name in samples[0]:
@@ -293,24 +295,58 @@ def test_a_mapping_of_many_kinds_of_columns():
 # --- what does not -----------------------------------------------------------------------------
 
 WRONG = [
-    ({"ids": [[1], [2, 1 << 63]]}, {}, ArgumentError, r"'ids'\), row 1: .*int64"),
-    ({"ids": [[1], [2, 1 << 70]]}, {}, ArgumentError, r"'ids'\), row 1: .*71 bits"),
-    ({"ids": [[1], [-129]]}, {"dtypes": {"ids": torch.int8}}, ArgumentError, "row 1: .*-129"),
-    ({"ids": [[1], [2, 0.5]]}, {}, ArgumentTypeError, r"row 1: .*integers.*0\.5.*float32"),
-    ({"ids": [[1], [True]]}, {}, ArgumentTypeError, "row 1: .*True"),
-    ({"ids": [[True], [1]]}, {}, ArgumentTypeError, "row 1: .*bools.*1"),
-    ({"ids": [[0.5], [False]]}, {}, ArgumentTypeError, "row 1: .*False"),
-    ({"ids": [[1], [2, "x"]]}, {}, ArgumentTypeError, "row 1: .*'x'.*object"),
-    ({"ids": [[1], [None]]}, {}, ArgumentTypeError, "row 1: .*NoneType"),
-    ({"ids": [[1], None]}, {}, ArgumentTypeError, "row 1: .*NoneType"),
+    ({"ids": [[1], [2, 1 << 63]]}, {}, ArgumentError, r"'ids'\), row 1, cell 1: .*int64"),
+    ({"ids": [[1], [2, 1 << 70]]}, {}, ArgumentError, r"'ids'\), row 1, cell 1: .*71 bits"),
+    (
+        {"ids": [[1], [-129]]},
+        {"dtypes": {"ids": torch.int8}},
+        ArgumentError,
+        "row 1, cell 0: .*-129",
+    ),
+    (
+        {"ids": [[1], [2, 0.5]]},
+        {"dtypes": {"ids": torch.int64}},
+        ArgumentTypeError,
+        r"row 1, cell 1: .*integers.*0\.5.*float32",
+    ),
+    ({"ids": [[(1 << 24) + 1], [0.5]]}, {}, ArgumentError, "row 0, cell 0: .*float32.*16777217"),
+    ({"ids": [(1 << 24) + 1, 0.5]}, {}, ArgumentError, "row 0: .*float32 holds exactly"),
+    ({"ids": [[1], [0.5, True]]}, {}, ArgumentTypeError, "row 1, cell 1: .*True"),
+    ({"ids": [True, 0.5]}, {}, ArgumentTypeError, r"row 1: .*bools.*0\.5"),
+    ({"ids": [[1], [True]]}, {}, ArgumentTypeError, "row 1, cell 0: .*True"),
+    ({"ids": [[True], [1]]}, {}, ArgumentTypeError, "row 1, cell 0: .*bools.*1"),
+    ({"ids": [[0.5], [False]]}, {}, ArgumentTypeError, "row 1, cell 0: .*False"),
+    ({"ids": [[1], [2, "x"]]}, {}, ArgumentTypeError, "row 1, cell 1: .*'x'.*object"),
+    ({"ids": [[1], [None]]}, {}, ArgumentTypeError, "row 1, cell 0: .*None.*nan.*object"),
+    ({"ids": [[1], [2, None]]}, {}, ArgumentTypeError, "row 1, cell 1: .*None"),
+    ({"ids": [[1], None]}, {}, ArgumentTypeError, "row 1: .*None.*object"),
+    ({"ids": [None, 1]}, {}, ArgumentTypeError, "row 0: .*None"),
+    ({"ids": [[[1, 2]], [[3, None]]]}, {}, ArgumentTypeError, "row 1, cell 0: .*None"),
+    ({"ids": [[[None, 2]], [[None, 3]]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
+    ({"ids": [[None, [2]], [None, [3]]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
     ({"ids": [1, "x"]}, {}, ArgumentTypeError, "row 1: .*'x'"),
     ({"ids": ["x", 1]}, {}, ArgumentTypeError, "row 1: .*object"),
     ({"ids": [["x"], [1]]}, {}, ArgumentTypeError, "row 1: .*object"),
     ({"ids": [1, [2]]}, {}, ArgumentError, "'ids'"),
-    ({"ids": [[0.5, (1 << 24) + 1]]}, {}, ArgumentError, "row 0: .*exactly, found 16777217"),
-    ({"ids": [[0.5], [1e39]]}, {}, ArgumentError, r"row 1: .*1e\+39"),
-    ({"ids": [[1.0], [7e4]]}, {"dtypes": {"ids": torch.float16}}, ArgumentError, "row 1: .*70000"),
-    ({"ids": [[1], [2049]]}, {"dtypes": {"ids": torch.float16}}, ArgumentError, "row 1: .*exactly"),
+    (
+        {"ids": [[0.5, (1 << 24) + 1]]},
+        {},
+        ArgumentError,
+        "row 0, cell 1: .*exactly, found 16777217",
+    ),
+    ({"ids": [[0.5], [1e39]]}, {}, ArgumentError, r"row 1, cell 0: .*1e\+39"),
+    (
+        {"ids": [[1.0], [7e4]]},
+        {"dtypes": {"ids": torch.float16}},
+        ArgumentError,
+        "row 1, cell 0: .*70000",
+    ),
+    (
+        {"ids": [[1], [2049]]},
+        {"dtypes": {"ids": torch.float16}},
+        ArgumentError,
+        "row 1, cell 0: .*exactly",
+    ),
     ({"ids": [["x"]]}, {"dtypes": {"ids": torch.int64}}, ArgumentTypeError, "row 0: .*numbers"),
     ({"ids": [[1]]}, {"dtypes": {"ids": torch.complex64}}, ArgumentTypeError, "complex64"),
     ({"ids": [[[1, 2], [3]]]}, {}, ArgumentError, "row 0: .*object"),
@@ -419,12 +455,36 @@ def test_lengths_that_are_none(lengths, error):
 
 @pytest.mark.parametrize(
     ("rows", "where"),
-    [([[None, -0.5], [-1.0]], "row 0, cell 0"), ([[None], [-0.5]], "row 0, cell 0")],
+    [
+        ([[None, -0.5], [-1.0]], "row 0, cell 0"),
+        ([[None], [-0.5]], "row 0, cell 0"),
+        ([[None, -0.5], [None, -1.0]], "row 0, cell 0"),
+        ([[None], [None, -1.0]], "row 1, cell 0"),
+        ([(None, -0.5)], "row 0, cell 0"),
+    ],
 )
-def test_a_none_among_numbers_is_named(rows, where):
+@pytest.mark.parametrize("function", [pack_rows, encode_rows])
+def test_a_none_among_numbers_is_named(function, rows, where):
     """As engines give for the first token, which nothing predicts."""
     with pytest.raises(ArgumentTypeError, match=f"{where}: expected a number, found None"):
-        pack_rows([{"logprobs": row} for row in rows])
+        function([{"logprobs": row} for row in rows])
+
+
+def test_a_none_among_objects_is_an_object():
+    rows: list[dict[str, Any]] = [
+        {"a": None, "b": [None], "c": ["x", None, 1]},
+        {"a": {}, "b": [], "c": []},
+    ]
+    batch = pack_rows(rows)
+    assert [list(batch[name]) for name in "abc"] == [[row[name] for row in rows] for name in "abc"]
+
+
+def test_a_float_after_ints_makes_the_column_float32():
+    batch = both({"r": [0, 1, 0.5], "x": [[1, 2], [], [2.5]]})
+    assert batch["r"].dtype == batch["x"].dtype == torch.float32
+    assert batch["r"].tolist() == [0.0, 1.0, 0.5]
+    assert batch["x"].values().tolist() == [1.0, 2.0, 2.5]
+    assert both([{"x": [1, 0.5]}])["x"].values().tolist() == [1.0, 0.5]
 
 
 def test_a_none_among_strings_is_not_the_fault():

@@ -54,6 +54,11 @@ def record(kind, *fields):
     return [tag(kind), *fields]
 
 
+def user(name, *parts):
+    """A record of a type whose state is a tuple."""
+    return record("USER", name, record("TUPLE", *parts))
+
+
 # --- nodes that many messages are made of ------------------------------------------------------
 
 
@@ -88,14 +93,6 @@ def object_array(shape, size, buffer=0, offset=0, group=0, stored=0):
 
 def rows_node(size, buffer=0, offset=0, group=0, stored=0):
     return node("NON_TENSOR_ROWS", numbers=[buffer, offset, stored, group, size])
-
-
-def field_array(dtype, shape, *columns):
-    return node("FIELD_ARRAY", dtype, len(shape), numbers=shape, children=columns)
-
-
-def struct_of(size, *fields, aligned=False):
-    return ["struct", size, aligned, [list(field) for field in fields]]
 
 
 # --- indirect columns --------------------------------------------------------------------------

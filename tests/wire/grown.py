@@ -13,7 +13,6 @@ import msgpack
 
 from tests.wire.forge import (
     Part,
-    array,
     compressed,
     document,
     int64s,
@@ -23,7 +22,6 @@ from tests.wire.forge import (
     node,
     record,
     row_message,
-    struct_of,
     tag,
     tensor,
     tensordict,
@@ -72,8 +70,8 @@ def _named(parts: Sequence[Part], long: int = 0) -> dict[str, Part]:
 _SPOILS: dict[str, Callable[[], Part]] = {
     "unknown dtype": lambda: node("TENSOR", "float33", 0, numbers=[0, 0, 0]),
     "out of bounds": lambda: node("TENSOR", "uint8", 1, numbers=[9, 0, 0, 1]),
-    "bad document": lambda: document([tag("RANGE"), 0, 1, 0]),
-    "bad row": lambda: node("SCALAR", children=[0]),
+    "bad document": lambda: document(record("BIG_INT", b"")),
+    "bad row": lambda: node("SPARSE_COO", 0, numbers=[0], children=[0, 0]),
 }
 
 
@@ -264,22 +262,6 @@ def _views_of(n: int) -> list[bytes]:
     return f.message(node("TENSOR_VIEWS", "uint8", 1, numbers=numbers))
 
 
-def _struct_of_fields(dtype: str, size: int, *, overlap: bool) -> Callable[[int], list[bytes]]:
-    def make(n: int) -> list[bytes]:
-        fields = [(f"f{i}", None, 0 if overlap else i * size, dtype) for i in range(n)]
-        whole = size * (1 if overlap else n)
-        return message(array(struct_of(whole, *fields), [1]), bytes(whole))
-
-    return make
-
-
-def _text_of(n: int) -> list[bytes]:
-    """A struct of many fields that are all of its text, which grows too."""
-    count = max(1, round(n**0.5))
-    fields = [(f"f{i}", None, 0, f"<U{count}") for i in range(count)]
-    return message(array(struct_of(4 * count, *fields), [count]), bytes(4 * count * count))
-
-
 _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "views": _views_of,
     "string": lambda n: message("x" * n),
@@ -295,21 +277,11 @@ _LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "big integers equal": lambda n: message(
         record("SET", *[record("BIG_INT", bytes([i, 1]) + bytes(n) + b"\1") for i in range(32)])
     ),
-    "size": lambda n: message(record("SIZE", *range(n))),
+    "size": lambda n: message(record("USER", "torch.Size", [*range(n)])),
     "numbers": lambda n: message(record("NUMBERS", "int8", bytes([200]) * n)),
     "bools": lambda n: message(record("NUMBERS", "bool", b"\1" * n)),
     "lists of numbers": lambda n: message(
         [record("NUMBERS", "int32", i.to_bytes(4, "little")) for i in range(n)]
-    ),
-    "strings": lambda n: message(
-        record("STRING_ARRAY", [n], [f"{i}" for i in range(n)], True, False, None)
-    ),
-    "struct of fields": _struct_of_fields("|u1", 1, overlap=False),
-    "struct of one field": _struct_of_fields("|u1", 1, overlap=True),
-    "struct of one text": _struct_of_fields("<U1", 4, overlap=True),
-    "struct of long text": _text_of,
-    "scalar of fields": lambda n: message(
-        record("SCALAR", struct_of(1, *[(f"f{i}", None, 0, "|u1") for i in range(n)]), b"x")
     ),
     "scalar of text": lambda n: message(record("SCALAR", f"<U{n}", bytes(4 * n))),
     "timestamps under levels": lambda n: message(
@@ -338,8 +310,8 @@ def _shown(options: dict[str, bool]) -> str:
 # --- which there are -----------------------------------------------------------------------------
 
 HASHABLE = (
-    *("int", "float", "str", "bin", "BIG_INT", "COMPLEX", "TUPLE", "FROZENSET", "RANGE"),
-    *("SCALAR", "STRING_SCALAR", "SIZE"),
+    *("int", "float", "str", "bin", "BIG_INT", "complex", "TUPLE", "FROZENSET", "range"),
+    *("SCALAR", "numpy.str_", "torch.Size"),
 )
 
 

@@ -16,7 +16,6 @@ from tests.wire.forge import (
     Part,
     array,
     document,
-    field_array,
     int64s,
     list_of,
     map_of,
@@ -27,9 +26,9 @@ from tests.wire.forge import (
     row_message,
     rows_of,
     run,
-    struct_of,
     table,
     tensordict,
+    user,
 )
 
 
@@ -453,14 +452,6 @@ def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
     return make
 
 
-_OVERLAPPING = struct_of(8, *[(f"f{i}", None, 0, "<U2") for i in range(16)])
-_POINTER = struct_of(8, ("a", None, 0, "|O"))
-
-
-def _fields(f: Forge, i: int) -> Part:
-    return field_array(_POINTER, [1], _objects([1], i % 100)(f, i))
-
-
 def _views(f: Forge, i: int) -> Part:
     numbers = [*f.put(bytes(4)), *f.put(int64s(0, 1, 1, 2)), 2, 4]
     return node("TENSOR_VIEWS", "uint8", 1, numbers=numbers)
@@ -492,28 +483,29 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "map": lambda i: {"a": i, "b": {}},
     "map of keys": lambda i: {f"k{i}": 1},
     "BIG_INT": lambda i: _big(1 << 70 | i),
-    "COMPLEX": lambda i: record("COMPLEX", 0.5, float(i)),
+    "complex": lambda i: user("complex", 0.5, float(i)),
     "TUPLE": lambda i: record("TUPLE", i),
     "SET": lambda i: record("SET", i, i + 1),
     "FROZENSET": lambda i: record("FROZENSET", i),
     "FROZENSETs": lambda i: record("FROZENSET", record("FROZENSET", record("FROZENSET", i))),
     "DICT": lambda i: record("DICT", i, 0, record("TUPLE", i), 0),
-    "RANGE": lambda i: record("RANGE", 0, 10**9, i + 1),
-    "SLICE": lambda i: record("SLICE", i, None, None),
+    "range": lambda i: user("range", 0, 10**9, i + 1),
+    "slice": lambda i: user("slice", i, None, None),
     "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
     "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
-    "STRING_ARRAY": lambda i: record("STRING_ARRAY", [2], ["a", "b"], True, False, None),
-    "STRING_ARRAY, empty": lambda i: record("STRING_ARRAY", [0, 2**40], [], True, False, None),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
-    "SCALAR struct": lambda i: record("SCALAR", struct_of(1, ("a", None, 0, "|u1")), b"x"),
-    "STRING_SCALAR": lambda i: record("STRING_SCALAR", f"s{i}"),
-    "SIZE": lambda i: record("SIZE", i, 2),
-    "DTYPE": lambda i: record("DTYPE", "float32"),
-    "DEVICE": lambda i: record("DEVICE", "cpu", None),
+    "numpy.str_": lambda i: record("USER", "numpy.str_", f"s{i}"),
+    "torch.Size": lambda i: record("USER", "torch.Size", [i, 2]),
+    "torch.dtype": lambda i: record("USER", "torch.dtype", "float32"),
+    "torch.device": lambda i: user("torch.device", "cpu", None),
     "USER": lambda i: record("USER", "growth.Box", {"value": i}),
     "deep list": lambda i: nest(lambda inner: [inner], 20, i),
     "deep tuple": lambda i: nest(lambda inner: record("TUPLE", inner), 20, i),
 }
+
+
+def _slice_node(part: Part) -> Part:
+    return node("USER", "slice", children=[node("TUPLE", children=[None, part, None])])
 
 
 def nest(wrap: Callable[[Any], Any], levels: int, value: Any) -> Any:
@@ -530,27 +522,19 @@ VALUES: dict[str, Value] = {
     "list node": lambda f, i: node("LIST"),
     "map node": lambda f, i: node("MAP", [f"k{i}"], children=[0]),
     "dict node": lambda f, i: node("DICT", children=[[i], 0]),
-    "slice node": lambda f, i: node("SLICE", children=[i, None, None]),
+    "slice node": lambda f, i: _slice_node(node("LIST", children=[i])),
     "bytes": lambda f, i: node("BYTES", numbers=[*f.put(b"x"), 1]),
     "no bytes": lambda f, i: node("BYTES", numbers=[0, 0, 0]),
     "array": _data("ARRAY", "|u1", 1, 1),
     "array of text": _data("ARRAY", "<U2", 8, 1),
     "array of nothing": _data("ARRAY", "|S0", 0, 2, 3),
     "array of no cells": _data("ARRAY", "<f8", 8, 0, 2**40),
-    "array of overlapping text": _data("ARRAY", _OVERLAPPING, 8, 1),
-    "array of subarrays": _data("ARRAY", ["sub", "<i2", [2]], 4, 1),
     "array of dates": _data("ARRAY", "<M8[ns]", 8, 1),
     "overlap": _overlap,
     "objects": _objects([1], 0),
     "objects, shared": _objects([2], 0, 1, shared=True),
     "objects of messages": _objects([1], image(0)),
     "no objects": _objects([0, 2**40]),
-    "fields": _fields,
-    "no fields": lambda f, i: field_array(struct_of(1), [0]),
-    "gaps": lambda f, i: field_array(struct_of(64), [1]),
-    "scalar": lambda f, i: node(
-        "SCALAR", children=[field_array(_POINTER, [], _objects([], i % 100)(f, i))]
-    ),
     "views": _views,
     "no views": lambda f, i: node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 0, 0]),
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),
@@ -566,7 +550,6 @@ WRAPS: dict[str, Callable[[Part], Part]] = {
     "LIST": lambda part: list_of(part),
     "MAP": lambda part: map_of({"a": part}),
     "DICT": lambda part: node("DICT", children=[[1], part]),
-    "SLICE": lambda part: node("SLICE", children=[None, part, None]),
     "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
     "TENSORDICT": lambda part: tensordict([1], {"a": part}),
     "USER": lambda part: node("USER", "growth.Box", children=[map_of({"value": part})]),

@@ -27,21 +27,17 @@ SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "floa
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
-LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
 NODES = {
     19: ("TUPLE", "", "", None),
     22: ("DICT", "", "", None),
-    24: ("SLICE", "", "", 3),
     25: ("BYTES", "", "buffer offset size", 0),
     26: ("LIST", "", "", None),
     27: ("MAP", "keys", "", "keys"),
     32: ("ARRAY", "dtype rank", "buffer offset dims", 0),
     33: ("OBJECT_ARRAY", "rank", "buffer offset stored group size dims", 0),
-    34: ("FIELD_ARRAY", "dtype rank", "dims", None),
-    36: ("SCALAR", "", "", 1),
     48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
     50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
@@ -55,17 +51,9 @@ NODES = {
     68: ("NON_TENSOR_STACK", "stack_dim", "", None),
     80: ("USER", "name", "", 1),
 }
-RECORDS = {17: "BIG_INT", 18: "COMPLEX", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
-RECORDS |= {
-    23: "RANGE",
-    24: "SLICE",
-    28: "NUMBERS",
-    35: "STRING_ARRAY",
-    36: "SCALAR",
-    37: "STRING_SCALAR",
-}
-RECORDS |= {53: "SIZE", 54: "DTYPE", 55: "DEVICE", 80: "USER", 81: "PICKLE"}
-NO_KEYS = ("SET", "DICT", "STRING_ARRAY")
+RECORDS = {17: "BIG_INT", 19: "TUPLE", 20: "SET", 21: "FROZENSET", 22: "DICT"}
+RECORDS |= {28: "NUMBERS", 36: "SCALAR", 80: "USER", 81: "PICKLE"}
+NO_KEYS = ("SET", "DICT")
 STACKS = ("LAZY_STACK", "NON_TENSOR_STACK")
 NON_TENSORS = ("NON_TENSOR_DATA", "NON_TENSOR_ROWS", "NON_TENSOR_STACK")
 
@@ -104,11 +92,10 @@ def shape_of(value):
     return shape
 
 
-def strings(value, but=()):
-    """A list of strings, none twice; `but` may stand between them, as often as it likes."""
-    need(type(value) is list, "names")
-    given = [item for item in value if item not in but]
-    need(all(type(item) is str for item in given) and len(set(given)) == len(given), "names")
+def strings(value):
+    """A list of strings, none twice."""
+    need(type(value) is list and all(type(item) is str for item in value), "names")
+    need(len(set(value)) == len(value), "names")
     return value
 
 
@@ -252,8 +239,8 @@ class Reader:
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
         self.counted(self.payload)
         self.buffers = list(map(zstd, frames, header.sizes))
-        self.spare, self.made = 0 if in_row else 1024, 0
-        self.depth, self.stacks, self.object_cells = depth, 0, 0
+        self.in_row, self.made = in_row, 0
+        self.depth, self.stacks = depth, 0
         self.numbers, self.values = iter(header.numbers), iter(header.values)
         self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
@@ -333,16 +320,12 @@ class Reader:
         distinct(keys)
         return ([part for pair in zip(keys, items, strict=True) for part in pair],)
 
-    def slice(self, *parts):
-        return parts
-
     def bytes(self, buffer, offset, size):
         return self.cells(buffer, offset, size)
 
     def array(self, dtype, buffer, offset, dims):
-        need(8 * numpy_size(dtype) >= text_size(dtype), "text")
         data = self.cells(buffer, offset, math.prod(dims) * numpy_size(dtype))
-        return dtype, dims, clean(dtype, data, math.prod(dims))
+        return dtype, dims, text(dtype, data)
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
@@ -370,28 +353,6 @@ class Reader:
         items = self.documents(**place)
         need(len(items) == math.prod(dims), "one document per cell")
         return dims, items
-
-    def field_array(self, *columns, dtype, dims):
-        need(type(dtype) is list and dtype[:1] == ["struct"], "struct")
-        self.object_cells += max(numpy_size(dtype, objects=True), 1) * math.prod(dims)
-        limit = 64 * (self.spare + self.header.total)
-        need(self.object_cells <= limit, "cells out of nowhere")
-        need(len(columns) == len(dtype[3]), "one column per field")
-        for column, (_, _, _, inner) in zip(columns, dtype[3], strict=True):
-            own = []
-            while inner[0] == "sub":
-                _, inner, shape = inner
-                own += shape
-            kinds = ("ARRAY", "OBJECT_ARRAY", "FIELD_ARRAY")
-            need(type(column) is tuple and column[0] in kinds, "columns")
-            found = column[1] if column[0] == "OBJECT_ARRAY" else column[2]
-            need(found == (*dims, *own), "columns")
-            need(inner == (column[1] if column[0] != "OBJECT_ARRAY" else "|O"), "columns")
-        return dtype, dims, [*columns]
-
-    def scalar(self, array):
-        need(type(array) is tuple and array[0] == "FIELD_ARRAY" and array[2] == (), "rank 0")
-        return (array,)
 
     def tensor(self, dtype, buffer, offset, stored, dims):
         """The dtype's name, the shape and the cells, as wide as the dtype says."""
@@ -423,16 +384,14 @@ class Reader:
         """The cells of rows of these lengths that lie elsewhere; of documents, whether rows that
         begin at one byte are `one_object`.
         """
-        need(self.spare, "indirect columns in a row")
+        need(not self.in_row, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
         self.expanded += total * step + 8 * len(lengths) * count
         most = 64 * self.header.total
         need(self.expanded <= most + (1 << 30), "too much")
         table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
-        for own, *place, cells, index_at, index_offset, index_stored in zip(
-            *[iter(table)] * 8, strict=True
-        ):
+        for own, at, offset, stored, cells, *index in zip(*[iter(table)] * 8, strict=True):
             mine = lengths
             if group is not None:
                 need(0 <= own < len(self.header.groups), "group")
@@ -440,13 +399,13 @@ class Reader:
                 mine = lengths_of(self.offsets(own))
                 need(len(mine) == len(lengths), "rows of a run")
             need(0 <= cells <= sum(mine), "cells")
-            data = self.shared(*place, dtype, cells * cell)
+            data = self.shared(at, offset, stored, dtype, cells * cell)
             starts = [0] * len(mine)
-            if index_at == -1:
+            if index[0] == -1:
                 need(group is not None, "a tensor without an index")
             else:
-                at = index_at, index_offset, index_stored
-                starts = np.frombuffer(self.shared(*at, "int64", len(mine)), "<i8").tolist()
+                numbers = self.shared(index[0], index[1], index[2], "int64", len(mine))
+                starts = np.frombuffer(numbers, "<i8").tolist()
             need(all(0 <= a <= cells - n for a, n in zip(starts, mine, strict=True)), "rows")
             if one_object is not None:
                 distinct = {*zip(starts, mine, strict=True)}
@@ -559,8 +518,8 @@ class Reader:
         stack_of(items, stack_dim, NON_TENSORS)
         return stack_dim, [*items]
 
-    def user(self, *_, name):
-        raise RefusedError(f"no such type: {name!r:.80}")
+    def user(self, state, name):
+        return user(name, state)
 
 
 def stored_size(dtype, stored, cells):
@@ -642,63 +601,23 @@ def stack_of(items, dim, kinds):
     return (*size[:dim], len(items), *size[dim:])
 
 
-def text_size(dtype):
-    """Bytes of strings in a numpy dtype whose size is known."""
-    if type(dtype) is str:
-        return numpy_size(dtype, True) if dtype[1] == "U" else 0
-    if dtype[0] == "sub":
-        return math.prod(dtype[2]) * text_size(dtype[1])
-    return sum(text_size(field[3]) for field in dtype[3])
+def numpy_size(dtype):
+    """The bytes per cell of a numpy dtype."""
+    need(type(dtype) is str, "dtype")
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise RefusedError(f"dtype: {error}") from None
+    need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
+    need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
+    return found.itemsize
 
 
-def numpy_size(dtype, objects=False):
-    """The bytes per cell of a numpy dtype; `|O` is for the fields of a FIELD_ARRAY."""
-    if type(dtype) is str:
-        if dtype in LONG_DOUBLES:
-            return LONG_DOUBLES[dtype]
-        if dtype == "|O":
-            need(objects, "objects")
-            return 8
-        try:
-            found = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError) as error:
-            raise RefusedError(f"dtype: {error}") from None
-        need(found.str == dtype and found.kind in "biufcSUVmM", "dtype")
-        need(found.kind not in "fc" or found.itemsize <= (8 if found.kind == "f" else 16), "dtype")
-        return found.itemsize
-    need(type(dtype) is list and dtype, "dtype")
-    if dtype[0] == "sub":
-        need(len(dtype) == 3, "sub")
-        return numpy_size(dtype[1], objects) * math.prod(shape_of(dtype[2]))
-    need(dtype[0] == "struct" and len(dtype) == 4, "dtype")
-    _, size, aligned, fields = dtype
-    need(type(aligned) is bool and type(fields) is list, "struct")
-    need(all(type(field) is list and len(field) == 4 for field in fields), "struct")
-    strings([part for field in fields for part in field[:2]], but=(None,))
-    for name, title, offset, inner in fields:
-        need(type(name) is str and type(title) in (str, type(None)), "name")
-        need(count(offset) + numpy_size(inner, objects) <= count(size), "field outside")
-    return size
-
-
-def clean(dtype, data, cells):
-    """Cells with what means nothing in them zero; refuses strings of U that hold no code points."""
-    if type(dtype) is list and dtype[0] == "sub":
-        return clean(dtype[1], data, cells * math.prod(dtype[2]))
-    table = np.frombuffer(data, np.uint8)
-    if type(dtype) is str and dtype[1] == "U":
-        need((table.view(f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
-    if dtype in ("float80", "complex160"):
-        table = table.reshape(-1, 16).copy()
-        table[:, 10:] = 0
-    if type(dtype) is str or not data:
-        return table.tobytes()
-    table, out = table.reshape(cells, dtype[1]), np.zeros((cells, dtype[1]), np.uint8)
-    for _, _, start, inner in dtype[3]:
-        end = start + numpy_size(inner)
-        field = clean(inner, table[:, start:end].tobytes(), cells)
-        out[:, start:end] = np.frombuffer(field, np.uint8).reshape(cells, end - start)
-    return out.tobytes()
+def text(dtype, data):
+    """The cells; refuses strings of U that hold no code points."""
+    if dtype[1] == "U":
+        need((np.frombuffer(data, f"{dtype[0]}u4") <= 0x10FFFF).all(), "code points")
+    return data
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -738,11 +657,6 @@ def numbers(dtype, data):
     return ([*struct.unpack(f"<{len(data) // SIZES[dtype]}{code[dtype]}", data)],)
 
 
-def complex_(real, imag):
-    need(type(real) is float and type(imag) is float, "floats")
-    return real, imag
-
-
 def tuple_(*items):
     return ([*items],)
 
@@ -774,85 +688,66 @@ def key_of(value):
     if type(value) is tuple:
         kind, *fields = value
         need(kind not in NO_KEYS, "no key")
-        if kind == "COMPLEX":
-            return complex(*fields) if fields == fields else object()
+        if kind == "USER":
+            return key_of_user(*fields)
         if kind == "TUPLE":
             return tuple(map(key_of, fields[0]))
         if kind == "FROZENSET":
             return frozenset(map(key_of, fields[0]))
-        if kind == "RANGE":
-            return range(*fields)
-        if kind == "SIZE":
-            return fields[0]
-        if kind == "STRING_SCALAR":
-            return key_of(fields[0])
-        plain = kind == "SCALAR" and type(fields[0]) is str and fields[0] not in LONG_DOUBLES
-        if plain and fields[1] and fields[0][1] in "biufcSU":
+        if kind == "SCALAR" and fields[1] and fields[0][1] in "biufcSU":
             return key_of(np.ndarray((), fields[0], fields[1]).item())
     return object() if value != value else repr(value)
 
 
-def range_(start, stop, step):
-    need(all(type(item) is int for item in (start, stop, step)) and step != 0, "range")
-    return start, stop, step
-
-
-def slice_(start, stop, step):
-    return start, stop, step
-
-
-def string_array(shape, items, coerce, has_na, na):
-    shape = shape_of(shape)
-    need(type(items) is list and len(items) == math.prod(shape), "one item per cell")
-    need(all(item is None or type(item) is str for item in items), "strings")
-    need(not any("\ud800" <= c <= "\udfff" for item in items for c in item or ""), "surrogate")
-    need(type(coerce) is bool and type(has_na) is bool, "flags")
-    need(has_na or None not in items, "na")
-    need(type(na) in (type(None), float, str), "na")
-    return shape, items, coerce, has_na, na
+def key_of_user(name, state):
+    if name == "complex":
+        return complex(*state[1]) if state[1] == state[1] else object()
+    if name == "range":
+        return range(*state[1])
+    if name == "torch.Size":
+        return tuple(state)
+    return key_of(state) if name.startswith("numpy") else (name, repr(state))
 
 
 def scalar(dtype, data):
-    need(8 * numpy_size(dtype) >= text_size(dtype), "text")
     need(type(data) is bytes and len(data) == numpy_size(dtype), "size")
-    return dtype, clean(dtype, data, 1)
+    return dtype, text(dtype, data)
 
 
-def string_scalar(value):
-    need(type(value) in (str, bytes), "string")
-    return (value,)
-
-
-def size(*dims):
-    need(all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in dims), "dims")
-    return (tuple(dims),)
-
-
-def dtype_(name):
-    need(type(name) is str and name in {*SIZES, *QUANTIZED}, "name")
-    return (name,)
-
-
-def device(type_, number):
-    need(type(type_) is str and (number is None or count(number) < 128), "device")
-    return type_, number
-
-
-def user(name, _):
-    raise RefusedError(f"no such type: {name!r:.80}")
+def user(name, state):
+    """A value of one of the types that every reader knows."""
+    is_tuple = type(state) is tuple and state[0] == "TUPLE"
+    parts = state[1] if is_tuple else []
+    types = [type(part) for part in parts]
+    known = {
+        "complex": types == [float, float],
+        "range": types == [int] * 3 and parts[2] != 0,
+        "slice": len(parts) == 3,
+        "torch.Size": type(state) is list
+        and all(type(dim) is int and -LIMIT <= dim < LIMIT for dim in state),
+        "torch.dtype": type(state) is str and state in {*SIZES, *QUANTIZED},
+        "torch.device": types in ([str, int], [str, type(None)])
+        and (parts[1] is None or 0 <= parts[1] < 128),
+        "numpy.str_": type(state) is str,
+        "numpy.bytes_": type(state) is bytes,
+    }
+    need(type(name) is str and name in known, f"no such type: {name!r:.80}")
+    need(known[name], f"state of {name}")
+    return name, state
 
 
 def pickle(_):
     raise RefusedError("a pickle")
 
 
-DOCUMENTS = {"BIG_INT": big_int, "COMPLEX": complex_, "TUPLE": tuple_, "SET": set_}
-DOCUMENTS |= {
+DOCUMENTS = {
+    "BIG_INT": big_int,
+    "TUPLE": tuple_,
+    "SET": set_,
     "FROZENSET": set_,
     "DICT": dict_,
-    "RANGE": range_,
-    "SLICE": slice_,
     "NUMBERS": numbers,
+    "SCALAR": scalar,
+    "USER": user,
+    "PICKLE": pickle,
 }
-DOCUMENTS |= {"STRING_ARRAY": string_array, "SCALAR": scalar, "STRING_SCALAR": string_scalar}
-DOCUMENTS |= {"SIZE": size, "DTYPE": dtype_, "DEVICE": device, "USER": user, "PICKLE": pickle}

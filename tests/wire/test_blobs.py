@@ -1,5 +1,6 @@
 """Messages in one buffer, in memory of the caller's, and in files."""
 
+import array
 import os
 import socket
 import stat
@@ -38,7 +39,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import assert_same, jagged_batches, trees
-from jagcodec.wire import frames as of_frames
+from jagcodec.wire import files
 from tests.helpers import message
 
 VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
@@ -450,13 +451,13 @@ def test_no_moment_of_a_dump_is_readable_for_others(tmp_path, monkeypatch):
     dump("old", path)
     path.chmod(0o600)
     modes = []
-    write = of_frames._write
+    write = files._write
 
     def look_and_write(file, pieces):
         modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         write(file, pieces)
 
-    monkeypatch.setattr(of_frames, "_write", look_and_write)
+    monkeypatch.setattr(files, "_write", look_and_write)
     dump("secret", path)
     assert modes == [0o600]
 
@@ -491,6 +492,17 @@ def test_a_dump_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
             with pytest.raises(OSError, match="no space"):
                 dump("new", path)
         assert (load(path), os.listdir(tmp_path)) == ("old", ["value.jag"])
+
+
+def test_every_buffer_holds_a_message():
+    """An `array` is a sequence of numbers, too, and a memoryview one of bytes."""
+    blob = bytes(to_blob(encode(VALUE)))
+    for made in (array.array("B", blob), np.frombuffer(blob, np.uint8)):
+        assert_same(decode(made), VALUE)
+        assert_same(decode(memoryview(made)), VALUE)  # type: ignore[arg-type]
+    frames = [array.array("B", bytes(frame)) for frame in encode(VALUE)]
+    assert_same(decode(frames), VALUE)
+    assert_same(decode(tuple(frames)), VALUE)
 
 
 # Mistakes of the caller

@@ -27,7 +27,7 @@ ALONE = singles()
 # Of two kinds and more, in each other and beside each other.
 DRAWN = [grown(seed) for seed in range(40)]
 # Beside what many costs were multiplied with once: buffers, groups and rows.
-MULTIPLIERS = ["no bytes", "jagged, own group [2]", "rows, own group [2]", "fields", "str"]
+MULTIPLIERS = ["no bytes", "jagged, own group [2]", "rows, own group [2]", "objects", "str"]
 PAIRS = [beside(a, b) for a, b in itertools.combinations(MULTIPLIERS, 2)]
 
 

@@ -26,15 +26,12 @@ from jagcodec.wire import message as messages
 from jagcodec.wire.spec import MOST_PROBES
 from tests.wire.forge import (
     array,
-    field_array,
     int64s,
     jagged,
     list_of,
     message,
     node,
-    object_array,
     record,
-    struct_of,
     tensor,
     tensordict,
 )
@@ -82,14 +79,6 @@ def test_one_group_per_column(read):
     grows_evenly(lambda n: calls_of(lambda: read(many_groups(n))), 50)
 
 
-POINTER = ("a", None, 0, "|O")
-
-
-def field_arrays_beside_empty_frames(n):
-    part = field_array(struct_of(8, POINTER), [0], object_array([0], 0))
-    return message(list_of(*[part] * n), *[b""] * n, groups=[[0, 0, 0, 0, 0]])
-
-
 def objects_beside_empty_frames(n):
     columns = {f"c{i}": node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 1]) for i in range(n)}
     return message(tensordict([1], columns), b"\1" * n, *[b""] * n, groups=[[0, 0, 1, 1, 1]])
@@ -103,7 +92,6 @@ def wide_payloads_beside_empty_frames(n):
 @pytest.mark.parametrize(
     "make",
     [
-        field_arrays_beside_empty_frames,
         objects_beside_empty_frames,
         wide_payloads_beside_empty_frames,
     ],
@@ -130,31 +118,11 @@ def test_values_beside_empty_frames(make, monkeypatch):
     assert steps["passes"] < 10
 
 
-def test_text_over_text_is_refused(monkeypatch):
+def test_text_over_text_is_refused():
     # As arrays of their own: what values claim together is no more than there is.
     over = list_of(*[array("<U100")] * 2)
     with pytest.raises(WireFormatError, match="do not overlap"):
         decode(message(over, bytes(400)))
-    # As fields of one: a few are honest, a view of a string as shorter ones.
-    for n, fits in ((8, True), (9, False), (2000, False)):
-        dtype = struct_of(400, *[(f"f{i}", None, 0, "<U100") for i in range(n)])
-        for made in (
-            message(array(dtype), bytes(400)),
-            message(record("SCALAR", dtype, bytes(400))),
-            message(array(["sub", dtype, [3]]), bytes(1200)),
-        ):
-            if fits:
-                decode(made)
-            else:
-                with pytest.raises(WireFormatError, match="they overlap") as caught:
-                    decode(made)
-                assert caught.value.reason == "out_of_bounds"
-    overlapping: Any = {"names": ["a", "b"], "formats": ["<U4", "<U2"], "offsets": [0, 4]}
-    value = np.zeros(3, np.dtype(overlapping))
-    assert decode(encode(value)).dtype == value.dtype
-    overlapping = {"names": list("abcdefghi"), "formats": ["<U4"] * 9, "offsets": [0] * 9}
-    with pytest.raises(TypeError, match="dtype"):
-        encode(np.zeros(3, np.dtype(overlapping)))
 
 
 # Keys

@@ -370,17 +370,10 @@ def test_schemas_that_mean_the_same_in_other_bytes_are_two():
         assert len(table) == 2
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (["struct", 4, False, []], ["struct", 4, 0, []]),
-        (["struct", 1, False, []], ["struct", True, False, []]),
-        (["struct", 1, False, []], ["struct", 1.0, False, []]),
-    ],
-)
-def test_what_is_equal_in_python_is_not_equal_in_a_schema(one, other):
+@pytest.mark.parametrize("other", [True, 1.0])
+def test_what_is_equal_in_python_is_not_equal_in_a_schema(other):
     """1, 1.0 and true are one dict key in Python; here only one of them is a number."""
-    good, bad = (message(node("ARRAY", dtype, 1, numbers=[0, 0, 0])) for dtype in (one, other))
+    good, bad = (message(node("ARRAY", "|u1", rank, numbers=[0, 0, 0])) for rank in (1, other))
     with fresh_tables():
         for _ in range(2):
             decode(good)
@@ -421,7 +414,6 @@ def test_ever_new_schemas_take_no_more_than_the_bound(count, make):
         (schemas.MOST_SCHEMAS + 40, lambda i: {f"{i:040}": torch.ones(1)}),
         (150, lambda i: {f"{i:01500}": torch.ones(1)}),
         (150, lambda i: {f"{i}.{k}": torch.ones(0) for k in range(80)}),
-        (150, lambda i: [np.zeros(0, [(f"{i}.{k}", "u1") for k in range(60)])]),
     ],
 )
 def test_ever_new_values_to_encode_take_no_more_than_the_bound(count, make):

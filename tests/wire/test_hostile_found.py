@@ -154,41 +154,12 @@ def test_strided_nested_rows_are_chosen_without_the_others():
         assert [part.tolist() for part in found.unbind()] == [part.tolist() for part in expected]
 
 
-def test_a_structured_array_without_dims_is_as_large_as_its_dtype():
-    """Its node has no numbers, and was not among those whose numbers are checked."""
-    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 40, False, []], 0]
-    refused(message(gaps), "out_of_bounds")
-    refused(message([Kind.SCALAR, gaps]), "out_of_bounds")
-
-
 def blob(frames):
     header, *payload = frames
     whole = struct.pack("<8sIIQ", b"jagcodec", 1, 0, len(header)) + header
     for part in payload:
         whole += bytes(-len(whole) % 64) + part
     return whole
-
-
-def test_messages_in_rows_do_not_add_up_to_much_memory():
-    """A structured array of gaps: 64 KiB each, in rows of 128 bytes."""
-    gaps = [Kind.FIELD_ARRAY, ["struct", 1 << 16, False, []], 0]
-    assert decode(message(gaps)).nbytes == 1 << 16
-    row = blob(message(gaps))
-    rows, step = 100, len(row) + -len(row) % 64
-    ends = [0, *(i * step + len(row) for i in range(rows))]
-    data = bytearray((rows - 1) * step + len(row) + 64)
-    for end in ends[1:]:
-        data[end - len(row) : end] = row
-    at = -(-ends[-1] // 8) * 8
-    data[at:] = struct.pack(f"<{rows + 1}q", *ends)
-    frames = message(
-        [Kind.NON_TENSOR_ROWS],
-        [0, 0, 0, 0, ends[-1]],
-        groups=[[0, at, rows, len(row), step]],
-        payload=[bytes(data)],
-    )
-    error = refused(frames, "out_of_bounds")
-    assert error.path == "$[0]"
 
 
 def test_rows_that_repeat_do_not_count_past_2_to_the_63():
@@ -314,31 +285,6 @@ def test_blocks_of_no_cells_are_refused():
     payload[:24] = struct.pack("<3q", 0, 2, 3)
     payload[64:88] = struct.pack("<3q", 0, 1, 0)
     refused(message(schema, numbers, payload=[bytes(payload)]), "bad_value")
-
-
-@pytest.mark.parametrize(
-    ("child", "numbers", "values"),
-    [
-        ([Kind.OBJECT_ARRAY, 0], [0, 0, 0, 0, 1], []),
-        ([Kind.ARRAY, "<i8", 0], [0, 0], []),
-        (None, [], [7]),
-    ],
-)
-def test_a_scalar_node_is_a_structured_array_of_rank_0(child, numbers, values):
-    groups = [(0, 0, 1, 1, 1)] if len(numbers) == 5 else []
-    frames = message([Kind.SCALAR, child], numbers, values, groups, [bytes(8)])
-    refused(frames, "bad_value")
-
-
-def test_fields_that_overlap_text_make_no_text_that_is_none():
-    """Each field is sound by itself; the second one is written over the first."""
-    fields = [["a", None, 0, "<U1"], ["b", None, 2, "<u4"]]
-    children = [[int(Kind.ARRAY), "<U1", 1], [int(Kind.ARRAY), "<u4", 1]]
-    schema = [int(Kind.FIELD_ARRAY), ["struct", 8, False, fields], 1, *children]
-    numbers = [1, 0, 0, 1, 0, 64, 1]
-    payload = [bytes(64) + b"\xff" * 4]
-    refused(message(schema, numbers, payload=payload), "bad_value")
-    assert decode(message(schema, numbers, payload=[bytes(68)]))["a"].tolist() == [""]
 
 
 def test_strided_nested_columns_have_the_dims_that_their_rows_agree_in():

@@ -279,11 +279,11 @@ def claimed(kind, lengths, dims, dtype="uint8"):
     group = f.group(lengths)
     place = f.put(table(run(1, (0, 0), group=group, index=(0, 0), narrow=1)))
     if kind == "TENSOR":
-        made = tensor(dtype, dims, *place, 65)
+        made = tensor(dtype, dims, place[0], place[1], 65)
     elif kind == "JAGGED":
-        made = jagged(group, 1, dims, dtype, *place, 65)
+        made = jagged(group, 1, dims, dtype, place[0], place[1], 65)
     else:
-        made = rows_node(dims[0], *place, group, 129)
+        made = rows_node(dims[0], place[0], place[1], group, 129)
     return f.message(made)
 
 
@@ -404,7 +404,7 @@ def indices_at_many_places(columns):
     for i in range(columns):
         index = (bits[0], bits[1] + i)
         place = f.put(table(run(1, data, group=group, index=index, narrow=1)))
-        leaves[f"c{i}"] = jagged(group, 1, [rows], "uint8", *place, 65)
+        leaves[f"c{i}"] = jagged(group, 1, [rows], "uint8", place[0], place[1], 65)
     return f.message(tensordict([rows], leaves))
 
 
@@ -422,7 +422,7 @@ def over_one_table(columns, rows, cells=1):
     data = f.put(bytes(cells))
     place = f.put(table(run(cells, data, group=group, index=index, narrow=1)))
     f.put(bytes(64 * columns))
-    leaf = jagged(group, 1, [cells], "uint8", *place, 65)
+    leaf = jagged(group, 1, [cells], "uint8", place[0], place[1], 65)
     return f.message(tensordict([rows], {f"c{i}": leaf for i in range(columns)}))
 
 

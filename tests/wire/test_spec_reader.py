@@ -28,7 +28,6 @@ OPTIONS = (
     {"compress": "zstd"},
     {"compress": ("zstd", -7), "checksum": True},
 )
-LONG_DOUBLES = {np.dtype("g"): "float80", np.dtype("G"): "complex160"}
 
 
 # --- values in the second reader's terms -------------------------------------------------------
@@ -54,12 +53,11 @@ def neutral(value):
     if isinstance(value, np.ndarray):
         return neutral_array(value)
     if isinstance(value, np.str_):
-        return ("STRING_SCALAR", str(value))
+        return ("USER", "numpy.str_", str(value))
     if isinstance(value, np.bytes_):
-        return ("STRING_SCALAR", bytes(value))
+        return ("USER", "numpy.bytes_", bytes(value))
     if isinstance(value, np.generic):
-        array = neutral_array(np.array(value))
-        return ("SCALAR", *(array[1::2] if array[0] == "ARRAY" else [array]))
+        return ("SCALAR", *neutral_array(np.array(value))[1::2])
     return neutral_native(value)
 
 
@@ -77,15 +75,15 @@ def neutral_native(value):
         return (kind.__name__.upper(), sorted((neutral(item) for item in value), key=repr))
     if kind in (range, slice):
         parts = (value.start, value.stop, value.step)
-        return (kind.__name__.upper(), *map(neutral, parts))
+        return ("USER", kind.__name__, ("TUPLE", [*map(neutral, parts)]))
     if kind is torch.Size:
-        return ("SIZE", [*value])
+        return ("USER", "torch.Size", [*value])
     if kind is torch.dtype:
-        return ("DTYPE", str(value).removeprefix("torch."))
+        return ("USER", "torch.dtype", str(value).removeprefix("torch."))
     if kind is torch.device:
-        return ("DEVICE", value.type, value.index)
+        return ("USER", "torch.device", ("TUPLE", [value.type, value.index]))
     if kind is complex:
-        return ("COMPLEX", value.real, value.imag)
+        return ("USER", "complex", ("TUPLE", [value.real, value.imag]))
     return value
 
 
@@ -135,36 +133,11 @@ def neutral_tensor(value):
     return ("SPARSE_COMPRESSED", layout, value.shape, *parts)
 
 
-def describe(dtype):
-    if dtype in LONG_DOUBLES:
-        return LONG_DOUBLES[dtype]
-    if dtype.subdtype:
-        return ["sub", describe(dtype.base), [*dtype.shape]]
-    if dtype.names is None:
-        return dtype.str
-    fields = [[name, None, dtype.fields[name][1], describe(dtype[name])] for name in dtype.names]
-    return ["struct", dtype.itemsize, dtype.isalignedstruct, fields]
-
-
 def neutral_array(value):
     dtype, shape = value.dtype, value.shape
-    if dtype.kind == "T":
-        has_na = hasattr(dtype, "na_object")
-        na = dtype.na_object if has_na else None
-        items = [item if type(item) is str else None for item in value.flat]
-        return ("STRING_ARRAY", shape, items, dtype.coerce, has_na, na)
     if dtype.kind == "O":
         return ("OBJECT_ARRAY", shape, [neutral(item) for item in value.flat])
-    if dtype.hasobject:
-        columns = [neutral_array(value[name]) for name in dtype.names]
-        return ("FIELD_ARRAY", describe(dtype), shape, columns)
-    data = bytearray(value.nbytes)
-    if data:
-        np.ndarray(shape, dtype, data)[...] = value  # field by field: nothing between them
-    if dtype in LONG_DOUBLES:
-        for i in range(0, len(data), 16):
-            data[i + 10 : i + 16] = bytes(6)
-    return ("ARRAY", describe(dtype), shape, bytes(data))
+    return ("ARRAY", dtype.str, shape, value.tobytes())
 
 
 def plain(value):
@@ -180,8 +153,6 @@ def _plain(value):
     if isinstance(value, tuple) and value and type(value[0]) is str:
         if value[0] == "TENSOR_VIEWS":  # what is stored is the list's business alone
             return [_plain(("TENSOR", value[1], *view)) for view in value[2]]
-        if value[0] == "STRING_ARRAY" and not value[4]:  # nothing that `na` would stand for
-            value = (*value[:5], None)
         if value[0] == "DICT" and all(type(key) is str for key in value[1][::2]):
             return _plain(dict(zip(value[1][::2], value[1][1::2], strict=True)))
         if value[0] in ("SET", "FROZENSET"):
@@ -310,7 +281,7 @@ def altered(value, draw, node=False):
     if type(value) is bytes and value and draw.random() < 0.7:
         return draw.choice((value[1:], value + b"\0", value[:-1] + bytes([draw.randrange(256)])))
     if type(value) is str and value and draw.random() < 0.7:
-        names = [*spec_reader.SIZES, "float80", "|O", "|V3", "<U2", "|S0", value[1:], value + "x"]
+        names = [*spec_reader.SIZES, "|O", "|V3", "<U2", "|S0", value[1:], value + "x"]
         return draw.choice(names)
     if isinstance(value, msgpack.ExtType) and draw.random() < 0.8:
         codes = [*spec_reader.RECORDS, 16, 5, 99]

@@ -73,31 +73,24 @@ VALUES = [
     OrderedDict([(3, 1), ((1, 2), 1)]),
     defaultdict(list, a=[1]),
     defaultdict(None, a=[1]),
-    deque([1, {"a": torch.tensor([2])}], 5),
+    deque([1, {"a": torch.tensor([2])}]),
     deque(),
-    deque(maxlen=0),
     bytearray(b"abc"),
     bytearray(100_000),
-    datetime(2026, 1, 2, 3, 4, 5, 6, fold=1),
+    datetime(2026, 1, 2, 3, 4, 5, 6),
     datetime(2026, 1, 2, tzinfo=UTC),
-    datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=-5, minutes=-30), "X")),
-    datetime(2026, 7, 2, 3, tzinfo=ZoneInfo("UTC")),
+    datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=-5, minutes=-30))),
+    datetime(2026, 1, 2, tzinfo=timezone(timedelta(seconds=1, microseconds=5))),
     datetime.min,
     datetime.max,
     date(1, 1, 1),
-    time(1, 2, 3, 4, fold=1),
-    time(1, tzinfo=UTC),
     timedelta(-1, 5, 7),
     timedelta.max,
-    UTC,
-    timezone(timedelta(hours=1)),
     UUID(int=7),
     Decimal("-0.00"),
     Decimal("sNaN12"),
     Decimal("1E+1000"),
     Path("/a b/c"),
-    PurePosixPath("a/../b"),
-    PureWindowsPath("c:\\a"),
     Color.RED,
     Color.GREEN,
     Mode.LEFT,
@@ -120,13 +113,16 @@ def test_they_arrive_as_they_were(value):
             assert repr(decoded) == repr(whole)
     if isinstance(value, enum.Enum):
         assert decode(encode(value)) is value
-    if isinstance(value, deque):
-        assert decode(encode(value)).maxlen == value.maxlen
 
 
 @given(
     st.one_of(
-        *(st.datetimes(), st.dates(), st.times(), st.timedeltas(), st.uuids()),
+        *(
+            st.datetimes().map(lambda at: at.replace(fold=0)),
+            st.dates(),
+            st.timedeltas(),
+            st.uuids(),
+        ),
         *(st.decimals(), st.binary().map(bytearray)),
     )
 )
@@ -149,8 +145,17 @@ def test_as_keys_and_members():
         type("Sub", (datetime,), {})(2026, 1, 2),
         enum.Enum("Local", "A").A,
         collections.namedtuple("Local", "a")(1),
+        deque([1], 5),
+        datetime(2026, 1, 2, fold=1),
+        datetime(2026, 1, 2, tzinfo=ZoneInfo("UTC")),
+        datetime(2026, 1, 2, tzinfo=timezone(timedelta(0), "X")),
+        time(1),
+        UTC,
+        ZoneInfo("UTC"),
+        PurePosixPath("a"),
+        PureWindowsPath("a"),
     ],
-    ids=["factory", "subclass", "datetime", "enum", "named tuple"],
+    ids=repr,
 )
 def test_what_the_other_side_could_not_know_is_refused(value):
     with pytest.raises(UnsupportedTypeError) as raised:
@@ -171,14 +176,14 @@ def test_the_remedy_for_a_local_enum_and_named_tuple_works():
     ("name", "state"),
     [
         ("collections.deque", (2, [1, 2, 3])),
-        ("collections.deque", [1]),
+        ("collections.deque", {}),
         ("collections.OrderedDict", [(1, 2)]),
         ("collections.defaultdict", ("eval", {})),
         ("datetime.datetime", ("2026-01-02", 0, "UTC")),
+        ("datetime.datetime", "2026-13-02"),
         ("datetime.datetime", 5),
         ("datetime.timedelta", (1, 2)),
         ("datetime.timedelta", (10**12, 0, 0)),
-        ("zoneinfo.ZoneInfo", "../../etc/passwd"),
         ("uuid.UUID", b"1"),
         ("decimal.Decimal", "x"),
         ("pathlib.Path", 5),

@@ -331,7 +331,7 @@ class PlaceReader(Places):
     """The places that nodes of a message name; made once for all of its nodes."""
 
     def __init__(self, message: Message) -> None:
-        super().__init__(message.header.sizes, message.header.total)
+        super().__init__(message.header.sizes)
         self._message = message
         self._found: list[Bytes] = []
 

@@ -590,10 +590,6 @@ def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
     if found is not None or not cells or _same_bytes(a, b):
         return found
-    if a.dtype.names is not None:
-        for name in a.dtype.names:
-            found = found or _arrays(a[name], b[name], _step(at, name), cells)
-        return found
     for index in np.ndindex(a.shape):
         x, y = a[index], b[index]
         found = _compare(x, y, _at_cell(at, index), False) or _compare(

@@ -54,8 +54,14 @@ def fill(
         >>> fill([[5, 6], (1 << 31,)], np.array([2, 1]), out, "i")
         (1, 0)
     """
-    found: tuple[int, int] | None = _active.fill(rows, lengths, out, code, precision, convert)
+    found: tuple[int, int] | None = _active.fill(
+        rows, lengths, out, code, precision, convert or _none
+    )
     return found
+
+
+def _none(item: Any) -> None:
+    """Nothing but numbers counts as a number."""
 
 
 def pack(numbers: list[Any]) -> tuple[str, bytes] | None:

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Sequence
 
 from jagcodec._version import __version__
-from jagcodec.cli import bench, convert, diff, doctor, inspection, tax, verify
+from jagcodec.cli import bench, diff, doctor, export, inspection, tax, verify
 from jagcodec.errors import JagcodecError, shown
 
-COMMANDS = (inspection, diff, verify, convert, tax, bench, doctor)
+COMMANDS = (inspection, diff, verify, export, tax, bench, doctor)
 """Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
 
 INTERRUPTED, CLOSED_PIPE = 130, 141

@@ -10,7 +10,7 @@ from typing import Any
 from jagcodec.errors import ArgumentError
 
 FORMATS = ("png", "svg", "pdf")
-INSTALL = "pip install 'jagcodec[cli]'"
+INSTALL = "pip install matplotlib"
 
 
 def check_plot(path: Path) -> None:
@@ -51,7 +51,7 @@ def grouped_bars(
         ArgumentError: As `check_plot`.
         OSError: The file cannot be written.
     """
-    from jagcodec.wire.frames import write_whole
+    from jagcodec.wire.files import write_whole
 
     figure = _figure()(figsize=(max(6.0, 1.2 * len(groups) + 2), 4.5), layout="constrained")
     axes = figure.add_subplot()

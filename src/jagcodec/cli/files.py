@@ -59,7 +59,8 @@ def read_message(file: str) -> Any:
     """
     import numpy as np
 
-    from jagcodec.wire.frames import read_file, read_preamble
+    from jagcodec.wire.files import read_file
+    from jagcodec.wire.frames import read_preamble
     from jagcodec.wire.limits import DEFAULT_LIMITS
 
     data, mapped = head_and_rest(file, only_message=True)

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.pack.chunks import Chunk, as_dtype, cells_of, dtype_of, numbers_of, tensor_over
+from jagcodec.pack.cells import MisfitError, Rows, cast, cells_of, described, torch_dtype_of
+from jagcodec.pack.rows import encode_rows
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
-from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.ragged.views import RaggedView, end_to_end
-from jagcodec.wire.encoder import Columns, EncodeOptions, pending
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.frames import Frame, frames_of
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.lazy import WireBatch, open_wire
+
+
+@dataclass
+class _Grown:
+    """A per-token column: its tokens, and the cells of each chunk of them."""
+
+    dtype: torch.dtype | None = None  # until a number says it
+    is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
+    tokens: int = 0
+    chunks: list[Any] = field(default_factory=list)
+
+    def whole(self) -> Any:
+        """All cells, which from now on are one chunk; a tensor only if numpy lacks the dtype."""
+        if not self.chunks:
+            # float32 if nothing says the dtype, as torch.tensor([]) is
+            return _values([torch.empty(0, dtype=self.dtype or torch.float32)])
+        if len(self.chunks) > 1:
+            self.chunks = [_values(self.chunks)]
+        return self.chunks[0]
+
+
+def _values(chunks: list[Any]) -> Any:
+    made = cells_of(chunks)
+    return _as_array(made.values if isinstance(made, Rows) else made)
+
+
+def _as_array(cells: Any) -> Any:
+    try:
+        return cells.numpy() if isinstance(cells, torch.Tensor) else cells
+    except TypeError:  # numpy does not have the dtype
+        return cells
 
 
 class RowBuilder:
@@ -44,21 +75,21 @@ class RowBuilder:
         [0.0, 0.0, 0.0, -0.5, -0.25, -1.0]
 
     ``len(row)`` is its tokens: those of the columns of `same_length`, or, if that is empty, of the
-    longest. A row can be pickled and copied. Threads may share one: each call is carried out
-    entirely before another one begins, in an order that nobody promises.
+    longest. A row can be pickled and copied. Only one thread may use it at a time.
 
     Args:
-        dtypes: Dtypes of per-token columns by name, or the schema of an earlier batch, whose
-            jagged columns are taken. The columns are there from the start. Those not named are
-            made at their first `append`, and have the dtype of its array or tensor; of
-            Python's numbers int64, float32 and bool; one that only got empty lists is float32, as
-            ``torch.tensor([])`` is, so name the dtypes of rows that may stay empty.
+        dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
+            dtype, or the `FieldSchema` of a jagged column, makes a per-token column that is there
+            from the start; `object`, and any other `FieldSchema`, says what a value that is `set`
+            becomes. Columns that are not named are made at their first `append`, and have the
+            dtype of its array or tensor; of Python's numbers int64, float32 and bool. A column of
+            int64 becomes float32 when a float is appended, if every int stays exact. A column that
+            only got empty lists is float32, so name the dtypes of rows that may stay empty.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
     Raises:
-        ArgumentTypeError: `dtypes` is no mapping of names to torch dtypes, or a dtype is not one
-            of numbers.
+        ArgumentTypeError: `dtypes` is not a mapping of names to dtypes.
     """
 
     def __init__(
@@ -69,90 +100,78 @@ class RowBuilder:
     ) -> None:
         path = "RowBuilder(same_length)"
         self._same = None if same_length is None else name_set(same_length, path)
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _Grown] = {}
         self._values: dict[str, Any] = {}
-        # Values that are rows of rectangular columns.
-        self._rectangular: set[str] = set()
-        self._lock = threading.RLock()
-        for name, dtype in _dtypes(dtypes):
-            self._columns[name] = _Column(dtype)
+        self._dtypes: dict[str, Any] = {}  # of values
+        for name, said in _checked(dtypes):
+            dtype = said.dtype if isinstance(said, FieldSchema) and said.kind == "jagged" else said
+            if isinstance(dtype, torch.dtype):
+                self._columns[name] = _Grown(dtype, is_chosen=True)
+            else:
+                self._dtypes[name] = said
 
     def __len__(self) -> int:
-        with self._lock:
-            return max((self._columns[name].tokens for name in self._counted()), default=0)
+        counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
+        return max(counted, default=0)
 
     def __bool__(self) -> bool:
         return True  # a row without tokens is a row
 
     def __repr__(self) -> str:
-        with self._lock:
-            return (
-                f"RowBuilder(tokens={len(self)}, columns={list(self._columns)}, "
-                f"values={list(self._values)})"
-            )
+        return (
+            f"RowBuilder(tokens={len(self)}, columns={list(self._columns)}, "
+            f"values={list(self._values)})"
+        )
 
     def append(self, /, **columns: Any) -> None:
         """More tokens: a chunk for each column. If one is refused, none is appended.
 
         Args:
-            **columns: Name to chunk: a list or tuple of numbers, nested where a token has several;
-                an `array.array`, a range, a numpy array or a tensor of one dim or more, the first
-                being tokens. One number fills as many tokens as the other chunks have, or is one
-                token if all are numbers. A column that is left out gets no tokens, which is an
-                error where others of `same_length` get some.
+            **columns: Name to chunk: what can be a row of a jagged column for `encode_rows`, such
+                as a list, a numpy array or a tensor of one dim or more, the first being tokens.
+                One number fills as many tokens as the other chunks have, or is one token if all
+                are numbers. A column that is left out gets no tokens, which is an error where
+                others of `same_length` get some.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
-                tokens of another shape, a number cannot be held exactly by the dtype of its
-                column (an int beyond its range, or that a float would round; fractions are
-                rounded to the dtype, as torch does it), or the name is that of a value.
+                tokens of another shape, a number does not fit the dtype of its column (ints must
+                be exact, finite floats must stay finite), or the name is that of a value.
             ArgumentTypeError: A chunk is none of these, such as a generator, or holds what the
-                column cannot: floats among integers, strings, None.
+                column cannot: floats among integers, bools among numbers, strings, None.
         """
         where = "RowBuilder.append"
-        with self._lock:
-            for name in columns:
-                if name in self._values:
-                    raise ArgumentError(
-                        "conflict",
-                        f"{where}({name!r})",
-                        "expected a per-token column, found a value that was set once for the row",
-                    )
-            chunks = {
-                name: numbers_of(chunk, f"{where}({name!r})") for name, chunk in columns.items()
-            }
-            fill = self._tokens_to_fill(chunks, where)
-            ready: list[tuple[_Column, torch.dtype | None, npt.NDArray[Any], int]] = []
-            added: dict[str, int] = {}
-            for name, chunk in chunks.items():
-                path = f"{where}({name!r})"
-                column = self._columns.get(name) or _Column(None)
-                dtype = column.dtype or dtype_of(chunk)
-                cells = cells_of(chunk, dtype or torch.float32, path, name)
-                tokens = fill if chunk.is_scalar else len(cells)
-                if chunk.is_empty:
-                    dtype = None
-                elif column.is_known and not chunk.is_scalar:
-                    column.check_cells(cells, path)
-                ready.append((column, dtype, cells, tokens))
-                added[name] = tokens
-            self._check_lengths(added, where)
-            # All memory before all changes: there may be none.
-            for column, dtype, cells, tokens in ready:
-                if dtype is not None:
-                    column.reserve(dtype, cells, tokens)
-            for name, (column, _, cells, tokens) in zip(chunks, ready, strict=True):
-                if tokens:
-                    column.extend(cells, tokens)
-                self._columns[name] = column
+        read = {}
+        for name, chunk in columns.items():
+            path = f"{where}({name!r})"
+            if name in self._values:
+                raise ArgumentError(
+                    "conflict",
+                    path,
+                    "expected a per-token column, found a value that was set once for the row",
+                )
+            read[name] = _read(self._columns.get(name) or _Grown(), chunk, path, name)
+        fill = self._tokens_to_fill(read, where)
+        added = {
+            name: fill if rows.lengths is None else rows.lengths[0]
+            for name, (_, rows) in read.items()
+        }
+        self._check_lengths(added, where)
+        chunks = {
+            name: rows.values if rows.lengths else _repeated(rows.values, added[name], column)
+            for name, (column, rows) in read.items()
+        }
+        for name, (column, _) in read.items():
+            if added[name]:
+                column.chunks.append(chunks[name])
+                column.tokens += added[name]
+            self._columns[name] = column
 
-    def _tokens_to_fill(self, chunks: Mapping[str, Chunk], where: str) -> int:
+    def _tokens_to_fill(self, read: Mapping[str, tuple[_Grown, Rows]], where: str) -> int:
         """How many tokens a number stands for."""
-        if not any(chunk.is_scalar for chunk in chunks.values()):
-            return 0
-        tokens = {name: x.shape[0] for name, x in chunks.items() if not x.is_scalar}
-        counted = {name: n for name, n in tokens.items() if self._is_counted(name)} or tokens
-        if not counted:
+        tokens = {name: rows.lengths[0] for name, (_, rows) in read.items() if rows.lengths}
+        counted = {name: n for name, n in tokens.items() if self._counts(name)} or tokens
+        if not counted or len(tokens) == len(read):
             return 1
         first, found = next(iter(counted.items()))
         for name, other in counted.items():
@@ -167,50 +186,43 @@ class RowBuilder:
 
     def _check_lengths(self, added: Mapping[str, int], where: str) -> None:
         """Refuse a chunk after which columns of `same_length` would differ in their tokens."""
-        names = [name for name in {**self._columns, **added} if self._is_counted(name)]
-        lengths = {}
-        for name in names:
-            column = self._columns.get(name)
-            lengths[name] = (column.tokens if column else 0) + added.get(name, 0)
-        if (not self._same and self._same is not None) or len(set(lengths.values())) < 2:
+        if self._same is not None and not self._same:
             return
-        first = names[0]
-        name = next(name for name in names if lengths[name] != lengths[first])
-        raise ArgumentError(
-            "bad_length",
-            f"{where}({name!r})",
-            f"expected {lengths[first]} tokens in all like {first!r}, found {lengths[name]}, of "
-            f"which {added.get(name, 0)} are new; append to all columns that must be as long as "
-            "each other, or say with same_length which those are",
-        )
+        lengths = {name: column.tokens for name, column in self._columns.items()}
+        lengths |= {name: lengths.get(name, 0) + tokens for name, tokens in added.items()}
+        names = [name for name in lengths if self._counts(name)]
+        for name in names:
+            if lengths[name] != lengths[names[0]]:
+                raise ArgumentError(
+                    "bad_length",
+                    f"{where}({name!r})",
+                    f"expected {lengths[names[0]]} tokens in all like {names[0]!r}, found "
+                    f"{lengths[name]}, of which {added.get(name, 0)} are new; append to all "
+                    "columns that must be as long as each other, or name those in same_length",
+                )
 
-    def _is_counted(self, name: str) -> bool:
+    def _counts(self, name: str) -> bool:
         return not self._same or name in self._same
-
-    def _counted(self) -> list[str]:
-        return [name for name in self._columns if self._is_counted(name)]
 
     def set(self, /, **values: Any) -> None:
         """Values that the row has once, whatever its tokens: a reward, an answer, a version.
 
         Args:
             **values: Name to value, which is kept and not copied; in the place of one that was
-                set before. In a message each is what it is as the row of a column.
+                set before. In a message each is what it is as the row of a column for
+                `encode_rows`: a list of numbers is a jagged one.
 
         Raises:
             ArgumentError: The name is that of a per-token column.
         """
-        with self._lock:
-            for name in values:
-                if name in self._columns:
-                    raise ArgumentError(
-                        "conflict",
-                        f"RowBuilder.set({name!r})",
-                        "expected a name that no per-token column has, found one that is appended "
-                        "to",
-                    )
-            self._values.update(values)
-            self._rectangular.difference_update(values)
+        for name in values:
+            if name in self._columns:
+                raise ArgumentError(
+                    "conflict",
+                    f"RowBuilder.set({name!r})",
+                    "expected a name that no per-token column has, found one that is appended to",
+                )
+        self._values.update(values)
 
     def truncate(self, tokens: int) -> None:
         """Keep the first tokens of each column that ``len`` counts, and drop the rest.
@@ -222,16 +234,15 @@ class RowBuilder:
         Raises:
             ArgumentError: There are fewer tokens.
         """
-        with self._lock:
-            path = "RowBuilder.truncate(tokens)"
-            whole = whole_number(tokens, 0, path, f"0 to {len(self)}")
-            if whole > len(self):
-                raise ArgumentError(
-                    "bad_option", path, f"expected at most the {len(self)} tokens, found {whole}"
-                )
-            for name in self._counted():
-                column = self._columns[name]
-                column.tokens = min(column.tokens, whole)
+        path = "RowBuilder.truncate(tokens)"
+        most = whole_number(tokens, 0, path, f"0 to {len(self)}")
+        if most > len(self):
+            raise ArgumentError(
+                "bad_option", path, f"expected at most the {len(self)} tokens, found {most}"
+            )
+        for name, column in self._columns.items():
+            if self._counts(name) and column.tokens > most:
+                column.chunks, column.tokens = [_copied(column.whole()[:most])], most
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
@@ -240,9 +251,8 @@ class RowBuilder:
             Per-token columns as numpy arrays of their own (as tensors, where numpy lacks the
             dtype), then the values that were set, as they are.
         """
-        with self._lock:
-            row = {name: column.snapshot() for name, column in self._columns.items()}
-            return {**row, **self._values}
+        row = {name: _copied(column.whole()) for name, column in self._columns.items()}
+        return {**row, **self._values}
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
@@ -253,17 +263,16 @@ class RowBuilder:
                 nothing.
 
         Returns:
-            Frames, as `encode` returns them. Per-token columns are jagged ones. A number or a
-            boolean is a row of a rectangular column, an array or a tensor one of a jagged column,
-            and any other value a payload.
+            Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
+            Per-token columns are jagged ones.
 
         Raises:
+            ArgumentError: As from `encode_rows`, of a value that was set.
+            ArgumentTypeError: As from `encode_rows`, of a value that was set.
             UnsupportedTypeError: As from `encode`, of a value that was set.
         """
-        with self._lock:
-            row, rectangular = self.to_row(), frozenset(self._rectangular)
-        columns = {name: _column_of(x, name in rectangular) for name, x in row.items()}
-        return frames_of(pending(Columns(1, columns), **options))
+        said = {name: said for name, said in self._dtypes.items() if name in self._values}
+        return encode_rows([self.to_row()], dtypes=said or None, **options)
 
     @classmethod
     def from_message(
@@ -277,8 +286,9 @@ class RowBuilder:
             same_length: As for `RowBuilder`; of those columns that are jagged.
 
         Returns:
-            A row with the jagged columns, copied, as per-token ones, and the others as values.
-            Nothing is kept of the message's `meta`: pass it to `to_frames` again.
+            A row with the jagged columns, copied, as per-token ones, and the others as values,
+            which become columns of the same kind and dtype again. Nothing is kept of the message's
+            `meta`: pass it to `to_frames` again.
 
         Raises:
             ArgumentError: It has not one row, jagged columns of `same_length` differ in their
@@ -295,7 +305,7 @@ class RowBuilder:
                 f"expected one row, found batch size {tuple(batch.batch_size)}; choose one with "
                 "open_wire(message).rows([i])",
             )
-        row = cls(same_length=same_length)
+        row, schema = cls(same_length=same_length), batch.schema
         for name, leaf in batch.columns():
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
@@ -305,18 +315,15 @@ class RowBuilder:
                         path,
                         f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}",
                     )
-                (values,) = gathered([leaf])
-                cells = cells_of(numbers_of(values, path), leaf.dtype, path, name)
-                column = row._columns[name] = _Column(leaf.dtype)
-                column.reserve(leaf.dtype, cells, len(cells))
-                column.extend(cells, len(cells))
-            elif isinstance(leaf, np.ndarray):
-                row._values[name] = leaf[0]
+                values = _values(gathered([leaf]))
+                row._columns[name] = _Grown(leaf.dtype, True, len(values), [values])
+                continue
+            if isinstance(leaf, np.ndarray):
+                value = leaf[0]
             elif is_non_tensor(leaf):
-                row._values[name] = rows_of_leaf(leaf, 1)[0]
-            elif type(leaf) is torch.Tensor and leaf.layout is torch.strided:
-                row._values[name] = contiguous_bits(leaf[0]).clone()
-                row._rectangular.add(name)
+                value = rows_of_leaf(leaf, 1)[0]
+            elif schema[name].kind == "tensor":
+                value = contiguous_bits(leaf[0]).clone()
             else:
                 raise ArgumentTypeError(
                     "bad_type",
@@ -324,97 +331,24 @@ class RowBuilder:
                     f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
                     "other columns",
                 )
+            row._values[name], row._dtypes[name] = value, schema[name]
         row._check_lengths({}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            columns = {name: column.trimmed() for name, column in self._columns.items()}
-            state = {**vars(self), "_columns": columns, "_values": dict(self._values)}
-            state["_rectangular"] = set(self._rectangular)
-            del state["_lock"]
-            return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock())
-
-
-_FEWEST = 64
-"""Tokens that a column has room for, at least."""
+        columns = {}
+        for name, column in self._columns.items():
+            column.whole()
+            columns[name] = replace(column, chunks=list(column.chunks))
+        return {
+            **vars(self),
+            "_columns": columns,
+            "_values": dict(self._values),
+            "_dtypes": dict(self._dtypes),
+        }
 
 
-class _Column:
-    """The cells of a per-token column, and room for more.
-
-    Attributes:
-        dtype: None until a number is known of.
-        tokens: How many there are.
-    """
-
-    __slots__ = ("_cells", "dtype", "tokens")
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
-        self.tokens = 0
-        self._cells: npt.NDArray[Any] | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there were tokens, which say the shape of a token."""
-        return self._cells is not None
-
-    @property
-    def cell_shape(self) -> tuple[int, ...]:
-        """Of one token."""
-        return () if self._cells is None else self._cells.shape[1:]
-
-    def check_cells(self, cells: npt.NDArray[Any], path: str) -> None:
-        """Refuse tokens of another shape."""
-        if cells.shape[1:] != self.cell_shape:
-            raise ArgumentError(
-                "bad_shape",
-                path,
-                f"expected tokens of shape {self.cell_shape} like those before, found "
-                f"{cells.shape[1:]}",
-            )
-
-    def reserve(self, dtype: torch.dtype, cells: npt.NDArray[Any], tokens: int) -> None:
-        """Make room for so many tokens that are, or are all filled with, these cells."""
-        needed = self.tokens + tokens
-        if self._cells is None:
-            self._cells = np.empty((max(needed, _FEWEST), *cells.shape[1:]), cells.dtype)
-            self.dtype = dtype
-        elif needed > len(self._cells):
-            wider = np.empty((max(needed, 2 * len(self._cells)), *self.cell_shape), cells.dtype)
-            wider[: self.tokens] = self._cells[: self.tokens]
-            self._cells = wider
-
-    def extend(self, cells: npt.NDArray[Any], tokens: int) -> None:
-        """Add tokens that there is room for."""
-        if self._cells is not None:
-            end = self.tokens + tokens
-            self._cells[self.tokens : end] = cells
-            self.tokens = end
-
-    def snapshot(self) -> Any:
-        """A copy of the cells: an array, or a tensor if numpy has not the dtype."""
-        dtype = self.dtype or torch.float32  # as torch.tensor([]) is
-        if self._cells is None:
-            return as_dtype(np.empty(0, dtype=np.float32), dtype)
-        cells = self._cells[: self.tokens].copy()
-        tensor = tensor_over(cells, dtype)
-        return cells if tensor is None else tensor
-
-    def trimmed(self) -> _Column:
-        """A copy without room."""
-        column = _Column(self.dtype)
-        column.tokens = self.tokens
-        column._cells = None if self._cells is None else self._cells[: self.tokens].copy()
-        return column
-
-
-def _dtypes(dtypes: Any) -> list[tuple[str, torch.dtype]]:
-    """Names and dtypes of the columns that are there from the start."""
+def _checked(dtypes: Any) -> list[tuple[str, Any]]:
     path = "RowBuilder(dtypes)"
     if dtypes is None:
         return []
@@ -422,36 +356,63 @@ def _dtypes(dtypes: Any) -> list[tuple[str, torch.dtype]]:
         raise ArgumentTypeError(
             "bad_type", path, f"expected a dict of names to dtypes, found {type(dtypes).__name__}"
         )
-    listed = []
-    for name, dtype in dtypes.items():
-        if isinstance(dtype, FieldSchema):
-            if dtype.kind != "jagged":
-                continue
-            dtype = dtype.dtype
-        if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
+    for name, said in dtypes.items():
+        known = said in TORCH_NAMES if isinstance(said, torch.dtype) else said is object
+        if not isinstance(name, str) or not (known or isinstance(said, FieldSchema)):
             raise ArgumentTypeError(
                 "bad_type",
                 f"{path}[{name!r:.80}]",
-                f"expected a name and a torch dtype, found {dtype!r:.80}",
+                f"expected a name and a torch dtype, object or a FieldSchema, found {said!r:.80}",
             )
-        as_dtype(np.empty(0, dtype=np.float32), dtype, f"{path}[{name!r}]")
-        listed.append((name, dtype))
-    return listed
+    return list(dtypes.items())
 
 
-def _column_of(value: Any, rectangular: bool) -> Any:
-    """What a row is as a column of one row."""
-    if isinstance(value, (bool, int, float)) and type(value) in (bool, int, float):
-        dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(value)]
+def _read(column: _Grown, chunk: Any, path: str, name: str) -> tuple[_Grown, Rows]:
+    """The cells of a chunk, and the column that they go to, whose dtype they may decide."""
+    is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
+    if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
+        chunk = chunk.detach().cpu()
+    made: Any
+    try:
+        if not is_typed and isinstance(chunk, Sized) and not len(chunk):
+            return column, Rows(np.empty(0), (0,))
         try:
-            return torch.tensor([value], dtype=dtype)
-        except (OverflowError, RuntimeError, ValueError):  # beyond 64 bits
-            return [value]
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        value = torch.from_numpy(np.array(value))
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return [value]
-    value = contiguous_bits(value)
-    if rectangular or not value.dim():
-        return value.unsqueeze(0)
-    return end_to_end(value, RowSplits.from_lengths(np.array([len(value)], dtype=np.int64)))
+            made = cells_of([chunk], column.dtype)
+        except MisfitError as misfit:
+            if column.is_chosen or not isinstance(misfit.found, float):
+                raise
+            made = cells_of([chunk], torch.float32)
+            chunks = [cast(column.whole(), torch.float32)] if column.chunks else []
+            column = replace(column, dtype=torch.float32, chunks=chunks)
+    except MisfitError as misfit:
+        raise misfit.error(path, name, of_rows=False) from None
+    if not isinstance(made, Rows):
+        raise ArgumentTypeError(
+            "bad_type",
+            path,
+            "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
+            f"found {described(chunk)}",
+        )
+    shape = made.values.shape[1:]
+    if column.chunks and made.lengths and shape != column.chunks[0].shape[1:]:
+        raise ArgumentError(
+            "bad_shape",
+            path,
+            f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
+            f"found {tuple(shape)}",
+        )
+    if column.dtype is None:
+        column = replace(column, dtype=torch_dtype_of(made.values), is_chosen=is_typed)
+    return column, Rows(_as_array(made.values), made.lengths)
+
+
+def _repeated(values: Any, tokens: int, column: _Grown) -> Any:
+    """One number as the cells of so many tokens."""
+    shape = (tokens, *(column.chunks[0].shape[1:] if column.chunks else ()))
+    if isinstance(values, torch.Tensor):
+        return values.view(*[1] * len(shape)).expand(shape).clone()
+    return np.full(shape, values[0], dtype=values.dtype)
+
+
+def _copied(cells: Any) -> Any:
+    return cells.clone() if isinstance(cells, torch.Tensor) else cells.copy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
 import torch
@@ -12,17 +13,22 @@ from tensordict import TensorDict
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import Target
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, plain_array
+from jagcodec.pack.cells import MisfitError, Rows, cells_of
 from jagcodec.pack.fields import leaves_of
-from jagcodec.pack.one_row import ordered_columns
-from jagcodec.pack.row_columns import ANYTHING, RowColumns, Wanted
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
+from jagcodec.wire.dtypes import NUMPY_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.lowered import InOrder
 from jagcodec.wire.place import frames_in_order
+from jagcodec.wire.spec import Code
 
 
 def pack_rows(
@@ -47,14 +53,14 @@ def pack_rows(
     Args:
         rows: A sequence of N mappings with the same names, one per sample; or a mapping of names
             to N rows each: lists, tuples, arrays or tensors (N, ...). Not generators or iterators.
-            A row is a list, tuple or `array` of ints, floats or bools, a numpy array, a tensor, a
-            number, or any other Python value. Lists of lists of equal lengths are rows of cells
-            with as many dims.
+            A row is a list, tuple, `range` or `array` of ints, floats or bools, a numpy array, a
+            tensor, a number, or any other Python value. Lists of lists of equal lengths are rows of
+            cells with as many dims.
         dtypes: Name to the dtype of the column's cells (`torch.dtype`), to `object` for a column
             of Python objects, or to a `FieldSchema`; so the `schema` of an earlier `WireBatch`
-            does. It need not name every column. Of those that it does not name, the first number
-            decides: ints become int64, floats float32, rounded as torch rounds; arrays and tensors
-            keep their dtype, `array` is taken for a list.
+            does. It need not name every column. In the others ints become int64, or float32 if a
+            float follows and every int stays exact; floats float32, rounded as torch rounds; bools
+            bool. Arrays and tensors keep their dtype.
         same_length: Names of columns whose rows must be as long as each other, row by row.
         rectangular: Names of columns whose rows are equally long and become a tensor (N, S, ...).
             Other sequences are jagged, even if they are equally long.
@@ -73,8 +79,8 @@ def pack_rows(
             are named.
         ArgumentKeyError: A name in `dtypes`, `same_length` or `rectangular` is not that of a
             column, or a sample lacks a name that the first has, or has another.
-        ArgumentTypeError: A row is of another type than the first (a float among ints, a string
-            among numbers, a bool among either), or `rows` or an argument is of another type.
+        ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
+            numbers), or `rows` or an argument is of another type.
     """
     columns = _columns(rows, dtypes, same_length, rectangular, "pack_rows", own=True)
     leaves = [
@@ -154,7 +160,7 @@ def encode_rows(
         row = rows[0]
         if type(row) is dict:
             check_fields(row, f"{where}(rows), row 0")
-            simple = ordered_columns(row, where)
+            simple = _ordered_columns(row, where)
             if simple is not None:
                 values, meta = NO_VALUES, options.get("meta")
                 if meta is not None:
@@ -174,20 +180,147 @@ def encode_rows(
 _OF_META = {"meta", "allow_pickle", "default"}
 
 
+class _Said(NamedTuple):
+    """What a caller said of a column.
+
+    Attributes:
+        dtype: Of its cells; `object` for a column of objects; None for what the rows say.
+        rectangular: Whether sequences are rows of a rectangle.
+        cell_shape: Of the cells of a column without numbers; None if nobody said it.
+        jagged: Whether a column without rows is jagged.
+    """
+
+    dtype: Any = None
+    rectangular: bool = False
+    cell_shape: tuple[int, ...] | None = None
+    jagged: bool = False
+
+
+_NOTHING = _Said()
+
+
 def _columns(
     rows: Any, dtypes: Any, same_length: Any, rectangular: Any, where: str, *, own: bool
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
-    wanted = _wanted(dtypes, rectangular, given, where)
-    maker = RowColumns(where, own)
+    said = _said(dtypes, rectangular, given, where)
+    lengths: dict[str, tuple[int, ...]] = {}
+    splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
     for name, column in given.items():
-        said = wanted.get(name, ANYTHING)
-        columns[name] = maker.column(name, column, said) if count else maker.empty(name, said)
+        how = said.get(name, _NOTHING)
+        made: Any
+        if not count:
+            made = _without_rows(how, name, where)
+        else:
+            try:
+                made = cells_of(column, how.dtype, own=own)
+            except MisfitError as misfit:
+                raise misfit.error(f"{where}({name!r})", name) from None
+        if type(made) is Rows:
+            if made.lengths is not None:
+                lengths[name] = made.lengths
+            made = _column(made, how, splits, f"{where}({name!r})")
+        columns[name] = made
     if same_length != ():
-        _check_lengths(same_length, maker.lengths, columns, where)
+        _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
+
+
+def _without_rows(said: _Said, name: str, where: str) -> Rows | list[Any] | torch.Tensor:
+    if said.dtype is object:
+        return []
+    if said.dtype is None or said.cell_shape is None:
+        raise ArgumentError(
+            "bad_shape",
+            f"{where}({name!r})",
+            "expected rows, found none; to make an empty column, say what it would be with "
+            f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object",
+        )
+    empty = torch.empty((0, *said.cell_shape), dtype=said.dtype)
+    return Rows(empty, ()) if said.jagged else empty
+
+
+def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], path: str) -> Any:
+    """The column that cells make; columns of equal row lengths share one `RowSplits`."""
+    values: Any
+    values, lengths = made
+    if type(values) is np.ndarray and values.dtype not in _TORCH_DTYPES:
+        values = torch.from_numpy(values)
+    if lengths is None:
+        return values
+    if said.cell_shape and not sum(lengths):
+        values = values.reshape(0, *said.cell_shape)
+    if said.rectangular:
+        for i, length in enumerate(lengths):
+            if length != lengths[0]:
+                raise ArgumentError(
+                    "bad_length",
+                    f"{path}, row {i}",
+                    f"expected {lengths[0]} items like row 0, since rectangular= names the column, "
+                    f"found {length}",
+                )
+        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+    row_splits = splits.get(lengths)
+    if row_splits is None:
+        row_splits = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
+        splits[lengths] = row_splits
+    dtype = _TORCH_DTYPES[values.dtype] if type(values) is np.ndarray else values.dtype
+    return RaggedView(values, dtype, tuple(values.shape), 1, None, row_splits)
+
+
+_TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
+
+
+# --- one row -----------------------------------------------------------------------------------
+
+# Python's numbers as cells, and the nodes of such columns.
+_NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
+    bool: (struct.Struct("<?"), (Code.TENSOR, "bool", 1)),
+    int: (struct.Struct("<q"), (Code.TENSOR, "int64", 1)),
+    float: (struct.Struct("<f"), (Code.TENSOR, "float32", 1)),
+}
+
+
+def _ordered_columns(
+    row: Mapping[str, Any], where: str
+) -> tuple[tuple[Any, ...], list[InOrder]] | None:
+    """The schema and the columns of a message of one row; None if a value needs `_columns`."""
+    columns: list[InOrder] = []
+    nodes: list[tuple[Any, ...]] = []
+    for name, value in row.items():
+        kind = type(value)
+        number = _NUMBERS.get(kind)
+        if number is not None:
+            pack, node = number
+            try:
+                columns.append((memoryview(pack.pack(value)), None, (1,)))
+            except (struct.error, OverflowError):
+                return None  # to be refused
+            nodes.append(node)
+            continue
+        if kind is str:
+            packed = memoryview(documents.packer().pack(value))
+            columns.append((packed, (0, len(packed)), (len(packed),)))
+            nodes.append((Code.NON_TENSOR_ROWS,))
+            continue
+        if kind is list or kind is tuple:
+            try:
+                made = cells_of((value,), own=False)
+            except MisfitError as misfit:
+                raise misfit.error(f"{where}({name!r})", name) from None
+            value = made.values if type(made) is Rows else None
+        elif kind is torch.Tensor:
+            value = plain_array(value)
+        if type(value) is not np.ndarray:
+            return None
+        dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
+        if dtype is None or not shape or not value.flags.c_contiguous:
+            return None
+        columns.append((value, (0, shape[0]), shape))
+        nodes.append((Code.JAGGED, dtype, len(shape), 1))
+    return (Code.TENSORDICT, 1, tuple(row), *nodes), columns
 
 
 # --- arguments ---------------------------------------------------------------------------------
@@ -293,11 +426,11 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
     )
 
 
-def _wanted(
+def _said(
     dtypes: Any, rectangular: Any, columns: Mapping[str, Any], where: str
-) -> dict[str, Wanted]:
-    """What the caller said of columns."""
-    wanted: dict[str, Wanted] = {}
+) -> dict[str, _Said]:
+    """What the caller said of columns, by name."""
+    said: dict[str, _Said] = {}
     if dtypes is not None:
         if not isinstance(dtypes, Mapping):
             raise ArgumentTypeError(
@@ -306,33 +439,35 @@ def _wanted(
                 f"expected a mapping of names to dtypes, found {describe(dtypes)}",
             )
         for name in known_names(dtypes, columns, f"{where}(dtypes)"):
-            wanted[name] = _wanted_of(dtypes[name], f"{where}(dtypes)[{brief(name)}]")
+            said[name] = _said_of(dtypes[name], f"{where}(dtypes)[{brief(name)}]")
     if rectangular != ():
         path = f"{where}(rectangular)"
         for name in known_names(sorted(name_set(rectangular, path), key=str), columns, path):
-            wanted.setdefault(name, Wanted()).rectangular = True
-    return wanted
+            said[name] = said.get(name, _NOTHING)._replace(rectangular=True)
+    return said
 
 
-def _wanted_of(said: Any, path: str) -> Wanted:
-    if isinstance(said, torch.dtype) or said is object:
-        return Wanted(said)
-    if not isinstance(said, FieldSchema):
+def _said_of(dtype: Any, path: str) -> _Said:
+    if isinstance(dtype, torch.dtype) or dtype is object:
+        return _Said(dtype)
+    if not isinstance(dtype, FieldSchema):
         raise ArgumentTypeError(
             "bad_type",
             path,
-            f"expected a torch.dtype, object or a FieldSchema, found {brief(said)}",
+            f"expected a torch.dtype, object or a FieldSchema, found {brief(dtype)}",
         )
-    if said.kind == "object":
-        return Wanted(object)
-    if said.kind == "jagged" and said.shape is not None and said.shape[1] is None:
-        cell: Any = said.shape[2:]
-        return Wanted(said.dtype, cell_shape=cell, jagged=True)
-    if said.kind == "tensor" and said.shape is not None:
-        cell = said.shape[1:]
-        return Wanted(said.dtype, rectangular=len(said.shape) > 1, cell_shape=cell)
+    if dtype.kind == "object":
+        return _Said(object)
+    if dtype.kind == "jagged" and dtype.shape is not None and dtype.shape[1] is None:
+        cell: Any = dtype.shape[2:]
+        return _Said(dtype.dtype, cell_shape=cell, jagged=True)
+    if dtype.kind == "tensor" and dtype.shape is not None:
+        cell = dtype.shape[1:]
+        return _Said(dtype.dtype, rectangular=len(dtype.shape) > 1, cell_shape=cell)
     raise ArgumentError(
-        "bad_type", path, f"expected the schema of a column that rows can make, found {said.kind!r}"
+        "bad_type",
+        path,
+        f"expected the schema of a column that rows can make, found {dtype.kind!r}",
     )
 
 

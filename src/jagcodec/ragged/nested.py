@@ -42,10 +42,7 @@ def row_count(leaf: object) -> int | None:
 
 
 def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
-    """The parts of a nested tensor.
-
-    `detach` cuts the values off from autograd, which is far cheaper than to detach `jagged`.
-    """
+    """The parts of a nested tensor; `detach` detaches the values, far cheaper than `jagged`."""
     inner: Any = jagged
     values = inner._values
     if detach and values.requires_grad:
@@ -56,19 +53,12 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
 def view_of(
     jagged: torch.Tensor, path: str, pool: RowSplitsPool | None = None, *, detach: bool = True
 ) -> RaggedView:
-    """The rows of a nested tensor where they lie. One device sync, none for a CPU tensor.
-
-    Raises:
-        ArgumentError: Its offsets do not describe rows of its values; `path` says whose.
-    """
+    """The rows of a nested tensor where they lie. One device sync, none for a CPU tensor."""
     return view_of_parts(parts_of(jagged, detach=detach), path, pool or RowSplitsPool())
 
 
 def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> RaggedView:
-    """`view_of`, whose memory is only to be read: where it can be, an array over it.
-
-    Where gradients are recorded, values that need one stay what autograd follows.
-    """
+    """`view_of` over memory that is only read: an array, unless autograd must follow it."""
     inner: Any = jagged
     values = inner._values
     row_splits = pool.of_source(inner._offsets)
@@ -84,39 +74,32 @@ def readable_view(jagged: torch.Tensor, path: str, pool: RowSplitsPool) -> Ragge
 def view_of_parts(
     parts: NestedParts, path: str, pool: RowSplitsPool, copies: HostCopies | None = None
 ) -> RaggedView:
-    """As `view_of`. Offsets are read once for all columns that share them.
-
-    Offsets on a device are taken from `copies` where they were fetched, without a sync.
-    """
+    """As `view_of`. Columns that share offsets read them once, from `copies` if on a device."""
     values, dim = parts.values, parts.ragged_dim
     shape = tuple(values.shape)
     cells = shape[dim - 1]
-    if parts.lengths is not None:
-        return _view_with_holes(parts, parts.lengths, path, copies)
-    row_splits = pool.of_source(parts.offsets)
+    row_splits = pool.of_source(parts.offsets) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     host = _host(parts.offsets, copies)
-    row_splits = RowSplits.from_offsets(host)
+    row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
         row_splits = row_splits.with_offsets(parts.offsets)
         pool.remember(parts.offsets, row_splits)
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
-    # Rows that touch, but begin or end inside the values.
-    starts, ends = host[:-1], host[1:]
-    if len(starts) and not (starts[0] >= 0 and (ends >= starts).all() and ends[-1] <= cells):
-        raise _outside(host, cells, path)
-    row_splits = RowSplits.from_lengths(ends - starts)
+    # Rows with holes between them, or that begin or end inside the values.
+    starts = host[:-1]
+    lengths = np.diff(host) if parts.lengths is None else _host(parts.lengths, copies)
+    if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
+        expected = f"expected rows within the {cells} cells of the values"
+        found = f"found offsets {host.tolist()!r:.80}"
+        raise ArgumentError("bad_length", path, f"{expected}, {found}")
+    row_splits = RowSplits.from_lengths(lengths)
     return RaggedView(values, values.dtype, shape, dim, starts, row_splits)
 
 
 def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept.
-
-    Raises:
-        ArgumentError: As from `read_lengths`; or it is ragged in another dim than 1.
-        ArgumentTypeError: As from `read_lengths`.
-    """
+    """As `read_lengths`; a jagged tensor has its row lengths read, and its offsets object kept."""
     if not is_jagged(lengths):
         return read_lengths(lengths, path, rows=rows)
     view = view_of(lengths, path)
@@ -127,29 +110,6 @@ def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
             "row_mismatch", path, f"expected {rows} rows, found {view.row_splits.rows}"
         )
     return view.row_splits
-
-
-def _view_with_holes(
-    parts: NestedParts, row_lengths: torch.Tensor, path: str, copies: HostCopies | None
-) -> RaggedView:
-    shape = tuple(parts.values.shape)
-    cells = shape[parts.ragged_dim - 1]
-    starts = _host(parts.offsets, copies)[:-1]
-    lengths = _host(row_lengths, copies)
-    if not ((starts >= 0) & (lengths >= 0) & (lengths <= cells - starts)).all():
-        raise _outside(starts, cells, path)
-    row_splits = RowSplits.from_lengths(lengths)
-    values = parts.values
-    return RaggedView(values, values.dtype, shape, parts.ragged_dim, starts, row_splits)
-
-
-def _outside(offsets: IntArray, cells: int, path: str) -> ArgumentError:
-    return ArgumentError(
-        "bad_length",
-        path,
-        f"expected rows within the {cells} cells of the values, "
-        f"found offsets {offsets.tolist()!r:.80}",
-    )
 
 
 def _host(numbers: torch.Tensor, copies: HostCopies | None) -> IntArray:

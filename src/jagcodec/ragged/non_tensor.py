@@ -32,19 +32,14 @@ from tensordict.utils import LinkedList
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
-TENSORDICT_TYPES: tuple[type, ...] = (
-    TensorDict,
-    TensorDictParams,
-    PersistentTensorDict,
-    _SubTensorDict,
-)
+TENSORDICT_TYPES = (TensorDict, TensorDictParams, PersistentTensorDict, _SubTensorDict)
 """What holds leaves by name, with a batch size."""
 
 LAZY_VIEW: type = _CustomOpTensorDict
-"""What `squeeze` and its kin return where views of TensorDicts are lazy."""
+"""What `squeeze` and the like return if views of TensorDicts are lazy."""
 
 LIST_TYPES: tuple[type, ...] = (list, LinkedList)
-"""What `NonTensorStack.tolist` and its kin give for a list."""
+"""What `NonTensorStack.tolist` and the like give for a list."""
 
 
 def unwrap_wire_stripped_payload(item: Any) -> Any:
@@ -94,11 +89,7 @@ def fits_into(leaf: Any, td: TensorDictBase) -> bool:
 
 
 def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
-    """A non-tensor leaf as an (N,) object array, one item per row.
-
-    A stack gives its items. A `NonTensorData` gives the rows of the object array that it holds,
-    if it holds one of N rows; any other payload belongs to the whole batch and fills N rows.
-    """
+    """A non-tensor leaf as an (N,) object array; a payload of the whole batch fills all rows."""
     if isinstance(leaf, NonTensorStack):
         items = [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
     else:
@@ -148,7 +139,7 @@ def stack_of_payloads(payloads: Sequence[Any]) -> NonTensorStack:
     """A flat `NonTensorStack`; the payloads themselves are kept, TensorDicts among them."""
     if not _PLAIN.issuperset(map(type, payloads)):
         return NonTensorStack(*[NonTensorData(payload) for payload in payloads])
-    # Without constructors, which look at each payload: at 10 microseconds, and at one for a member.
+    # Without constructors, which inspect each payload in 10 microseconds.
     stack = object.__new__(NonTensorStack)
     size = torch.Size((len(payloads),))
     stack.__dict__.update(_STACK, tensordicts=list(_members(payloads)), _batch_size=size)
@@ -165,8 +156,8 @@ _PLAIN = frozenset((dict, list, tuple, str, bytes, int, float, bool, type(None))
 def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
     """``NonTensorData(payload)`` of each, in a twentieth of the time of its constructor.
 
-    Attributes are set one by one: objects whose `__dict__` nobody asked for are two less for the
-    garbage collector to look at, and it takes longer than all else where there are many.
+    Attributes are set one by one, so that no object has a `__dict__`: with many, the garbage
+    collector takes longer than anything else.
     """
     like = vars(NonTensorData(None))
     data, empty = like["_non_tensordict"], vars(like["_tensordict"])
@@ -187,20 +178,15 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 
 
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
-    """A TensorDict of batch size (N,), without device and names, of leaves known to have N rows.
+    """A TensorDict of batch size (N,), of leaves known to have N rows.
 
-    What its constructor makes of them. That one asks every leaf for its shape, which takes as
-    long as to make a jagged one.
+    Its constructor asks every leaf for its shape, which takes as long as to make a jagged one.
     """
     return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 
 
 def tensordict_of_view(view: TensorDictBase) -> TensorDict:
-    """What a lazy view shows (`LAZY_VIEW`).
-
-    Raises:
-        RuntimeError: It is one of a stack of rows with different shapes.
-    """
+    """The contents of a lazy view (`LAZY_VIEW`); RuntimeError if rows have different shapes."""
     names = view.names if any(name is not None for name in view.names) else None
     return TensorDict(dict(view.items()), batch_size=view.batch_size, names=names)
 
@@ -238,11 +224,7 @@ def fields_of(value: Any) -> tuple[TensorDictBase, dict[str, Any]]:
 
 
 def tensorclass_of(cls: Any, fields: TensorDictBase, others: Mapping[str, Any]) -> Any:
-    """The tensorclass of these fields, without its `__post_init__` being run on them again.
-
-    Raises:
-        ValueError: They are not fields of this class, or one is there twice.
-    """
+    """The tensorclass of these fields, without another call of its `__post_init__`."""
     names = set(cls.__expected_keys__)
     held = set(fields.keys())
     if not names >= held | others.keys() or held & others.keys():

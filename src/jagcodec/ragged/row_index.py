@@ -15,17 +15,7 @@ Chosen: TypeAlias = "range | IntArray"
 
 
 def choose_rows(index: Any, rows: int, where: str) -> Chosen:
-    """An index of any kind as rows of 0 to ``rows - 1``; a range where it is a contiguous one.
-
-    Args:
-        index: A slice, integers (negative ones count from the end), `rows` booleans, or one int.
-        rows: How many there are to choose from.
-        where: What to name in an error.
-
-    Raises:
-        ArgumentIndexError: A row does not exist.
-        ArgumentTypeError: `index` is none of these.
-    """
+    """A slice, integers, booleans or one integer as rows of 0 to ``rows - 1``."""
     if isinstance(index, slice):
         chosen = range(rows)[index]
         if chosen.step == 1:

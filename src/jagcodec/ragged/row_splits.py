@@ -41,23 +41,14 @@ class RowSplits:
     """
 
     __slots__ = (
-        "_varlen",
-        "bounds",
-        "host",
-        "lengths",
-        "like",
-        "max",
-        "min",
-        "rows",
-        "starts",
-        "tensors",
-        "total",
+        *("_varlen", "bounds", "host", "lengths", "like", "max", "min", "rows"),
+        *("starts", "tensors", "total"),
     )
 
     def __init__(self, host: IntArray, lengths: IntArray, low: int, high: int) -> None:
         """Use `from_lengths` or `from_offsets`."""
         self.host: IntArray = host
-        # Made once: the kernel looks at the same array only once for all columns.
+        # Made once: the kernel checks the same array only once for all columns.
         self.starts: IntArray = host[:-1]
         self.lengths: IntArray = lengths
         self.rows: int = len(lengths)
@@ -98,7 +89,7 @@ class RowSplits:
             found = torch.from_numpy(self.host)
             if device != _CPU:
                 found = to_device(found, device)
-            # Of two threads that come here at once, both get the one that was first.
+            # Two threads that come here at once get the same tensor.
             found = self.tensors.setdefault(device, found)
         return found
 
@@ -130,13 +121,7 @@ def _extremes(lengths: IntArray) -> tuple[int, int]:
 
 
 def read_lengths(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
-    """The row splits of a caller's (N,) lengths: the one place where they are read and summed.
-
-    Raises:
-        ArgumentError: They are not (N,), one is negative (the row is named), or they add up to
-            2**63 or more.
-        ArgumentTypeError: They are neither a tensor nor an array nor a list or tuple, of integers.
-    """
+    """The row splits of a caller's (N,) lengths: the one place where they are read and summed."""
     numbers = _length_numbers(lengths, path, rows)
     row_splits = RowSplits.from_lengths(numbers)
     if row_splits.min < 0:
@@ -164,14 +149,7 @@ LENGTH_DTYPES = frozenset(
 
 
 def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
-    """(N,) lengths as int64 on the host, copied. One device sync, none for a CPU tensor.
-
-    Whether one of them is negative is for `RowSplits` to find, which looks at them all anyway.
-
-    Raises:
-        ArgumentError: They are not (N,), or not `rows`.
-        ArgumentTypeError: They are neither a tensor nor an array nor a list or tuple, of integers.
-    """
+    """(N,) lengths as int64 on the host, copied; one device sync, none for a CPU tensor."""
     if type(lengths) is torch.Tensor and lengths.dtype is _INT64 and lengths.is_cpu:
         array = lengths.numpy()
     else:
@@ -193,60 +171,42 @@ def _length_numbers(lengths: Any, path: str, rows: int | None) -> IntArray:
 
 def _fetched_lengths(lengths: Any, path: str) -> npt.NDArray[Any]:
     if isinstance(lengths, (list, tuple)):
-        return _listed_lengths(lengths, path)
+        return np.array([_length(item, f"{path}, row {i}") for i, item in enumerate(lengths)], int)
     if isinstance(lengths, (np.ndarray, array)):
-        numbers = np.asarray(lengths)
-        if numbers.dtype.kind not in "iu":
-            raise ArgumentTypeError(
-                "bad_dtype", path, f"expected integer lengths, found {numbers.dtype}"
-            )
-        return numbers
-    if not isinstance(lengths, torch.Tensor):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            "expected (N,) lengths: a tensor, an array, a list or a tuple, "
-            f"found {describe(lengths)}",
-        )
-    if lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected an (N,) tensor of lengths, found {describe(lengths)}"
-        )
-    if lengths.dtype not in LENGTH_DTYPES:
-        raise ArgumentTypeError(
-            "bad_dtype", path, f"expected integer lengths, found {lengths.dtype}"
-        )
-    fetched: npt.NDArray[Any] = lengths.detach().cpu().numpy()
+        lengths = np.asarray(lengths)
+        integers = lengths.dtype.kind in "iu"
+    elif not isinstance(lengths, torch.Tensor):
+        expected = "expected (N,) lengths: a tensor, an array, a list or a tuple"
+        raise ArgumentTypeError("bad_type", path, f"{expected}, found {describe(lengths)}")
+    elif lengths.layout is not torch.strided or lengths.is_nested or lengths.is_meta:
+        expected = "expected an (N,) tensor of lengths"
+        raise ArgumentTypeError("bad_type", path, f"{expected}, found {describe(lengths)}")
+    else:
+        integers = lengths.dtype in LENGTH_DTYPES
+    if not integers:
+        expected = "expected integer lengths"
+        raise ArgumentTypeError("bad_dtype", path, f"{expected}, found {lengths.dtype}")
+    on_host = isinstance(lengths, np.ndarray)
+    fetched: npt.NDArray[Any] = lengths if on_host else lengths.detach().cpu().numpy()
     return fetched
 
 
-def _listed_lengths(lengths: Sequence[Any], path: str) -> IntArray:
-    numbers: list[int] = []
-    for i, item in enumerate(lengths):
-        number = item if type(item) is int else _index(item)
-        if number is None:
+def _length(item: Any, path: str) -> int:
+    """One integer of any type, as an int."""
+    number = item
+    if type(item) is not int:
+        if isinstance(item, bool) or "bool" in str(getattr(item, "dtype", "")):
+            number = None
+        try:
+            number = operator.index(number)
+        except TypeError:
             found = brief(item) if isinstance(item, (bool, float, str)) else describe(item)
-            raise ArgumentTypeError(
-                "bad_dtype", f"{path}, row {i}", f"expected integer lengths, found {found}"
-            )
-        if not -_LARGEST <= number <= _LARGEST:
-            raise ArgumentError(
-                "bad_length",
-                f"{path}, row {i}",
-                f"expected a length from 0 to {_LARGEST}, found {brief(number)}",
-            )
-        numbers.append(number)
-    return np.array(numbers, dtype=np.int64)
-
-
-def _index(item: Any) -> int | None:
-    """An integer of another type than int, as an int."""
-    if isinstance(item, bool) or "bool" in str(getattr(item, "dtype", "")):
-        return None
-    try:
-        return operator.index(item)
-    except TypeError:
-        return None
+            expected = "expected integer lengths"
+            raise ArgumentTypeError("bad_dtype", path, f"{expected}, found {found}") from None
+    if not -_LARGEST <= number <= _LARGEST:
+        expected = f"expected a length from 0 to {_LARGEST}"
+        raise ArgumentError("bad_length", path, f"{expected}, found {brief(number)}")
+    return int(number)
 
 
 class RowSplitsPool:

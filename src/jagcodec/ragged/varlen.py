@@ -33,11 +33,7 @@ class PackedColumn(NamedTuple):
 
 
 def varlen_column(view: RaggedView, path: str) -> PackedColumn:
-    """The rows of a view as a varlen column; columns of one `RowSplits` share all but the values.
-
-    Raises:
-        ArgumentError: There are 2**31 tokens or more, too many for int32 `cu_seqlens`.
-    """
+    """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
     if row_splits.total > np.iinfo(np.int32).max:
         raise ArgumentError(
@@ -52,11 +48,7 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
 
 
 def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
-    """The rows of a varlen column. One device sync.
-
-    Raises:
-        ArgumentError: Its parts do not fit together, or do not tell which dim is ragged.
-    """
+    """The rows of a varlen column. One device sync."""
     offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
     row_splits = RowSplits.from_offsets(offsets) if offsets.ndim == 1 else None
     if row_splits is None:

@@ -84,18 +84,11 @@ class RaggedView:
 
 
 class NestedParts(NamedTuple):
-    """What a nested tensor is made of; nothing of it is read.
-
-    Attributes:
-        values: ``jagged.values()``.
-        offsets: ``jagged.offsets()``: (N + 1,), on the device of the values.
-        lengths: ``jagged.lengths()``: (N,) where there are holes between the rows, else None.
-        ragged_dim: The dim of the nested tensor that differs by row.
-    """
+    """The parts of a nested tensor, unread."""
 
     values: torch.Tensor
-    offsets: torch.Tensor
-    lengths: torch.Tensor | None
+    offsets: torch.Tensor  # (N + 1,), on the device of the values
+    lengths: torch.Tensor | None  # (N,) if there are holes between the rows
     ragged_dim: int
 
 
@@ -110,13 +103,7 @@ def rows_of_rectangle(
     path: str,
     array: npt.NDArray[Any] | None = None,
 ) -> RaggedView:
-    """The valid cells of a rectangle (N, S, ...), which begin each of its rows.
-
-    `array` is the rectangle's `plain_array`, where the caller has it already.
-
-    Raises:
-        ArgumentError: A row is longer than the rectangle is wide; it is named.
-    """
+    """The valid cells of a rectangle (N, S, ...), of which `array` may be the `plain_array`."""
     dims = padded.shape if array is None else array.shape
     width = dims[1]
     if row_splits.max > width:
@@ -148,10 +135,9 @@ def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
 
 
 def is_per_token(shape: tuple[int, ...], row_splits: RowSplits, exact_width: bool) -> bool:
-    """Whether a rectangle of this shape holds one cell per token, padded.
+    """Whether a rectangle of this shape holds one cell per token: as wide as the longest row.
 
-    With `exact_width` it must be as wide as the longest row, as `maybe_pack_jagged` guesses;
-    without, as wide or wider.
+    It may be wider without `exact_width`, which `maybe_pack_jagged` guesses by.
     """
     if len(shape) < 2 or shape[0] != row_splits.rows:
         return False

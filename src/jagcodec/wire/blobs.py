@@ -10,23 +10,20 @@ import torch
 
 from jagcodec._arguments import usable_device
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.memory import aligned
 from jagcodec.memory.buffers import Buffer, MessageLike, StrPath, WritableBuffer
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode, pending
+from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import (
     blob_size,
-    file_path,
     finished,
     frame_arrays,
     is_blob,
-    noted_file,
-    read_file,
     writable_bytes,
     write_blob,
-    write_file,
 )
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
-from jagcodec.wire.spec import ALIGNMENT
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
@@ -135,7 +132,7 @@ def encode_batch_into(
     starts, end = [], 0
     for size in sizes:
         starts.append(end)
-        end += -(-size // ALIGNMENT) * ALIGNMENT
+        end += aligned(size)
     memory = writable_bytes(allocate(end), "encode_batch_into(allocate)")
     blobs = []
     for message, start, size in zip(messages, starts, sizes, strict=True):
@@ -168,19 +165,14 @@ def decode_batch(
     where = "decode_batch"
     one = isinstance(blobs, (str, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
     if one or not isinstance(blobs, Iterable):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(blobs)",
-            f"expected several blobs, found {describe(blobs)}; decode takes one",
-        )
+        expected = f"expected several blobs, found {describe(blobs)}; decode takes one"
+        raise ArgumentTypeError("bad_type", f"{where}(blobs)", expected)
     target = usable_device(device, f"{where}(device)")
-    values = []
-    for i, blob in enumerate(blobs):
-        frames = frame_arrays(blob, f"{where}(blobs[{i}])")
-        values.append(
-            decode(frames, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
-        )
-    return values
+    options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle, "limits": limits}
+    return [
+        decode(frame_arrays(blob, f"{where}(blobs[{i}])"), **options)
+        for i, blob in enumerate(blobs)
+    ]
 
 
 def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:

@@ -12,6 +12,12 @@ from jagcodec.wire.spec import FEW_KEYS, MAX_EQUAL_HASHES, MAX_NDIM, MOST_PROBES
 INT64_MAX = (1 << 63) - 1
 
 
+def bad(expected: str, found: Any) -> WireFormatError:
+    """The error of parts that do not fit together."""
+    # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
+    return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
+
+
 def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
     """The error to raise."""
     return WireFormatError(reason, path, detail)
@@ -20,8 +26,7 @@ def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
 def inside(error: WireFormatError, step: Any) -> WireFormatError:
     """An error with a step put in front of its path: a key, an index, or None for nothing."""
     if step is None:
-        # A new one all the same: the caller raises it from `error`, and an error that is its own
-        # cause sends whoever follows the causes in circles.
+        # A new one: the caller raises it from `error`, and no error may be its own cause.
         return WireFormatError(error.reason, error.path, error.detail)
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
     if error.path.startswith("$"):
@@ -46,12 +51,8 @@ def count(value: Any, what: str, reason: Reason = "bad_record", *, path: str = "
 
 def cells_of(shape: Any) -> int:
     """Check a shape, and return its number of cells."""
-    expect(
-        type(shape) is list and len(shape) <= MAX_NDIM,
-        "bad_record",
-        f"a shape of at most {MAX_NDIM} dims",
-        shape,
-    )
+    flat = type(shape) is list and len(shape) <= MAX_NDIM
+    expect(flat, "bad_record", f"a shape of at most {MAX_NDIM} dims", shape)
     for dim in shape:
         count(dim, "a dim")
     # Strides are products of the other dims even where one dim is 0, so bound those too.
@@ -69,15 +70,7 @@ def list_of(value: Any, what: str) -> list[Any]:
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
     """Refuse keys that a stranger chose to collide in the table that Python makes of them.
 
-    Args:
-        keys: The keys or members.
-        what: What they are.
-        run: How many places next to each other Python looks at before it jumps: 1 in a dict, 10
-            in a set.
-
-    Raises:
-        WireFormatError: A key cannot be hashed, too many distinct keys share one hash, or to put
-            them into a table takes too long.
+    `run` is how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.
     """
     try:
         hashes = list(map(hash, keys))

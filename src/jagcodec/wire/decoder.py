@@ -38,7 +38,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import inside
+from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import FramePayload, Payload, is_blob
 from jagcodec.wire.header import read_header
@@ -53,7 +53,7 @@ from jagcodec.wire.message import (
     open_message,
     open_row,
 )
-from jagcodec.wire.records import bad, dict_of, numpy_dtype, revived
+from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
@@ -231,7 +231,7 @@ def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
 
 
 def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
-    dtype = numpy_dtype(node.fields[0])
+    dtype = numpy_dtypes.dtype_of(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
     alignment = math.gcd(dtype.alignment, 16)
@@ -240,31 +240,6 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
     array: AnyArray = np.ndarray(shape, dtype=dtype, buffer=data)
     numpy_dtypes.check_text(array)
     return array
-
-
-def _field_array(message: Message, node: Node, budget: Budget) -> AnyArray:
-    dtype = numpy_dtype(node.fields[0])
-    shape = message.shape(node)
-    names = dtype.names or ()
-    columns = _children(message, node, budget)
-    for name, column in zip(names, columns, strict=True):
-        if not isinstance(column, np.ndarray) or column.shape[: len(shape)] != shape:
-            raise bad(f"an array of shape {shape} for field {name!r}", type(column).__name__)
-    array = np.zeros(shape, dtype=dtype)
-    for name, column in zip(names, columns, strict=True):
-        if column.dtype != array[name].dtype or column.shape != array[name].shape:
-            raise bad(f"{array[name].dtype} for field {name!r}", column.dtype)
-        array[name] = column
-    numpy_dtypes.check_text(array)  # fields may overlap
-    return array
-
-
-def _scalar(message: Message, node: Node, budget: Budget) -> Any:
-    # The array is no level of its own: in rows of scalars each would count twice.
-    (child,) = node.children
-    if child.kind is not Kind.FIELD_ARRAY or child.fields[1] != 0:
-        raise bad("a structured array of rank 0", child.kind.name)
-    return build(message, child, budget)[()]
 
 
 # Tensors
@@ -590,14 +565,11 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
         zip(node.fields[0], _children(message, node, budget), strict=True)
     ),
     Kind.DICT: _dict,
-    Kind.SLICE: lambda message, node, budget: slice(*_children(message, node, budget)),
     Kind.BYTES: lambda message, node, budget: message.payload.read(
         *message.numbers[node.number : node.number + 3]
     ).tobytes(),
     Kind.ARRAY: _array,
     Kind.OBJECT_ARRAY: _object_array,
-    Kind.FIELD_ARRAY: _field_array,
-    Kind.SCALAR: _scalar,
     Kind.TENSOR: lambda message, node, budget: message.tensor(node),
     Kind.JAGGED: lambda message, node, budget: message.jagged(node),
     Kind.STRIDED_NESTED: _strided_nested,

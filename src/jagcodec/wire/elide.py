@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,7 +72,7 @@ def elide(items: Sequence[Any]) -> list[Any]:
 
     As they are if a reader would by default refuse to make so much of so little.
     """
-    made = [_once(item) if type(item) is Packed else item for item in items]
+    made: list[Any] = [_once(item) if type(item) is Packed else item for item in items]
     columns = {i: column for i, item in enumerate(items) if (column := _column_of(item))}
     for i, runs in zip(columns, _found(list(columns.values())), strict=True):
         if runs is not None:
@@ -234,9 +233,7 @@ def _may_repeat(column: _Column, looked: dict[Any, IntArray]) -> bool:
         rows = column.total if splits is None else splits.rows
         few = np.arange(rows) if rows <= _FEW_ROWS else _few_of(rows)
         looked[key] = few if splits is None else np.minimum(splits.starts[few], column.total - 1)
-    firsts = _words(column.cells.data, column.size)[looked[key]]
-    if firsts.ndim > 1:
-        firsts = firsts[:, 0]
+    firsts = _firsts(column.cells.data, column.size, looked[key])
     return len(set(firsts.tolist())) < len(firsts)
 
 
@@ -387,7 +384,7 @@ def _beginnings(data: ByteArray, splits: RowSplits, size: int) -> tuple[IntArray
     like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
     order = _sorted_twins(data, splits, size)
     # Of sorted rows, two have in common what all neighbours between them have.
-    after = [_common(data, splits, size, a, b) for a, b in pairwise(order)]
+    after = _common(data, splits, size, np.array(order, dtype=np.int64)) if order else []
     kept, with_kept = -1, 0
     for row, before, behind in zip(order, [0, *after], [*after, 0], strict=False):
         with_kept = min(with_kept, before)
@@ -400,9 +397,7 @@ def _beginnings(data: ByteArray, splits: RowSplits, size: int) -> tuple[IntArray
 
 def _sorted_twins(data: ByteArray, splits: RowSplits, size: int) -> list[int]:
     """The rows that begin like others, sorted by their bytes, longer ones first."""
-    firsts = _words(data, size)[np.minimum(splits.starts, len(data) // size - 1)]
-    if firsts.ndim > 1:
-        firsts = firsts[:, 0]
+    firsts = _firsts(data, size, np.minimum(splits.starts, len(data) // size - 1))
     ordered = np.sort(firsts)
     again = np.isin(firsts, ordered[1:][ordered[1:] == ordered[:-1]]) & (splits.lengths > 0)
     bounds = (splits.host * size).tolist()
@@ -430,6 +425,13 @@ def _words(data: ByteArray, size: int) -> AnyArray:
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)
 
 
+def _firsts(data: ByteArray, size: int, cells: IntArray) -> AnyArray:
+    """A number for each of these cells; of large ones, of their first bytes."""
+    words = _words(data, size)
+    firsts: AnyArray = words[cells] if words.ndim == 1 else words[cells, 0]
+    return firsts
+
+
 def _equal(a: ByteArray, b: ByteArray) -> bool:
     """Whether all bytes are the same."""
     if len(a) != len(b):
@@ -445,18 +447,30 @@ def _equal(a: ByteArray, b: ByteArray) -> bool:
     return True
 
 
-def _common(data: ByteArray, splits: RowSplits, size: int, a: int, b: int) -> int:
-    """Cells that two rows begin with, both of them."""
-    at, to = int(splits.host[a]) * size, int(splits.host[b]) * size
-    most = int(min(splits.lengths[a], splits.lengths[b])) * size
-    done, step = 0, 4096
-    while done < most:
-        end = min(done + step, most)
-        one, other = data[at + done : at + end], data[to + done : to + end]
-        if not _equal(one, other):
-            return (done + int((one != other).argmax())) // size
-        done, step = end, min(8 * step, _AT_ONCE)
-    return most // size
+def _common(data: ByteArray, splits: RowSplits, size: int, rows: IntArray) -> list[int]:
+    """How many cells each of these rows has in common with the next, from its first cell on."""
+    firsts, others = splits.starts[rows[:-1]], splits.starts[rows[1:]]
+    most = np.minimum(splits.lengths[rows[:-1]], splits.lengths[rows[1:]])
+    found = most.copy()
+    left, done, step = np.flatnonzero(most), 0, 64
+    while len(left):
+        cells = np.minimum(most[left] - done, step)
+        one, other = (
+            _words(_gathered(data, starts[left] + done, cells, size), size)
+            for starts in (firsts, others)
+        )
+        differ = one != other
+        wrong = np.flatnonzero(differ if differ.ndim == 1 else differ.any(axis=1))
+        ends = cells.cumsum()
+        pairs, at = np.unique(np.searchsorted(ends, wrong, side="right"), return_index=True)
+        found[left[pairs]] = done + wrong[at] - (ends - cells)[pairs]
+        done += step
+        ended = most[left] <= done
+        ended[pairs] = True
+        left = left[~ended]
+        step = max(1, min(4 * step, _AT_ONCE // (size * max(1, len(left)))))
+    shared: list[int] = found.tolist()
+    return shared
 
 
 def _chunks(splits: RowSplits, size: int) -> Iterator[slice]:

@@ -6,23 +6,20 @@ and the frames of the payload, each at a multiple of 64 bytes, the bytes between
 
 from __future__ import annotations
 
-import mmap as mmap_module
 import os
-import secrets
-import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
+from jagcodec.memory import aligned
 from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
-from jagcodec.wire.limits import Limits, exceeded
-from jagcodec.wire.spec import ALIGNMENT, BLOB_MAGIC, VERSION
+from jagcodec.wire.checks import fail
+from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 
@@ -34,11 +31,7 @@ _MAX_HEADER = 1 << 33
 
 
 def buffer_bytes(buffer: Any, path: str) -> ByteArray:
-    """Any contiguous buffer, or a CPU tensor, as flat bytes that alias it.
-
-    Raises:
-        WireFormatError: It is no contiguous buffer.
-    """
+    """Any contiguous buffer, or a CPU tensor, as flat bytes that alias it."""
     array: ByteArray
     try:
         if type(buffer) is bytearray or type(buffer) is bytes:
@@ -56,37 +49,26 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             raise TypeError("one with gaps")
         array = np.frombuffer(view.cast("B"), dtype=np.uint8)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise WireFormatError(
-            "foreign", path, f"expected a contiguous buffer, found {error}"
-        ) from error
+        expected = f"expected a contiguous buffer, found {error}"
+        raise WireFormatError("foreign", path, expected) from error
     return array
 
 
 def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
-    """What holds a message as arrays that alias it: frames, header first, or one blob.
+    """Frames, header first, or one blob, as arrays that alias them.
 
-    An item of a list may be what a peer sent, one object may not: what is no buffer is a bad
-    message there, and a mistake here.
-
-    Raises:
-        ArgumentTypeError: It is neither a buffer nor a list of them.
-        WireFormatError: There is no frame, or one of several is not a buffer.
+    A peer may have sent the items of a list: one that is not a buffer makes a bad message. Any
+    other object that is not a buffer is the caller's mistake.
     """
-    if type(frames) is not list:
-        one = isinstance(frames, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor, str))
-        if one or not isinstance(frames, Sequence):
-            return [_one_buffer(frames, path)]
+    if type(frames) is not list and _is_one(frames):
+        return [_one_buffer(frames, path)]
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
     if type(frames[0]) is dict:  # which no peer sends
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected the frames of a message, or a blob, found {describe(frames)}; "
-            "pack_rows makes a batch of rows, and encode_rows a message",
-        )
+        remedy = "pack_rows makes a batch of rows, and encode_rows a message"
+        raise _no_message(path, frames, remedy)
     return [
-        # Most of them, as sockets hand them over.
+        # Most frames, as sockets return them.
         np.frombuffer(frame, _BYTE)
         if type(frame) is bytearray or type(frame) is bytes
         else buffer_bytes(frame, f"frame {i}")
@@ -97,11 +79,22 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
 _BYTE = np.dtype(np.uint8)
 
 
+def _is_one(frames: Any) -> bool:
+    """Whether an object is one buffer, or not a message at all; otherwise it holds frames."""
+    if type(frames) is bytes or type(frames) is bytearray or not isinstance(frames, Sequence):
+        return True
+    try:
+        memoryview(frames)  # type: ignore[arg-type]
+    except TypeError:
+        return isinstance(frames, str)
+    return True
+
+
 def _one_buffer(buffer: Any, path: str) -> ByteArray:
     try:
         return buffer_bytes(buffer, path)
     except WireFormatError as error:
-        found = describe(buffer)
+        remedy = "encode makes them of a value"
         if isinstance(buffer, (str, os.PathLike)):
             remedy = "load(path) reads a file, and open_wire takes a path"
         elif isinstance(buffer, (torch.Tensor, np.ndarray, memoryview)):
@@ -112,45 +105,37 @@ def _one_buffer(buffer: Any, path: str) -> ByteArray:
             remedy = "its to_frames() makes them"
         elif callable(buffer):
             remedy = "open_wire reads from a callable"
-        else:
-            remedy = "encode makes them of a value"
-        expected = "expected the frames of a message, or a blob"
-        raise ArgumentTypeError("bad_type", path, f"{expected}, found {found}; {remedy}") from error
+        raise _no_message(path, buffer, remedy) from error
+
+
+def _no_message(path: str, found: Any, remedy: str) -> ArgumentTypeError:
+    expected = "expected the frames of a message, or a blob"
+    return ArgumentTypeError("bad_type", path, f"{expected}, found {describe(found)}; {remedy}")
 
 
 # --- reading -----------------------------------------------------------------------------------
 
 
 def read_preamble(start: ByteArray) -> int:
-    """The header size that the first 24 bytes of a blob give.
-
-    Raises:
-        WireFormatError: They are no preamble of this version.
-    """
+    """The header size that the first 24 bytes of a blob give."""
     if len(start) < PREAMBLE.size:
-        raise WireFormatError(
-            "foreign", "preamble", f"expected {PREAMBLE.size} bytes, found {len(start)}"
-        )
+        raise fail("foreign", f"expected {PREAMBLE.size} bytes, found {len(start)}", path=_HERE)
     magic, version, zero, size = PREAMBLE.unpack(start[: PREAMBLE.size].tobytes())
     if magic != BLOB_MAGIC:
-        raise WireFormatError(
-            "foreign",
-            "preamble",
-            f"expected {BLOB_MAGIC!r}, found {magic!r}; this is no jagcodec blob",
-        )
+        expected = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is no jagcodec blob"
+        raise fail("foreign", expected, path=_HERE)
     if version != VERSION:
-        raise WireFormatError(
-            "unknown_version",
-            "preamble",
-            f"expected format version {VERSION}, found {version}; upgrade the side that is behind",
-        )
+        found = f"found {version}; upgrade the side that is behind"
+        raise fail("unknown_version", f"expected format version {VERSION}, {found}", path=_HERE)
     if zero:
-        raise WireFormatError("bad_header", "preamble", f"expected 0 at byte 12, found {zero}")
+        raise fail("bad_header", f"expected 0 at byte 12, found {zero}", path=_HERE)
     if size > _MAX_HEADER:
-        raise WireFormatError(
-            "bad_header", "preamble", f"expected a header below {_MAX_HEADER} bytes, found {size}"
-        )
+        expected = f"expected a header below {_MAX_HEADER} bytes, found {size}"
+        raise fail("bad_header", expected, path=_HERE)
     return int(size)
+
+
+_HERE = "preamble"
 
 
 def is_blob(data: ByteArray) -> bool:
@@ -163,7 +148,7 @@ def starts_of(header_size: int, sizes: Sequence[int]) -> list[int]:
     starts = []
     end = PREAMBLE.size + header_size
     for size in sizes:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = aligned(end)
         starts.append(start)
         end = start + size
     return [*starts, end]
@@ -175,12 +160,9 @@ def blob_end(header_size: int, sizes: Sequence[int]) -> int:
 
 
 def split_blob(blob: ByteArray, header_size: int, sizes: Sequence[int]) -> list[ByteArray]:
-    """The header of a blob and frames of these sizes behind it, aliasing it.
+    """The header of a blob and the frames of these sizes, aliasing it.
 
-    Bytes behind the end are not looked at: shared memory comes in whole pages.
-
-    Raises:
-        WireFormatError: It is cut.
+    Bytes past the end are not read: shared memory comes in whole pages.
     """
     _whole(blob, PREAMBLE.size + header_size, "header")
     header = blob[PREAMBLE.size : PREAMBLE.size + header_size]
@@ -191,28 +173,20 @@ def split_blob(blob: ByteArray, header_size: int, sizes: Sequence[int]) -> list[
 
 def _whole(blob: ByteArray, size: int, path: str) -> None:
     if len(blob) < size:
-        raise WireFormatError(
-            "frame_size", path, f"expected a blob of at least {size} bytes, found {len(blob)}"
-        )
+        expected = f"expected a blob of at least {size} bytes, found {len(blob)}"
+        raise fail("frame_size", expected, path=path)
 
 
 # --- writing -----------------------------------------------------------------------------------
 
 
 class PendingMessage(NamedTuple):
-    """A message, some of whose buffers are still to be written, straight where they are wanted.
-
-    Attributes:
-        header: The first frame.
-        buffers: The others: bytes, or how many of them there will be.
-        write: Fills memory for each buffer that is only a number yet, all of them in one call.
-        sources: The memory that `write` reads.
-    """
+    """A message, some of whose buffers are not written yet."""
 
     header: bytes
-    buffers: list[ByteArray | int]
-    write: Callable[[list[ByteArray]], None]
-    sources: Callable[[], list[np.ndarray[Any, Any]]]
+    buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
+    write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
+    sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:
@@ -223,7 +197,7 @@ def frames_of(message: PendingMessage) -> list[Frame]:
 def written(
     buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
 ) -> list[ByteArray]:
-    """Buffers of which nothing is left to be written; see `PendingMessage`."""
+    """The buffers of a `PendingMessage`, all of them written."""
     if int not in map(type, buffers):
         return buffers  # type: ignore[return-value]
     sizes = [part for part in buffers if isinstance(part, int)]
@@ -234,7 +208,7 @@ def written(
 
 
 def finished(frames: Sequence[Any], path: str) -> PendingMessage:
-    """Frames as a message of which nothing is left to be written."""
+    """Frames as a `PendingMessage`."""
     header, *buffers = frame_arrays(frames, path)
     return PendingMessage(header.tobytes(), list(buffers), lambda memory: None, list)
 
@@ -260,34 +234,21 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
 
 
 def write_blob(message: PendingMessage, target: ByteArray) -> int:
-    """Write a message as a blob to the start of `target`; every byte up to the end is written.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        ArgumentError: `target` is too small, or overlaps what is read; nothing was written.
-    """
+    """Write a message as a blob to the start of `target`, gaps included; the bytes written."""
     *starts, size = starts_of(len(message.header), _sizes(message.buffers))
     if len(target) < size:
-        raise ArgumentError(
-            "too_large",
-            "buffer",
-            f"expected a buffer of at least {size} bytes, found {len(target)}; "
-            "encoded_size gives the size beforehand",
-        )
+        found = f"found {len(target)}; encoded_size gives the size beforehand"
+        expected = f"expected a buffer of at least {size} bytes"
+        raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
     preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
     parts: list[Any] = [_flat(preamble), _flat(message.header), *message.buffers]
     begins = [0, PREAMBLE.size, *starts]
     sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
     ready = [part for part in parts[2:] if not isinstance(part, int)]
     if not are_apart([target[:size]], [*message.sources(), *ready]):
-        raise ArgumentError(
-            "conflict",
-            "buffer",
-            "expected memory apart from what is encoded, found an overlap; write to memory that "
-            "no tensor of the value lies in",
-        )
+        expected = "expected memory apart from what is encoded, found an overlap"
+        remedy = "write to memory that no tensor of the value lies in"
+        raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
     rest: list[ByteArray] = []
     end = 0
     for part, begin, length in zip(parts, begins, sizes, strict=True):
@@ -306,173 +267,15 @@ def _flat(data: bytes) -> ByteArray:
 
 
 def writable_bytes(buffer: Any, path: str) -> ByteArray:
-    """Memory of the caller's to write to.
-
-    Raises:
-        ArgumentTypeError: It is no contiguous buffer, or read-only.
-    """
+    """The caller's memory to write to."""
     try:
         array = buffer_bytes(buffer, path)
     except WireFormatError as error:
         raise ArgumentTypeError("bad_type", path, error.detail) from error
     if len(array) and not array.flags.writeable:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected writable memory, found read-only {type(buffer).__name__}"
-        )
+        expected = f"expected writable memory, found read-only {type(buffer).__name__}"
+        raise ArgumentTypeError("bad_type", path, expected)
     return array
-
-
-# --- files -------------------------------------------------------------------------------------
-
-
-def file_path(path: Any, where: str, remedy: str) -> str:
-    """The name of a file, which there need not be.
-
-    Raises:
-        ArgumentTypeError: It is not a path. Not a descriptor either: to open one closes it.
-        ArgumentError: It has a NUL, which no name of a file has.
-    """
-    name: Any = None
-    if isinstance(path, (str, os.PathLike)):
-        name = os.fspath(path)
-    if not isinstance(name, (str, bytes)):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            f"expected a str or os.PathLike, found {type(path).__name__}; {remedy}",
-        )
-    name = os.fsdecode(name)
-    if "\0" in name:
-        found = brief(name)
-        raise ArgumentError("bad_option", where, f"expected a path without NUL, found {found}")
-    return str(name)
-
-
-def _regular(status: os.stat_result, where: str) -> os.stat_result:
-    """Refuse what waits, never ends, or does something when it is opened."""
-    if not stat.S_ISREG(status.st_mode):
-        kinds = (
-            (stat.S_ISDIR, "a directory"),
-            (stat.S_ISFIFO, "a pipe"),
-            (stat.S_ISSOCK, "a socket"),
-            (stat.S_ISCHR, "a device"),
-            (stat.S_ISBLK, "a device"),
-        )
-        found = next((text for is_it, text in kinds if is_it(status.st_mode)), "something else")
-        raise ArgumentError("bad_option", where, f"expected a regular file, found {found}")
-    return status
-
-
-def write_file(path: str, frames: Sequence[Any], where: str) -> None:
-    """Write frames as a blob to a file, whole or not at all."""
-    write_whole(path, blob_pieces([memoryview(frame) for frame in frames]), where)
-
-
-def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
-    """Write buffers to a file end to end, whole or not at all.
-
-    They go to a temporary file beside `path`, to the disk, and then take its name: a crash at any
-    moment leaves the old file, or none.
-    """
-    mode = None
-    with suppress(FileNotFoundError):
-        mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777
-    directory, _ = os.path.split(path)
-    # Of its own length, whatever that of the file's name: file systems limit it.
-    name = os.path.join(directory, f".{secrets.token_hex(8)}.part")
-    replace_file(name, path, pieces, mode)
-    # The file is there, whether or not the directory can be opened and synchronised.
-    with suppress(OSError):
-        sync_directory(directory or os.curdir)
-
-
-def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | None = None) -> None:
-    """Write bytes to a new file and to the disk, and then give it the name `path`.
-
-    What fails leaves no temporary file behind; a process that is killed may.
-    """
-    # Not tempfile's: its files are for their owner alone, whatever the umask says.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
-    try:
-        with open(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, mode)  # which the umask may have narrowed
-            _write(file, pieces)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
-    for piece in pieces:
-        file.write(piece)
-
-
-def sync_directory(directory: str) -> None:
-    """Bring the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def noted_file(path: str) -> Iterator[None]:
-    """Let tracebacks of bad messages name the file that they were in."""
-    try:
-        yield
-    except WireFormatError as error:
-        error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
-        raise
-
-
-def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
-    """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray.
-
-    Raises:
-        ArgumentError: It is not a regular file.
-        WireFormatError: It holds no blob, is larger than a blob may be, or was shortened while it
-            was read.
-    """
-    # Looked at before it is opened, which a device may take for a command, and opened without
-    # waiting, in case it has become a pipe since.
-    _regular(os.stat(path), where)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        size = _regular(os.fstat(file.fileno()), where).st_size
-        # Before there is memory for the rest, of which anyone can claim any amount.
-        start = file.read(min(size, PREAMBLE.size))
-        header = read_preamble(_flat(start))
-        if header > limits.header:
-            raise exceeded("header", limits.header, header, "bytes", "preamble")
-        # Between its header and its frames a blob has less than 64 bytes each of padding.
-        if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
-            raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
-        if mmap:
-            try:
-                return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
-            except ValueError as error:  # the file has become smaller
-                raise _shortened(size, os.fstat(file.fileno()).st_size) from error
-        data = bytearray(size)
-        data[: len(start)] = start
-        found = len(start) + file.readinto(memoryview(data)[len(start) :])
-        if found != size:
-            raise _shortened(size, found)
-        return data
-
-
-def _shortened(size: int, found: int) -> WireFormatError:
-    return WireFormatError(
-        "frame_size",
-        "file",
-        f"expected {size} bytes, as there were when it was opened, found {found}; it was shortened "
-        "while it was read",
-    )
 
 
 # --- where bytes come from ---------------------------------------------------------------------
@@ -484,34 +287,26 @@ _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 class Payload(Protocol):
-    """The buffers of a message. The header vouches for every place that is asked for.
+    """The buffers of a message. The header vouches for every place that is asked for."""
 
-    Attributes:
-        in_memory: Whether whole buffers can be looked at without a cost.
-        frames: The buffers as arrays; None where they are not all in the memory of the host.
-    """
-
-    in_memory: bool
+    in_memory: bool  # whether whole buffers can be read without a cost
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        """See above."""
+        """The buffers as arrays; None if not all of them are in the memory of the host."""
         ...
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """`size` bytes, flat, aligned, and writable without harm to anyone.
-
-        An array; or, where the buffer is on a device, a uint8 tensor there.
-        """
+        """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
         ...
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """`size` bytes to look at, as they came."""
+        """Bytes as they came, only to be read."""
         ...
 
 
 class FramePayload:
-    """Frames in memory.
+    """Frames in memory: arrays; or flat uint8 tensors, if a frame is on a device.
 
     A read-only frame is copied at the first value in it, once for all of them; with `by_range`
     each value is copied by itself, because few of them may be asked for.
@@ -520,25 +315,22 @@ class FramePayload:
     in_memory = True
 
     def __init__(self, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False) -> None:
-        # Arrays; and flat uint8 tensors, where a frame is on a device.
         self._frames = frames
         self._copy = copy
         self._by_range = by_range
-        # Memory that may be kept, and where it begins.
+        # Memory that may be kept, and its address.
         self._owned: dict[int, tuple[ByteArray, int]] = {}
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        """See `Payload`."""
         on_host = all(type(frame) is np.ndarray for frame in self._frames)
         return self._frames if on_host else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """See `Payload`."""
         known = self._owned.get(buffer)
         if known is None:
             if buffer >= len(self._frames):
-                return _NOTHING  # where there is nothing to read there need not be a buffer
+                return _NOTHING  # an empty value needs no buffer
             frame = self._frames[buffer]
             if type(frame) is not np.ndarray:
                 return frame[offset : offset + size]
@@ -546,25 +338,20 @@ class FramePayload:
                 return _NOTHING
             if self._copy is not None or not frame.flags.writeable:
                 if self._by_range:
-                    data = writable(frame[offset : offset + size], self._copy)
-                    return copied(data) if address(data) % alignment else data
+                    return _usable(frame[offset : offset + size], self._copy, alignment)
                 frame = writable(frame, self._copy)
             known = self._owned[buffer] = frame, frame.__array_interface__["data"][0]
         data = known[0][offset : offset + size]
         return copied(data) if (known[1] + offset) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """See `Payload`."""
         if not size:
             return _NOTHING
         frame = self._frames[buffer]
         if type(frame) is not np.ndarray:
-            raise WireFormatError(
-                "bad_value",
-                f"frame {buffer + 1}",
-                f"expected bytes on the host, found a frame on {frame.device}, where only cells "
-                "of tensors may be",
-            )
+            found = f"found a frame on {frame.device}, where only cells of tensors may be"
+            expected = f"expected bytes on the host, {found}"
+            raise fail("bad_value", expected, path=f"frame {buffer + 1}")
         data: ByteArray = frame[offset : offset + size]
         return data
 
@@ -580,13 +367,15 @@ class RangePayload:
         self._copy = copy
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
-        """See `Payload`."""
-        data = writable(self.read(buffer, offset, size), self._copy)
-        return copied(data) if address(data) % alignment else data
+        return _usable(self.read(buffer, offset, size), self._copy, alignment)
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """See `Payload`."""
         return self._fetch(buffer, offset, size) if size else _NOTHING
+
+
+def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:
+    data = writable(data, copy)
+    return copied(data) if address(data) % alignment else data
 
 
 def writable(data: ByteArray, copy: bool | None) -> ByteArray:

@@ -1,4 +1,4 @@
-"""The header of a message: bytes <-> schema, numbers and values. msgpack only, no torch, no numpy.
+"""The header of a message: bytes <-> schema, numbers and values. No torch, no numpy.
 
 A header is one msgpack map::
 
@@ -20,8 +20,8 @@ import msgpack
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
-from jagcodec.wire.packed import not_msgpack
 from jagcodec.wire.schema import (
     Group,
     Places,
@@ -231,7 +231,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
-    places = Places(sizes, total, in_row=in_row)
+    places = Places(sizes)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
     if places.expanded or stored is not sizes:

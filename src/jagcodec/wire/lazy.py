@@ -28,17 +28,17 @@ from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.checks import inside
+from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
-from jagcodec.wire.frames import Frame, file_path, noted_file, read_file
+from jagcodec.wire.files import file_path, noted_file, read_file
+from jagcodec.wire.frames import Frame
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
-from jagcodec.wire.records import bad
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import Node
 from jagcodec.wire.slicing import Slicer, slicer_of

@@ -146,12 +146,12 @@ class Run(NamedTuple):
     Attributes:
         splits: How long they are.
         cells: Where they lie.
-        index: At which cell each begins; None: all of them at the first.
+        starts: At which cell each begins, an index; None: all of them at the first.
     """
 
     splits: RowSplits
     cells: Cells
-    index: Cells | None
+    starts: Cells | None
 
 
 class EndToEnd(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,6 @@ from jagcodec.wire.lowered import (
     refusal_of,
 )
 from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
-from jagcodec.wire.schema import check_text_size
 from jagcodec.wire.spec import (
     BLOCKED_LAYOUTS,
     INLINE_BYTES,
@@ -134,7 +132,7 @@ class Lowering:
             return (Code.USER, name, state)
         return [TAGS[Kind.USER], name, state]
 
-    def _foreign(self, value: Any) -> Tree:
+    def _foreign(self, value: Any, why: str = "") -> Tree:
         """The tree of what `default` makes of a value; or its pickle; or it is refused."""
         if self._default is not None:
             if len(self._path) + self._defaults >= MAX_DEPTH:
@@ -147,7 +145,7 @@ class Lowering:
                 self._defaults -= 1
                 return tree
         if not self._allow_pickle:
-            raise self._refusal(value)
+            raise self._refusal(value, why)
         try:
             data = pickle.dumps(value, protocol=5)
         except Exception as error:  # whatever a __reduce__ raises
@@ -301,11 +299,6 @@ class Lowering:
         self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
         return (Code.BYTES,)
 
-    def _slice(self, value: slice) -> Tree:
-        parts = (value.start, value.stop, value.step)
-        trees, nodes = self._children(("start", "stop", "step"), parts)
-        return (Code.SLICE, *trees) if nodes else [TAGS[Kind.SLICE], *trees]
-
     # Rows of objects
 
     def _rows(self, payloads: Iterable[Any]) -> None:
@@ -340,47 +333,25 @@ class Lowering:
             self._rows(array.flat)
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
-        if dtype.kind == "T":
-            return self._string_array(array)
-        description = self._numpy_dtype(array)
-        if not dtype.hasobject:
-            self.items += (Dense(array, None), *shape)
-            return (Code.ARRAY, description, len(shape))
-        fields = [dtype.fields[name][0] for name in dtype.names or ()]
-        # A reader must not be made to allocate gaps that no byte of the message stands for.
-        gaps = dtype.itemsize > 4 * sum(field.itemsize for field in fields)
-        if dtype.names is None or gaps:
-            raise self._refusal(array, f" with dtype {dtype}")
-        self.items += shape
-        columns = [self._child(name, array[name]) for name in dtype.names]
-        return (Code.FIELD_ARRAY, description, len(shape), *columns)
-
-    def _numpy_dtype(self, value: Any) -> Any:
-        description = numpy_dtypes.describe(value.dtype)
-        with suppress(WireFormatError):  # as a reader refuses it
-            if description is not None:
-                check_text_size(description, value.dtype.itemsize)
-                return description
-        raise self._refusal(value, f" with dtype {value.dtype}")
-
-    def _string_array(self, array: np.ndarray[Any, Any]) -> Tree:
-        try:
-            found = numpy_dtypes.string_cells(array)
-        except ValueError as error:
-            raise self._refusal(array, f" with {error}; use None, nan or a str") from error
-        return [TAGS[Kind.STRING_ARRAY], list(array.shape), *found]
+        name = numpy_dtypes.name_of(dtype)
+        if name is None:
+            return self._without_dtype(array)
+        self.items += (Dense(array, None), *shape)
+        return (Code.ARRAY, name, len(shape))
 
     def _scalar(self, value: np.generic) -> Tree:
-        if isinstance(value, (np.str_, np.bytes_)):
-            return [TAGS[Kind.STRING_SCALAR], value.item()]
         if not type(value).__module__.startswith("numpy"):
             raise self._refusal(value)
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            return (Code.SCALAR, self._array(array))
-        description = self._numpy_dtype(value)
-        data = numpy_dtypes.cell_bytes(array).tobytes()
-        return [TAGS[Kind.SCALAR], numpy_dtypes.listed(description), data]
+        name = numpy_dtypes.name_of(value.dtype)
+        if name is None:
+            return self._without_dtype(value)
+        return [TAGS[Kind.SCALAR], name, numpy_dtypes.cell_bytes(np.asarray(value)).tobytes()]
+
+    def _without_dtype(self, value: Any) -> Tree:
+        """An array or a scalar of a dtype that messages do not have."""
+        remedy = "make a dict of its fields" if value.dtype.names else "convert it with .astype"
+        why = f" with dtype {value.dtype}; {remedy}, or pass allow_pickle=True on both sides"
+        return self._foreign(value, why)
 
     # torch
 
@@ -647,16 +618,10 @@ _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     dict: Lowering._dict,
     tuple: Lowering._tuple,
     bytes: Lowering._bytes,
-    complex: lambda _, v: [TAGS[Kind.COMPLEX], v.real, v.imag],
     set: Lowering._set,
     frozenset: Lowering._set,
-    range: lambda _, v: [TAGS[Kind.RANGE], v.start, v.stop, v.step],
-    slice: Lowering._slice,
     np.ndarray: Lowering._array,
     np.memmap: Lowering._array,
-    torch.Size: lambda _, v: [TAGS[Kind.SIZE], *v],
-    torch.dtype: lambda _, v: [TAGS[Kind.DTYPE], str(v).removeprefix("torch.")],
-    torch.device: lambda _, v: [TAGS[Kind.DEVICE], v.type, v.index],
     Columns: Lowering._columns,
     ColumnDict: Lowering._column_dict,
     **dict.fromkeys(LIST_TYPES, Lowering._list),

@@ -18,7 +18,7 @@ from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, inside
+from jagcodec.wire.checks import INT64_MAX, bad, inside
 from jagcodec.wire.compress import opened, opened_ranges
 from jagcodec.wire.dtypes import DTYPES, unknown_dtype
 from jagcodec.wire.frames import (
@@ -43,7 +43,7 @@ from jagcodec.wire.leaf import (
 )
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.records import bad, revived
+from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import DOCUMENT_COST, EXPANSION, INDIRECT, PLAIN, Kind
 

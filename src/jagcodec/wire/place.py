@@ -63,14 +63,14 @@ _NO_COPIES = HostCopies()
 class Frames:
     """The frames of a message as they fill: small buffers end to end in frame 1, then the large."""
 
-    __slots__ = ("_large", "_rows", "_size", "_small")
+    __slots__ = ("_parts", "_rows", "_size", "_small")
 
     def __init__(self) -> None:
+        # The frames: bytes, or how many are still to be written.
+        self._parts: list[Any] = [0]
         self._size = 0  # of frame 1
         # What lies in frame 1: the offset, and contiguous memory.
         self._small: list[tuple[int, Any]] = []
-        # The others: bytes, or how many are still to be written.
-        self._large: list[Any] = []
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
 
@@ -88,59 +88,58 @@ class Frames:
 
     def keep(self, data: Any) -> Place:
         """A frame of its own, for an array or a flat tensor of bytes."""
-        self._large.append(array_bytes(data) if type(data) is np.ndarray else data)
-        return len(self._large), 0
+        self._parts.append(array_bytes(data) if type(data) is np.ndarray else data)
+        return len(self._parts) - 1, 0
 
     def reserve(self, view: RaggedView, size: int) -> Place:
         """A place for rows that are to be copied end to end, `size` bytes together."""
-        if size >= SMALL_BUFFER:
-            self._large.append(size)
-            self._rows.append((len(self._large), 0, size, view))
-            return len(self._large), 0
         if not size:
             return _NOWHERE
-        memory: Any = view.memory
-        if view.row_splits.rows == 1 and type(view.starts) is int and type(memory) is np.ndarray:
-            return self.put(memory.reshape(-1)[: size // memory.itemsize])
-        offset = (self._size + 63) & -ALIGNMENT
-        self._size = offset + size
-        self._rows.append((0, offset, size, view))
-        return 0, offset
+        if size >= SMALL_BUFFER:
+            self._parts.append(size)
+            at = len(self._parts) - 1, 0
+        else:
+            memory: Any = view.memory
+            one = view.row_splits.rows == 1 and type(view.starts) is int
+            if one and type(memory) is np.ndarray:
+                return self.put(memory.reshape(-1)[: size // memory.itemsize])
+            at = 0, (self._size + 63) & -ALIGNMENT
+            self._size = at[1] + size
+        self._rows.append((*at, size, view))
+        return at
 
     def buffers(self) -> list[Any]:
         """The frames in their order: bytes, or how many are still to be written."""
-        if not (self._size or self._large):
-            return []
-        if not self._small or self._writes_first():
-            return [self._size, *self._large]
-        # All of frame 1 is there: one pass, where `write` takes a call for each array.
-        pieces: list[Any] = []
-        end = 0
-        for offset, data in self._small:
-            pieces += (GAPS[offset - end], data)
-            end = offset + data.nbytes
-        self._small = []
-        return [np.frombuffer(bytearray().join(pieces), dtype=np.uint8), *self._large]
-
-    def _writes_first(self) -> bool:
-        """Whether rows are still to be copied to frame 1."""
-        return bool(self._rows) and any(row[0] == 0 for row in self._rows)
+        parts = self._parts
+        if len(parts) == 1 and not self._size:
+            parts.clear()
+            return parts
+        parts[0] = self._size
+        if self._small and not any(row[0] == 0 for row in self._rows):
+            # All of frame 1 is there: one pass, where `write` takes a call for each array.
+            pieces: list[Any] = []
+            end = 0
+            for offset, data in self._small:
+                pieces += (GAPS[offset - end], data)
+                end = offset + data.nbytes
+            parts[0] = np.frombuffer(bytearray().join(pieces), dtype=np.uint8)
+            self._small = []
+        return parts
 
     def write(self, memory: Sequence[ByteArray]) -> None:
         """Write the buffers that are still to be written, in their order."""
         fresh = iter(memory)
-        targets: dict[int, ByteArray] = {}
-        if self._small or self._writes_first():
-            targets[0] = first = next(fresh)
+        targets = [next(fresh) if type(part) is int else None for part in self._parts]
+        first: Any = targets[0] if targets else None
+        if first is not None:
             first.fill(0)  # between the buffers
             for offset, data in self._small:
                 first[offset : offset + data.nbytes] = np.frombuffer(data, np.uint8)
-        targets |= {
-            i: next(fresh) for i, part in enumerate(self._large, start=1) if type(part) is int
-        }
-        rowcopy.copy_all(
-            [copy_task(view, targets[i][at : at + size]) for i, at, size, view in self._rows]
-        )
+        copies = []
+        for buffer, offset, size, view in self._rows:
+            target: Any = targets[buffer]
+            copies.append(copy_task(view, target[offset : offset + size]))
+        rowcopy.copy_all(copies)
 
     def sources(self) -> list[np.ndarray[Any, Any]]:
         """The memory that `write` reads."""

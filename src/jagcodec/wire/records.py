@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from jagcodec import cells
 from jagcodec.errors import WireFormatError
 from jagcodec.wire import numpy_dtypes
-from jagcodec.wire.checks import cells_of, check_distinct, expect, inside
+from jagcodec.wire.checks import bad, check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS, Tag
-from jagcodec.wire.dtypes import unknown_dtype
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
-from jagcodec.wire.schema import check_text_size, has_object, numpy_itemsize
+from jagcodec.wire.schema import numpy_itemsize
 from jagcodec.wire.spec import Kind
-
-AnyArray: TypeAlias = npt.NDArray[Any]
-
-# Of every dtype that this torch has: a dtype itself can be encoded even where its tensors cannot.
-_ALL_DTYPES = {
-    str(value).removeprefix("torch."): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype)
-}
 
 _NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -57,7 +45,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
                     value[step] = revived(item, depth, most, allow_pickle)
             return value
         tag = value[0].kind if value and type(value[0]) is Tag else None
-        if tag in (Kind.SCALAR, Kind.STRING_ARRAY, Kind.NUMBERS):
+        if tag in (Kind.SCALAR, Kind.NUMBERS):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
         parts = value if tag is None else value[1:]
         for index, item in enumerate(parts):
@@ -83,28 +71,6 @@ def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
         raise bad(f"a {kind.name}", error) from error
 
 
-def bad(expected: str, found: Any) -> WireFormatError:
-    """The error of parts that do not fit together."""
-    # Foreign texts can be long: torch's dispatch tables, a stranger's own words.
-    return WireFormatError("bad_value", "$", f"expected {expected}, found {found!s:.200}")
-
-
-def numpy_dtype(description: Any) -> np.dtype[Any]:
-    """The numpy dtype of a checked description.
-
-    Raises:
-        WireFormatError: This numpy has no such dtype.
-    """
-    try:
-        return numpy_dtypes.restore(description)
-    except (TypeError, ValueError) as error:
-        raise WireFormatError(
-            "unknown_dtype",
-            "$",
-            f"expected a dtype of numpy {np.__version__}, found {error!s:.200}",
-        ) from error
-
-
 def dict_of(keys: list[Any], items: Sequence[Any]) -> dict[Any, Any]:
     """A dict of keys that a stranger chose."""
     check_distinct(keys, "dict keys")
@@ -119,11 +85,6 @@ def _big_int(_: bool, data: Any) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _complex(_: bool, real: Any, imag: Any) -> complex:
-    expect(type(real) is type(imag) is float, "bad_record", "floats", [real, imag])
-    return complex(real, imag)
-
-
 def _members(_: bool, *items: Any) -> tuple[Any, ...]:
     check_distinct(items, "set members", run=10)
     if len(set(items)) != len(items):
@@ -136,12 +97,6 @@ def _dict_record(_: bool, *items: Any) -> dict[Any, Any]:
     return dict_of(list(items[::2]), items[1::2])
 
 
-def _range(_: bool, *parts: Any) -> range:
-    expect(all(type(part) is int for part in parts), "bad_record", "integers", list(parts))
-    expect(parts[2] != 0, "bad_record", "a step other than 0", parts[2])
-    return range(*parts)
-
-
 def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
     known = type(dtype) is str and dtype in cells.PACKED
     expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
@@ -152,66 +107,14 @@ def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
     return numbers
 
 
-def _string_array(_: bool, shape: Any, items: Any, coerce: Any, has_na: Any, na: Any) -> AnyArray:
-    cells = cells_of(shape)
-    strings = type(items) is list and len(items) == cells
-    expect(strings, "bad_record", f"{cells} strings", items)
-    expect(type(coerce) is bool, "bad_record", "a bool", coerce)
-    expect(type(has_na) is bool, "bad_record", "a bool", has_na)
-    known = na is None or type(na) in (float, str)
-    expect(known, "bad_record", "None, a float or a str for missing", na)
-    for item in items:
-        fits = type(item) is str or (item is None and has_na)
-        expect(fits, "bad_record", "a string", item)
-    dtypes: Any = getattr(np, "dtypes", None)
-    if not hasattr(dtypes, "StringDType"):
-        raise bad("a numpy with StringDType (2.0 or newer)", np.__version__)
-    options = {"na_object": na} if has_na else {}
-    array = np.empty(cells, dtype=dtypes.StringDType(coerce=coerce, **options))
-    for i, item in enumerate(items):
-        array[i] = na if item is None else item
-    return array.reshape(shape)
-
-
 def _scalar_record(_: bool, dtype: Any, data: Any) -> Any:
     itemsize = numpy_itemsize(dtype)
-    check_text_size(dtype, itemsize)
-    expect(not has_object(dtype), "unknown_dtype", "a dtype without objects", dtype)
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)
     own = np.frombuffer(bytearray(data), dtype=np.uint8)
-    array: AnyArray = np.ndarray((), dtype=numpy_dtype(dtype), buffer=own)
+    array: Any = np.ndarray((), dtype=numpy_dtypes.dtype_of(dtype), buffer=own)
     numpy_dtypes.check_text(array)
     return array[()]
-
-
-def _string_scalar(_: bool, value: Any) -> Any:
-    expect(type(value) in (str, bytes), "bad_record", "a str or bytes", value)
-    return np.str_(value) if isinstance(value, str) else np.bytes_(value)
-
-
-def _size(_: bool, *dims: Any) -> torch.Size:
-    for dim in dims:
-        fits = type(dim) is int and -(1 << 63) <= dim < 1 << 63
-        expect(fits, "bad_record", "a 64-bit int", dim)
-    return torch.Size(dims)
-
-
-def _dtype(_: bool, name: Any) -> torch.dtype:
-    expect(type(name) is str, "unknown_dtype", "a dtype's name", name)
-    dtype = _ALL_DTYPES.get(name)
-    if dtype is None:
-        raise unknown_dtype(name)
-    return dtype
-
-
-def _device(_: bool, kind: Any, number: Any) -> torch.device:
-    # Before torch is asked, which quotes what it does not know.
-    word = type(kind) is str and kind.isascii() and kind.isalnum()
-    expect(word, "bad_record", "a device type", kind)
-    fits = number is None or (type(number) is int and 0 <= number < 128)
-    expect(fits, "bad_record", "a device number (0 to 127) or None", number)
-    return torch.device(kind) if number is None else torch.device(kind, number)
 
 
 def _user_record(_: bool, name: Any, state: Any) -> Any:
@@ -236,20 +139,12 @@ def _pickle(allow_pickle: bool, data: Any) -> Any:
 
 _RECORDS: dict[Kind, Callable[..., Any]] = {
     Kind.BIG_INT: _big_int,
-    Kind.COMPLEX: _complex,
     Kind.TUPLE: lambda _, *items: items,
     Kind.SET: lambda _, *items: set(_members(_, *items)),
     Kind.FROZENSET: lambda _, *items: frozenset(_members(_, *items)),
     Kind.DICT: _dict_record,
-    Kind.RANGE: _range,
-    Kind.SLICE: lambda _, *parts: slice(*parts),
     Kind.NUMBERS: _numbers,
-    Kind.STRING_ARRAY: _string_array,
     Kind.SCALAR: _scalar_record,
-    Kind.STRING_SCALAR: _string_scalar,
-    Kind.SIZE: _size,
-    Kind.DTYPE: _dtype,
-    Kind.DEVICE: _device,
     Kind.USER: _user_record,
     Kind.PICKLE: _pickle,
 }

@@ -34,6 +34,7 @@ from jagcodec.ragged.non_tensor import (
     unbatched_of,
     unbatched_parts,
 )
+from jagcodec.wire.plain_types import PLAIN_TYPES, of_type
 from jagcodec.wire.spec import MAX_NDIM
 
 T = TypeVar("T")
@@ -216,12 +217,12 @@ def _enum_state(cls: Any) -> _State:
 
         def bits(value: Any) -> Any:
             # Python keeps every combination that was ever made: of known bits there are so many.
-            if _of_type(value, int) & ~known:
+            if of_type(value, int) & ~known:
                 raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {value}")
             return value
 
         return lambda value: bits(int(value.value)), lambda state: cls(bits(state))
-    return lambda value: value.name, lambda state: cls.__members__[_of_type(state, str)]
+    return lambda value: value.name, lambda state: cls.__members__[of_type(state, str)]
 
 
 def is_named_tuple(cls: type) -> bool:
@@ -231,17 +232,11 @@ def is_named_tuple(cls: type) -> bool:
 
 def _named_tuple_from(cls: Any) -> Callable[[Any], Any]:
     def from_state(state: Any) -> Any:
-        if len(_of_type(state, tuple)) != len(cls._fields):
+        if len(of_type(state, tuple)) != len(cls._fields):
             raise ValueError(f"expected the fields {list(cls._fields)}")
         return tuple.__new__(cls, state)
 
     return from_state
-
-
-def _of_type(state: Any, cls: type) -> Any:
-    if type(state) is not cls:
-        raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
-    return state
 
 
 # --- tensordict's ------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ def _tensorclass_state(value: Any) -> Any:
 def _tensorclass_from(cls: Any) -> Callable[[Any], Any]:
     def from_state(state: Any) -> Any:
         fields, others = state if type(state) is tuple else (state, {})
-        _of_type(others, dict)
+        of_type(others, dict)
         return tensorclass_of(cls, _tensordict(fields), others)
 
     return from_state
@@ -277,7 +272,7 @@ def _non_tensor_data(value: Any) -> NonTensorData:
 
 def _non_tensor_from(cls: Any) -> Callable[[Any], Any]:
     def from_state(state: Any) -> Any:
-        _of_type(state, NonTensorData)
+        of_type(state, NonTensorData)
         return cls(state.data, batch_size=state.batch_size)
 
     return from_state
@@ -288,6 +283,10 @@ def _unbatched_from(state: Any) -> Any:
     if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
         raise ValueError("expected a batch size or None, and a tensor")
     return unbatched_of(size, tensor)
+
+
+for _cls, (_name, _to_state, _from_state) in PLAIN_TYPES.items():
+    register_type(_cls, _name, to_state=_to_state, from_state=_from_state)
 
 
 EMPTY_STACK = "tensordict.NonTensorStack"

@@ -8,9 +8,8 @@ import numpy as np
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.wire.checks import INT64_MAX, cells_of
+from jagcodec.wire.checks import INT64_MAX, bad, cells_of
 from jagcodec.wire.frames import Payload
-from jagcodec.wire.records import bad
 from jagcodec.wire.schema import Node
 
 

@@ -11,25 +11,22 @@ the next message that has the same ones.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.packed import unpack_plain
+from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
     DOCUMENT_COST,
     INDIRECT,
     INTEGER_DTYPES,
-    MAX_DEPTH,
     MAX_LEVELS,
     MAX_NDIM,
     MAX_STACKS,
-    MAX_TEXT,
     MAX_UNBACKED_ROWS,
     MOST_RUNS,
     ONE_OBJECT,
@@ -116,14 +113,7 @@ def _torch_dtype(value: Any) -> None:
 
 
 def _array_dtype(value: Any) -> None:
-    check_text_size(value, numpy_itemsize(value))
-    expect(not has_object(value), "unknown_dtype", "a dtype without objects", value)
-
-
-def _struct_dtype(value: Any) -> None:
     numpy_itemsize(value)
-    struct = type(value) is list and value[0] == "struct"
-    expect(struct, "unknown_dtype", "a structured dtype", value)
 
 
 def _layout(value: Any) -> None:
@@ -169,12 +159,9 @@ FORMS: dict[Kind, Form] = {
     Kind.LIST: Form.of({}, (), ANY),
     Kind.MAP: Form.of({"keys": _keys}, (), PER_KEY),
     Kind.DICT: Form.of({}, (), ANY),
-    Kind.SLICE: Form.of({}, (), 3),
     Kind.BYTES: Form.of({}, (*_PLACE, "size"), 0),
     Kind.ARRAY: Form.of({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
     Kind.OBJECT_ARRAY: Form.of({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
-    Kind.FIELD_ARRAY: Form.of({"dtype": _struct_dtype, "rank": _rank}, ("*",), ANY),
-    Kind.SCALAR: Form.of({}, (), 1),
     Kind.TENSOR: Form.of({"dtype": _torch_dtype, "rank": _rank}, (*_CELLS, "*"), 0),
     Kind.JAGGED: Form.of(
         {"dtype": _torch_dtype, "rank": _rank, "ragged_dim": _ragged_dim},
@@ -212,8 +199,7 @@ class Schema:
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
-        nodes: Those that have numbers to check, in the order of these; and structured arrays,
-            whose dtype says how large they are even where they have no dims.
+        nodes: Those that have numbers to check, in the order of these.
         weight: About how many bytes of memory it takes.
         size: How many nodes it has, those without numbers too.
         columns: How many keys the node with the most of them has.
@@ -306,8 +292,6 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
     wanted = form.children
     if wanted == PER_KEY:
         wanted = len(fields[-1])
-    elif kind == Kind.FIELD_ARRAY:
-        wanted = len(fields[0][3])
     if wanted not in (ANY, children):
         raise fail("bad_record", f"expected {wanted} children of {kind.name}, found {children}")
     if kind == Kind.DICT and not children:
@@ -327,8 +311,6 @@ def child_step(node: Node, child: int) -> Any:
         return node.fields[-1][child]
     if node.kind in (Kind.TUPLE, Kind.LIST, Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
         return child
-    if node.kind == Kind.FIELD_ARRAY:
-        return node.fields[0][3][child][0]
     return None
 
 
@@ -338,16 +320,13 @@ def child_step(node: Node, child: int) -> Any:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int], total: int, *, in_row: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
         self.expanded: int = 0  # bytes that indirect columns take once they are made
         self.made: int = 0  # bytes that narrow cells take once they are made, and documents
-        # A small message may be one of many, in rows, and what each may take adds up.
-        spare = 0 if in_row else 1024
-        self.field_bytes: int = 64 * (spare + total)
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """See that `size` bytes lie at a place, and that all values together fit the payload.
@@ -518,12 +497,6 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
                 f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
                 f"found batch size {brief(shape)} over {places.payload} bytes",
             )
-    elif kind is Kind.FIELD_ARRAY:
-        # The fields are sent, the array's own bytes are not: gaps must not be believed, nor cells
-        # of no bytes, which take time to fill all the same.
-        places.field_bytes -= cells * max(numpy_itemsize(node.fields[0]), 1)
-        if places.field_bytes < 0:
-            raise fail("out_of_bounds", "expected fields, found mostly gaps between them")
 
 
 def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:
@@ -546,13 +519,12 @@ def _steps(root: Node, target: Node) -> list[Any] | None:
 
 # --- dtypes ------------------------------------------------------------------------------------
 
+
 _NUMPY_DTYPE = re.compile(
     r"(?P<bool>\|b1)|\|[iu]1|[<>][iu](?:2|4|8)|[<>]f(?:2|4|8)|[<>]c(?:8|16)"
     r"|[<>][mM]8(?:\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
     r"|\|[SV]\d{1,10}|[<>]U\d{1,10}"
 )
-# long double has one name in numpy and two formats in the world
-_LONG_DOUBLES = {"float80": 16, "complex160": 32, "float128": 16, "complex256": 32}
 
 
 def stored_size(dtype: str, stored: int, cells: int) -> int:
@@ -573,71 +545,17 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
     raise fail("unknown_dtype", f"expected cells of {dtype} or narrower, found code {stored}")
 
 
-def numpy_itemsize(dtype: Any, depth: int = 0) -> int:
-    """Bytes per element of a numpy dtype as the wire describes it.
-
-    A string is numpy's own (``<f4``, ``|S8``, ``<M8[ns]``) or a long double's name;
-    ``["sub", dtype, shape]`` and ``["struct", itemsize, aligned, [[name, title, offset, dtype]]]``
-    nest. ``|O`` counts as a pointer: it occurs only in the fields of a FIELD_ARRAY.
+def numpy_itemsize(dtype: Any) -> int:
+    """Bytes per element of a dtype by numpy's own name for it (``<f4``, ``|S8``, ``<M8[ns]``).
 
     Raises:
-        WireFormatError: The description is none of these.
+        WireFormatError: It is not the name of a dtype without fields and objects.
     """
-    if type(dtype) is str:
-        if dtype in _LONG_DOUBLES:
-            return _LONG_DOUBLES[dtype]
-        if dtype == "|O":
-            return 8
-        if _NUMPY_DTYPE.fullmatch(dtype) is None:
-            raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
-        digits = re.match(r"\d+", dtype[2:])
-        size = int(digits.group()) if digits else 0
-        return size * 4 if dtype[1] == "U" else size
-    expect(depth <= MAX_DEPTH, "too_deep", "a shallower dtype", "more levels")
-    if type(dtype) is list and len(dtype) == 3 and dtype[0] == "sub":
-        return cells_of(dtype[2]) * numpy_itemsize(dtype[1], depth + 1)
-    if type(dtype) is list and len(dtype) == 4 and dtype[0] == "struct":
-        _, itemsize, aligned, fields = dtype
-        itemsize = count(itemsize, "an item size")
-        expect(type(aligned) is bool, "bad_record", "a bool", aligned)
-        for field in list_of(fields, "fields"):
-            expect(type(field) is list and len(field) == 4, "bad_record", "a field", field)
-            name, title, offset, inner = field
-            expect(type(name) is str, "bad_record", "a field name", name)
-            expect(title is None or type(title) is str, "bad_record", "a field title", title)
-            end = count(offset, "a field offset") + numpy_itemsize(inner, depth + 1)
-            expect(end <= itemsize, "out_of_bounds", f"a field within {itemsize} bytes", end)
-        return itemsize
-    raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
-
-
-def check_text_size(dtype: Any, itemsize: int) -> None:
-    """Refuse a (checked) dtype of text in fields upon fields over the same bytes.
-
-    Raises:
-        WireFormatError: Its text is more than `MAX_TEXT` times as large as the dtype.
-    """
-    text = _text_size(dtype)
-    if text > MAX_TEXT * itemsize:
-        expected = f"fields of at most {MAX_TEXT * itemsize} bytes of text"
-        raise fail("out_of_bounds", f"expected {expected}, found {text}: they overlap")
-
-
-def _text_size(dtype: Any) -> int:
-    if type(dtype) is str:
-        return numpy_itemsize(dtype) if dtype[1] == "U" else 0
-    if dtype[0] == "sub":
-        return math.prod(map(int, dtype[2])) * _text_size(dtype[1])
-    return sum(_text_size(field[3]) for field in dtype[3])
-
-
-def has_object(dtype: Any) -> bool:
-    """Whether a (checked) numpy dtype description holds Python objects."""
-    if type(dtype) is str:
-        return dtype == "|O"
-    if dtype[0] == "sub":
-        return has_object(dtype[1])
-    return any(has_object(field[3]) for field in dtype[3])
+    if type(dtype) is not str or _NUMPY_DTYPE.fullmatch(dtype) is None:
+        raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
+    digits = re.match(r"\d+", dtype[2:])
+    size = int(digits.group()) if digits else 0
+    return size * 4 if dtype[1] == "U" else size
 
 
 # --- what is kept ------------------------------------------------------------------------------

@@ -39,10 +39,6 @@ MAX_DEPTH = 100
 MAX_LEVELS = MAX_DEPTH + 4
 """Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
 
-MAX_TEXT = 8
-"""Bytes of strings in the fields of a structured array per byte of it: fields may overlap, but each
-is looked at by itself."""
-
 MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 
@@ -78,13 +74,10 @@ class Kind(IntEnum):
     SCHEMA = 16
     # Python values
     BIG_INT = 17
-    COMPLEX = 18
     TUPLE = 19
     SET = 20
     FROZENSET = 21
     DICT = 22
-    RANGE = 23
-    SLICE = 24
     BYTES = 25
     LIST = 26
     MAP = 27
@@ -92,19 +85,13 @@ class Kind(IntEnum):
     # numpy
     ARRAY = 32
     OBJECT_ARRAY = 33
-    FIELD_ARRAY = 34
-    STRING_ARRAY = 35
     SCALAR = 36
-    STRING_SCALAR = 37
     # torch
     TENSOR = 48
     JAGGED = 49
     STRIDED_NESTED = 50
     SPARSE_COO = 51
     SPARSE_COMPRESSED = 52
-    SIZE = 53
-    DTYPE = 54
-    DEVICE = 55
     TENSOR_VIEWS = 56
     # tensordict
     TENSORDICT = 64

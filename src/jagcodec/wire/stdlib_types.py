@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import enum
-import functools
-import zoneinfo
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -34,10 +32,11 @@ def register_stdlib_types() -> None:
 
     These arrive as they were, alone, inside other values, and as dict keys if they can be hashed:
 
-    * `OrderedDict`, `deque`, `bytearray`, and `defaultdict` with a factory of the builtins list,
-      dict, set, tuple, str, bytes, int, float, bool, or with None;
-    * `datetime`, `date`, `time`, `timedelta`, `timezone`, `ZoneInfo`; `UUID`, `Decimal`;
-    * `Path` and the pure paths (a `Path` arrives as the `Path` of the receiver's platform);
+    * `OrderedDict`, `bytearray`, `deque` without `maxlen`, and `defaultdict` with a factory of the
+      builtins list, dict, set, tuple, str, bytes, int, float, bool, or with None;
+    * `datetime` without a time zone or with an offset for one; `date`, `timedelta`, `UUID`,
+      `Decimal`;
+    * `Path` (it arrives as the `Path` of the receiver's platform);
     * members of any `Enum`, and named tuples, if their class stands in a module under its own
       name, and the receiver has imported that module.
 
@@ -89,52 +88,21 @@ def _defaultdict(name: str, items: dict[Any, Any]) -> defaultdict[Any, Any]:
     return defaultdict(_FACTORIES[name] if name else None, items)
 
 
-def _deque(maxlen: int, items: list[Any]) -> deque[Any]:
-    if 0 <= maxlen < len(items):
-        raise ValueError(f"expected at most {maxlen} items, found {len(items)}")
-    return deque(items, None if maxlen < 0 else maxlen)
+def _deque_items(value: deque[Any]) -> list[Any]:
+    if value.maxlen is not None:
+        raise ValueError(f"expected a deque without maxlen, found {value.maxlen}; call list(x)")
+    return list(value)
 
 
-def _zone(zone: Any) -> Any:
-    if not (zone is None or type(zone) in (timezone, zoneinfo.ZoneInfo)):
-        raise ValueError(f"expected None, a timezone or a ZoneInfo, found {type(zone).__name__}")
-    return zone
-
-
-def _clock_state(value: datetime | time) -> Any:
-    plain = value.replace(tzinfo=None, fold=0).isoformat()
-    return plain, value.fold, _zone(value.tzinfo)
-
-
-def _clock(cls: type[datetime] | type[time], state: Any) -> datetime | time:
-    plain, fold, zone = state
-    return cls.fromisoformat(plain).replace(fold=fold, tzinfo=_zone(zone))
-
-
-def _timezone_state(value: timezone) -> Any:
-    return value.utcoffset(None), value.tzname(None)
-
-
-def _timezone(offset: timedelta, name: str) -> timezone:
-    plain = timezone(offset) if offset else UTC
-    return plain if plain.tzname(None) == name else timezone(offset, name)
-
-
-def _zone_key(value: zoneinfo.ZoneInfo) -> str:
-    if value.key is None or value.key not in _zones():
-        raise ValueError("expected a ZoneInfo with the key of a time zone")
-    return value.key
-
-
-def _zone_of(key: str) -> zoneinfo.ZoneInfo:
-    if key not in _zones():
-        raise ValueError(f"expected the key of a time zone, found {key!r:.60}")
-    return zoneinfo.ZoneInfo(key)
-
-
-@functools.cache
-def _zones() -> set[str]:
-    return zoneinfo.available_timezones()
+def _datetime_text(value: datetime) -> str:
+    zone, offset = value.tzinfo, value.utcoffset()
+    plain = zone is None if offset is None else repr(zone) == repr(timezone(offset))
+    if value.fold or not plain:
+        raise ValueError(
+            f"expected no fold, and an offset for a time zone, found fold {value.fold} and "
+            f"{zone!r}; call x.astimezone(datetime.UTC)"
+        )
+    return value.isoformat()
 
 
 _TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -144,25 +112,16 @@ _TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         _defaultdict_state,
         _checked(_defaultdict, str, dict),
     ),
-    deque: (
-        "collections.deque",
-        lambda value: (-1 if value.maxlen is None else value.maxlen, list(value)),
-        _checked(_deque, int, list),
-    ),
+    deque: ("collections.deque", _deque_items, _single(deque, list)),
     bytearray: ("bytearray", bytes, _single(bytearray, bytes)),
-    datetime: ("datetime.datetime", _clock_state, functools.partial(_clock, datetime)),
+    datetime: ("datetime.datetime", _datetime_text, _single(datetime.fromisoformat, str)),
     date: ("datetime.date", date.isoformat, _single(date.fromisoformat, str)),
-    time: ("datetime.time", _clock_state, functools.partial(_clock, time)),
     timedelta: (
         "datetime.timedelta",
         lambda value: (value.days, value.seconds, value.microseconds),
         _checked(timedelta, int, int, int),
     ),
-    timezone: ("datetime.timezone", _timezone_state, _checked(_timezone, timedelta, str)),
-    zoneinfo.ZoneInfo: ("zoneinfo.ZoneInfo", _zone_key, _single(_zone_of, str)),
     UUID: ("uuid.UUID", lambda value: value.bytes, _single(lambda data: UUID(bytes=data), bytes)),
     Decimal: ("decimal.Decimal", str, _single(Decimal, str)),
     type(Path()): ("pathlib.Path", str, _single(Path, str)),
-    PurePosixPath: ("pathlib.PurePosixPath", str, _single(PurePosixPath, str)),
-    PureWindowsPath: ("pathlib.PureWindowsPath", str, _single(PureWindowsPath, str)),
 }

@@ -1,0 +1,119 @@
+"""``jagcodec export``: a message as Parquet, Arrow or JSON lines, for other tools."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from typing import Any
+
+from jagcodec.cli.arguments import Commands, names
+from jagcodec.cli.files import display_name, naming, read_message
+from jagcodec.cli.text import counted, name_text
+from jagcodec.errors import ArgumentError, WireFormatError, brief, shown
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "export",
+        help="write a message as .parquet, .arrow or .jsonl, for pandas, polars, duckdb",
+        description="Write the columns of a batch as .parquet, .arrow (IPC) or .jsonl, by the "
+        "ending of OUT. Jagged columns become lists, one per row. The file is written whole or not "
+        "at all; what is not in it is named on standard error. There is no way back.",
+    )
+    parser.add_argument("file", metavar="FILE", help="a message as dump writes it; - reads stdin")
+    parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
+    parser.add_argument(
+        "--columns", metavar="A,B", type=names, help="names of the only columns to export"
+    )
+    parser.set_defaults(run=run, fail=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from jagcodec.wire.files import file_path, write_whole
+    from jagcodec.wire.lazy import open_whole
+
+    ending = next((x for x in WRITERS if options.target.lower().endswith(x)), "")
+    if not ending:
+        found = display_name(options.target)
+        options.fail(f"expected OUT with an ending of {', '.join(WRITERS)}, found {found}")
+    with naming(options.file, "to_arrow(batch)"):
+        batch = open_whole(read_message(options.file), display_name(options.file))
+        left = _meta_names(batch)
+        if options.columns is not None:
+            batch = batch.select(options.columns)
+        data = WRITERS[ending](batch)
+    where = file_path(options.target, "OUT", "a file to write")
+    with naming(options.target):
+        write_whole(where, [data], where)
+    rows, columns = counted(len(batch), "row"), counted(len(batch.fields), "column")
+    print(f"{display_name(options.target)}: {rows}, {columns}")
+    if left:
+        listed = ", ".join(map(name_text, left))
+        print(
+            f"jagcodec: left out, because it belongs to the whole batch: {listed}", file=sys.stderr
+        )
+    return 0
+
+
+def _meta_names(batch: Any) -> list[str]:
+    """What belongs to the whole batch, for which the formats have no place."""
+    try:
+        return [*map(str, batch.meta)]
+    except WireFormatError as error:
+        if error.reason not in ("unknown_type", "pickle_refused"):
+            raise
+        return ["meta of a type that is not known here"]
+
+
+def _parquet(batch: Any) -> bytes:
+    from jagcodec.integrations.arrow import to_arrow
+
+    table = to_arrow(batch)
+    import pyarrow.parquet
+
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(table, stream)
+    return stream.getvalue()
+
+
+def _arrow(batch: Any) -> bytes:
+    from jagcodec.integrations.arrow import to_arrow
+
+    table = to_arrow(batch)
+    import pyarrow.ipc
+
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue()
+
+
+def _json_lines(batch: Any) -> bytes:
+    """One JSON object per row."""
+    from jagcodec.batch.to_rows import to_rows
+
+    columns = {name: to_rows(batch, name, "list") for name in batch.fields}
+    return "".join(_line(columns, row) for row in range(len(batch))).encode()
+
+
+def _line(columns: dict[str, list[Any]], row: int) -> str:
+    cells = []
+    for name, values in columns.items():
+        try:
+            cells.append(f"{json.dumps(name)}: {json.dumps(values[row])}")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(
+                "bad_type",
+                f"column {brief(name)}, row {row}",
+                f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column "
+                "out with --columns",
+            ) from error
+    return f"{{{', '.join(cells)}}}\n"
+
+
+WRITERS = {".parquet": _parquet, ".arrow": _arrow, ".jsonl": _json_lines}
+"""What OUT may end in, and the function that gives the bytes of such a file."""

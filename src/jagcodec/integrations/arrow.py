@@ -1,0 +1,155 @@
+"""Batches as Arrow tables, for pandas, polars and duckdb. It imports pyarrow when it is called."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jagcodec.batch.columns import columns_of
+from jagcodec.errors import ArgumentError, brief, describe
+from jagcodec.memory.tensor_bytes import plain_array, resolved
+from jagcodec.ragged.copy_rows import gathered
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.lowered import Columns
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def to_arrow(batch: Any) -> pyarrow.Table:
+    """The columns of a batch as an Arrow table, one way: for a look at rollouts with other tools.
+
+    Example:
+        >>> from jagcodec import encode_rows
+        >>> from jagcodec.integrations.arrow import to_arrow
+        >>> frames = encode_rows([{"ids": [5, 6], "answer": "42"}, {"ids": [7], "answer": None}])
+        >>> to_arrow(frames).to_pylist()
+        [{'ids': [5, 6], 'answer': '42'}, {'ids': [7], 'answer': None}]
+
+    Args:
+        batch: A TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`, frames, or a
+            blob.
+
+    Returns:
+        A table of N rows with the columns of the batch in their order; what belongs to the whole
+        batch (`meta`) is left out.
+
+        ============================================  ============================================
+        column                                        in the table
+        ============================================  ============================================
+        jagged, per token or with ragged dim 2        lists, of lists where a row has several dims
+        (N,) numbers or bools                         numbers or bools
+        (N, ...)                                      fixed-size lists
+        rows of `str` or None; of `bytes` or None     text; binary
+        rows of other objects                         text: each object as JSON
+        a batch within the batch                      a struct
+        ============================================  ============================================
+
+        bfloat16 and float8 become float32, which holds them exactly. The cells of the table are
+        copies, or the memory of rectangles; do not write to these while the table is in use.
+
+    Raises:
+        ArgumentError: Arrow does not have the dtype or layout of a column, an object is not one
+            that JSON has, or pyarrow is not installed. The column is named.
+        ArgumentTypeError: `batch` is not a batch.
+        WireFormatError: A message is malformed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        detail = "expected pyarrow, which is not installed; pip install 'jagcodec[arrow]'"
+        raise ArgumentError("bad_option", "to_arrow", detail) from error
+    columns = columns_of(batch, "to_arrow(batch)").columns
+    arrays = [_array(pa, column, f"column {brief(name)}") for name, column in columns.items()]
+    return pa.Table.from_arrays(arrays, names=[*columns])
+
+
+def _array(pa: Any, column: Any, path: str) -> Any:
+    if isinstance(column, RaggedView):
+        return _lists(pa, column, path)
+    if isinstance(column, Columns):
+        parts = {name: _array(pa, x, f"{path}[{name!r}]") for name, x in column.columns.items()}
+        return pa.StructArray.from_arrays([*parts.values()], names=[*parts])
+    if isinstance(column, list):
+        return _objects(pa, column, path)
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+        return _fixed(pa, column, column.shape[1:], path)
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        # Rows may differ in several dims: each is a value by itself.
+        return pa.array([_numbers(row, path).tolist() for row in column.unbind()])
+    if type(column) in _TENSORS and column.layout is torch.strided:
+        return _fixed(pa, _numbers(column, path), tuple(column.shape[1:]), path)
+    raise _refused(path, describe(column))
+
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _lists(pa: Any, view: RaggedView, path: str) -> Any:
+    """Rows of tokens; with ragged dim 2, rows of A lists of tokens each."""
+    # A copy: the memory of a message may be read-only, or begin at any address.
+    values = _numbers(gathered([view])[0], path)
+    offsets = pa.array(view.row_splits.host)
+    inner = values.shape[view.ragged_dim :]
+    if view.ragged_dim == 1:
+        return pa.LargeListArray.from_arrays(offsets, _fixed(pa, values, inner, path))
+    if view.ragged_dim > 2:
+        raise _refused(path, f"a ragged dim of {view.ragged_dim}")
+    starts, count = view.row_splits.host, len(values)
+    rows = [values[:, a:b].reshape(-1, *inner) for a, b in itertools.pairwise(starts)]
+    cells = np.concatenate([values[:0].reshape(-1, *inner), *rows])
+    lengths = np.repeat(view.row_splits.lengths, count)
+    ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]))
+    lists = pa.LargeListArray.from_arrays(ends, _fixed(pa, cells, inner, path))
+    return pa.FixedSizeListArray.from_arrays(lists, count)
+
+
+def _fixed(pa: Any, cells: npt.NDArray[Any], inner: tuple[int, ...], path: str) -> Any:
+    """Cells (M, *inner) as fixed-size lists."""
+    if 0 in inner:
+        raise _refused(path, f"cells of shape {list(inner)}")
+    array = pa.array(np.ascontiguousarray(cells).reshape(-1))
+    for dim in reversed(inner):
+        array = pa.FixedSizeListArray.from_arrays(array, dim)
+    return array
+
+
+def _numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
+    """The cells as an array of a dtype that Arrow has."""
+    if tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+        raise _refused(path, f"{tensor.dtype} on {tensor.device.type}")
+    array = plain_array(tensor)
+    if array is not None:
+        return array
+    host = resolved(tensor.detach().cpu())
+    try:
+        # Exact: the floats that numpy does not have are narrower.
+        return (host.float() if host.is_floating_point() and host.itemsize < 4 else host).numpy()
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise _refused(path, f"{tensor.dtype}") from error
+
+
+def _objects(pa: Any, items: list[Any], path: str) -> Any:
+    kinds = {type(item) for item in items} - {type(None)}
+    try:
+        if kinds <= {bytes} and kinds:
+            return pa.array(items, pa.large_binary())
+        if kinds <= {str}:
+            return pa.array(items, pa.large_string())
+        return pa.array([None if x is None else json.dumps(x) for x in items], pa.large_string())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(path, f"objects that JSON does not have: {brief(str(error))}") from error
+
+
+def _refused(path: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        "bad_type",
+        path,
+        f"expected a column that an Arrow table can hold, found {found}; leave the column out, or "
+        "convert it",
+    )

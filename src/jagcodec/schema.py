@@ -1,0 +1,111 @@
+"""What the columns of a batch must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from jagcodec._arguments import check_known, name_set
+from jagcodec.batch.columns import columns_of, opened
+from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
+from jagcodec.ragged.views import RaggedView
+from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.lowered import Columns
+
+
+def check_schema(
+    batch: Any, schema: Mapping[str, FieldSchema], optional: Iterable[str] = ()
+) -> None:
+    """Check that a batch has the columns that a stage expects, before a cell is read.
+
+    Example:
+        >>> from jagcodec import encode_rows, open_wire
+        >>> from jagcodec.schema import check_schema
+        >>> schema = open_wire(encode_rows([{"ids": [1, 2], "reward": 0.5}])).schema
+        >>> check_schema(encode_rows([{"ids": [3]}, {"ids": [4, 5]}]), schema, optional=["reward"])
+        >>> check_schema(encode_rows([{"ids": [3]}]), schema)
+        Traceback (most recent call last):
+        jagcodec.errors.ArgumentError: check_schema: column 'reward': expected it, found none
+
+    Args:
+        batch: A TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`, frames, or a
+            blob.
+        schema: What `WireBatch.schema` returned for another batch, or a dict that you write by
+            hand. A dtype or a shape of None is any, and so is each None in a shape. The number of
+            rows, which is the first of a shape, is not compared.
+        optional: Names of the columns that a batch may lack.
+
+    Raises:
+        ArgumentError: The batch lacks a column (reason ``"no_such_field"``), has one that is not in
+            the schema (``"new_field"``), or a column has another kind (``"bad_type"``), dtype
+            (``"bad_dtype"``) or shape (``"bad_shape"``). The column is named.
+        ArgumentKeyError: An optional name is not in the schema.
+        ArgumentTypeError: `batch` is not a batch, or `schema` is not a mapping to `FieldSchema`.
+        WireFormatError: A message is malformed.
+    """
+    where = "check_schema"
+    if not isinstance(schema, Mapping) or not all(
+        isinstance(field, FieldSchema) for field in schema.values()
+    ):
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(schema)",
+            f"expected a mapping of names to FieldSchema, found {describe(schema)}",
+        )
+    absent = name_set(optional, f"{where}(optional)")
+    check_known(absent, schema, f"{where}(optional)")
+    found = _schema_of(batch, f"{where}(batch)")
+    for name in [name for name in found if name not in schema][:1]:
+        raise _refused(name, "new_field", "no such column", "one; add it to the schema, or drop it")
+    for name, field in schema.items():
+        if name in found:
+            _check(name, field, found[name])
+        elif name not in absent:
+            raise _refused(name, "no_such_field", "it", "none")
+
+
+def _check(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
+    if found.kind != wanted.kind:
+        raise _refused(name, "bad_type", f"a column of kind {wanted.kind!r}", repr(found.kind))
+    if wanted.dtype not in (None, found.dtype):
+        raise _refused(name, "bad_dtype", f"dtype {wanted.dtype}", str(found.dtype))
+    if wanted.shape is None:
+        return
+    dims, others = wanted.shape[1:], (found.shape or ())[1:]
+    if len(dims) != len(others) or any(
+        dim not in (None, other) for dim, other in zip(dims, others, strict=True)
+    ):
+        raise _refused(name, "bad_shape", f"rows of shape {list(dims)}", str(list(others)))
+
+
+def _refused(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
+    path = f"check_schema: column {brief(name)}"
+    return ArgumentError(reason, path, f"expected {expected}, found {found}")
+
+
+def _schema_of(batch: Any, where: str) -> Mapping[str, FieldSchema]:
+    source = opened(batch, where)
+    if isinstance(source, WireBatch):
+        return source.schema
+    columns = columns_of(source, where).columns
+    return {name: _field(column) for name, column in columns.items()}
+
+
+def _field(column: Any) -> FieldSchema:
+    """What `WireBatch.schema` has for such a column."""
+    if isinstance(column, RaggedView):
+        shape: list[int | None] = [column.row_splits.rows, *column.values_shape]
+        shape[column.ragged_dim] = None
+        return FieldSchema("jagged", column.dtype, tuple(shape))
+    if isinstance(column, torch.Tensor) and not column.is_nested:
+        if column.layout is torch.strided:
+            return FieldSchema("tensor", column.dtype, tuple(column.shape))
+        return FieldSchema(str(column.layout).removeprefix("torch."), None, None)
+    if isinstance(column, Columns):
+        return FieldSchema("tensordict", None, None)
+    kinds = {torch.Tensor: "strided_nested", np.ndarray: "array", list: "object"}
+    return FieldSchema(kinds.get(type(column), type(column).__name__.lower()), None, None)

@@ -1,0 +1,149 @@
+"""Files: messages written whole or not at all, and opened without a wait."""
+
+from __future__ import annotations
+
+import mmap as mmap_module
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
+from jagcodec.wire.frames import PREAMBLE, blob_pieces, read_preamble
+from jagcodec.wire.limits import Limits, exceeded
+from jagcodec.wire.spec import ALIGNMENT
+
+
+def file_path(path: Any, where: str, remedy: str) -> str:
+    """The name of a file, which need not exist; not a descriptor, which opening would close."""
+    name: Any = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, (str, bytes)):
+        found = f"found {type(path).__name__}; {remedy}"
+        raise ArgumentTypeError("bad_type", where, f"expected a str or os.PathLike, {found}")
+    name = os.fsdecode(name)
+    if "\0" in name:
+        found = brief(name)
+        raise ArgumentError("bad_option", where, f"expected a path without NUL, found {found}")
+    return str(name)
+
+
+def _regular(status: os.stat_result, where: str) -> os.stat_result:
+    """Refuse files that wait, never end, or act when they are opened."""
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        found = _KINDS.get(kind, "something else")
+        raise ArgumentError("bad_option", where, f"expected a regular file, found {found}")
+    return status
+
+
+_KINDS = {
+    **{stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"},
+    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
+}
+
+
+def write_file(path: str, frames: Sequence[Any], where: str) -> None:
+    """Write frames as a blob to a file, whole or not at all."""
+    write_whole(path, blob_pieces([memoryview(frame) for frame in frames]), where)
+
+
+def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
+    """Write buffers to a file end to end, whole or not at all.
+
+    They go to a temporary file next to `path`, to the disk, and then take its name: a crash at any
+    moment leaves the old file, or no file.
+    """
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777
+    directory, _ = os.path.split(path)
+    # A name of fixed length: file systems limit it.
+    name = os.path.join(directory, f".{secrets.token_hex(8)}.part")
+    replace_file(name, path, pieces, mode)
+    # The file exists, even if the directory cannot be synchronised.
+    with suppress(OSError):
+        sync_directory(directory or os.curdir)
+
+
+def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | None = None) -> None:
+    """Write bytes to a new file and to the disk, and then give it the name `path`.
+
+    An error removes the temporary file; a process that is killed may leave it.
+    """
+    # Not tempfile, whose files are for their owner alone, whatever the umask.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+    try:
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)  # which the umask may have narrowed
+            _write(file, pieces)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
+    for piece in pieces:
+        file.write(piece)
+
+
+def sync_directory(directory: str) -> None:
+    """Write the names in a directory to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def noted_file(path: str) -> Iterator[None]:
+    """Name the file in tracebacks of bad messages."""
+    try:
+        yield
+    except WireFormatError as error:
+        error.add_note(f"in the file {path!r}; if it was cut short, get it from its writer again")
+        raise
+
+
+def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
+    """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray."""
+    # Checked before it is opened, which a device may take for a command. Opened without waiting, in
+    # case it has become a pipe since.
+    _regular(os.stat(path), where)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        size = _regular(os.fstat(file.fileno()), where).st_size
+        # Before there is memory for the rest, whose size a stranger may have chosen.
+        start = file.read(min(size, PREAMBLE.size))
+        header = read_preamble(np.frombuffer(start, np.uint8))
+        if header > limits.header:
+            raise exceeded("header", limits.header, header, "bytes", "preamble")
+        # Between its header and its frames a blob has less than 64 bytes each of padding.
+        if size > limits.bytes + ALIGNMENT * (limits.objects + 1):
+            raise exceeded("bytes", limits.bytes, size, "bytes of header and frames", "file")
+        if mmap:
+            try:
+                return mmap_module.mmap(file.fileno(), size, access=mmap_module.ACCESS_COPY)
+            except ValueError as error:  # the file has become smaller
+                raise _shortened(size, os.fstat(file.fileno()).st_size) from error
+        data = bytearray(size)
+        data[: len(start)] = start
+        found = len(start) + file.readinto(memoryview(data)[len(start) :])
+        if found != size:
+            raise _shortened(size, found)
+        return data
+
+
+def _shortened(size: int, found: int) -> WireFormatError:
+    expected = f"expected {size} bytes, as there were when it was opened"
+    found_text = f"found {found}; it was shortened while it was read"
+    return WireFormatError("frame_size", "file", f"{expected}, {found_text}")

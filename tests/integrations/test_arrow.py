@@ -1,0 +1,157 @@
+"""`to_arrow`: the rows of every form of a batch, as other tools read them."""
+
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    JagcodecError,
+    encode,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    pack_rows,
+    stack_or_nest,
+    to_blob,
+)
+from jagcodec.testing import jagged_batches
+
+pytest.importorskip("pyarrow")
+from jagcodec.integrations.arrow import to_arrow
+
+SAMPLES = [
+    {"ids": [5, 6, 7], "reward": 0.5, "grid": torch.ones(2, 2), "text": "a", "raw": b"\x00"},
+    {"ids": [8], "reward": 1.0, "grid": torch.zeros(2, 2), "text": None, "raw": b""},
+]
+ROWS = [
+    {"ids": [5, 6, 7], "reward": 0.5, "grid": [[1, 1], [1, 1]], "text": "a", "raw": b"\x00"},
+    {"ids": [8], "reward": 1.0, "grid": [[0, 0], [0, 0]], "text": None, "raw": b""},
+]
+
+FORMS = {
+    "TensorDict": lambda td: td,
+    "dict of columns": lambda td: dict(td.items()),
+    "BatchedDataDict": lambda td: materialize(td, layout="jagged"),
+    "packed columns": lambda td: materialize(td, layout="packed"),
+    "frames": encode,
+    "narrow frames": lambda td: encode(td, narrow=True),
+    "blob": lambda td: bytes(to_blob(encode(td))),
+    "WireBatch": lambda td: open_wire(encode(td)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_batch_gives_its_rows(form):
+    assert to_arrow(FORMS[form](pack_rows(SAMPLES))).to_pylist() == ROWS
+
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES = {torch.float32, torch.float64, torch.bool, torch.uint8, torch.uint64, *FLOATS} | {
+    *(torch.int8, torch.int16, torch.int32, torch.int64)
+}
+
+
+def bits_of(values):
+    """Numbers in nested lists, floats by their bits; a NaN of numpy's is any NaN in Python."""
+    if isinstance(values, list):
+        return [bits_of(value) for value in values]
+    if isinstance(values, float):
+        return "nan" if values != values else struct.pack("<d", values)
+    return values
+
+
+@given(jagged_batches())
+def test_jagged_columns_are_their_rows(batch):
+    names = batch.token_aligned_fields
+    td = pack_jagged_fields(batch.fields, lengths=batch.lengths, token_aligned_fields=names)
+    columns = {
+        name: td[name]
+        for name in sorted(names)
+        if td[name].dtype in DTYPES and 0 not in td[name].shape[2:]
+    }
+    table = to_arrow(columns)
+    for name, column in columns.items():
+        wide = torch.float32 if column.dtype in FLOATS else column.dtype
+        rows = [row.to(wide).tolist() for row in column.unbind()]
+        assert bits_of(table[name].to_pylist()) == bits_of(rows)
+
+
+def test_position_ids_with_ragged_dim_2_keep_their_shape():
+    rows = [torch.arange(6).view(2, 3), torch.arange(2).view(2, 1)]
+    column = stack_or_nest(rows, always_nest=True, ragged_dim=2)
+    assert to_arrow({"x": column})["x"].to_pylist() == [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("column", "rows"),
+    [
+        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), [1.5, -2.0]),
+        (torch.tensor([1.5, 2.0]).to(torch.float8_e5m2), [1.5, 2.0]),
+        (torch.tensor([True, False]), [True, False]),
+        (np.array([1, 2], dtype=np.uint64), [1, 2]),
+        (torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(2, 1)]), [[[1, 1]], [[1], [1]]]),
+        ([{"role": "user"}, None], ['{"role": "user"}', None]),
+        ([None, None], [None, None]),
+        (["a", 1], ['"a"', "1"]),
+        (TensorDict({"x": torch.ones(2)}, [2]), [{"x": 1.0}, {"x": 1.0}]),
+        (NonTensorData("gsm8k", batch_size=[2]), ["gsm8k", "gsm8k"]),
+        (NonTensorStack("a", "b"), ["a", "b"]),
+        (torch.ones(2, requires_grad=True), [1.0, 1.0]),
+    ],
+)
+def test_columns_of_every_kind(column, rows):
+    td = TensorDict({}, [2]) if not isinstance(column, (list, np.ndarray)) else {}
+    td["c"] = column
+    assert to_arrow(td)["c"].to_pylist() == rows
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, 0),
+        torch.empty(2, device="meta"),
+        [object(), object()],
+        [{"pixels": torch.ones(2)}, None],
+        ["\ud800", "b"],
+    ],
+)
+def test_a_column_that_arrow_does_not_have_is_named(column):
+    with pytest.raises(ArgumentError, match="leave the column out, or convert it") as raised:
+        to_arrow({"fine": [1, 2], "odd": column})
+    assert raised.value.path == "column 'odd'"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        3,
+        None,
+        TensorDict({}, []),
+        {"a": torch.ones(2), "b": torch.ones(3)},
+        LazyStackedTensorDict(TensorDict({}, []), TensorDict({}, [])),
+    ],
+)
+def test_what_is_not_a_batch_is_an_error_of_the_caller(source):
+    with pytest.raises(JagcodecError, match=r"to_arrow\(batch\)"):
+        to_arrow(source)
+
+
+def test_pyarrow_that_is_missing_is_named_with_the_remedy():
+    code = """
+import sys
+sys.modules["pyarrow"] = None  # as if there were no such module
+from jagcodec.integrations.arrow import to_arrow
+to_arrow({})
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "ArgumentError: to_arrow: expected pyarrow" in run.stderr
+    assert "pip install 'jagcodec[arrow]'" in run.stderr

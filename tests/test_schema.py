@@ -1,0 +1,140 @@
+"""`check_schema`: the columns that a stage expects, and what it is told when others come."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    FieldSchema,
+    WireFormatError,
+    encode,
+    materialize,
+    open_wire,
+    pack_rows,
+    stack_or_nest,
+    to_blob,
+)
+from jagcodec.schema import check_schema
+
+
+def batch(rows=2):
+    td = pack_rows(
+        {
+            "ids": [[1] * (n + 1) for n in range(rows)],
+            "reward": [0.5] * rows,
+            "text": [str(n) for n in range(rows)],
+        }
+    )
+    positions = [torch.ones(3, n + 1) for n in range(rows)]
+    td["positions"] = stack_or_nest(positions, always_nest=True, ragged_dim=2)
+    td["grid"] = torch.ones(rows, 2, 4)
+    td["nested"] = TensorDict({"x": torch.ones(rows)}, [rows])
+    td["views"] = torch.nested.nested_tensor([torch.ones(1, n + 1) for n in range(rows)])
+    td["sparse"] = torch.ones(rows, 2).to_sparse()
+    return td
+
+
+SCHEMA = open_wire(encode(batch())).schema
+
+FORMS = {
+    "TensorDict": lambda td: td,
+    "dict of columns": lambda td: dict(td.items()),
+    "frames": encode,
+    "blob": lambda td: bytes(to_blob(encode(td))),
+    "WireBatch": lambda td: open_wire(encode(td)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_batch_passes_whatever_its_rows(form):
+    td = batch(5)
+    if form == "dict of columns":
+        td["text"] = NonTensorStack(*map(str, range(5)))
+    check_schema(FORMS[form](td), SCHEMA)
+
+
+def test_a_batched_data_dict_passes_the_schema_of_its_message():
+    found = materialize(batch().select("ids", "reward", "text"), layout="jagged")
+    schema = {name: SCHEMA[name] for name in ("ids", "reward", "text")}
+    check_schema(found, schema)
+
+
+def test_nothing_of_a_message_is_read():
+    store = bytes(to_blob(encode(TensorDict({"x": torch.ones(9999)}, [9999]))))
+    asked = []
+
+    def fetch(offset, size):
+        asked.append(size)
+        return store[offset : offset + size]
+
+    check_schema(open_wire(fetch), {"x": FieldSchema("tensor", torch.float32, (None,))})
+    assert sum(asked) < 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "reason", "text"),
+    [
+        ("more", torch.ones(2), "new_field", "expected no such column, found one"),
+        ("reward", None, "no_such_field", "expected it, found none"),
+        ("reward", torch.ones(2).double(), "bad_dtype", "float32, found torch.float64"),
+        ("reward", NonTensorStack("a", "b"), "bad_type", "kind 'tensor', found 'object'"),
+        ("ids", torch.ones(2, 3).long(), "bad_type", "kind 'jagged', found 'tensor'"),
+        ("grid", torch.ones(2, 2, 5), "bad_shape", r"shape \[2, 4\], found \[2, 5\]"),
+        ("grid", torch.ones(2, 2), "bad_shape", r"shape \[2, 4\], found \[2\]"),
+        ("sparse", torch.ones(2, 2), "bad_type", "kind 'sparse_coo', found 'tensor'"),
+        ("views", torch.ones(2, 2), "bad_type", "kind 'strided_nested', found 'tensor'"),
+        ("nested", torch.ones(2), "bad_type", "kind 'tensordict', found 'tensor'"),
+    ],
+)
+def test_a_column_that_differs_is_named(name, column, reason, text):
+    td = batch().exclude(name)
+    if column is not None:
+        td[name] = column
+    for source in (td, encode(td)):
+        with pytest.raises(ArgumentError, match=text) as raised:
+            check_schema(source, SCHEMA)
+        assert (raised.value.reason, raised.value.path) == (
+            reason,
+            f"check_schema: column {name!r}",
+        )
+
+
+def test_columns_may_be_optional():
+    td = batch().exclude("text", "grid")
+    check_schema(td, SCHEMA, optional=["grid", "text", "reward"])
+    with pytest.raises(ArgumentError, match="column 'grid'"):
+        check_schema(td, SCHEMA, optional=["text"])
+
+
+def test_none_is_any():
+    fields = {
+        "ids": FieldSchema("jagged", None, None),
+        "grid": FieldSchema("tensor", torch.float32, (None, None, 4)),
+    }
+    td = batch().select("ids", "grid")
+    check_schema(td, fields)
+    check_schema(td.replace(grid=torch.ones(2, 7, 4)), fields)
+    with pytest.raises(ArgumentError, match=r"shape \[None, 4\], found \[7, 5\]"):
+        check_schema(td.replace(grid=torch.ones(2, 7, 5)), fields)
+
+
+def test_mistakes_of_the_caller_and_of_the_message():
+    with pytest.raises(ArgumentTypeError, match=r"check_schema\(batch\)"):
+        check_schema(3, SCHEMA)
+    with pytest.raises(ArgumentTypeError, match=r"check_schema\(schema\): expected a mapping"):
+        check_schema(batch(), {"ids": torch.int64})  # type: ignore[dict-item]
+    with pytest.raises(ArgumentKeyError, match=r"check_schema\(optional\)\('answer'\)"):
+        check_schema(batch(), SCHEMA, optional=["answer"])
+    with pytest.raises(ArgumentTypeError, match="put it in a list"):
+        check_schema(batch(), SCHEMA, optional="text")
+    with pytest.raises(WireFormatError):
+        check_schema(bytes(to_blob(encode(batch())))[:-1], SCHEMA)
+
+
+def test_arrays_in_a_dict_are_another_kind_than_tensors():
+    with pytest.raises(ArgumentError, match="kind 'tensor', found 'array'"):
+        check_schema({"x": np.ones(2)}, {"x": FieldSchema("tensor", torch.float64, (None,))})
