@@ -27,7 +27,7 @@ def test_cells_that_columns_share_count_for_the_first():
     both = encode_fields({"ids": ids, "same": ids.clone()}, lengths=[512] * 8, elide=True)
     first, second = describe_message(both).columns
     assert first.bytes == describe_message(whole).columns[0].bytes
-    assert second.stored == "parts"
+    assert second.stored == "indirect"
     assert second.bytes < 200
 
 

@@ -237,7 +237,7 @@ class Reader:
         check_frames(header, frames)
         need(not (in_row and header.compressed), "compressed in a row")
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
-        self.counted(self.payload)
+        self.counted(self.payload if header.compressed else 0)
         self.buffers = list(map(zstd, frames, header.sizes))
         self.in_row, self.made = in_row, 0
         self.depth, self.stacks = depth, 0
@@ -245,14 +245,14 @@ class Reader:
         self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
             self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
+            self.counted(64 * 8 * (rows + 1) if rows > 1 else 0)
             need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
         self.value = self.node(header.schema)
 
     def counted(self, size):
-        """Counts bytes that are made of a compressed message."""
-        if self.header.compressed:
-            self.expanded += size
-            need(self.expanded <= 64 * self.header.total + (1 << 30), "too much")
+        """Counts bytes that are made of the message."""
+        self.expanded += size
+        need(self.expanded <= 64 * self.header.total + (1 << 26), "too much")
 
     def cells(self, buffer, offset, size):
         """The bytes at a place; all of them together are no more than the payload."""
@@ -329,7 +329,6 @@ class Reader:
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
-        self.counted(16 * size)
         if size > 0 and stored in (65, 129):
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
@@ -337,6 +336,7 @@ class Reader:
             data = self.indirect(*place, "uint8", 1, lengths, group, one_object=stored == 129)
         else:
             need(stored == 0 or not size, "documents are stored as they are")
+            self.counted(64 * size)
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
         return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
@@ -386,9 +386,7 @@ class Reader:
         """
         need(not self.in_row, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
-        self.expanded += total * step + 8 * len(lengths) * count
-        most = 64 * self.header.total
-        need(self.expanded <= most + (1 << 30), "too much")
+        self.counted(total * step + 32 * len(lengths) * count)
         table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
         for own, at, offset, stored, cells, *index in zip(*[iter(table)] * 8, strict=True):
@@ -415,7 +413,7 @@ class Reader:
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
         need(ends == lengths, "runs of other rows")
-        need(self.made <= most + (1 << 26), "too many documents")
+        need(self.made <= 64 * self.header.total + (1 << 20), "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):
@@ -431,6 +429,7 @@ class Reader:
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
     ):
         data = self.cells(buffer, offset, cells * SIZES[dtype])
+        self.counted(64 * 8 * components * (rank or 1))
         sizes = self.integers(sizes_at, sizes_offset, components * (rank or 1))
         need(rank or all(size == 1 for size in sizes), "components")
         shapes = [shape_of(sizes[i * rank :][:rank]) for i in range(components)]
@@ -442,6 +441,7 @@ class Reader:
 
     def tensor_views(self, dtype, buffer, offset, bounds_at, bounds_offset, views, dims):
         dtype, dims, data = self.tensor(dtype, buffer, offset, 0, dims)
+        self.counted(64 * 16 * views)
         bounds = self.integers(bounds_at, bounds_offset, 2 * views)
         bounds = list(zip(bounds[:views], bounds[views:], strict=True))
         need(all(0 <= start <= end <= dims[0] for start, end in bounds), "views")

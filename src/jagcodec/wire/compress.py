@@ -111,11 +111,7 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 def opened(
     header: Header, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False
 ) -> FramePayload:
-    """The buffers of a message in memory, whose frames are of the stored sizes in its header.
-
-    With `by_range` a frame is decompressed when something in it is first asked for; otherwise all
-    are at once.
-    """
+    """The buffers of a message in memory; `by_range` decompresses each frame at its first use."""
     if not header.compressed:
         return FramePayload(frames, copy, by_range=by_range)
     if not by_range:
@@ -147,10 +143,7 @@ def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> RangePaylo
 
 
 def prepare(payload: Payload, buffers: Iterable[int]) -> None:
-    """Decompress buffers in memory that will be read, in several threads.
-
-    What is wrong with one is for its reader to raise, who knows its column.
-    """
+    """Decompress buffers in several threads; an error is left to the reader of its column."""
     if isinstance(payload, _LazyPayload):
         with suppress(WireFormatError):
             payload.inside.prepare(buffers)
@@ -265,18 +258,13 @@ def _check_zstd(data: ByteArray, size: int, path: str) -> None:
 
 
 class Zstd(NamedTuple):
-    """A library for zstd.
+    """A library for zstd."""
 
-    Attributes:
-        compress: (bytes, level) -> one frame, which gives the size of its content.
-        decompress: (one frame, memory of its size) -> whether the content fills the memory. It
-            allocates no more than a window besides, whatever the frame says.
-        error: What `decompress` raises if bytes are damaged.
-    """
-
+    # (bytes, level) -> one frame, which gives the size of its content
     compress: Callable[[ByteArray, int], bytes]
+    # (frame, memory) -> whether the content fills the memory; it allocates no more than a window
     decompress: Callable[[ByteArray, ByteArray], bool]
-    error: type[Exception]
+    error: type[Exception]  # which `decompress` raises for damaged bytes
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import torch
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
+from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_DTYPES
 
 DTYPES: dict[str, torch.dtype | None] = {name: getattr(torch, name, None) for name in TORCH_DTYPES}
@@ -19,11 +20,7 @@ NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_D
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a checked name.
-
-    Raises:
-        WireFormatError: This torch has no such dtype.
-    """
+    """The torch dtype of a checked name."""
     dtype = DTYPES[name]
     if dtype is None:
         raise unknown_dtype(name)
@@ -32,7 +29,5 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def unknown_dtype(name: str) -> WireFormatError:
     """The error of a dtype that this torch does not have."""
-    found = brief(name)
-    return WireFormatError(
-        "unknown_dtype", "$", f"expected a dtype of torch {torch.__version__}, found {found}"
-    )
+    expected = f"expected a dtype of torch {torch.__version__}"
+    return fail("unknown_dtype", f"{expected}, found {brief(name)}")

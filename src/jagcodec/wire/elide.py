@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,9 +23,9 @@ from jagcodec.wire.lowered import Cells, EndToEnd, Packed, Run
 from jagcodec.wire.narrow import narrow_bits
 from jagcodec.wire.spec import (
     ALIGNMENT,
-    DOCUMENT_COST,
     EXPANSION,
     MOST_RUNS,
+    ROW_COST,
     RUN_NUMBERS,
     TORCH_DTYPES,
 )
@@ -42,29 +41,13 @@ SLACK = 128
 FEWEST = 256
 """Bytes of a column in which nothing is looked for."""
 
-_LARGE = 1024
-"""Bytes of a document from which on it is compared with others."""
-
-_MOST_ALIKE = 16
-"""Columns of one dtype whose rows are looked for in each other."""
-
-_FEW_ROWS = 128
-"""Of more rows, only some are looked at first."""
-
-_FEW_CELLS = 4096
-"""Of more cells, only some say in how many bits they are stored."""
-
-_HEAD = 128
-"""Bytes by which rows are told apart first."""
-
-_GOLDEN = 0.6180339887
-"""Multiples of it are spread evenly between whole numbers."""
-
-_MOST_SORTED = 32 << 20
-"""Bytes of rows that are sorted, so as to find those that begin alike."""
-
-_AT_ONCE = 1 << 20
-"""Bytes that are put together to be compared, so that they stay in a cache."""
+_LARGE = 1024  # bytes of a document from which on it is compared with others
+_MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
+_FEW_ROWS = 128  # of more rows, only some are looked at first
+_FEW_CELLS = 4096  # of more cells, only some say in how many bits they are stored
+_HEAD = 128  # bytes by which rows are told apart first
+_MOST_SORTED = 32 << 20  # bytes of rows that are sorted, so as to find those that begin alike
+_AT_ONCE = 1 << 20  # bytes that are put together to be compared, so that they stay in a cache
 
 
 def elide(items: Sequence[Any]) -> list[Any]:
@@ -88,17 +71,19 @@ def _is_taken(items: Sequence[Any]) -> bool:
         payload += len(cells.data) // EXPANSION if cells.narrow else len(cells.data)
     for item in items:
         if type(item) is EndToEnd and item.runs is not None:
-            expanded += len(item.cells.data) + 8 * item.runs[0].splits.rows * len(item.runs)
+            expanded += len(item.cells.data) + ROW_COST * item.runs[0].splits.rows * len(item.runs)
+        elif type(item) is EndToEnd and item.cells.narrow:
+            expanded += len(item.cells.data)
         elif type(item) is Packed and item.like is not None:
             sizes = list(map(_size, item.rows))
             own = sum(sizes[i] for i in set(item.like))
             payload += own
             # Messages in rows have zeros before them.
             total = sum(sizes) + ALIGNMENT * len(sizes)
-            expanded += total + 8 * len(sizes)
+            expanded += total + ROW_COST * len(sizes)
             documents += own if item.one_object else total
     free = EXPANSION * payload
-    return max(expanded - free, DOCUMENT_COST * (documents - free)) <= Limits.expanded
+    return max(expanded - free, EXPANSION * (documents - free)) <= Limits.expanded
 
 
 def _cells_of(item: Any) -> list[Cells]:
@@ -173,9 +158,6 @@ class _Column(NamedTuple):
         return RowSplits.from_lengths(np.ones(self.total, dtype=np.int64))
 
 
-_Found: TypeAlias = "list[Run] | tuple[int, ...] | None"
-
-
 def _column_of(item: Any) -> _Column | None:
     """The column of an item in which something may repeat."""
     if type(item) is not EndToEnd or len(item.cells.data) < FEWEST:
@@ -188,7 +170,7 @@ def _column_of(item: Any) -> _Column | None:
 
 def _found(columns: Sequence[_Column]) -> list[list[Run] | None]:
     """For each column its runs, of cells that are sent once; None where that does not pay."""
-    found: list[_Found] = []
+    found: list[list[Run] | tuple[int, ...] | None] = []
     first: dict[Any, int] = {}
     alike: dict[Any, list[int]] = {}
     for i, (cells, size, splits) in enumerate(columns):
@@ -228,28 +210,18 @@ def _found(columns: Sequence[_Column]) -> list[list[Run] | None]:
 def _may_repeat(column: _Column, looked: dict[Any, IntArray]) -> bool:
     """Whether some of a few rows begin with the same cell, as they do if enough rows repeat."""
     splits = column.splits
-    key = column.total if splits is None else id(splits)
+    key = "rectangle" if splits is None else "rows", column.total if splits is None else id(splits)
     if key not in looked:
         rows = column.total if splits is None else splits.rows
-        few = np.arange(rows) if rows <= _FEW_ROWS else _few_of(rows)
+        few = np.arange(rows)
+        if rows > _FEW_ROWS:
+            # Neighbours, as repeats often are; so many that about four pairs are among them if
+            # rows are in no order, but each is there twice.
+            few = np.linspace(0, rows - 4, math.isqrt(rows // 2)).astype(np.int64)
+            few = (few[:, None] + np.arange(4)).reshape(-1)
         looked[key] = few if splits is None else np.minimum(splits.starts[few], column.total - 1)
     firsts = _firsts(column.cells.data, column.size, looked[key])
     return len(set(firsts.tolist())) < len(firsts)
-
-
-@lru_cache(8)
-def _few_of(rows: int) -> IntArray:
-    """Neighbours, as repeats often are, from places all over many rows.
-
-    If rows are in no order, but each is there twice, the square of how many are looked at over all
-    rows says how many pairs are found: about four.
-    """
-    blocks = math.isqrt(rows // 2)
-    places = np.arange(blocks)
-    # Each in the first half of a share of its own, so that no row is looked at twice.
-    first = ((places + places * _GOLDEN % 1 / 2) * (rows / blocks)).astype(np.int64)
-    few: IntArray = (first[:, None] + np.arange(4)).reshape(-1)
-    return few
 
 
 def _pays(column: _Column, saved: int, cost: int) -> bool:

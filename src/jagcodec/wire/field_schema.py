@@ -29,11 +29,7 @@ class FieldSchema(NamedTuple):
 
 
 def field_of(message: Message, node: Node, rows: int) -> FieldSchema:
-    """What the header says of a column of `rows` rows.
-
-    Raises:
-        WireFormatError: This torch has no such dtype.
-    """
+    """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
         return FieldSchema("object", None, None)

@@ -20,21 +20,13 @@ MOST_RANGES = 4096
 
 
 class Place(NamedTuple):
-    """Where cells lie.
-
-    Attributes:
-        buffer: In which buffer of the message.
-        offset: From which of its bytes on.
-        stored: How: as they are, or narrow.
-        cells: How many numbers there are.
-        name: Their dtype.
-    """
+    """Where cells lie."""
 
     buffer: int
     offset: int
-    stored: int
+    stored: int  # as wide as their dtype, or narrow
     cells: int
-    name: str
+    name: str  # of their dtype
 
 
 class Leaf(NamedTuple):

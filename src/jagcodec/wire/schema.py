@@ -21,7 +21,7 @@ from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
     COMPRESSED_LAYOUTS,
-    DOCUMENT_COST,
+    EXPANSION,
     INDIRECT,
     INTEGER_DTYPES,
     MAX_LEVELS,
@@ -31,6 +31,7 @@ from jagcodec.wire.spec import (
     MOST_RUNS,
     ONE_OBJECT,
     PLAIN,
+    ROW_COST,
     RUN_NUMBERS,
     STORED_WIDTHS,
     TORCH_DTYPES,
@@ -66,11 +67,7 @@ class Node:
 
 
 class Group(NamedTuple):
-    """A ragged group: rows that columns share.
-
-    From two rows on, their int64 offsets (rows + 1 of them) lie at a place; `min` and `max` say it
-    all of fewer.
-    """
+    """A ragged group: rows that columns share; from two on, their offsets lie at a place."""
 
     buffer: int
     offset: int
@@ -202,26 +199,18 @@ class Schema:
         nodes: Those that have numbers to check, in the order of these.
         weight: About how many bytes of memory it takes.
         size: How many nodes it has, those without numbers too.
-        columns: How many keys the node with the most of them has.
         depth: In how many others its deepest node lies.
     """
 
-    __slots__ = (
-        *("_stacks", "columns", "depth", "nodes", "numbers", "root", "size", "values", "weight"),
-    )
+    __slots__ = (*("_stacks", "depth", "nodes", "numbers", "root", "size", "values", "weight"),)
 
     def __init__(self, data: bytes) -> None:
-        """Read and check a schema.
-
-        Raises:
-            WireFormatError: It is not one.
-        """
+        """Read and check a schema."""
         self.numbers: int = 0
         self.values: int = 0
         self.nodes: list[Node] = []
         self.weight: int = 32 * len(data)
         self.size: int = 0
-        self.columns: int = 0
         self.depth: int = 0
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack_plain(data, "schema"), 0)
@@ -262,8 +251,6 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
-        if form.children == PER_KEY:
-            self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
         around = self._stacks
@@ -320,42 +307,35 @@ def child_step(node: Node, child: int) -> Any:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
-        self.expanded: int = 0  # bytes that indirect columns take once they are made
-        self.made: int = 0  # bytes that narrow cells take once they are made, and documents
+        self.expanded: int = 0  # bytes that values take once they are made of what is stored
+        self.in_row: bool = in_row
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """See that `size` bytes lie at a place, and that all values together fit the payload.
-
-        Nothing lies anywhere, so 0 bytes need no buffer.
-        """
+        """Check that bytes are in a buffer, and that all values fit the payload."""
         if size == 0:
             return
-        if buffer >= len(self.sizes):
-            raise fail(
-                "out_of_bounds",
-                f"expected a buffer below {len(self.sizes)}, found buffer {buffer}",
-                path=path,
-            )
-        if offset + size > self.sizes[buffer]:
-            raise fail(
-                "out_of_bounds",
-                f"expected {size} bytes at {offset} of buffer {buffer}, "
-                f"found a buffer of {self.sizes[buffer]}",
-                path=path,
-            )
         self.left -= size
-        if self.left < 0:
-            raise fail(
-                "out_of_bounds",
-                f"expected values that do not overlap, found more bytes of them than the "
-                f"{self.payload} of the payload",
-                path=path,
-            )
+        if buffer >= len(self.sizes):
+            error = f"a buffer below {len(self.sizes)}, found buffer {buffer}"
+        elif offset + size > self.sizes[buffer]:
+            at = f"{size} bytes at {offset} of buffer {buffer}"
+            error = f"{at}, found a buffer of {self.sizes[buffer]}"
+        elif self.left < 0:
+            found = f"more bytes of them than the {self.payload} of the payload"
+            error = f"values that do not overlap, found {found}"
+        else:
+            return
+        raise fail("out_of_bounds", f"expected {error}", path=path)
+
+    def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """The same of documents, offsets and shapes: each row of them takes more memory than it."""
+        self.claim(buffer, offset, size, path)
+        self.expanded += EXPANSION * size
 
 
 def check_groups(groups: Sequence[Group], places: Places) -> None:
@@ -365,7 +345,7 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
         if group.min > group.max:
             raise fail("bad_offsets", f"expected min <= max, found {list(group[3:])}", path=path)
         if group.rows > 1:
-            places.claim(group.buffer, group.offset, 8 * (group.rows + 1), path)
+            places.claim_rows(group.buffer, group.offset, 8 * (group.rows + 1), path)
         elif group.min < group.max or group.max > 0 == group.rows:
             expected = "one length of one row" if group.rows else "0 without rows"
             raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
@@ -378,13 +358,7 @@ _TENSOR, _JAGGED, _TENSORDICT = Kind.TENSOR, Kind.JAGGED, Kind.TENSORDICT
 def check_numbers(
     schema: Schema, numbers: Sequence[int], groups: Sequence[Group], places: Places
 ) -> None:
-    """Check every number of every node: what passed points inside the buffers of its message.
-
-    None of them is negative; that was seen to before.
-
-    Raises:
-        WireFormatError: A place is outside its buffer, or values claim more than there is.
-    """
+    """Check every number of every node, none of them negative: all places are inside buffers."""
     sizes = places.sizes
     for node in schema.nodes:
         kind, i = node.kind, node.number
@@ -432,6 +406,8 @@ def _claim_table(
 ) -> None:
     """See that the table of an indirect column is there, and count what the column will take."""
     kind, runs = node.kind, runs_of(node.kind, own[2])
+    # What repeats would repeat again in each row, and so on for every level of rows.
+    expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
     if kind is Kind.TENSOR:
         # Each has a number in an index, of a bit at least.
@@ -443,7 +419,7 @@ def _claim_table(
     places.claim(own[0], own[1], 8 * len(RUN_NUMBERS) * runs)
     size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
     # Rows without cells, too: they take a look at each.
-    places.expanded += size + 8 * rows * runs
+    places.expanded += size + ROW_COST * rows * runs
 
 
 def _no_group(group: int, groups: int) -> WireFormatError:
@@ -461,12 +437,11 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         if own[3] >= len(groups):
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
-        places.made += DOCUMENT_COST * own[4]
     if kind in LEAVES and held and runs_of(kind, own[2]):
         _claim_table(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
-        places.made += 0 if own[2] == PLAIN else cells * node.itemsize
+        places.expanded += 0 if own[2] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
         size = cells * numpy_itemsize(node.fields[0])
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
@@ -475,14 +450,14 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
         expect(own[2] == PLAIN or not own[4], "bad_record", "documents as they are", own[2])
-        places.claim(own[0], own[1], own[4])
+        places.claim_rows(own[0], own[1], own[4])
     elif kind is Kind.TENSOR_VIEWS:
         places.claim(own[0], own[1], cells * node.itemsize)
-        places.claim(own[2], own[3], 16 * own[4])
+        places.claim_rows(own[2], own[3], 16 * own[4])
         places.objects += own[4]
     elif kind is Kind.STRIDED_NESTED:
         places.claim(own[0], own[1], own[2] * node.itemsize)
-        places.claim(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
+        places.claim_rows(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
         places.objects += own[5]
     elif kind is Kind.SPARSE_COO:
         expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])
@@ -528,11 +503,7 @@ _NUMPY_DTYPE = re.compile(
 
 
 def stored_size(dtype: str, stored: int, cells: int) -> int:
-    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says.
-
-    Raises:
-        WireFormatError: Cells of this dtype are not stored that way.
-    """
+    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says."""
     itemsize = TORCH_DTYPES[dtype]
     if stored == PLAIN or not cells:
         return cells * itemsize
@@ -546,11 +517,7 @@ def stored_size(dtype: str, stored: int, cells: int) -> int:
 
 
 def numpy_itemsize(dtype: Any) -> int:
-    """Bytes per element of a dtype by numpy's own name for it (``<f4``, ``|S8``, ``<M8[ns]``).
-
-    Raises:
-        WireFormatError: It is not the name of a dtype without fields and objects.
-    """
+    """Bytes per element of a dtype by numpy's own name for it (``<f4``, ``|S8``, ``<M8[ns]``)."""
     if type(dtype) is not str or _NUMPY_DTYPE.fullmatch(dtype) is None:
         raise fail("unknown_dtype", f"expected a numpy dtype, found {brief(dtype)}")
     digits = re.match(r"\d+", dtype[2:])
@@ -582,11 +549,7 @@ def keep(known: dict[Any, Any], key: Any, value: Any, weight: int) -> None:
 
 
 def read_schema(data: bytes) -> Schema:
-    """The schema of these bytes, read or looked up.
-
-    Raises:
-        WireFormatError: They are not one.
-    """
+    """The schema of these bytes, read or looked up."""
     known = _known.get(data)
     if known is None:
         known = Schema(data)

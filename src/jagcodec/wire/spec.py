@@ -181,12 +181,12 @@ NO_INDEX = -1
 """The `index_buffer` of a run whose rows all begin at cell 0."""
 
 EXPANSION = 64
-"""Bytes that indirect columns may take, all of them together, for each byte of their message; as
-many as one bit takes that is stored for an int64. What they may take besides is a limit."""
+"""Bytes that a message may ask for, for each of its own: one bit may stand for an int64. What it
+may ask for besides is a limit. A byte of documents,
+offsets or shapes counts for as many."""
 
-DOCUMENT_COST = 16
-"""How many bytes a byte of a repeated document counts for, beyond those of `EXPANSION`: objects
-take more memory than their documents."""
+ROW_COST = 32
+"""Bytes that each row of each run of an indirect column counts for."""
 
 
 def narrow_code(width: int, signed: bool) -> int:
