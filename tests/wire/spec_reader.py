@@ -27,7 +27,6 @@ SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "floa
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
-LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
 NODES = {
@@ -42,7 +41,6 @@ NODES = {
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
     50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
     51: ("SPARSE_COO", "rank", "coalesced dims", 2),
-    52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
     56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
     64: ("TENSORDICT", "rank keys", "dims", "keys"),
     65: ("LAZY_STACK", "stack_dim", "", None),
@@ -207,7 +205,6 @@ class Header:
         rank = count(fields.get("rank", 0), 65)
         need(1 <= count(fields.get("ragged_dim", 1)) <= max(rank, 1), "ragged dim")
         need(type(fields.get("name", "")) is str, "name")
-        need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
         if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
@@ -462,37 +459,6 @@ class Reader:
             need(all(a < b for a, b in itertools.pairwise(keys)), "coalesced")
         return dims, indices, values, bool(coalesced)
 
-    def sparse_compressed(self, compressed, plain, values, layout, dims):
-        need(tensors(compressed, plain, values) and not any(self.stored[-3:-1]), "sparse")
-        need(compressed[1] == plain[1] and plain[1] in ("int32", "int64"), "indices")
-        batch = len(compressed[2]) - 1
-        need(batch >= 0 and batch + 2 <= len(dims) and len(plain[2]) == batch + 1, "batch")
-        cells, block = plain[2][-1], (1, 1)
-        if layout.startswith("sparse_b"):
-            block = values[2][batch + 1 : batch + 3]
-            need(len(block) == 2 and all(block), "block")
-        sides = dims[batch : batch + 2]
-        need(not any(dim % by for dim, by in zip(sides, block, strict=True)), "block")
-        lines, places = (dim // by for dim, by in zip(sides, block, strict=True))
-        if layout in ("sparse_csc", "sparse_bsc"):
-            lines, places = places, lines
-        need(compressed[2] == (*dims[:batch], lines + 1), "compressed")
-        need(plain[2][:batch] == dims[:batch], "plain")
-        own = block if layout.startswith("sparse_b") else ()
-        need(values[2] == (*plain[2], *own, *dims[batch + 2 :]), "values")
-        if math.prod(dims[:batch]):
-            kind = "<" + plain[1][0] + str(SIZES[plain[1]])
-            ends = np.frombuffer(compressed[3], kind).reshape(-1, lines + 1).tolist()
-            places_of = np.frombuffer(plain[3], kind).reshape(len(ends), cells).tolist()
-            for offsets, found in zip(ends, places_of, strict=True):
-                need(offsets[0] == 0 and offsets[-1] == cells, "compressed")
-                for start, end in itertools.pairwise(offsets):
-                    need(0 <= start <= end <= cells, "compressed")
-                    line = found[start:end]
-                    need(all(0 <= place < places for place in line), "plain")
-                    need(all(a < b for a, b in itertools.pairwise(line)), "plain")
-        return layout, dims, compressed, plain, values
-
     def batch_size(self, dims):
         """A batch size, which may count rows that nothing in the message shows."""
         rows = math.prod(dim for dim in dims if dim)
@@ -587,9 +553,9 @@ def batch_of(value):
         return stack_of(fields[-1], fields[0], (*NON_TENSORS, "TENSORDICT", "LAZY_STACK"))
     if kind == "NON_TENSOR_ROWS":
         return (len(fields[0]),)
-    leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR", "SPARSE_COMPRESSED")
+    leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR")
     need(kind in leaves, "leaf")
-    return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
+    return fields[1] if kind == "TENSOR" else fields[0]
 
 
 def stack_of(items, dim, kinds):

@@ -20,7 +20,6 @@ from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, insid
 from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
-    COMPRESSED_LAYOUTS,
     EXPANSION,
     INDIRECT,
     INTEGER_DTYPES,
@@ -113,11 +112,6 @@ def _array_dtype(value: Any) -> None:
     numpy_itemsize(value)
 
 
-def _layout(value: Any) -> None:
-    known = type(value) is str and value in COMPRESSED_LAYOUTS
-    expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
-
-
 # --- forms -------------------------------------------------------------------------------------
 
 ANY, PER_KEY = -1, -2
@@ -171,7 +165,6 @@ FORMS: dict[Kind, Form] = {
         0,
     ),
     Kind.SPARSE_COO: Form.of({"rank": _rank}, ("coalesced", "*"), 2),
-    Kind.SPARSE_COMPRESSED: Form.of({"layout": _layout, "rank": _rank}, ("*",), 3),
     Kind.TENSOR_VIEWS: Form.of(
         {"dtype": _torch_dtype, "rank": _rank},
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),

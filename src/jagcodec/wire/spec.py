@@ -91,7 +91,6 @@ class Kind(IntEnum):
     JAGGED = 49
     STRIDED_NESTED = 50
     SPARSE_COO = 51
-    SPARSE_COMPRESSED = 52
     TENSOR_VIEWS = 56
     # tensordict
     TENSORDICT = 64
@@ -110,7 +109,7 @@ call of Python."""
 
 LEAVES = frozenset(
     (
-        *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO, Code.SPARSE_COMPRESSED),
+        *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO),
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
         *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
     )
@@ -154,9 +153,6 @@ INTEGER_DTYPES = frozenset(
     ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 )
 """Dtypes whose cells may be stored narrower than they are."""
-
-COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
-BLOCKED_LAYOUTS = ("sparse_bsr", "sparse_bsc")
 
 PLAIN, BITS = 0, 1
 """How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
