@@ -39,8 +39,7 @@ _NOT_READERS = [
     "jagcodec.wire.lowering",
     "jagcodec.wire.tensor_views",
     "jagcodec.pack.columns",
-    "jagcodec.batch.padding_tax",
-    "jagcodec.batch.tax_report",
+    "jagcodec.batch.tax",
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     # With the modules of jagcodec that it needs: the package itself imports none.
