@@ -8,10 +8,12 @@
                 encode_rows of each, and pickle.dumps(protocol=5) of each
     tensors     slime's dict of lists of 1-D tensors, half as many rows, both ways:
                 decode(encode_rows(...)), decode(encode(...)), and pickle
-    join        512 messages of one row to one padded batch: materialize of them, and unpickling as
-                many rows of numpy arrays and pad_sequence of each column
-    parts       8 messages of 64 rows to one padded batch: materialize of them as frames and as open
-                messages, and of one message of the 512 rows
+    join        512 messages of one row to one padded batch: materialize of them, of blobs that are
+                opened one by one and joined by concat_rows, and unpickling as many rows of numpy
+                arrays and pad_sequence of each column
+    parts       8 messages of 64 rows to one padded batch: materialize of them as frames and as
+                blobs that are opened one by one, and of one message of the 512 rows
+    narrow      a quarter of the messages of join, stored narrow and plain, opened and joined
     split       an open message in 512 parts by split_rows, each .to_frames(), beside
                 pickle.dumps(protocol=5) of 512 rows of numpy arrays; and to_rows of its seven
                 columns, beside slicing the padded columns row by row
@@ -220,13 +222,22 @@ def join(rows: int) -> Part:
     samples = make_samples(rows)
     messages = [message_of([sample]) for sample in samples]
     pickles = [pickle.dumps(sample, protocol=5) for sample in samples]
+    blobs = [jagcodec.to_blob(message) for message in messages]
     calls: Calls = {
         "materialize": lambda: jagcodec.materialize(messages),
+        "one by one": lambda: opened_and_joined(blobs),
         "pad_sequence": lambda: padded(map(pickle.loads, pickles)),
     }
-    same_columns(calls["materialize"](), padded(samples), "materialize of messages of one row")
-    same_columns(calls["pad_sequence"](), padded(samples), "pad_sequence")
-    return Part(calls, [Ratio("materialize", "pad_sequence", 1 / 5)])
+    for name, call in calls.items():
+        same_columns(call(), padded(samples), f"{name} of messages of one row")
+    ratios = [("materialize", 1 / 5), ("one by one", 1 / 2.5)]
+    return Part(calls, [Ratio(name, "pad_sequence", asked) for name, asked in ratios])
+
+
+def opened_and_joined(messages: Iterable[Any]) -> Any:
+    """Messages opened as they come in, and padded together."""
+    batch = jagcodec.concat_rows([jagcodec.open_wire(message) for message in messages])
+    return jagcodec.materialize(batch)
 
 
 def parts(rows: int) -> Part:
@@ -234,16 +245,31 @@ def parts(rows: int) -> Part:
     samples = make_samples(rows)
     size = -(-rows // 8)
     eight = [message_of(samples[start : start + size]) for start in range(0, rows, size)]
+    blobs = [jagcodec.to_blob(message) for message in eight]
     one = message_of(samples)
     calls: Calls = {
         "8 messages": lambda: jagcodec.materialize(eight),
-        "8 open": lambda: jagcodec.materialize([jagcodec.open_wire(each) for each in eight]),
+        "8 open": lambda: opened_and_joined(blobs),
         "one message": lambda: jagcodec.materialize(one),
     }
     for name, call in calls.items():
         same_columns(call(), padded(samples), f"materialize of {name}")
-    ratios = [Ratio(name, "one message", 1.3) for name in ("8 messages", "8 open")]
-    return Part(calls, ratios)
+    return Part(calls, [Ratio(name, "one message", 1.5) for name in ("8 messages", "8 open")])
+
+
+def narrow(rows: int) -> Part:
+    """Messages of one row, stored narrow and plain."""
+    samples = make_samples(rows // 4)
+    plain = [message_of([sample]) for sample in samples]
+    options: Any = {"narrow": True}
+    stored = [copied(jagcodec.encode_rows([sample], **options)) for sample in samples]
+    calls: Calls = {
+        "narrow": lambda: opened_and_joined(stored),
+        "plain": lambda: opened_and_joined(plain),
+    }
+    for name, call in calls.items():
+        same_columns(call(), padded(samples), f"{name} messages")
+    return Part(calls, [Ratio("narrow", "plain", 3.0)])
 
 
 def split(rows: int) -> Part:
@@ -326,7 +352,7 @@ def budget(rows: int) -> Part:
     return Part(calls, [Ratio(f"{len(groups)} micro-batches", whole, 3.0)])
 
 
-_ALL = (lists, one_row, tensors, join, parts, split, tensordict, budget)
+_ALL = (lists, one_row, tensors, join, parts, narrow, split, tensordict, budget)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 

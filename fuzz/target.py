@@ -23,7 +23,7 @@ from scripts import SEEDS, START, Script, blob_of, frames_of
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
-from jagcodec.batch.joined import join_messages
+from jagcodec.batch.join import join_messages
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
 from jagcodec.wire import blobs, decoder, elide, lazy
 from jagcodec.wire.encoder import encode

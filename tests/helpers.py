@@ -7,6 +7,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, pack_jagged_fields, stack_or_nest
+from jagcodec.wire.wire_batch import MessageColumns
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,6 +20,13 @@ def receive(frames, kind=bytearray):
 def message(frames):
     """The bytes of a message, to compare."""
     return receive(frames, bytes)
+
+
+def message_in(batch):
+    """The open message that a batch reads its columns from."""
+    source = batch.source
+    assert isinstance(source, MessageColumns)
+    return source.message
 
 
 def size(frames):

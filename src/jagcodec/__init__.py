@@ -14,7 +14,7 @@ from jagcodec._version import __version__
 # such as `jagcodec --help`, does not wait for torch.
 if TYPE_CHECKING:
     from jagcodec.batch.batched_data_dict import BatchedDataDict
-    from jagcodec.batch.concat import concat_rows, join_columns
+    from jagcodec.batch.join import concat_rows, join_columns
     from jagcodec.batch.materialize import materialize
     from jagcodec.batch.options import Layout, PaddingSide
     from jagcodec.batch.padding_tax import padding_tax
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from jagcodec.wire.decoder import MsgpackDecoder, decode
     from jagcodec.wire.encoder import MsgpackEncoder, encode
     from jagcodec.wire.field_schema import FieldSchema
-    from jagcodec.wire.lazy import WireBatch, open_wire
     from jagcodec.wire.limits import Limits
     from jagcodec.wire.registry import register_type
     from jagcodec.wire.stdlib_types import register_stdlib_types
+    from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 __all__ = [
     "ArgumentError",
@@ -126,7 +126,7 @@ __all__ = [
 # The same once more, for a process: a module is imported when one of its names is asked for.
 _HOMES = {
     "batch.batched_data_dict": "BatchedDataDict",
-    "batch.concat": "concat_rows join_columns",
+    "batch.join": "concat_rows join_columns",
     "batch.materialize": "materialize",
     "batch.options": "Layout PaddingSide",
     "batch.padding_tax": "padding_tax",
@@ -152,7 +152,7 @@ _HOMES = {
     "wire.decoder": "MsgpackDecoder decode",
     "wire.encoder": "MsgpackEncoder encode",
     "wire.field_schema": "FieldSchema",
-    "wire.lazy": "WireBatch open_wire",
+    "wire.wire_batch": "WireBatch open_wire",
     "wire.limits": "Limits",
     "wire.registry": "register_type",
     "wire.stdlib_types": "register_stdlib_types",

@@ -32,8 +32,8 @@ from jagcodec.wire.blobs import load
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import NO_LIMITS, Limits, usable_limits
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
 class RecordWriter:

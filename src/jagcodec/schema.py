@@ -13,8 +13,8 @@ from jagcodec.batch.columns import columns_of, opened
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.lazy import WireBatch
 from jagcodec.wire.lowered import Columns
+from jagcodec.wire.wire_batch import WireBatch
 
 
 def check_schema(

@@ -33,7 +33,7 @@ from jagcodec import (
     split_rows,
     to_blob,
 )
-from jagcodec.batch.joined import JoinedRows, join_messages
+from jagcodec.batch.join import join_messages
 from jagcodec.testing import assert_same, jagged_batches, rows_of, tensordicts
 from jagcodec.wire.dtypes import DTYPES
 from tests.wire.forge import jagged, map_of, message, tensor, tensordict
@@ -628,14 +628,17 @@ def test_an_open_message_is_used_like_a_dict_of_columns():
 def test_columns_written_back_stand_beside_the_others():
     whole = expected(ROWS)
     logprobs = TensorDict({"logprobs": whole["ids"] * 0.5, "score": torch.arange(7.0)}, [7])
-    both = join_columns([encode(whole, meta={"step": 1}), encode(logprobs, meta={"worker": 2})])
+    metas = {"step": 1, "worker": 1}, {"step": 1, "worker": 2, "only": 3}
+    messages = [encode(td, meta=meta) for td, meta in zip((whole, logprobs), metas, strict=True)]
+    both = join_columns(messages)
     assert isinstance(both, WireBatch)
     assert both.fields == (*whole.keys(), "logprobs", "score")
     found = both.to_tensordict()
     assert_same(found.select(*whole.keys()), decode(encode(whole)))
     assert_same(found["logprobs"], decode(encode(logprobs))["logprobs"])
     (found["ids"] * found["logprobs"]).values()  # one offsets tensor
-    assert both.meta == {"step": 1, "worker": 2}
+    assert both.meta == {"step": 1}
+    assert both.metas == list(metas)
     assert both.schema["logprobs"].dtype is torch.float32
     part = both.select(["score", "ids", "logprobs"]).rows([5, 1])
     assert part["score"].tolist() == [5.0, 1.0]
@@ -654,7 +657,7 @@ def test_rows_joined_and_columns_joined():
     assert both["score"].tolist() == list(range(7))
     found = materialize(both)
     assert found["ids"].shape == (7, 7)
-    assert isinstance(concat_rows(rows), JoinedRows)
+    assert type(concat_rows(rows)) is WireBatch
 
 
 def test_columns_that_do_not_fit_are_refused():
@@ -774,3 +777,201 @@ def test_messages_that_claim_rows_take_no_memory_for_each():
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+# Memory of what messages claim
+
+
+def peak_of(work):
+    """The most memory that Python and numpy held at once."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_chosen_rows_beside_claimed_rows_take_no_memory_for_each():
+    rows = 1 << 22
+    claims = encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows]))
+
+    def join():
+        batch = concat_rows([open_wire(claims), open_wire(claims).rows([0]), open_wire(claims)])
+        assert len(batch) == 2 * rows + 1
+        assert batch.to_tensordict().get("x").data == 1
+        assert batch.rows(slice(5, None)).to_tensordict().batch_size == (2 * rows - 4,)
+        assert decode(batch.to_frames()).get("x").data == 1
+
+    assert peak_of(join) < 1 << 20
+
+
+def test_a_dict_of_columns_claims_no_more_rows_than_a_tensordict():
+    def claims(rows):
+        return encode(BatchedDataDict({"x": torch.empty(rows, 0), "y": torch.empty(rows, 0, 2)}))
+
+    def join():
+        batches = [open_wire(claims(1 << 24)), open_wire(claims(1 << 24)).rows([3])]
+        batch = concat_rows(batches)
+        assert batch.to_tensordict()["y"].shape == ((1 << 24) + 1, 0, 2)
+        assert batch["x"].shape == ((1 << 24) + 1, 0)
+
+    assert peak_of(join) < 1 << 20
+    with pytest.raises(WireFormatError, match="16777216 rows at most"):
+        open_wire(claims(1 << 28))
+
+
+def test_rows_of_all_batches_add_up_below_two_to_the_63():
+    rows = 1 << 24
+    batch = open_wire(encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows])))
+    for _ in range(3):
+        batch = concat_rows([batch.rows(slice(None))] * (1 << 12))
+    assert len(batch) == 1 << 60
+    with pytest.raises(WireFormatError, match=r"fewer than 2\*\*63 rows"):
+        concat_rows([batch.rows(slice(None))] * 8)
+
+
+def test_nested_batches_over_one_ragged_group_share_its_rows():
+    """Else memory grows with the number of columns times the number of rows."""
+    rows = 4000
+
+    def claims(columns, *, inside):
+        none = torch.nested.nested_tensor_from_jagged(
+            torch.zeros(0), torch.zeros(rows + 1, dtype=torch.int64), min_seqlen=0, max_seqlen=0
+        )
+        leaf = TensorDict({"x": none}, [rows]) if inside else none
+        batch = TensorDict({f"c{i}": leaf for i in range(columns)}, [rows])
+        return [bytes(memoryview(frame)) for frame in encode(batch)]
+
+    for inside in (True, False):
+        frames = claims(200, inside=inside)
+        assert sum(map(len, frames)) < 60_000
+        found = []
+        peak = peak_of(lambda: found.append(materialize([frames, frames], "jagged")))  # noqa: B023
+        assert peak < 3 << 20
+        columns = [column["x"] if inside else column for column in found[0].values()]
+        assert len({id(column.offsets()) for column in columns}) == 1
+
+
+def test_cells_smaller_than_their_place_are_gathered():
+    """Where a row begins takes 8 bytes; of columns with less, nothing is kept for each row."""
+    rows, columns = 5000, 100
+    lengths = torch.ones(rows, dtype=torch.int64)
+    mask = torch.ones(rows, 1, dtype=torch.bool)
+    frames = encode_fields({f"m{i}": mask for i in range(columns)}, lengths=lengths)
+    batch = concat_rows([open_wire(frames), open_wire(frames)])
+    for part in (batch, batch.rows(torch.arange(2 * rows).flip(0))):
+        assert peak_of(part.columns) < 4 << 20
+        assert materialize(part)["m7"].sum() == 2 * rows
+
+
+def test_what_was_chosen_of_a_join_is_not_kept():
+    batch = concat_rows([open_wire(encode(row)) for row in ROWS])
+    chosen = [batch.rows([i % 7, 0]) for i in range(300)]
+    materialize(chosen[0])
+    before = len(pickle.dumps(ROWS[0]))
+
+    def read():
+        for i in range(300):
+            materialize(batch.rows([i % 7, 0, 1, 2] * 50))
+
+    tracemalloc.start()
+    try:
+        read()
+        first = tracemalloc.get_traced_memory()[0]
+        read()
+        assert tracemalloc.get_traced_memory()[0] - first < 100 * before
+    finally:
+        tracemalloc.stop()
+
+
+# Options survive
+
+
+@pytest.mark.parametrize("kind", ["opened", "fetched", "joined"])
+def test_rows_of_a_narrow_message_are_sent_narrow(kind):
+    ids = torch.arange(40).view(8, 5)
+    inner = TensorDict({"ids": ids, "wide": ids * 1000}, [8])
+    td = pack_jagged_fields({"ids": ids, "score": ids.float()}, lengths=[5] * 8)
+    td["inner"], td["grid"] = inner, ids * 1000
+    narrow: list[Any] = ["ids", ("inner", "ids")]
+    batch = open_wire(encode(td, narrow=narrow))
+    if kind == "fetched":
+        blob = to_blob(encode(td, narrow=narrow))
+        batch = open_wire(lambda a, n: blob[a : a + n])
+    elif kind == "joined":
+        batch = concat_rows([batch.rows(slice(0, 3)), batch.rows(slice(3, 8))])
+    part = batch.rows([6, 1, 1])
+    expected = select_rows(decode(encode(td)), [6, 1, 1])
+    sent = open_wire(part.to_frames())
+    assert sent.narrow_names() == [("ids",), ("inner", "ids")]
+    assert_same(sent.to_tensordict(), expected)
+    assert encode(part, narrow=["ids"], allow_pickle=True) == part.to_frames()
+    every = open_wire(encode(part, narrow=True)).narrow_names()
+    assert every == [("ids",), ("inner", "ids"), ("inner", "wide"), ("grid",)]
+    assert sum(map(len, encode(part))) < sum(map(len, encode(expected)))
+
+
+def test_a_batch_is_encoded_with_all_options():
+    whole = expected(ROWS)
+    one = open_wire(encode(whole, meta={"step": 1}))
+    scores = open_wire(encode(TensorDict({"score": torch.arange(7)}, [7]), meta={"step": 1}))
+    for batch in (
+        one,
+        concat_rows([one.rows([0, 1]), one]),
+        join_columns([one, scores.rows([6] * 7)]),
+    ):
+        value = batch.to_tensordict()
+        for options in (
+            {},
+            {"elide": True},
+            {"checksum": True},
+            {"narrow": True},
+            {"compress": "zstd"},
+        ):
+            assert_same(decode(encode(batch, **options)), value)
+        assert open_wire(encode(batch)).meta == {"step": 1}
+        assert open_wire(encode(batch, meta={"other": 2})).meta == {"other": 2}
+        assert encode(batch, checksum=True) == encode(value, checksum=True, meta={"step": 1})
+    with pytest.raises(ArgumentKeyError, match="narrow"):
+        encode(one, narrow=["no column"])
+    assert_same(join_columns([one, scores.rows([6] * 7)]).rows([1])["score"], torch.tensor([6]))
+
+
+def test_rows_of_an_elided_message_are_sent_whole_unless_asked_for():
+    ids = torch.randint(0, 1 << 62, (1, 4000)).repeat(6, 1)
+    td = pack_jagged_fields({"ids": ids}, lengths=[4000] * 6)
+    batch = open_wire(encode(td, elide=True))
+    part = batch.rows([5, 0, 3])
+    for frames, size in ((part.to_frames(), 3 * 32_000), (encode(part, elide=True), 32_000)):
+        assert size <= sum(map(len, map(bytes, frames))) < size + 1000
+        assert_same(decode(frames), select_rows(td, [5, 0, 3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.int16, torch.uint8])
+def test_narrow_cells_of_many_messages_are_widened_together(dtype):
+    """Stored in every width, and in none, in one join; also where messages are empty."""
+    numbers = [[0, 1, 1], [200], [], [-3, 4], [70_000], [1 << 40, 5], [0] * 17, [-(1 << 62)], [2]]
+    rows = [torch.tensor(row, dtype=torch.int64).to(dtype) for row in numbers]
+    grids = [torch.full((1, 2), i, dtype=torch.int64) << 7 * (i % 8) for i in range(len(rows))]
+    batches = [
+        TensorDict(
+            {
+                "ids": torch.nested.nested_tensor([row], layout=torch.jagged),
+                "pair": torch.nested.nested_tensor(
+                    [torch.stack([row, row], 1)], layout=torch.jagged
+                ),
+                "grid": grid,
+            },
+            [1],
+        )
+        for row, grid in zip(rows, grids, strict=True)
+    ]
+    listed = [encode(batch, narrow=i != 4) for i, batch in enumerate(batches)]
+    whole = expected(batches)
+    for joined in (concat_rows(map(open_wire, listed)), join_messages(listed, "test")):
+        assert_same(joined.to_tensordict(), whole)
+        order = [8, 0, 5, 5, 2, 3]
+        assert_same(joined.rows(order).to_tensordict(), select_rows(whole, order))
+        for name, column in materialize(whole).items():
+            assert_same(materialize(joined)[name], column)

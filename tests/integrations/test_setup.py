@@ -143,7 +143,8 @@ class TestRegistration:
         code = """
         import importlib, ray, threading
         setup()
-        names = ["tensordict", "jagcodec.integrations.ray", "jagcodec.wire.lazy", "tensordict.nn"]
+        names = ["tensordict", "jagcodec.integrations.ray", "tensordict.nn"]
+        names.append("jagcodec.wire.wire_batch")
         together, failed = threading.Barrier(len(names)), []
 
         def work(name):

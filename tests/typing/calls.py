@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 import jagcodec
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 columns = {"ids": torch.arange(12).view(3, 4)}
 

@@ -40,7 +40,7 @@ from jagcodec.errors import REASONS
 from jagcodec.testing import assert_same, bits, jagged_batches, rows_of
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import NO_INDEX, Kind
-from tests.helpers import ROOT, receive
+from tests.helpers import ROOT, message_in, receive
 from tests.wire import corpus, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -547,9 +547,9 @@ def test_every_kind_has_a_golden_message():
 
 def test_indirect_columns_of_every_kind_have_golden_messages():
     batch = open_wire(message_of(load("rollout_elided.json")))
-    message, indexed = batch._message, {}
-    for name, node in batch._nodes.items():
-        assert message.is_indirect(node) == (name != "responses"), name
+    message, indexed = message_in(batch), {}
+    for name, node in batch.column_keys.items():
+        assert (message.leaf(node).runs > 0) == (name != "responses"), name
         runs = runs_at(message, message.leaf(node)) if name != "responses" else []
         indexed[name] = [run.index_buffer != NO_INDEX for run in runs]
     assert indexed.pop("input_ids") == [True, True]

@@ -23,6 +23,7 @@ from jagcodec.testing import assert_same, tensordicts, trees
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
+from tests.helpers import message_in
 from tests.wire import corpus_indirect, spec_reader
 from tests.wire.corpus_indirect import batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.forge import (
@@ -467,7 +468,7 @@ def test_tables_and_indices_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
     frames = [bytearray(frame) for frame in corpus_indirect.GOOD["indirect_anywhere"][-1]]
     batch = open_wire(frames)
-    view = batch._message.rows(batch._nodes["a"])
+    view = message_in(batch).rows(batch.column_keys["a"])
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch.leaf("a").values().shape == (5,)

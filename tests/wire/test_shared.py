@@ -23,6 +23,7 @@ from jagcodec import (
 )
 from jagcodec.batch.describe import check_message
 from jagcodec.wire.decoder import decode_resident
+from tests.helpers import message_in
 
 IDS = torch.arange(12).view(3, 4)
 LENGTHS = torch.tensor([3, 4, 2])
@@ -96,11 +97,11 @@ def test_reading_again_takes_nothing_of_the_limits():
 def test_an_open_message_keeps_nothing_of_what_was_chosen_or_built():
     stack = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
     batch = open_wire(encode(TensorDict({"ids": nested(IDS), "s": stack_of_rows(stack)}, [3])))
-    whole = held_by(batch._message)
+    whole = held_by(message_in(batch))
     for i in range(50):
         batch.rows(np.array([i % 3, 0])).to_tensordict()
         batch.leaf("s")
-    assert held_by(batch._message) - whole <= 4  # rows of the group, and the column
+    assert held_by(message_in(batch)) - whole <= 4  # rows of the group, and the column
 
 
 def nested(padded):

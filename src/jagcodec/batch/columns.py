@@ -14,8 +14,8 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-from jagcodec.wire.lazy import WireBatch, open_whole
 from jagcodec.wire.lowered import Columns
+from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 
 def columns_of(source: Any, where: str) -> Columns:

@@ -22,13 +22,13 @@ from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.indirect import runs_at
-from jagcodec.wire.lazy import batch_of_message
 from jagcodec.wire.leaf import Leaf, leaf_of
 from jagcodec.wire.message import Message
 from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import FORMS, Node, Places, check_node, child_step, stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
+from jagcodec.wire.wire_batch import batch_of_message
 
 # --- opening -----------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from jagcodec.ragged.non_tensor import (
     unbatched_parts,
 )
 from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import (
     concat_sparse,
     lazy_stack_like,
@@ -289,8 +289,7 @@ def _concat_views(views: Sequence[RaggedView], pool: RowSplitsPool, path: str) -
     dim = views[0].ragged_dim
     _check_equal([(*view.shape[: dim - 1], *view.shape[dim:]) for view in views], "row shape", path)
     values = cat_bits([values_of(view) for view in views], dim - 1)
-    lengths = np.concatenate([view.row_splits.lengths for view in views])
-    return end_to_end(values, pool.unique(RowSplits.from_lengths(lengths)), dim)
+    return end_to_end(values, pool.joined([view.row_splits for view in views]), dim)
 
 
 def _concat_objects(leaves: Sequence[Any], path: str) -> Any:
@@ -378,6 +377,16 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
 
 
 # --- comparing ---------------------------------------------------------------------------------
+
+
+def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several mappings have the same."""
+    first, *others = metas or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and same_values(other[name], value) for other in others)
+    }
 
 
 def same_values(a: Any, b: Any) -> bool:

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from jagcodec._arguments import check_option, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.joined import readable
+from jagcodec.batch.join import readable
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.options import (
     BatchLike,
@@ -38,7 +38,7 @@ from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_l
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 

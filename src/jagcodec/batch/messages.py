@@ -1,143 +1,218 @@
-"""Where the columns and rows of several messages lie, as numbers; nothing of them is read here."""
+"""Where the rows of columns lie in several messages, from headers and offsets; no cell is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from jagcodec.errors import WireFormatError
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
-from jagcodec.ragged.row_index import Chosen
+from jagcodec.errors import ArgumentKeyError, WireFormatError
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
+from jagcodec.ragged.copy_rows import gathered
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import PLAIN, Kind
-from jagcodec.wire.stacked import NO_FRAMES, Frames, Stack, of_message
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
+from jagcodec.wire.stacked import Frames, Stack, of_message
 
 
-class _Column(NamedTuple):
-    """A column whose rows can be read where they lie, in every message.
+class Place(NamedTuple):
+    """Where a column lies in each of several messages.
 
     Attributes:
-        kind: Of its nodes.
-        dtype: Of its cells; bytes of documents.
+        kind: TENSOR, JAGGED or NON_TENSOR_ROWS.
+        name: The dtype of its cells; uint8 of documents.
+        dtype: The same as torch calls it.
         inner: Dims of a cell.
-        place: (messages,) bytes before its first cell, if all frames lie end to end.
-        cells: (messages,) cells of it; bytes of documents.
+        start: (messages,) bytes before its first cell, as if all frames lay end to end.
+        cells: (messages,) how many it has; bytes of documents.
         group: (messages,) its ragged group.
+        stored: (messages,) how its cells are stored.
     """
 
     kind: Kind
+    name: str
     dtype: torch.dtype
     inner: tuple[int, ...]
-    place: IntArray
+    start: IntArray
     cells: IntArray
     group: IntArray
+    stored: IntArray
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell, as wide as its dtype."""
+        return math.prod(self.inner) * self.dtype.itemsize
+
+
+class _Rows(NamedTuple):
+    """The rows of columns.
+
+    Attributes:
+        splits: How long they are.
+        begins: (N,) where they begin in their messages, in cells.
+        cells: (messages,) how many cells they have there.
+    """
+
+    splits: RowSplits
+    begins: IntArray
+    cells: IntArray
 
 
 class Messages:
-    """The messages of a join: what their headers say, and where their frames are.
+    """Several messages in memory: where the rows of their columns lie, from headers and offsets.
 
     Attributes:
-        counts: (messages,) rows of each.
-        ends: (messages,) rows of it and of those before it.
-        buffers: The frames of all messages.
+        counts: (messages,) rows of the batch in each.
+        firsts: (messages,) rows of all messages before it.
+        which: For each batch that is joined, the message that it is in.
+        in_order: Whether the batches are all rows of the messages, one message after the other.
+        metas: (messages,) by which equal `meta`s are known without being read; None: there is none.
     """
 
     def __init__(
         self,
         counts: IntArray,
-        open_part: Callable[[int], Any],
-        stacks: Sequence[tuple[Stack, Mapping[str, Node]]] = (),
-        frames: Frames = NO_FRAMES,
+        stacks: Sequence[Stack],
+        frames: Frames,
+        which: Sequence[int],
         *,
+        in_order: bool = True,
         beside: bool = False,
     ) -> None:
-        """Messages of some `counts` of rows, which `open_part` opens one by one.
-
-        Args:
-            counts: As above.
-            open_part: Opens one message as a batch of its own.
-            stacks: Those of one schema together, and the nodes of their columns; none where columns
-                have to be read from each message by itself.
-            frames: Their frames.
-            beside: Whether anything stands beside the batch in some of the messages.
-        """
+        """`beside`: whether anything stands next to the batch in some of the messages."""
+        self.which: Sequence[int] = which
+        self.in_order: bool = in_order
         self.counts: IntArray = counts
-        self.ends: IntArray = counts.cumsum()
-        self.buffers: tuple[ByteArray, ...] = frames.buffers
-        self._stacks = stacks
-        self._beside = beside
-        self._open_part = open_part
-        self._parts: dict[int, Any] = {}
-        self._first = frames.first
-        self._columns = _columns_in_place(stacks, frames)
-        self._rows_of_groups: dict[bytes, tuple[IntArray, IntArray, IntArray] | None] = {}
+        self.firsts: IntArray = counts.cumsum() - counts
+        self.metas: list[Any] = list(range(len(counts)))
+        self._stacks = [(stack, stack.columns) for stack in stacks]
+        self._frames = frames
+        if not beside:
+            for stack in stacks:
+                for i, values in zip(stack.members.tolist(), stack.values, strict=True):
+                    self.metas[i] = None if values == NO_VALUES else (id(stack.node), values)
+        # Where each frame begins if all lie end to end; one more, for messages without frames.
+        self._bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
+        np.add.accumulate(frames.sizes, out=self._bases[1:])
+        self._places: dict[str, Place | None] = {}
+        self._rows: dict[bytes | None, _Rows | None] = {}
+        self._views: dict[str, RaggedView | None] = {}
 
-    def open_part(self, index: int) -> Any:
-        """One message as a batch of its own."""
-        found = self._parts.get(index)
-        if found is None:
-            try:
-                found = self._parts[index] = self._open_part(index)
-            except WireFormatError as error:
-                raise of_message(index, error) from error
-        return found
+    def place(self, name: str) -> Place | None:
+        """Where a column lies; None if it has to be read from each message.
 
-    def with_metas(self) -> list[int | None]:
-        """For each message the first that says the same of the batch as a whole; None: nothing.
-
-        That is seen without opening them.
+        Because messages differ in the column, its rows are made of parts, or it is of another kind.
         """
-        if self._beside or not self._stacks:
-            return list(range(len(self.counts)))
-        found: list[int | None] = [None] * len(self.counts)
-        for stack, _ in self._stacks:
-            first: dict[bytes, int | None] = {NO_VALUES: None}
-            for i, packed in zip(stack.members.tolist(), stack.values, strict=True):
-                found[i] = first.setdefault(packed, i)
-        return found
+        if name not in self._places:
+            self._places[name] = self._find(name)
+        return self._places[name]
 
-    def meta(self, index: int | None) -> dict[str, Any]:
-        """What belongs to a message as a whole, of those that `with_metas` names."""
-        return {} if index is None else self.open_part(index).meta
+    def _find(self, name: str) -> Place | None:
+        form: tuple[Any, ...] | None = None
+        start, cells, group, stored = np.empty((4, len(self.counts)), dtype=np.int64)
+        for stack, columns in self._stacks:
+            node, numbers, members = columns[name], stack.numbers, stack.members
+            i, dims = node.number, numbers[:, node.dims : node.end]
+            dtype = "uint8"
+            if node.kind is Kind.NON_TENSOR_ROWS:
+                dims = numbers[:, i + 4 : i + 5]
+            elif node.kind is Kind.TENSOR or (node.kind is Kind.JAGGED and node.fields[2] == 1):
+                dtype = node.fields[0]
+            else:
+                return None
+            own = (node.kind, dtype, tuple(dims[0, 1:].tolist()))
+            form = form or own
+            if own != form or not dims.shape[1] or (dims[:, 1:] != dims[0, 1:]).any():
+                return None
+            held = dims.all(axis=1)  # what is empty lies anywhere
+            frame = self._frames.first[members] + np.where(held, numbers[:, i], 0)
+            start[members] = self._bases[frame] + np.where(held, numbers[:, i + 1], 0)
+            cells[members] = dims[:, 0]
+            group[members] = -1 if node.kind is Kind.TENSOR else numbers[:, i + 3]
+            stored[members] = np.where(held, numbers[:, i + 2], PLAIN)
+        if form is None or (stored >= INDIRECT).any():
+            return None
+        kind, name, inner = form
+        with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
+            return Place(kind, name, torch_dtype(name), inner, start, cells, group, stored)
+        return None
 
-    def find(self, rows: Chosen) -> tuple[IntArray, IntArray]:
-        """Which message each of these rows is of, and which row of it."""
-        index = np.asarray(rows, dtype=np.int64)
-        part = np.searchsorted(self.ends, index, side="right")
-        return part, index - (self.ends - self.counts)[part]
+    def _widened(self, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory in which all cells are as wide as their dtype, widened together; `start` in it."""
+        memory, starts, end = [*self._frames.buffers], place.start.copy(), int(self._bases[-1])
+        itemsize = place.dtype.itemsize
+        for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
+            members = np.flatnonzero(place.stored == stored)
+            counts = place.cells[members] * math.prod(place.inner)
+            sizes = (counts + 7) // 8 if stored == BITS else counts * STORED_WIDTHS[stored][0]
+            if stored == BITS:  # of each message whole bytes
+                counts = 8 * sizes
+            rows, runs = self._frames.buffers, RowSplits.from_lengths(sizes)
+            narrow = RaggedView(rows, torch.uint8, (runs.total,), 1, starts[members], runs)
+            total = int(counts.sum())
+            wide = widened(as_bytes(gathered([narrow])[0]), stored, place.name, total)
+            starts[members] = end + (counts.cumsum() - counts) * itemsize
+            memory.append(wide)
+            end += len(wide)
+        return tuple(memory), starts
 
-    def column(self, name: str) -> _Column | None:
-        """A column as it can be read in place.
+    def view(self, name: str) -> RaggedView | None:
+        """All rows of a column where they lie; those of a rectangle are one cell each.
 
-        None where it has to be read from each message: because messages differ in the column, its
-        cells are stored narrow, or it is of another kind.
+        None if they have to be read from each message; or they are not the rows of their messages,
+        or not sound: then it is for the reader of one message to say so.
         """
-        return self._columns.get(name)
+        if name not in self._views:
+            place = self.place(name)
+            self._views[name] = None if place is None else self._view(place)
+        return self._views[name]
 
-    @cached_property
-    def of_rows(self) -> IntArray:
-        """(rows,) which message each row is of."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
+    def _view(self, place: Place) -> RaggedView | None:
+        rows, cell = self._rows_of(place), place.cell_bytes
+        if rows is None or (rows.cells != place.cells).any():
+            return None
+        memory, start = self._frames.buffers, place.start
+        if place.stored.any():
+            memory, start = self._widened(place)
+        dtype, shape = place.dtype, (rows.splits.total, *place.inner)
+        if cell * rows.splits.total >= 8 * rows.splits.rows:
+            starts = np.repeat(start, self.counts) + rows.begins * cell
+            return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+        # Rows that take less memory than to say where they are.
+        messages = RowSplits.from_lengths(rows.cells)
+        data: Any = gathered([RaggedView(memory, dtype, shape, 1, start, messages)])[0]
+        return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
 
-    def rows_of_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
-        """The rows of a ragged group of each message: lengths, first cells, and the cells of each.
+    def _rows_of(self, place: Place) -> _Rows | None:
+        """The rows of a column, found once for all columns of the same ones."""
+        key = None if place.kind is Kind.TENSOR else place.group.tobytes()
+        if key is None and not (place.cell_bytes and (place.cells == self.counts).all()):
+            return None  # before anything is made for each of the rows, which nothing vouches for
+        if key not in self._rows:
+            if key is None:
+                lengths: IntArray | None = np.ones(int(self.counts.sum()), dtype=np.int64)
+            else:
+                lengths = self._lengths(place.group)
+            self._rows[key] = None if lengths is None else self._found(lengths)
+        return self._rows[key]
 
-        None where they are not the rows of their message, or not sound: then it is for the reader
-        of one message to say so.
-        """
-        key = groups.tobytes()
-        if key not in self._rows_of_groups:
-            self._rows_of_groups[key] = self._read_groups(groups)
-        return self._rows_of_groups[key]
+    def _found(self, lengths: IntArray) -> _Rows | None:
+        if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
+            return None  # cells of no bytes may be many
+        splits = RowSplits.from_lengths(lengths)
+        ends = splits.host[self.firsts + self.counts]
+        begins = splits.host[self.firsts]
+        return _Rows(splits, splits.starts - np.repeat(begins, self.counts), ends - begins)
 
-    def _read_groups(self, groups: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
+    def _lengths(self, groups: IntArray) -> IntArray | None:
+        """The lengths of the rows in a ragged group of each message; None if they are not sound."""
         buffer, offset, rows, low, high = np.empty((5, len(self.counts)), dtype=np.int64)
         numbers = (buffer, offset, rows, low, high)
         for stack, _ in self._stacks:
@@ -150,11 +225,12 @@ class Messages:
         many = np.flatnonzero(rows > 1)
         if len(many):
             counts = rows[many] + 1
-            frames = (self._first[many] + buffer[many]).tolist()
+            frames = (self._frames.first[many] + buffer[many]).tolist()
             at = zip(frames, counts.tolist(), offset[many].tolist(), strict=True)
             # A copy: offsets that were checked must not change with the messages' memory.
+            buffers = self._frames.buffers
             offsets = np.concatenate(
-                [np.frombuffer(self.buffers[i], np.int64, held, start) for i, held, start in at]
+                [np.frombuffer(buffers[i], np.int64, held, start) for i, held, start in at]
             )
             firsts = counts.cumsum() - counts
             steps = offsets[1:] - offsets[:-1]
@@ -169,66 +245,31 @@ class Messages:
                 or (np.maximum.reduceat(steps, begins) != high[many]).any()
             ):
                 return None
-            if len(many) == len(rows):
-                lengths = steps
-            else:
-                lengths[np.repeat(rows > 1, rows)] = steps
-        edges = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.add.accumulate(lengths, out=edges[1:])
-        bounds = edges[np.concatenate([[0], self.ends])]
-        return lengths, edges[:-1] - np.repeat(bounds[:-1], rows), np.diff(bounds)
+            lengths[np.repeat(rows > 1, rows)] = steps
+        return lengths
 
 
-def _columns_in_place(
-    stacks: Sequence[tuple[Stack, Mapping[str, Node]]], frames: Frames
-) -> dict[str, _Column]:
-    """The columns that can be read where they lie, those of all stacks put together."""
-    if not stacks:
-        return {}
-    forms = [_forms(stack, nodes) for stack, nodes in stacks]
-    names = [name for name, form in forms[0].items() if all(form == of[name] for of in forms)]
-    names = [name for name in names if forms[0][name] is not None]
-    # Where each frame begins if all lie end to end; one more for messages without frames.
-    bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
-    np.add.accumulate(frames.sizes, out=bases[1:])
-    place, cells, group = (np.empty((len(names), len(frames.first)), np.int64) for _ in range(3))
-    for stack, nodes in stacks:
-        found, members = stack.cells, stack.members
-        at = {node: k for k, node in enumerate(found.nodes)}
-        order = [at[nodes[name]] for name in names]
-        buffer, offset = found.buffer, found.offset
-        held = found.size > 0
-        if not held.all():  # what is empty lies anywhere
-            buffer, offset = np.where(held, buffer, 0), np.where(held, offset, 0)
-        places = bases[frames.first[members][:, None] + buffer] + offset
-        place[:, members] = places[:, order].T
-        cells[:, members] = found.dims[:, order, 0].T
-        group[:, members] = found.group[:, order].T
-    columns = zip(names, place, cells, group, strict=True)
-    known: Any = forms[0]
-    return {name: _Column(*known[name], *numbers) for name, *numbers in columns}
+def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
+    """The columns of the first batch, which all must have."""
+    first: Sequence[str] | None = None
+    for i, names in batches:
+        if first is None or names == first:
+            first = names
+            continue
+        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where} of batch {i}",
+                f"expected the columns of the first batch, found {name!r} "
+                f"{'missing' if name in first else 'besides'}; select the ones that all have",
+            )
+    return first or ()
 
 
-_Form = tuple[Kind, torch.dtype, tuple[int, ...]]
-
-
-def _forms(stack: Stack, nodes: Mapping[str, Node]) -> dict[str, _Form | None]:
-    """The kind, dtype and cell dims of each column; None where rows cannot be read in place."""
-    found = stack.cells
-    alike = (found.stored == PLAIN).all(axis=0)
-    if found.dims.shape[2] > 1:
-        alike &= (found.dims[:, :, 1:] == found.dims[:1, :, 1:]).all(axis=(0, 2))
-    at = {node: k for k, node in enumerate(found.nodes)}
-    regular = dict(zip(found.nodes, alike.tolist(), strict=True))
-    forms: dict[str, _Form | None] = {}
-    for name, node in nodes.items():
-        kind, rank = node.kind, node.end - node.dims
-        form: _Form | None = None
-        if kind is Kind.NON_TENSOR_ROWS:
-            form = (kind, torch.uint8, ()) if regular.get(node) else None
-        elif regular.get(node) and rank and (kind is Kind.TENSOR or node.fields[2] == 1):
-            inner = tuple(found.dims[0, at[node], 1:rank].tolist()) if rank > 1 else ()
-            with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
-                form = (kind, torch_dtype(node.fields[0]), inner)
-        forms[name] = form
-    return forms
+@contextmanager
+def in_message(index: int) -> Iterator[None]:
+    """Errors inside name the message."""
+    try:
+        yield
+    except WireFormatError as error:
+        raise of_message(index, error) from error

@@ -14,7 +14,7 @@ from jagcodec.batch.rectangles import Key
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import Buffer, MessageLike
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.lowered import OpenBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
@@ -23,7 +23,7 @@ PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row lie."""
 
 BatchLike: TypeAlias = (
-    TensorDictBase | WireBatch | MessageLike | Sequence[WireBatch | Sequence[Buffer]]
+    TensorDictBase | OpenBatch | MessageLike | Sequence[OpenBatch | Sequence[Buffer]]
 )
 """What `materialize` takes: a batch, the message of one, or several messages."""
 
@@ -80,7 +80,7 @@ def rounded(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
 
-def check_batch(td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> None:
+def check_batch(td: Any, above: tuple[str, ...]) -> None:
     """Refuse what has no columns of N rows."""
     where = f"materialize({repr('.'.join(above)) if above else 'td'})"
     if isinstance(td, LazyStackedTensorDict):

@@ -16,7 +16,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import whole_number
-from jagcodec.batch.leaves import concat_leaves, row_counts, same_values, select_leaf
+from jagcodec.batch.leaves import agreed, concat_leaves, row_counts, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
@@ -297,22 +297,8 @@ def concat_batches(batches: Iterable[Any], where: str) -> Any:
     whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]
     joined: Any = concat_leaves(whole, RowSplitsPool(), where)
     if any(hasattr(batch, "meta_info") for batch in listed):
-        joined.meta_info = _joined_info(listed, where)
+        joined.meta_info = agreed([getattr(batch, "meta_info", {}) for batch in listed])
     return joined
-
-
-def _joined_info(batches: Sequence[Any], where: str) -> dict[str, Any]:
-    info: dict[str, Any] = {}
-    for i, batch in enumerate(batches):
-        for key, value in batch.meta_info.items():
-            if key in info and not same_values(info[key], value):
-                raise ArgumentError(
-                    "conflict",
-                    f"{where}(batches[{i}]).meta_info[{key!r}]",
-                    f"expected {info[key]!r:.80} as in the batches before it, found {value!r:.80}",
-                )
-            info.setdefault(key, value)
-    return info
 
 
 class _Table:

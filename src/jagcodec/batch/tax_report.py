@@ -20,8 +20,8 @@ from jagcodec.wire.compress import Compress, compressed, library, usable_level
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import finished, frames_of
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 WORTH = 0.05
 """The share of a message that an option must save to be worth it."""
@@ -317,9 +317,10 @@ def _of_message(source: Any, width: int | None, level: int | None) -> TaxReport:
     elif opened is not source:
         total = open_message(source, _SOURCE).bytes
     # A join, or what was chosen of a message, is a message of its own now.
-    batch = open_wire(frames, allow_pickle=opened.allow_pickle)
-    options: dict[str, Any] = {"allow_pickle": batch.allow_pickle}
-    if batch.has_more:
+    batch = open_wire(frames, allow_pickle=opened.source.allow_pickle)
+    origin: Any = batch.source
+    options: dict[str, Any] = {"allow_pickle": origin.allow_pickle}
+    if origin.beside:
         value = decode(frames, **options)
     else:
         value, options["meta"] = batch.to_encode(), batch.meta or None

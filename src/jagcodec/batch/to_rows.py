@@ -33,7 +33,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.lazy import WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 RowsAs = Literal["tensor", "numpy", "list"]
 """What `to_rows` makes of the rows of tensors and arrays."""

@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.wire.files import file_path, write_whole
-    from jagcodec.wire.lazy import open_whole
+    from jagcodec.wire.wire_batch import open_whole
 
     ending = next((x for x in WRITERS if options.target.lower().endswith(x)), "")
     if not ending:

@@ -88,7 +88,7 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
     """The name and the value of each column in one row; or the error of an unknown type."""
     from jagcodec.batch.describe import UNKNOWN, in_entry
     from jagcodec.batch.to_rows import to_rows
-    from jagcodec.wire.lazy import batch_of_message
+    from jagcodec.wire.wire_batch import batch_of_message
 
     whole = batch_of_message(message).rows([row])
     for entry in entries:

@@ -30,9 +30,9 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.dtypes import DTYPES
 from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.lowered import Documents
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 NAME = "SimpleStorage"
 """The backend's name: `transfer_queue.close` and the metrics compare with it."""

@@ -57,7 +57,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
     _PICKLER: (),
     "tensordict": ("TensorDict", "LazyStackedTensorDict"),
     "jagcodec.batch.batched_data_dict": ("BatchedDataDict",),
-    "jagcodec.wire.lazy": ("WireBatch",),
+    "jagcodec.wire.wire_batch": ("WireBatch",),
     "verl.protocol": ("DataProto",),
 }
 _types: list[type] = []

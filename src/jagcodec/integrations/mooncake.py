@@ -31,9 +31,9 @@ from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.frames import blob_size, finished, write_blob
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 try:
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig

@@ -18,8 +18,8 @@ from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.lazy import WireBatch, open_wire
 from jagcodec.wire.limits import NO_LIMITS
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 try:
     import ray.cloudpickle  # noqa: F401

@@ -34,8 +34,8 @@ from jagcodec.integrations._rank_message import RankMessage, packed_meta, read_m
 from jagcodec.memory.blocks import Wanted, allocate
 from jagcodec.wire.encoder import encode, encode_resident
 from jagcodec.wire.frames import buffer_bytes, writable
-from jagcodec.wire.lazy import WireBatch
 from jagcodec.wire.limits import Limits
+from jagcodec.wire.wire_batch import WireBatch
 
 if not dist.is_available():
     raise ModuleNotFoundError(

@@ -31,7 +31,7 @@ from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.lazy import WireBatch, open_wire
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 try:
     import ray

@@ -21,7 +21,7 @@ from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
-from jagcodec.wire.lazy import WireBatch, open_wire
+from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 
 @dataclass

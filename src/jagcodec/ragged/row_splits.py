@@ -219,6 +219,7 @@ class RowSplitsPool:
         self._by_value: dict[bytes, RowSplits] = {}
         # The source is kept, so that its id stays its own.
         self._by_source: dict[int, tuple[object, RowSplits]] = {}
+        self._joined: dict[tuple[int, ...], tuple[Sequence[RowSplits], RowSplits]] = {}
 
     def unique(self, row_splits: RowSplits) -> RowSplits:
         """The one `RowSplits` of these rows: the first that was asked about."""
@@ -228,6 +229,15 @@ class RowSplitsPool:
         one = self._by_value.setdefault(row_splits.host.tobytes(), row_splits)
         self._by_source[id(row_splits)] = (row_splits, one)
         return one
+
+    def joined(self, parts: Sequence[RowSplits]) -> RowSplits:
+        """The rows of several, one after the other: made once for all columns of the same ones."""
+        key = tuple(map(id, parts))
+        known = self._joined.get(key)
+        if known is None:
+            lengths = np.concatenate([part.lengths for part in parts])
+            known = self._joined[key] = parts, self.unique(RowSplits.from_lengths(lengths))
+        return known[1]
 
     def of_source(self, source: object) -> RowSplits | None:
         """What was `remember`ed of an offsets tensor."""

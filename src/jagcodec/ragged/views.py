@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,14 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, contiguous_bits, plain_array, resolved
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    IntArray,
+    array_bytes,
+    contiguous_bits,
+    plain_array,
+    resolved,
+)
 from jagcodec.ragged.row_splits import RowSplits
 
 _CPU = torch.device("cpu")
@@ -95,6 +103,40 @@ class NestedParts(NamedTuple):
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
     """Rows that lie end to end in a tensor, and fill it."""
     return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
+
+
+def concat_views(views: Sequence[RaggedView]) -> RaggedView | None:
+    """The rows of several views, one view after the other, in the memories of all of them.
+
+    None if their cells differ, or they are not rows in memory of the host.
+    """
+    first = views[0]
+    memories: list[ByteArray] = []
+    starts, runs, end = [], [], 0
+    most = max(1 if view.runs is None else view.runs.shape[1] for view in views)
+    for view in views:
+        memory, rows = view.memory, view.row_splits.rows
+        alike = (view.dtype, view.shape[1:]) == (first.dtype, first.shape[1:])
+        if isinstance(memory, torch.Tensor) or not alike or view.ragged_dim != 1:
+            return None
+        own = memory if isinstance(memory, tuple) else (array_bytes(memory),)
+        unit = 1 if isinstance(memory, tuple) else view.cell_bytes
+        lengths = view.row_splits.lengths[:, None] if view.runs is None else view.runs
+        begins, held = np.zeros((2, rows, most), dtype=np.int64)
+        begins[:, : lengths.shape[1]] = view.row_starts().reshape(lengths.shape) * unit + end
+        held[:, : lengths.shape[1]] = lengths
+        starts.append(begins)
+        runs.append(held)
+        memories += own
+        end += sum(map(len, own))
+    if not first.cell_bytes or sum(view.row_splits.total for view in views) >= 1 << 63:
+        return None
+    splits = RowSplits.from_lengths(np.concatenate([view.row_splits.lengths for view in views]))
+    all_starts, all_runs = np.concatenate(starts), np.concatenate(runs)
+    shape = (splits.total, *first.shape[1:])
+    view = RaggedView(tuple(memories), first.dtype, shape, 1, all_starts, splits, all_runs)
+    one_each = np.ascontiguousarray(all_starts[:, 0])
+    return replace(view, starts=one_each, runs=None) if most == 1 else view
 
 
 def rows_of_rectangle(

@@ -24,7 +24,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Name, Ragged
+from jagcodec.wire.lowered import Columns, Lowered, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.placing import Placing, nothing_left, with_header
 
@@ -73,7 +73,9 @@ def encode(
             and every dtype but the quantised, `torch.Size`, `torch.dtype`, `torch.device`,
             TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack, MetaData and
             UnbatchedTensor, and of types registered with `register_type` (dataclasses,
-            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...).
+            tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...). Or a
+            `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
+            Its columns that are stored narrow are narrow again; repeats are found with `elide`.
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
             and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
             and values exactly. Costs two looks at each of them here and a copy there. True is for
@@ -185,6 +187,12 @@ def pending(
     """
     level = None if compress is None else usable_level(compress)
     narrow = _narrow_columns(narrow)
+    if isinstance(obj, OpenBatch):
+        if narrow is not True:
+            named = narrow if isinstance(narrow, frozenset) else frozenset()
+            narrow = named.union(obj.narrow_names()) or False
+        meta = obj.meta or None if meta is None else meta
+        obj = obj.to_encode()
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)
     if isinstance(narrow, frozenset) and lowering.columns:

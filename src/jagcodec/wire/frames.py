@@ -120,7 +120,7 @@ def read_preamble(start: ByteArray) -> int:
     """The header size that the first 24 bytes of a blob give."""
     if len(start) < PREAMBLE.size:
         raise fail("foreign", f"expected {PREAMBLE.size} bytes, found {len(start)}", path=_HERE)
-    magic, version, zero, size = PREAMBLE.unpack(start[: PREAMBLE.size].tobytes())
+    magic, version, zero, size = PREAMBLE.unpack_from(start.data)
     if magic != BLOB_MAGIC:
         expected = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is no jagcodec blob"
         raise fail("foreign", expected, path=_HERE)
@@ -159,19 +159,28 @@ def blob_end(header_size: int, sizes: Sequence[int]) -> int:
     return starts_of(header_size, sizes)[-1]
 
 
-def split_blob(blob: ByteArray, header_size: int, sizes: Sequence[int]) -> list[ByteArray]:
+def header_of_blob(blob: ByteArray) -> ByteArray:
+    """The header of a blob, aliasing it."""
+    end = PREAMBLE.size + read_preamble(blob)
+    _check_whole(blob, end, "header")
+    return blob[PREAMBLE.size : end]
+
+
+def frames_of_blob(blob: ByteArray, header: ByteArray, sizes: Sequence[int]) -> list[ByteArray]:
     """The header of a blob and the frames of these sizes, aliasing it.
 
     Bytes past the end are not read: shared memory comes in whole pages.
     """
-    _whole(blob, PREAMBLE.size + header_size, "header")
-    header = blob[PREAMBLE.size : PREAMBLE.size + header_size]
-    *starts, end = starts_of(header_size, sizes)
-    _whole(blob, end, "payload")
-    return [header, *(blob[a : a + n] for a, n in zip(starts, sizes, strict=True))]
+    frames, end = [header], PREAMBLE.size + len(header)
+    for size in sizes:
+        start = aligned(end)
+        end = start + size
+        frames.append(blob[start:end])
+    _check_whole(blob, end, "payload")
+    return frames
 
 
-def _whole(blob: ByteArray, size: int, path: str) -> None:
+def _check_whole(blob: ByteArray, size: int, path: str) -> None:
     if len(blob) < size:
         expected = f"expected a blob of at least {size} bytes, found {len(blob)}"
         raise fail("frame_size", expected, path=path)
@@ -320,8 +329,10 @@ class FramePayload:
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        on_host = all(type(frame) is np.ndarray for frame in self._frames)
-        return self._frames if on_host else None
+        for frame in self._frames:
+            if type(frame) is not np.ndarray:
+                return None
+        return self._frames
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         known = self._owned.get(buffer)

@@ -41,7 +41,8 @@ class Header(NamedTuple):
         schema: What the message is made of.
         numbers: Those of the schema's nodes, and more behind them.
         values: The documents in it, records as arrays with a tag (see `documents`).
-        packed_values: The same as bytes.
+        packed_numbers: All numbers, as bytes.
+        packed_values: The values, as bytes.
         records: Whether there may be any.
         groups: The ragged groups.
         sizes: Bytes of each frame behind the header, before it was compressed.
@@ -55,6 +56,7 @@ class Header(NamedTuple):
     schema: Schema
     numbers: list[int]
     values: list[Any]
+    packed_numbers: bytes
     packed_values: bytes
     records: bool
     groups: list[Group]
@@ -254,8 +256,8 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
             )
     frames = checksums[1:] or None
     return Header(
-        *(schema, numbers, values, packed_values, records, groups, sizes, stored, total, frames),
-        *(objects, limits),
+        *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
+        *(total, frames, objects, limits),
     )
 
 

@@ -51,6 +51,26 @@ class Columns(NamedTuple):
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""
 
+
+class OpenBatch:
+    """A batch that is read when it is encoded: a `WireBatch`."""
+
+    __slots__ = ()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What belongs to the whole batch."""
+        raise NotImplementedError
+
+    def to_encode(self) -> Any:
+        """The value to encode."""
+        raise NotImplementedError
+
+    def narrow_names(self) -> list[tuple[str, ...]]:
+        """The columns to store in as few bytes as hold them."""
+        raise NotImplementedError
+
+
 Tree: TypeAlias = Any
 """A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
 

@@ -15,7 +15,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
 from jagcodec.ragged.row_index import Chosen
-from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, bad, inside
@@ -27,9 +27,10 @@ from jagcodec.wire.frames import (
     blob_end,
     buffer_bytes,
     frame_arrays,
+    frames_of_blob,
+    header_of_blob,
     is_blob,
     read_preamble,
-    split_blob,
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
@@ -161,10 +162,9 @@ def _split(
     blob: ByteArray, limits: Limits, *, in_row: bool = False
 ) -> tuple[Header, list[ByteArray]]:
     """The checked header of a message in one buffer, and its frames, header first."""
-    size = read_preamble(blob)
-    frame = split_blob(blob, size, ())[0].data
-    header = read_header(frame, limits, in_row=in_row)
-    return header, split_blob(blob, size, header.stored)
+    frame = header_of_blob(blob)
+    header = read_header(frame.data, limits, in_row=in_row)
+    return header, frames_of_blob(blob, frame, header.stored)
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
@@ -251,13 +251,16 @@ class ChosenRows:
 
     Attributes:
         index: Which.
+        pool: Makes equal rows of columns one object, if they were not found here.
     """
 
-    __slots__ = ("_found", "index")
+    __slots__ = ("_found", "index", "pool")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        self._found: dict[int | None, tuple[RowSplits, IntArray]] = {}
+        self.pool: RowSplitsPool = RowSplitsPool()
+        # The splits of the group are kept, so that their id stays theirs.
+        self._found: dict[int | None, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -273,7 +276,9 @@ class ChosenRows:
 
         Rows without a group are those of rectangles, one cell each.
         """
-        known = self._found.get(group)
+        # Of a ragged group the object, which columns of several messages do not share.
+        key = None if group is None else id(rows)
+        known = self._found.get(key)
         if known is None:
             if rows is None:
                 ones = np.ones(len(self), dtype=np.int64)
@@ -286,8 +291,8 @@ class ChosenRows:
                     raise WireFormatError("bad_offsets", "$", expected)
                 found = RowSplits.from_lengths(lengths), rows.starts[self.at]
             # Columns of one batch have the same splits, whichever thread reads them.
-            known = self._found.setdefault(group, found)
-        return known
+            known = self._found.setdefault(key, (*found, rows))
+        return known[:2]
 
 
 class Message:
@@ -508,11 +513,6 @@ class Message:
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
     # Tensors
-
-    def is_indirect(self, node: Node) -> bool:
-        """Whether a table lies at the place of a column."""
-        leaf = leaf_of(node, self.numbers)
-        return leaf is not None and leaf.runs > 0
 
     def tensor(self, node: Node, chosen: ChosenRows | None = None) -> torch.Tensor:
         """A TENSOR, or some of its rows."""

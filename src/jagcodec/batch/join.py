@@ -1,0 +1,671 @@
+"""Several open batches as one: their rows one after the other, or their columns side by side.
+
+A join is made without a look at any payload. Jagged columns, rectangles and documents of messages
+in memory are then read in place: one kernel call writes the rows of all messages to one rectangle.
+Whatever else messages hold is read from each, and put together as `concat_rows` does it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from jagcodec.batch.leaves import agreed, concat_leaves, select_leaf
+from jagcodec.batch.messages import Messages, in_message, same_fields
+from jagcodec.batch.rows import Batch, concat_batches
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    WireFormatError,
+    describe,
+)
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.copy_rows import gathered, values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import leaf_of_rows, rows_of_leaf
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, concat_views
+from jagcodec.wire import documents
+from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.message import ChosenRows
+from jagcodec.wire.spec import Kind
+from jagcodec.wire.stacked import Frames, open_messages, stacked
+from jagcodec.wire.wire_batch import ColumnSource, Keys, MessageColumns, WireBatch, open_whole
+
+B = TypeVar("B", bound=Batch)
+
+
+# --- rows one after the other ------------------------------------------------------------------
+
+
+class JoinedRows(ColumnSource):
+    """The rows of several batches, one batch after the other: a `ColumnSource`."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        counts: Sequence[int],
+        open_part: Callable[[int], WireBatch],
+        find_messages: Callable[[], Messages | None],
+        like: ColumnSource | None = None,
+    ) -> None:
+        """Batches of some `counts` of rows, which `open_part` opens one by one.
+
+        Args:
+            names: Of the columns.
+            counts: As above.
+            open_part: Returns the batch of an index.
+            find_messages: Returns the messages that the batches are in; None if columns have to be
+                read from each batch by itself.
+            like: Batch dims after the first, and where tensors go.
+        """
+        rows = sum(counts)
+        if rows > INT64_MAX:
+            raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
+        if like is None:
+            super().__init__(names, [rows], None, allow_pickle=False)
+        else:
+            sizes = [rows, *like.sizes[1:]]
+            super().__init__(names, sizes, like.device, like.allow_pickle)
+        self._counts = counts
+        self._open_part = open_part
+        self._find_messages = find_messages
+        self._parts: dict[int, WireBatch] = {}
+        self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
+        self._last: tuple[ChosenRows | None, ChosenRows] | None = None
+
+    @property
+    def columns(self) -> Keys:
+        """See `ColumnSource`."""
+        return dict.fromkeys(self.names)
+
+    @cached_property
+    def _messages(self) -> Messages | None:
+        return self._find_messages()
+
+    def _part(self, index: int) -> WireBatch:
+        """One of the batches."""
+        part = self._parts.get(index)
+        if part is None:
+            with in_message(index):
+                part = self._parts.setdefault(index, self._open_part(index))
+        return part
+
+    def parts(self) -> list[WireBatch]:
+        """All of the batches."""
+        return [self._part(i) for i in range(len(self._counts))]
+
+    def meta(self) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        return agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
+
+    def metas(self) -> list[dict[str, Any]]:
+        """See `ColumnSource`."""
+        return [self._meta(i) for i in self._metas_from()]
+
+    def _meta(self, index: int | None) -> dict[str, Any]:
+        return {} if index is None else self._part(index).meta
+
+    def _metas_from(self) -> list[int | None]:
+        """For each batch, the index of the batch to read its `meta` from; None: it has none."""
+        messages = self._messages
+        if messages is None:
+            return list(range(len(self._counts)))
+        first: dict[Any, int | None] = {None: None}
+        metas = messages.metas
+        return [first.setdefault(metas[message], i) for i, message in enumerate(messages.which)]
+
+    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
+        """See `ColumnSource`."""
+        kind, dtype, shape = self._part(0).select([name]).schema[name]
+        return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        """See `ColumnSource`."""
+        if self.schema(name, key, 0).kind != "jagged":
+            return None
+        lengths: IntArray = self.views({name: key}, chosen)[name].row_splits.lengths
+        return lengths
+
+    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        leaves = {}
+        for name, view, values in self._read(keys, chosen, views=False):
+            if view is None:
+                leaves[name] = self._leaf_apart(name, chosen)
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                leaves[name] = self._objects(name, view, values, chosen)
+            elif self._kind(name) is Kind.TENSOR:
+                leaves[name] = values
+            else:
+                leaves[name] = nested_tensor(values, view.row_splits)
+        return leaves
+
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        columns: dict[str, Any] = {}
+        for name, view, values in self._read(keys, chosen, views=True):
+            column: Any = view if values is None else values
+            if view is None:
+                column = self._leaf_apart(name, chosen)
+                if is_jagged(column):
+                    column = view_of(column, name, self._pool_of(chosen))
+            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
+                column = self._objects(name, view, values, chosen)
+                column = rows_of_leaf(column, view.row_splits.rows)
+            columns[name] = column
+        return columns
+
+    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        return {
+            name: list(column) if isinstance(column, np.ndarray) else column
+            for name, column in self.views(keys, chosen).items()
+        }
+
+    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
+        """See `ColumnSource`."""
+        messages = self._messages
+        names: dict[tuple[str, ...], None] = {}
+        for name in keys:
+            place = None if messages is None else messages.place(name)
+            if place is None:
+                for i in range(len(self._counts)):
+                    names |= dict.fromkeys(self._part(i).select([name]).narrow_names())
+            elif place.stored.any():
+                names[name,] = None
+        return list(names)
+
+    def _read(
+        self, keys: Keys, chosen: ChosenRows | None, *, views: bool
+    ) -> Iterator[tuple[str, RaggedView | None, Any]]:
+        """Each column as its rows in place, and these copied end to end, all of them together.
+
+        With `views` the rows of jagged columns are not copied.
+        """
+        found = {name: self._view(name, chosen) for name in keys}
+        copied = {
+            name: view
+            for name, view in found.items()
+            if view is not None and not (views and self._kind(name) is Kind.JAGGED)
+        }
+        values = dict(zip(copied, gathered(copied.values()), strict=True))
+        for name, view in found.items():
+            yield name, view, values.get(name)
+
+    def _kind(self, name: str) -> Kind:
+        """Of a column that has a view."""
+        messages = self._messages
+        place = None if messages is None else messages.place(name)
+        return Kind.JAGGED if place is None else place.kind
+
+    # In place
+
+    def _view(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
+        """The rows of a column where they lie; of a rectangle and of documents, too.
+
+        None if they have to be read from each batch.
+        """
+        if self.device is not None:
+            return None
+        messages = self._messages
+        view = None if messages is None else messages.view(name)
+        if messages is None or view is None:
+            return self._view_apart(name, chosen)
+        rows, row_splits = self._rows_in(messages, chosen), view.row_splits
+        if rows is not None:
+            row_splits, starts = rows.among(0, row_splits)
+            if view.starts is not None:
+                starts = view.row_starts()[rows.at]
+            view = replace(view, starts=starts)
+        return replace(view, row_splits=self._pool_of(chosen).unique(row_splits))
+
+    def _rows_in(self, messages: Messages, chosen: ChosenRows | None) -> ChosenRows | None:
+        """Chosen rows among those of all messages; None for all of these, in their order.
+
+        This takes memory for each row, so it is asked for columns whose rows have bytes.
+        """
+        if messages.in_order:
+            return chosen
+        if self._last is None or self._last[0] is not chosen:
+            rows = self._own_rows(messages)
+            self._last = chosen, ChosenRows(rows if chosen is None else rows[chosen.at])
+        return self._last[1]
+
+    def _own_rows(self, messages: Messages) -> IntArray:
+        """(N,) the rows of all batches among those of all messages."""
+        rows = []
+        for i, message in enumerate(messages.which):
+            chosen = self._part(i).chosen
+            own: Any = range(self._counts[i]) if chosen is None else chosen.index
+            rows.append(np.asarray(own, dtype=np.int64) + messages.firsts[message])
+        return np.concatenate(rows)
+
+    def _objects(
+        self, name: str, view: RaggedView, data: torch.Tensor, chosen: ChosenRows | None
+    ) -> Any:
+        """Rows of objects, from their documents end to end."""
+        array = data.numpy()
+        starts, lengths = view.row_splits.starts, view.row_splits.lengths
+        heads = array[np.minimum(starts, len(array) - 1)] if len(array) else starts
+        raw = array.tobytes()
+        # What may be a message of its own, or hold records, is for the reader of its message.
+        messages = ((heads == 0) | (heads == ord("j"))) & (lengths > 1)
+        if not messages.any() and not documents.may_hold_records(raw):
+            with suppress(WireFormatError):  # found again, in the message that it is of
+                ends = view.row_splits.host[1:].tolist()
+                return leaf_of_rows(documents.unpack_rows(raw, ends, 0))
+        return self._leaf_apart(name, chosen)
+
+    # Batch by batch
+
+    def _apart(
+        self, name: str, chosen: ChosenRows | None
+    ) -> tuple[Iterator[tuple[int, WireBatch]], IntArray | None]:
+        """One column of each batch that rows were chosen of, and the order of these rows then."""
+        ends = [*accumulate(self._counts)]
+        begins = [end - count for end, count in zip(ends, self._counts, strict=True)]
+        wanted: list[tuple[int, Any]]
+        order: IntArray | None = None
+        if chosen is None:
+            wanted = [(i, None) for i in range(len(ends))]
+        elif isinstance(chosen.index, range):
+            start, stop = chosen.index.start, chosen.index.stop
+            parts = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
+            wanted = [(i, slice(max(0, start - begins[i]), stop - begins[i])) for i in parts]
+        else:
+            part_of = np.searchsorted(np.array(ends), chosen.index, side="right")
+            order = np.argsort(part_of, kind="stable")
+            numbers, firsts = np.unique(part_of[order], return_index=True)
+            rows = np.split(chosen.index[order], firsts[1:])
+            each = zip(numbers.tolist(), rows, strict=False)  # without rows there is one too many
+            wanted = [(i, own - begins[i]) for i, own in each]
+            if (order[:-1] < order[1:]).all():
+                order = None
+        if chosen is not None and not len(chosen):  # no rows, of any batch
+            wanted = [(0, slice(0, 0))]
+        columns = ((i, self._column(i, name, rows)) for i, rows in wanted)
+        if order is not None:
+            back = np.empty(len(order), dtype=np.int64)
+            back[order] = np.arange(len(order))
+            order = back
+        return columns, order
+
+    def _column(self, index: int, name: str, rows: Any) -> WireBatch:
+        """Some rows of one column of a batch; None: all of them."""
+        column = self._part(index).select([name])
+        return column if rows is None else column.rows(rows)
+
+    def _view_apart(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
+        """The rows of a jagged column, which share what they share in their messages."""
+        columns, order = self._apart(name, chosen)
+        views: list[RaggedView] = []
+        for i, batch in columns:
+            # Before anything is made for each of the rows, of which a message can claim many.
+            with in_message(i):
+                if batch.schema[name].kind != "jagged":
+                    return None
+                ((_, view),) = batch.columns()
+            if type(view) is not RaggedView:
+                return None
+            views.append(view)
+        view = concat_views(views)
+        if view is None:
+            return None
+        if order is not None:
+            view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
+        return replace(view, row_splits=self._pool_of(chosen).unique(view.row_splits))
+
+    def _leaf_apart(self, name: str, chosen: ChosenRows | None) -> Any:
+        """A column as a leaf, put together."""
+        columns, order = self._apart(name, chosen)
+        leaves = []
+        for i, batch in columns:
+            with in_message(i):
+                leaf = batch.leaf(name)
+                leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
+        path = f"concat_rows[{name!r}]"
+        pool = self._pool_of(chosen)
+        joined = concat_leaves(leaves, pool, path)
+        return joined if order is None else select_leaf(joined, order, pool, path)
+
+    def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
+        return self._pool if chosen is None else chosen.pool
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+class JoinedColumns(ColumnSource):
+    """The columns of several batches of the same rows: a `ColumnSource`.
+
+    A column is known by its own source, and by what that knows it.
+    """
+
+    def __init__(self, columns: Keys, batches: Sequence[WireBatch]) -> None:
+        first = batches[0].source
+        pickle = any(batch.source.allow_pickle for batch in batches)
+        super().__init__(tuple(columns), first.sizes, first.device, pickle)
+        self._columns = columns
+        self._batches = batches
+        self._pool = RowSplitsPool()
+
+    @property
+    def columns(self) -> Keys:
+        """See `ColumnSource`."""
+        return self._columns
+
+    def meta(self) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        return agreed(self.metas())
+
+    def metas(self) -> list[dict[str, Any]]:
+        """See `ColumnSource`."""
+        return [batch.meta for batch in self._batches]
+
+    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
+        """See `ColumnSource`."""
+        source, own = key
+        schema: FieldSchema = source.schema(name, own, rows)
+        return schema
+
+    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
+        """See `ColumnSource`."""
+        source, own = key
+        lengths: IntArray | None = source.row_lengths(name, own, chosen)
+        return lengths
+
+    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
+        """See `ColumnSource`."""
+        source, own = key
+        return self._one_object(name, source.leaf(name, own, chosen), chosen)
+
+    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        leaves = self._each(keys, "leaves", chosen)
+        return {name: self._one_object(name, leaf, chosen) for name, leaf in leaves.items()}
+
+    def _one_object(self, name: str, leaf: Any, chosen: ChosenRows | None) -> Any:
+        """A leaf that shares its offsets with columns of the same rows in other messages."""
+        if not is_jagged(leaf):
+            return leaf
+        pool = self._pool if chosen is None else chosen.pool
+        view = view_of(leaf, name, pool)
+        return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
+
+    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        columns = self._each(keys, "views", chosen)
+        pool = self._pool if chosen is None else chosen.pool
+        for name, column in columns.items():
+            if isinstance(column, RaggedView):
+                columns[name] = replace(column, row_splits=pool.unique(column.row_splits))
+        return columns
+
+    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
+        """See `ColumnSource`."""
+        return self._each(keys, "to_encode", chosen)
+
+    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
+        """See `ColumnSource`."""
+        return [name for source, own in self._by_source(keys) for name in source.narrow_names(own)]
+
+    def _by_source(self, keys: Keys) -> list[tuple[Any, dict[str, Any]]]:
+        found: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for name, (source, own) in keys.items():
+            found.setdefault(id(source), (source, {}))[1][name] = own
+        return list(found.values())
+
+    def _each(self, keys: Keys, method: str, chosen: ChosenRows | None) -> dict[str, Any]:
+        """What a method of each source returns of its columns, in the order of `keys`."""
+        found: dict[str, Any] = {}
+        for source, own in self._by_source(keys):
+            found.update(getattr(source, method)(own, chosen))
+        return {name: found[name] for name in keys}
+
+
+# --- several messages --------------------------------------------------------------------------
+
+
+def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
+    """The rows of several messages, given as lists of frames or as blobs, opened together.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        WireFormatError: One is damaged, or not the message of a batch; it is said which.
+    """
+    # The caller may change lists of frames before a column is read.
+    sources = [list(source) if isinstance(source, list) else source for source in sources]
+    stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
+    counts = np.zeros(len(sources), dtype=np.int64)
+    for stack in stacks:
+        if stack.node.kind is not Kind.TENSORDICT or stack.node.fields[0] != 1:
+            # Batches in dicts, and such with more dims, each as it is.
+            return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+    firsts = sorted((int(stack.members[0]), stack.node.fields[-1]) for stack in stacks)
+    names = same_fields(firsts, where)
+    messages = Messages(counts, stacks, frames, range(len(sources)))
+    open_part = lambda i: open_one(i, sources[i])  # noqa: E731
+    return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: messages))
+
+
+def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
+    """The rows of several open batches, as chosen in each.
+
+    Raises:
+        ArgumentKeyError: They do not have the same columns.
+        ArgumentError: They differ in their batch dims after the first.
+    """
+    names = same_fields(enumerate(batch.fields for batch in batches), where)
+    first, parts = batches[0], []
+    inner = first.source.sizes[1:]
+    for i, batch in enumerate(batches):
+        source = batch.source
+        if source.sizes[1:] != inner:
+            raise ArgumentError(
+                "bad_shape",
+                f"{where} of batch {i}",
+                f"expected batch dims {list(inner)} after the first, like batch 0, "
+                f"found {list(source.sizes[1:])}",
+            )
+        if isinstance(source, JoinedRows) and batch.chosen is None:
+            parts += source.parts()
+        else:
+            parts.append(batch)
+    counts = list(map(len, parts))
+    find = lambda: _messages_of(parts)  # noqa: E731
+    return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first.source))
+
+
+def _messages_of(batches: Sequence[WireBatch]) -> Messages | None:
+    """The messages of batches; None if not all of them are in memory."""
+    known: dict[int, int] = {}
+    sources: list[MessageColumns] = []
+    frames: list[Sequence[ByteArray]] = []
+    which = []
+    in_order = True
+    for batch in batches:
+        source = batch.source
+        number = known.setdefault(id(source), len(sources))
+        if number == len(sources):
+            if not isinstance(source, MessageColumns) or (held := source.frames) is None:
+                return None
+            sources.append(source)
+            frames.append(held)
+        which.append(number)
+        in_order = in_order and batch.chosen is None
+    counts = np.array([source.sizes[0] for source in sources], dtype=np.int64)
+    stacks = stacked((i, each.message.header, each.node) for i, each in enumerate(sources))
+    beside = any(source.beside for source in sources)
+    in_order = in_order and len(which) == len(sources)
+    return Messages(counts, stacks, Frames.of(frames), which, in_order=in_order, beside=beside)
+
+
+def readable(source: Any, where: str) -> Any:
+    """A batch of what `materialize` takes: a message in any form, several of them, or a batch."""
+    if isinstance(source, (WireBatch, TensorDictBase)):
+        return source
+    if isinstance(source, (list, tuple)) and source:
+        items = [type(item) for item in source]
+        if any(issubclass(kind, (list, tuple)) for kind in items):
+            if all(issubclass(kind, (list, tuple)) for kind in items):
+                return join_messages(source, where)
+            source = [
+                item if isinstance(item, WireBatch) else open_one(i, item)
+                for i, item in enumerate(source)
+            ]
+            items = [WireBatch]
+        if all(issubclass(kind, WireBatch) for kind in items):
+            return join_rows(source, where)
+        return open_whole(source, where)
+    if isinstance(source, (bytes, bytearray, memoryview, np.ndarray, torch.Tensor)):
+        return open_whole(source, where)
+    raise ArgumentTypeError(
+        "bad_type",
+        where,
+        "expected a TensorDict, a message (its frames, a blob, or a WireBatch), or a list of "
+        f"messages, found {describe(source)}",
+    )
+
+
+def open_one(index: int, source: Any) -> WireBatch:
+    """One of several messages, opened; an error says which it is."""
+    with in_message(index):
+        return open_whole(source, f"message {index}")
+
+
+# --- public -------------------------------------------------------------------------------------
+
+
+def concat_rows(batches: Iterable[B]) -> B:
+    """The rows of several batches, one batch after the other.
+
+    Args:
+        batches: At least one; all of one kind and with the same columns, in any order. As for
+            `select_rows`; the rows of `WireBatch`es are read if there are batches of other kinds
+            among them.
+
+    Returns:
+        A batch of the same kind; the batches are untouched. Of `WireBatch`es it is a `WireBatch`
+        over all of them: nothing is read or copied until a column is asked for. Of the others
+        every column is copied once. Columns of equal row lengths share one offsets tensor. A
+        non-tensor payload of the whole batch stays one if all batches have the same, bit for
+        bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is what all have.
+
+    Raises:
+        ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
+            device or the shape of a row (nothing is promoted or guessed).
+        ArgumentKeyError: A batch lacks a column of another; both are named.
+        ArgumentTypeError: Batches or columns are not of one kind.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import concat_rows, pack_jagged_fields
+        >>> def batch(*rows):
+        ...     ids = torch.tensor(rows)
+        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
+        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
+        >>> [row.tolist() for row in both["ids"].unbind()]
+        [[5, 6], [7, 8, 9], [3, 4]]
+    """
+    where = "concat_rows"
+    listed = batches
+    if not isinstance(batches, (TensorDictBase, dict, WireBatch)):
+        listed = list(batches)
+        if listed and all(isinstance(batch, WireBatch) for batch in listed):
+            return join_rows(listed, where)  # type: ignore[return-value, arg-type]
+    joined: B = concat_batches(listed, where)
+    return joined
+
+
+def join_columns(batches: Iterable[Any], *, replace: bool = False) -> WireBatch:
+    """Messages with other columns of the same rows, side by side: what a worker wrote back.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, join_columns, materialize
+        >>> lengths = torch.tensor([2, 3])
+        >>> rollout = encode_fields({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=lengths)
+        >>> scores = encode_fields({"logprobs": torch.ones(2, 3)}, lengths=lengths)
+        >>> both = join_columns([rollout, scores])
+        >>> both.fields, materialize(both)["logprobs"].tolist()
+        (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+
+    Args:
+        batches: Open messages, or the frames or the blob of each; at least one.
+        replace: Let columns of later messages take the place of those of the same name.
+
+    Returns:
+        A `WireBatch` over all of them. Nothing is copied, and of the payloads only the row
+        lengths of jagged columns are read. Its `meta` is what all of them agree on.
+
+    Raises:
+        ArgumentError: There is no message, they differ in their number of rows, a jagged column
+            has row lengths that none of the first message has (the row is named), or two have a
+            column of the same name.
+        ArgumentTypeError: `batches` is one message.
+        WireFormatError: One is damaged; it is said which.
+    """
+    where = "join_columns"
+    listed = _several(batches, where)
+    opened = [
+        batch if isinstance(batch, WireBatch) else open_one(i, batch)
+        for i, batch in enumerate(listed)
+    ]
+    # Rows that were chosen of one are not those that will be chosen of the others.
+    opened = [batch if batch.chosen is None else join_rows([batch], where) for batch in opened]
+    first = opened[0]
+    known = [(n, lengths) for n in first.fields if (lengths := first.row_lengths(n)) is not None]
+    columns: dict[str, Any] = {}
+    for i, batch in enumerate(opened):
+        if len(batch) != len(first):
+            raise ArgumentError(
+                "row_mismatch",
+                f"{where}(batches[{i}])",
+                f"expected {len(first)} rows, like the first message, found {len(batch)}",
+            )
+        for name in batch.fields:
+            path = f"{where}(batches[{i}])[{name!r}]"
+            if name in columns and not replace:
+                raise ArgumentError(
+                    "conflict",
+                    path,
+                    "expected a new name, found a column of it in an earlier message; pass "
+                    "replace=True, or select the others",
+                )
+            lengths = batch.row_lengths(name) if i and known else None
+            if lengths is not None and not any(np.array_equal(lengths, k) for _, k in known):
+                of_first, expected = known[0]
+                row = int(np.flatnonzero(lengths != expected)[0])
+                raise ArgumentError(
+                    "bad_length",
+                    f"{path}, row {row}",
+                    f"expected {expected[row]} tokens like {of_first!r} of the first message, "
+                    f"found {lengths[row]}",
+                )
+            columns[name] = batch.source, batch.column_keys[name]
+    return WireBatch(JoinedColumns(columns, opened))
+
+
+def _several(batches: Iterable[Any], where: str) -> list[Any]:
+    one = isinstance(batches, (WireBatch, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
+    listed = [] if one else list(batches)
+    if one or any(isinstance(item, (bytes, bytearray, memoryview)) for item in listed[:1]):
+        raise ArgumentTypeError(
+            "bad_type", f"{where}(batches)", "expected a list of messages, found one message"
+        )
+    if not listed:
+        raise ArgumentError("bad_option", f"{where}(batches)", "expected messages, found none")
+    return listed
