@@ -25,7 +25,7 @@ from tensordict.base import TensorDictBase
 
 from jagcodec.batch.join import join_messages
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
-from jagcodec.wire import blobs, decoder, elide, lazy
+from jagcodec.wire import blobs, decoder, elide, wire_batch
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
@@ -47,7 +47,7 @@ def decode(message: Any, **options: Any) -> Any:
 
 def open_wire(message: Any) -> Any:
     """As the library's, within `LIMITS`."""
-    return lazy.open_wire(message, limits=LIMITS)
+    return wire_batch.open_wire(message, limits=LIMITS)
 
 
 def load(path: Path, **options: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import Frames, Stack, of_message
+from jagcodec.wire.stacked import Frames, Stack
 
 
 class Place(NamedTuple):
@@ -264,12 +264,3 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
                 f"{'missing' if name in first else 'besides'}; select the ones that all have",
             )
     return first or ()
-
-
-@contextmanager
-def in_message(index: int) -> Iterator[None]:
-    """Errors inside name the message."""
-    try:
-        yield
-    except WireFormatError as error:
-        raise of_message(index, error) from error
