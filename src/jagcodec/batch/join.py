@@ -183,7 +183,7 @@ class JoinedRows(ColumnSource):
             if place is None:
                 for i in range(len(self._counts)):
                     names |= dict.fromkeys(self._part(i).select([name]).narrow_names())
-            elif place.stored.any():
+            elif place.narrow:
                 names[name,] = None
         return list(names)
 
