@@ -24,7 +24,8 @@ from typing import Literal, TypeAlias
 
 from jagcodec import ArgumentError, JagcodecError, padding_tax
 from jagcodec.cli.arguments import positive
-from jagcodec.cli.lengths import add_lengths_options, read_lengths
+from jagcodec.cli.tax import lengths_of
+from jagcodec.data import rollout_table
 
 Form: TypeAlias = Literal["padded", "packed"]
 FORMS: tuple[Form, Form] = ("padded", "packed")
@@ -359,13 +360,30 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _lengths(file: Path | None) -> list[int]:
+    if file is not None:
+        return lengths_of(file.read_bytes(), str(file))
+    found = rollout_table()
+    print(f"lengths: {found.source}; tokens by {found.tokenizer}")
+    return [int(length) for length in found.lengths]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling_model",
         description="Say what a step of many GPUs moves and waits for, padded and packed. This is "
         "a model: docs/scaling.md says what it leaves out.",
     )
-    add_lengths_options(parser)
+    parser.add_argument(
+        "--lengths",
+        metavar="FILE",
+        type=Path,
+        help="a JSON list of tokens per row; by default, real GSM8K rollouts",
+    )
+    parser.add_argument(
+        "--width", metavar="S", type=positive, help="width of the rectangle; by default, the "
+        "longest row",
+    )  # fmt: skip
     parser.add_argument(
         "--rows",
         metavar="N",
@@ -423,7 +441,7 @@ def _answer(options: argparse.Namespace) -> str:
         store_nodes=options.store_nodes,
         store_cores=options.store_cores,
     )
-    lengths = read_lengths(options.lengths)
+    lengths = _lengths(options.lengths)
     workload = Workload(
         rows=options.rows or len(lengths),
         width=options.width or max(lengths, default=0),

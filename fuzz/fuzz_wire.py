@@ -40,8 +40,7 @@ _NOT_READERS = [
     "jagcodec.wire.tensor_views",
     "jagcodec.pack.columns",
     "jagcodec.pack.masked",
-    "jagcodec.batch.padding_tax",
-    "jagcodec.batch.tax_report",
+    "jagcodec.batch.tax",
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     # With the modules of jagcodec that it needs: the package itself imports none.

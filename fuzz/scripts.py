@@ -39,7 +39,6 @@ from jagcodec.wire.registry import register_type
 from jagcodec.wire.schema import FORMS, PER_KEY, numpy_itemsize
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
-    COMPRESSED_LAYOUTS,
     INDIRECT,
     MAGIC,
     NO_INDEX,
@@ -233,9 +232,9 @@ def _values() -> list[tuple[Any, dict[str, bool]]]:
         torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 4)]),
         sparse.to_sparse(),
         torch.sparse_coo_tensor(torch.tensor([[1, 0, 1]]), torch.ones(3), (2,)),
-        sparse.to_sparse_csr(),
-        sparse.to_sparse_csc(),
-        sparse.to_sparse_bsr((1, 2)),
+        sparse.to_sparse(1),
+        sparse.to_sparse().to(torch.int8),
+        torch.ones(2, 2, dtype=torch.bool).to_sparse(),
         [torch.Size([2, 3]), torch.float32, torch.device("cpu")],
         [base[0:3], base[3:4], base[4:9]],
         TensorDict({"a": torch.ones(2, 3), "n": TensorDict({}, [2]), "t": "text"}, [2]),
@@ -423,7 +422,6 @@ _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "name": lambda s, d: s.pick(("fuzz.Sampling", *_PLAIN_NAMES, "load", "os.system")),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
-    "layout": lambda s, d: s.pick(COMPRESSED_LAYOUTS),
     "state": lambda s, d: (
         {"temperature": _document(s, d), "stop": 1}
         if (odd := s.byte()) < 96
@@ -463,10 +461,9 @@ _GROUPS = ([0, 0, 3, 0, 3], [0, 32, 1, 1, 1], [0, 192, 2, 0, 0], [0, 0, 0, 0, 0]
 
 _ALL_KINDS = tuple(FORMS)
 _STACKS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
-_DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO, Kind.SPARSE_COMPRESSED)
+_DENSE = (Kind.TENSOR, Kind.JAGGED, Kind.STRIDED_NESTED, Kind.SPARSE_COO)
 _LEAVES = (*_DENSE, Kind.TENSORDICT, Kind.LAZY_STACK, *_STACKS)
 _MEMBERS: dict[Kind, tuple[Kind, ...]] = {
-    Kind.SPARSE_COMPRESSED: (Kind.TENSOR,),
     Kind.TENSORDICT: _LEAVES,
     Kind.LAZY_STACK: (Kind.TENSORDICT, Kind.LAZY_STACK),
     Kind.NON_TENSOR_STACK: _STACKS,
@@ -739,7 +736,7 @@ def _changed(s: Script, old: Any) -> Any:
         key = list(old)[op % len(old)]
         return {**old, key: _changed(s, old[key])}
     if isinstance(old, str) and op < 192:
-        return s.pick((*_TORCH_NAMES, *_NUMPY_NAMES, *_KEYS, *COMPRESSED_LAYOUTS))
+        return s.pick((*_TORCH_NAMES, *_NUMPY_NAMES, *_KEYS))
     if isinstance(old, int) and op < 192:
         return s.number(8)
     return _document(s)

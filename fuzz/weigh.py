@@ -93,7 +93,7 @@ _ARRAYS = [
 _TENSORS = [
     *("uint8 [1]", "no cells [1]", "bits [1]", "narrow [1]", "strided (1,) [1]"),
     *("strided (0,) [1]", "sparse [1]", "sparse coalesced [1]", "sparse bits [1]"),
-    *("sparse, no cells [1]", "csr [1]", "bsr [1]"),
+    "sparse, no cells [1]",
 ]
 _JAGGED = [
     [beside("jagged, shared empty group [1]"), beside("jagged bits [1]")],

@@ -80,7 +80,6 @@ WORD = "y" * 40 + EVIL
         lambda text: message(array(text)),
         lambda text: message(node("USER", text, children=[1])),
         lambda text: message(node("TENSORDICT", 1, [text, text], numbers=[1])),
-        lambda text: message(node("SPARSE_COMPRESSED", text, 0, children=[1, 1, 1])),
         lambda text: message({text: user("range", 0, 1, 0)}),
         lambda text: message(user("torch.device", text, None)),
         lambda text: message(record("USER", "torch.dtype", text)),

@@ -529,7 +529,7 @@ def test_damage_of_a_step_is_found_and_the_step_named(tmp_path):
 
 def test_limits_hold_for_every_step(tmp_path):
     record(tmp_path, [0])
-    reader = RecordReader(tmp_path, limits=Limits(columns=1))
+    reader = RecordReader(tmp_path, limits=Limits(objects=1))
     for look in (reader.open, reader.read):
         with pytest.raises(WireFormatError) as caught:
             look(0)

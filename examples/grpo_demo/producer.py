@@ -88,6 +88,6 @@ def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
         owed,
         compared,
         columns=len(fields),
-        wire_bytes=tax.wire_bytes,
+        wire_bytes=tax.total.wire_bytes,
         padding_tax=str(tax),
     )

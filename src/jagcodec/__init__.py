@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from jagcodec.batch.join import concat_rows, join_columns
     from jagcodec.batch.materialize import materialize
     from jagcodec.batch.options import Layout, PaddingSide
-    from jagcodec.batch.padding_tax import padding_tax
     from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
-    from jagcodec.batch.tax_report import tax_report
+    from jagcodec.batch.tax import padding_tax
     from jagcodec.batch.to_rows import RowsAs, to_rows
     from jagcodec.errors import (
         ArgumentError,
@@ -115,7 +114,6 @@ __all__ = [
     "select_rows",
     "split_rows",
     "stack_or_nest",
-    "tax_report",
     "to_blob",
     "to_nested_by_length",
     "to_rows",
@@ -129,9 +127,8 @@ _HOMES = {
     "batch.join": "concat_rows join_columns",
     "batch.materialize": "materialize",
     "batch.options": "Layout PaddingSide",
-    "batch.padding_tax": "padding_tax",
     "batch.rows": "balance_rows repeat_rows select_rows split_rows",
-    "batch.tax_report": "tax_report",
+    "batch.tax": "padding_tax",
     "batch.to_rows": "RowsAs to_rows",
     "errors": (
         "ArgumentError ArgumentIndexError ArgumentKeyError ArgumentTypeError JagcodecError "

@@ -177,10 +177,7 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
-    value = batch
-    if isinstance(batch, WireBatch):
-        value, options = batch.to_encode(), {"meta": batch.meta or None, **options}
-    frames = encode(value, **options)
+    frames = encode(batch, **options)
     try:
         open_wire(frames, limits=NO_LIMITS)
     except WireFormatError as error:
@@ -231,6 +228,10 @@ class RecordReader:
     def steps(self) -> tuple[int, ...]:
         """The numbers of the steps that are there now, oldest first."""
         return tuple(_steps_in(self._directory))
+
+    def file(self, step: int) -> str:
+        """The path of a step's file, whether or not it is there."""
+        return os.path.join(self._directory, _file_name(_step(step, "RecordReader.file(step)")))
 
     def open(self, step: int, *, device: torch.device | str | None = None) -> WireBatch:
         """The batch of a step as `open_wire` opens a file: columns are read when asked for.

@@ -1,4 +1,4 @@
-"""Commands beside `tax`: what they print, what they refuse, and how they end."""
+"""Commands: what they print, what they refuse, and how they end."""
 
 import io
 import json
@@ -11,10 +11,18 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import BatchedDataDict, cli, dump, pack_jagged_fields
+from jagcodec import (
+    BatchedDataDict,
+    __version__,
+    cli,
+    dump,
+    encode,
+    pack_jagged_fields,
+    padding_tax,
+    to_blob,
+)
 from jagcodec.cli.text import cells_text
-from jagcodec.data import rollout_table
-from tests.helpers import ROOT
+from jagcodec.record import RecordWriter
 
 LENGTHS = [3, 5, 1, 5]
 COLUMNS = {
@@ -52,25 +60,30 @@ def test_inspect_prints_columns_rows_and_bytes(run, file):
     assert lines[0] == (
         f"{file}: TensorDict of 4 rows, {file.stat().st_size} B in 2 frames; checksums verified"
     )
+    assert lines[1].startswith("encode(..., narrow=True) saves ")
+    assert lines[2] == (
+        "As rectangles the columns take 256 B: 70.0% of the padded cells are tokens."
+    )
+    names = [line.split()[0] for line in lines[3:7]]
+    assert names == ["column", "ids", "logprobs", "reward"]  # by size
     ids = next(line for line in lines if line.startswith("ids "))
     assert ids.split()[:5] == ["ids", "jagged", "int64", "[4,", "*]"]
     assert "112" in ids.split()
     assert "meta: step" in lines
     assert "rows of ids, logprobs: 1 to 5 tokens, mean 3.5, median 4.0, 14 in all" in lines
-    assert any(line.startswith("taxes: padding 28.1% of 256 B as rectangles") for line in lines)
 
 
 def test_inspect_of_one_row_and_chosen_columns(run, file):
     status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward")
     assert status == 0
-    assert out == "row 1\nids     [ 6000 7000 8000 9000 10000]\nreward  1.0\n"
+    assert out == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward", "--json")
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
     assert json.loads(out) == {"row": 1, "columns": expected}
     status, out, _ = run("inspect", file, "--columns", "reward", "--no-taxes")
     assert "reward" in out
     assert "ids" not in out
-    assert "taxes" not in out
+    assert "saves" not in out
 
 
 def test_json_of_chosen_columns_has_no_others(run, tmp_path):
@@ -86,7 +99,154 @@ def test_inspect_reads_standard_input(run, file, monkeypatch):
     status, out, _ = run("inspect", "-", "--json")
     assert status == 0
     assert json.loads(out)["file"] == "standard input"
-    assert json.loads(out)["taxes"]["rows"] == 4
+    assert json.loads(out)["tax"]["rows"] == 4
+
+
+def test_inspect_says_which_options_a_message_has(run, tmp_path):
+    path = tmp_path / "narrow.jag"
+    dump(batch(), path, narrow=True)
+    lines = run("inspect", path)[1].splitlines()
+    assert lines[0].endswith("in 2 frames, with narrow; no checksums")
+    assert lines[1].endswith(" of the bytes. This message has narrow=True.")
+    assert "stored" in lines[3]
+
+
+def test_all_cells_of_a_row(run, tmp_path):
+    path = tmp_path / "long.jag"
+    dump(
+        TensorDict(
+            {"ids": torch.arange(3000).view(1, 3000), "text": NonTensorStack("x" * 999)}, [1]
+        ),
+        path,
+    )
+    short = run("inspect", path, "--row", 0)[1]
+    assert "[0 1 2 3 ... 2996 2997 2998 2999]" in short
+    assert len(short) < 400
+    whole = run("inspect", path, "--row", 0, "--all")[1]
+    assert f"[{' '.join(map(str, range(3000)))}]" in whole
+    assert repr("x" * 999) in whole
+
+
+def test_inspect_of_a_record_lists_its_steps(run, tmp_path):
+    with RecordWriter(tmp_path / "steps", keep=2) as writer:
+        for step in (1, 20, 300):
+            writer.write(step, batch())
+    status, out, _ = run("inspect", tmp_path / "steps")
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 0
+    assert out.startswith(f"{tmp_path / 'steps'}: a record of 2 steps\n")
+    assert lines[1] == ["step", "rows", "bytes", "file"]
+    files = [str(tmp_path / "steps" / f"step-{step:010d}.jag") for step in (20, 300)]
+    assert [(line[0], line[1], line[3]) for line in lines[2:]] == [
+        ("20", "4", files[0]),
+        ("300", "4", files[1]),
+    ]
+    found = json.loads(run("inspect", tmp_path / "steps", "--json")[1])
+    assert [step["step"] for step in found["steps"]] == [20, 300]
+    assert run("inspect", files[0])[0] == 0
+
+
+@pytest.mark.parametrize("arguments", [["--all"], ["--all", "--columns", "ids"]])
+def test_all_is_for_a_row(file, capsys, arguments):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["inspect", str(file), *arguments])
+    assert left.value.code == 2
+    assert "expected --row N with --all" in capsys.readouterr().err
+
+
+def test_no_command_prints_help(run):
+    status, out, err = run()
+    assert (status, err) == (0, "")
+    assert out.startswith("usage: jagcodec")
+    assert "inspect" in out
+
+
+# --- tax ---------------------------------------------------------------------------------------
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("data", [b"[1, 2, 9]", npy(np.array([1, 2, 9]))])
+@pytest.mark.parametrize("standard_input", [False, True])
+def test_tax_of_lengths(run, tmp_path, monkeypatch, data, standard_input):
+    path = tmp_path / "lengths"
+    path.write_bytes(data)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    name = "-" if standard_input else path
+    status, out, _ = run("tax", name)
+    assert status == 0
+    assert out == f"{padding_tax([1, 2, 9])}\n"
+    assert out.splitlines()[2].split() == ["tokens", "jagged", "216", "96", "55.6%"]
+    if not standard_input:
+        found = json.loads(run("tax", name, "--width", 12, "--json")[1])
+        assert found["total"]["padded_bytes"] == 3 * 12 * 8
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "expected a JSON list of whole numbers, or .npy; "),
+        (b"[1, 2", "expected a JSON list of whole numbers"),
+        (b"[" * 100_000, "expected a JSON list of whole numbers"),
+        (b'{"a": 1}', "expected a JSON list of whole numbers, or .npy; found a dict of 1"),
+        (b"7.5", "found 7.5"),
+        (b"\xff\xfe\x00", "expected a JSON list of whole numbers"),
+        (b"[1, 2.5]", "row 1: expected a whole number of tokens, found 2.5"),
+        (b"[true]", "row 0: expected a whole number of tokens, found True"),
+        (b'[1, "\\u001b[31m"]', "row 1: expected a whole number of tokens"),
+        (b"[3, -1]", "row 1: expected a length of 0 or more, found -1"),
+        (b"[100000000000000000000]", "expected"),
+        (npy(np.ones((2, 2), dtype=int)), "expected (N,) integers"),
+        (npy(np.ones(2)), "expected (N,) integers"),
+        (npy(np.ones(2))[:-3], "expected a .npy of lengths"),
+        (npy(np.array([None])), "expected a .npy of lengths"),
+        (bytes(to_blob(encode(1))), "found a message; use jagcodec inspect"),
+    ],
+)
+def test_tax_of_a_file_without_lengths(run, tmp_path, data, said):
+    path = tmp_path / "lengths"
+    path.write_bytes(data)
+    status, out, err = run("tax", path)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"jagcodec: error: {path}")
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+    assert said in err
+
+
+def test_tax_of_rows_that_are_wider_than_the_width(run, tmp_path):
+    path = tmp_path / "lengths.json"
+    path.write_text("[3, 9]")
+    assert "expected rows of at most 4 tokens, found 9" in run("tax", path, "--width", 4)[2]
+
+
+def test_interrupted(run, tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    (tmp_path / "lengths").write_text("[1]")
+    monkeypatch.setattr("jagcodec.batch.tax.padding_tax", interrupted)
+    assert run("tax", tmp_path / "lengths") == (130, "", "jagcodec: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["wash"], ["bench"], ["tax"], ["tax", "x", "--width", "0"], ["tax", "x", "--width", "x"]],
+)
+def test_arguments_that_do_not_parse(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+    assert ": error: " in capsys.readouterr().err
+
+
+def test_the_module_runs():
+    done = jagcodec("--version")
+    assert (done.returncode, done.stdout.decode().strip()) == (0, f"jagcodec {__version__}")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +255,7 @@ def test_inspect_reads_standard_input(run, file, monkeypatch):
         (["inspect", "FILE", "--row", "4"], "batch.jag: expected rows of 0 to 3, found 4"),
         (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
         (["inspect", "NOWHERE"], "No such file"),
-        (["inspect", "FOLDER"], "Is a directory"),
+        (["verify", "FOLDER"], "Is a directory"),
         (["inspect", "TEXT"], "preamble: expected 24 bytes, found 7"),
         (["inspect", "CUT"], "expected a blob of at least"),
         (["inspect", "DAMAGED"], "expected a CRC-32"),
@@ -104,10 +264,8 @@ def test_inspect_reads_standard_input(run, file, monkeypatch):
         (["diff", "FILE", "FILE", "--columns", "nothing"], "found 'nothing'"),
         (["export", "DAMAGED", "x.jsonl"], "expected a CRC-32"),
         (["export", "FILE", "x.jsonl", "--columns", "nothing"], "found 'nothing'"),
-        (["bench", "TEXT"], "expected a whole number of tokens"),
-        (["tax", "FILE", "--columns", "ids:int64"], "expected lengths of rows, found a message"),
-        (["tax", "--plot", "x.doc"], "expected"),
-        (["bench", "--plot", "x.doc"], "expected"),
+        (["tax", "NOWHERE"], "No such file"),
+        (["tax", "FOLDER"], "Is a directory"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said):
@@ -225,83 +383,13 @@ def test_export_names_the_endings(run, file, capsys, name):
     assert "an ending of .parquet, .arrow, .jsonl" in capsys.readouterr().err
 
 
-def test_tax_of_columns_and_of_the_table_that_comes_with_the_package(run):
-    table = ROOT / "src/jagcodec/data/gsm8k_rollout_lengths.json"
-    lengths = rollout_table().lengths
-    for arguments in (["tax", table], ["tax", "--lengths", table]):
-        status, out, _ = run(*arguments, "--columns", "ids:int64,logprobs:bf16", "--json")
-        assert status == 0
-        found = json.loads(out)
-        assert [column["name"] for column in found["columns"]] == ["ids", "logprobs"]
-        cells = len(lengths) * int(lengths.max())
-        assert [c["padded_bytes"] for c in found["columns"]] == [8 * cells, 2 * cells]
-        assert [c["jagged_bytes"] for c in found["columns"]] == [
-            8 * int(lengths.sum()),
-            2 * int(lengths.sum()),
-        ]
-        assert found["padded_bytes"] == 10 * cells
-
-
-@pytest.mark.parametrize("text", ["ids", "ids:int65", ":int64", "ids:int64,ids:int8"])
-def test_columns_that_do_not_parse(text, capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(["tax", "--columns", text])
-    assert left.value.code == 2
-    assert "such as ids:int64,logprobs:bf16" in capsys.readouterr().err
-
-
-def test_bench_of_given_lengths(run, tmp_path, file):
-    lengths = tmp_path / "lengths"
-    lengths.write_text("3 5 1 5")
-    status, out, _ = run(
-        *("bench", lengths, "--rounds", 2, "--columns", "ids:i64,lp:bf16,mask:bool", "--json")
-    )
-    assert status == 0
-    found = json.loads(out)
-    assert (found["rows"], found["tokens"], found["width"]) == (4, 14, 5)
-    ways = {way["way"]: way for way in found["ways"]}
-    assert {"jagcodec", "padded pickle", "pickle out of band"} <= set(ways)
-    for way in ways.values():
-        assert way["bytes"] > 14 * 11
-        assert 0 < way["whole"] < 60
-    # Names that not every format takes.
-    status, out, _ = run("bench", lengths, "--rounds", 1, "--columns", "__metadata__:i8,\udcff:i8")
-    assert (status, out.splitlines()[-1]) == (0, "results are equal bit for bit")
-    status, out, _ = run("bench", file, "--rounds", 1, "--width", 9)
-    assert status == 0
-    assert out.startswith("4 rows of 14 tokens, width 9, 38.9% full; 4 columns, 1 round, medians")
-    assert out.endswith("results are equal bit for bit\n")
-
-
-def test_a_way_that_brings_back_something_else_is_found():
-    from jagcodec.cli.arguments import TokenColumn
-    from jagcodec.cli.trips import Way, WrongResultError, make_columns, timed_trips, ways_of
-
-    columns = make_columns(LENGTHS, 6, [TokenColumn("ids", "int64")])
-    (way, *_) = ways_of(columns, LENGTHS, 6)
-    wrong = Way("wrong", way.write, lambda got: {"ids": columns["ids"] + 1})
-    with pytest.raises(WrongResultError, match="wrong: expected what was sent in 'ids'"):
-        timed_trips([way, wrong], columns, 1, iter)
-
-
-@pytest.mark.parametrize("command", ["tax", "bench"])
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_charts(run, tmp_path, command, ending):
-    pytest.importorskip("matplotlib")
-    lengths, chart = tmp_path / "lengths", tmp_path / f"chart.{ending}"
-    lengths.write_text("3 5 1 5")
-    assert run(command, lengths, "--plot", chart, "--columns", "a$b:int64")[0] == 0
-    start = {"png": b"\x89PNG", "svg": b"<?xml"}[ending]
-    assert chart.read_bytes().startswith(start)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (torch.arange(100), "[ 0 1 2 3 ... 96 97 98 99]"),
-        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "[ 1.5 -2. ]"),
+        (torch.arange(100), "[0 1 2 3 ... 96 97 98 99]"),
+        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "[1.5 -2. ]"),
         (torch.tensor(1.5).to(torch.float8_e5m2), "1.5"),
-        (np.array([True, False]), "[ True False]"),
+        (np.array([True, False]), "[True False]"),
         ("a\x1b[31m", "'a\\x1b[31m'"),
         ({"role": "user"}, "{'role': 'user'}"),
         (np.array("a\x1b\n"), "a\\x1b\\n"),
@@ -329,15 +417,6 @@ def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
     status, out, _ = run("diff", one, other)
     assert status == 1
     assert "an int of 16610 bits" in out
-
-
-def test_what_is_too_large_for_the_memory_is_one_line(run, tmp_path):
-    lengths = tmp_path / "lengths"
-    for length in (1 << 50, 1 << 63, 1 << 70):
-        lengths.write_text(f"[{length}]")
-        status, out, err = run("bench", lengths)
-        assert (status, out) == (2, "")
-        assert err == "jagcodec: error: there is not enough memory for it\n"
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout"])
@@ -387,7 +466,7 @@ def test_what_never_ends_is_no_message(run, command):
 
 
 def test_every_command_has_help(capsys):
-    for command in ("inspect", "diff", "verify", "export", "tax", "bench"):
+    for command in ("inspect", "diff", "verify", "export", "tax", "doctor"):
         with pytest.raises(SystemExit) as left:
             cli.main([command, "--help"])
         assert left.value.code == 0

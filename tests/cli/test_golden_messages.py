@@ -10,6 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import WireFormatError, cli, dump, encode, to_blob
 from jagcodec.batch.describe import check_message, describe_message
+from jagcodec.cli.text import size_text
 from tests.wire import corpus
 from tests.wire.test_golden import NAMES, Point, load, message_of
 
@@ -47,7 +48,7 @@ def test_every_golden_message_is_described(name, run, stored):
     path = stored(name)
     status, out, err = run("inspect", path)
     assert (status, err) == (0, "")
-    assert f"{path.stat().st_size:,} B in" in out
+    assert f"{size_text(path.stat().st_size)} in" in out
     status, out, err = run("inspect", path, "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)

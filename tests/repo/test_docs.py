@@ -177,12 +177,13 @@ def test_wire_format_lists_every_number_of_a_run():
     assert f"If `index_buffer` is {spec.NO_INDEX}, there is no index" in text
 
 
-def test_wire_format_says_how_much_indirect_columns_may_take():
+def test_wire_format_says_how_much_a_message_may_ask_for():
     text = " ".join(page("docs/wire-format.md").split())
     default = jagcodec.Limits().expanded
     assert f"at most {spec.EXPANSION} times the bytes of the message" in text
-    assert f"NON_TENSOR_ROWS, {spec.DOCUMENT_COST} times their bytes." in text
-    assert f"a {spec.DOCUMENT_COST}th of what the reader allows besides" in text
+    assert f"{spec.EXPANSION} for each byte of documents" in text
+    assert f"a {spec.EXPANSION}th of what the reader allows besides" in text
+    assert f"{spec.ROW_COST} for each row of each of its runs" in text
     assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes)." in text
     assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")
 

@@ -34,7 +34,6 @@ FRONT_DOOR = {
     "repeat_rows",
     *("response_from_nested", "select_rows", "split_rows", "stack_or_nest"),
     *(
-        "tax_report",
         "to_blob",
         "to_nested_by_length",
         "unpack_masked_fields",

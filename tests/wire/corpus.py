@@ -114,19 +114,6 @@ def pairs(keys):
     return [part for key in keys for part in (key, None)]
 
 
-def csr(layout="sparse_csr", plain=1, stored=0):
-    """A compressed sparse tensor of 1 x 3 with one cell."""
-    parts = [
-        tensor("int64", [2], 0, 0),
-        tensor("int64", [1], 0, 16, stored),
-        tensor("uint8", [1], 0, 24),
-    ]
-    return message(
-        node("SPARSE_COMPRESSED", layout, 2, numbers=[1, 3], children=parts),
-        int64s(0, 1, plain) + b"\7",
-    )
-
-
 # A batch whose message lies in a row, between a document and a document.
 INNER = message(tensor(shape=[3]), b"\1\2\3")
 
@@ -528,10 +515,10 @@ BAD = {
     "stack_dim_true": ("bad_record", "a stack dim that is a bool", of_schema([68, True])),
     "stack_dim_name": ("bad_record", "a stack with a name of its dim", of_schema([65, 0, "a"])),
     "user_name": ("bad_record", "an integer for a type's name", of_schema([80, 1, None])),
-    "layout": (
-        "bad_record",
-        "a layout to come",
-        of_schema([52, "strided", 1, None, None, None]),
+    "sparse_compressed": (
+        "unknown_kind",
+        "the code of a compressed sparse tensor",
+        of_schema([52, "sparse_csr", 1, None, None, None]),
     ),
     "ragged_dim_0": ("bad_record", "a ragged dim of 0", of_schema([49, "uint8", 1, 0])),
     "ragged_dim_2": ("bad_record", "a ragged dim past the values", of_schema([49, "uint8", 1, 2])),
@@ -1222,12 +1209,6 @@ BAD = {
         "a list for indices",
         message(sparse(list_of(), tensor(shape=[0]))),
     ),
-    "sparse_column": ("bad_sparse", "a column of 3 in a dim of 3", csr(plain=3)),
-    "sparse_compressed_narrow": (
-        "bad_value",
-        "narrow indices of a compressed tensor",
-        csr(stored=0x14),
-    ),
     "leaf": ("bad_value", "an integer for a leaf", message(batch(5))),
     "leaf_array": (
         "bad_value",
@@ -1249,6 +1230,11 @@ BAD = {
         "bad_value",
         "no non-tensor members",
         message(node("NON_TENSOR_STACK", 0, children=[tensor()]), b"x"),
+    ),
+    "stack_of_nothing": (
+        "unknown_type",
+        "a stack of several dims without members, which had a name",
+        message(record("USER", "tensordict.NonTensorStack", record("TUPLE", [0, 2], 0))),
     ),
     "stacks_9_deep": ("too_deep", "9 stacks in each other", message(stacks_inside(9))),
     "non_tensor_stacks_9_deep": (

@@ -201,24 +201,6 @@ def _sparse_without_cells(f: Forge, i: int, rows: int) -> Part:
     return node("SPARSE_COO", 2, numbers=[0, rows, 2**40], children=[indices, values])
 
 
-def _csr(f: Forge, i: int, rows: int) -> Part:
-    parts = [
-        _part(f, "int32", struct.pack(f"<{rows + 1}i", *range(rows + 1)), rows + 1),
-        _part(f, "int32", bytes(4 * rows), rows),
-        _part(f, "uint8", bytes(rows), rows),
-    ]
-    return node("SPARSE_COMPRESSED", "sparse_csr", 2, numbers=[rows, 2], children=parts)
-
-
-def _bsr(f: Forge, i: int, rows: int) -> Part:
-    parts = [
-        _part(f, "int64", int64s(*range(rows + 1)), rows + 1),
-        _part(f, "int64", bytes(8 * rows), rows),
-        _part(f, "uint8", bytes(2 * rows), rows, 1, 2),
-    ]
-    return node("SPARSE_COMPRESSED", "sparse_bsr", 2, numbers=[rows, 4], children=parts)
-
-
 def _nested(*columns: Column) -> Column:
     def make(f: Forge, i: int, rows: int) -> Part:
         leaves = {f"c{j}": column(f, i, rows) for j, column in enumerate(columns)}
@@ -387,8 +369,6 @@ COLUMNS: dict[str, Column] = {
     "sparse coalesced": _sparse(1),
     "sparse bits": _sparse(0, stored=1),
     "sparse, no cells": _sparse_without_cells,
-    "csr": _csr,
-    "bsr": _bsr,
     "nested, empty": _nested(),
     "nested tensor": _nested(_tensor("uint8", 1)),
     "nested jagged, shared": _nested(_jagged_shared_empty),

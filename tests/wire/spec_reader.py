@@ -27,7 +27,6 @@ SIZES |= {"float16": 2, "float32": 4, "float64": 8, "float4_e2m1fn_x2": 1, "floa
 SIZES |= {f"float8_{name}": 1 for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 SIZES |= {"bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1}
 QUANTIZED = ("qint8", "qint32", "quint8", "quint4x2", "quint2x4")
-LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 # code: kind, fields, numbers, children (None: any number of them; "keys": one per key).
 NODES = {
@@ -42,7 +41,6 @@ NODES = {
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
     50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
     51: ("SPARSE_COO", "rank", "coalesced dims", 2),
-    52: ("SPARSE_COMPRESSED", "layout rank", "dims", 3),
     56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
     64: ("TENSORDICT", "rank keys", "dims", "keys"),
     65: ("LAZY_STACK", "stack_dim", "", None),
@@ -207,7 +205,6 @@ class Header:
         rank = count(fields.get("rank", 0), 65)
         need(1 <= count(fields.get("ragged_dim", 1)) <= max(rank, 1), "ragged dim")
         need(type(fields.get("name", "")) is str, "name")
-        need(fields.get("layout", "sparse_csr") in LAYOUTS, "layout")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
         if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
@@ -237,7 +234,7 @@ class Reader:
         check_frames(header, frames)
         need(not (in_row and header.compressed), "compressed in a row")
         self.header, self.payload, self.expanded = header, sum(header.sizes), 0
-        self.counted(self.payload)
+        self.counted(self.payload if header.compressed else 0)
         self.buffers = list(map(zstd, frames, header.sizes))
         self.in_row, self.made = in_row, 0
         self.depth, self.stacks = depth, 0
@@ -245,14 +242,14 @@ class Reader:
         self.unclaimed, self.stored = self.payload, []
         for buffer, offset, rows, low, high in header.groups:
             self.cells(buffer, offset, 8 * (rows + 1) if rows > 1 else 0)
+            self.counted(64 * 8 * (rows + 1) if rows > 1 else 0)
             need(low <= high and (rows or not high) and (rows != 1 or low == high), "min and max")
         self.value = self.node(header.schema)
 
     def counted(self, size):
-        """Counts bytes that are made of a compressed message."""
-        if self.header.compressed:
-            self.expanded += size
-            need(self.expanded <= 64 * self.header.total + (1 << 30), "too much")
+        """Counts bytes that are made of the message."""
+        self.expanded += size
+        need(self.expanded <= 64 * self.header.total + (1 << 26), "too much")
 
     def cells(self, buffer, offset, size):
         """The bytes at a place; all of them together are no more than the payload."""
@@ -329,7 +326,6 @@ class Reader:
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
-        self.counted(16 * size)
         if size > 0 and stored in (65, 129):
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
@@ -337,6 +333,7 @@ class Reader:
             data = self.indirect(*place, "uint8", 1, lengths, group, one_object=stored == 129)
         else:
             need(stored == 0 or not size, "documents are stored as they are")
+            self.counted(64 * size)
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
         return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
 
@@ -386,9 +383,7 @@ class Reader:
         """
         need(not self.in_row, "indirect columns in a row")
         step, total = cell * SIZES[dtype], sum(lengths)
-        self.expanded += total * step + 8 * len(lengths) * count
-        most = 64 * self.header.total
-        need(self.expanded <= most + (1 << 30), "too much")
+        self.counted(total * step + 32 * len(lengths) * count)
         table = self.integers(buffer, offset, 8 * count)
         rows, ends = [b""] * len(lengths), [0] * len(lengths)
         for own, at, offset, stored, cells, *index in zip(*[iter(table)] * 8, strict=True):
@@ -415,7 +410,7 @@ class Reader:
                 rows[i] += data[a * step : (a + n) * step]
                 ends[i] += n
         need(ends == lengths, "runs of other rows")
-        need(self.made <= most + (1 << 26), "too many documents")
+        need(self.made <= 64 * self.header.total + (1 << 20), "too many documents")
         return b"".join(rows)
 
     def shared(self, buffer, offset, stored, dtype, cells):
@@ -431,6 +426,7 @@ class Reader:
         self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
     ):
         data = self.cells(buffer, offset, cells * SIZES[dtype])
+        self.counted(64 * 8 * components * (rank or 1))
         sizes = self.integers(sizes_at, sizes_offset, components * (rank or 1))
         need(rank or all(size == 1 for size in sizes), "components")
         shapes = [shape_of(sizes[i * rank :][:rank]) for i in range(components)]
@@ -442,6 +438,7 @@ class Reader:
 
     def tensor_views(self, dtype, buffer, offset, bounds_at, bounds_offset, views, dims):
         dtype, dims, data = self.tensor(dtype, buffer, offset, 0, dims)
+        self.counted(64 * 16 * views)
         bounds = self.integers(bounds_at, bounds_offset, 2 * views)
         bounds = list(zip(bounds[:views], bounds[views:], strict=True))
         need(all(0 <= start <= end <= dims[0] for start, end in bounds), "views")
@@ -461,37 +458,6 @@ class Reader:
             keys = list(zip(*table.tolist(), strict=True)) if sparse else [()] * min(cells, 2)
             need(all(a < b for a, b in itertools.pairwise(keys)), "coalesced")
         return dims, indices, values, bool(coalesced)
-
-    def sparse_compressed(self, compressed, plain, values, layout, dims):
-        need(tensors(compressed, plain, values) and not any(self.stored[-3:-1]), "sparse")
-        need(compressed[1] == plain[1] and plain[1] in ("int32", "int64"), "indices")
-        batch = len(compressed[2]) - 1
-        need(batch >= 0 and batch + 2 <= len(dims) and len(plain[2]) == batch + 1, "batch")
-        cells, block = plain[2][-1], (1, 1)
-        if layout.startswith("sparse_b"):
-            block = values[2][batch + 1 : batch + 3]
-            need(len(block) == 2 and all(block), "block")
-        sides = dims[batch : batch + 2]
-        need(not any(dim % by for dim, by in zip(sides, block, strict=True)), "block")
-        lines, places = (dim // by for dim, by in zip(sides, block, strict=True))
-        if layout in ("sparse_csc", "sparse_bsc"):
-            lines, places = places, lines
-        need(compressed[2] == (*dims[:batch], lines + 1), "compressed")
-        need(plain[2][:batch] == dims[:batch], "plain")
-        own = block if layout.startswith("sparse_b") else ()
-        need(values[2] == (*plain[2], *own, *dims[batch + 2 :]), "values")
-        if math.prod(dims[:batch]):
-            kind = "<" + plain[1][0] + str(SIZES[plain[1]])
-            ends = np.frombuffer(compressed[3], kind).reshape(-1, lines + 1).tolist()
-            places_of = np.frombuffer(plain[3], kind).reshape(len(ends), cells).tolist()
-            for offsets, found in zip(ends, places_of, strict=True):
-                need(offsets[0] == 0 and offsets[-1] == cells, "compressed")
-                for start, end in itertools.pairwise(offsets):
-                    need(0 <= start <= end <= cells, "compressed")
-                    line = found[start:end]
-                    need(all(0 <= place < places for place in line), "plain")
-                    need(all(a < b for a, b in itertools.pairwise(line)), "plain")
-        return layout, dims, compressed, plain, values
 
     def batch_size(self, dims):
         """A batch size, which may count rows that nothing in the message shows."""
@@ -587,9 +553,9 @@ def batch_of(value):
         return stack_of(fields[-1], fields[0], (*NON_TENSORS, "TENSORDICT", "LAZY_STACK"))
     if kind == "NON_TENSOR_ROWS":
         return (len(fields[0]),)
-    leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR", "SPARSE_COMPRESSED")
+    leaves = ("TENSORDICT", "NON_TENSOR_DATA", "SPARSE_COO", "TENSOR")
     need(kind in leaves, "leaf")
-    return fields[1] if kind in ("TENSOR", "SPARSE_COMPRESSED") else fields[0]
+    return fields[1] if kind == "TENSOR" else fields[0]
 
 
 def stack_of(items, dim, kinds):

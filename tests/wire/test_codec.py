@@ -404,6 +404,18 @@ def test_dtypes_that_messages_do_not_have_are_refused_or_pickled(name):
     assert decode(encode([make()], default=str)) == [str(make())]
 
 
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+def test_compressed_sparse_tensors_are_refused_with_what_to_do(layout):
+    sizes = [(2, 2)] if layout.startswith("b") else []
+    tensor = getattr(torch.eye(4), f"to_sparse_{layout}")(*sizes)
+    for value, path in ([tensor], "$[0]"), (TensorDict({"x": tensor}, [4]), "$.x"):
+        with pytest.raises(UnsupportedTypeError, match=r"call \.to_sparse_coo\(\) first") as caught:
+            encode(value)
+        assert caught.value.path == path
+    back = decode(encode(tensor.to_sparse_coo()))
+    assert_same(back.to_dense(), torch.eye(4))
+
+
 def test_odd_but_sound_values():
     names = TensorDict({"m": NonTensorStack("x", "y")}, [2])["m"]
     assert_same(trip(names), ["x", "y"])

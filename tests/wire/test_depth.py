@@ -30,9 +30,6 @@ NODES = {
     "LAZY_STACK": of_stacks("LAZY_STACK"),
     "NON_TENSOR_STACK": of_stacks("NON_TENSOR_STACK"),
     "SPARSE_COO": lambda part: node("SPARSE_COO", 1, numbers=[0, 1], children=[part, 0]),
-    "SPARSE_COMPRESSED": lambda part: node(
-        "SPARSE_COMPRESSED", "sparse_csr", 2, numbers=[1, 1], children=[0, 0, part]
-    ),
 }
 RECORDS = {
     "list": lambda value: [value],

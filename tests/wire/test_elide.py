@@ -470,7 +470,7 @@ def test_what_a_small_message_may_become_is_bounded():
     frames = encode(td, elide=True)
     assert size(frames) < 50_000
     assert_same(decode(frames), td)
-    beyond = 8 * (1 << 22) + 8 * (1 << 10) - 64 * size(frames)
+    beyond = 8 * (1 << 22) + 32 * (1 << 10) + 64 * 8 * ((1 << 10) + 1) - 64 * size(frames)
     with pytest.raises(WireFormatError) as caught:
         decode(frames, limits=Limits(expanded=beyond - 1))
     assert (caught.value.reason, caught.value.path) == ("too_large", "header")

@@ -87,13 +87,6 @@ def coo(indices, shape):
     return torch.sparse_coo_tensor(indices, [1.5, 2.5], shape, check_invariants=True)
 
 
-def compressed(layout):
-    block: Any = {"blocksize": (2, 2)} if layout.startswith("sparse_b") else {}
-    dense = torch.zeros(4, 4)
-    dense[0, 1], dense[3, 2] = 1.5, -2.0
-    return dense.to_sparse(layout=getattr(torch, layout), **block)
-
-
 def small_batch():
     """The message that section 8 of the specification takes apart."""
     ids = jagged(i64(5, 6, 7), [2, 1])
@@ -307,11 +300,6 @@ VALUES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
             coo([[0, 1], [2, 0]], (2, 3)).coalesce(),
             coo([[1, 1]], (2,)),
         ],
-        {},
-    ),
-    "sparse_compressed": (
-        "CSR, CSC, BSR, BSC",
-        lambda: [compressed(f"sparse_{kind}") for kind in ("csr", "csc", "bsr", "bsc")],
         {},
     ),
     "size": ("", lambda: [torch.Size([2, 3]), torch.Size([])], {}),

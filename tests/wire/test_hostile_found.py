@@ -276,17 +276,6 @@ def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     assert caught.value is failure
 
 
-def test_blocks_of_no_cells_are_refused():
-    tensor = [int(Kind.TENSOR), "int64", 1]
-    schema = [int(Kind.SPARSE_COMPRESSED), "sparse_bsr", 2, tensor, tensor]
-    schema.append([int(Kind.TENSOR), "float32", 3])
-    numbers = [2, 4, 0, 0, 0, 3, 0, 64, 0, 3, 0, 128, 0, 3, 1, 0]
-    payload = bytearray(152)
-    payload[:24] = struct.pack("<3q", 0, 2, 3)
-    payload[64:88] = struct.pack("<3q", 0, 1, 0)
-    refused(message(schema, numbers, payload=[bytes(payload)]), "bad_value")
-
-
 def test_strided_nested_columns_have_the_dims_that_their_rows_agree_in():
     grid = torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])
     frames = encode(TensorDict({"a": grid}, [2, 2]))

@@ -334,10 +334,10 @@ def test_small_messages_become_little():
 
 
 def test_the_limit_of_what_is_made():
-    """It counts cells and rows of all columns, beyond 64 for each byte of the message."""
+    """It counts cells, rows and offsets, beyond 64 for each byte of the message."""
     frames = rows_made(400, 1 << 10, columns=9)
     total = sum(map(len, frames))
-    beyond = 9 * 400 * ((1 << 10) + 8) - 64 * total
+    beyond = 9 * 400 * ((1 << 10) + 32) + 64 * 8 * 401 - 64 * total
     assert beyond > 0
     decode(frames, limits=Limits(expanded=beyond))
     with pytest.raises(WireFormatError, match=rf"Limits\(expanded={beyond}\)") as caught:
@@ -349,12 +349,12 @@ def test_the_limit_of_what_is_made():
 
 def test_documents_count_more():
     """Objects take more than their bytes; of rows that are one object, one is made."""
-    row = b"\x92" + b"\xdc\x40\x00" + b"\x90" * (1 << 14) + b"\xc0"
+    row = b"\x92" + b"\xdc\x04\x00" + b"\x90" * (1 << 10) + b"\xc0"
     for stored, objects in ((65, 16), (129, 1)):
         frames = documents_of(run_of(row), lengths=[len(row)] * 1000, stored=stored)
         total = sum(map(len, frames))
-        beyond = 16 * (1000 * len(row) - 64 * total) if objects > 1 else 0
-        most = max(beyond, 1000 * (len(row) + 8) - 64 * total)
+        beyond = 64 * (1000 * len(row) - 64 * total) if objects > 1 else 0
+        most = max(beyond, 1000 * (len(row) + 32) + 64 * 8 * 1001 - 64 * total)
         if objects > 1:
             for read in (decode, leaf_by_leaf, rows_of):
                 with pytest.raises(WireFormatError, match=f"expanded={beyond}") as caught:
@@ -380,7 +380,7 @@ def test_documents_of_several_columns_count_together():
         f"c{i}": column(f, "NON_TENSOR_ROWS", [run_of(row)], [len(row)] * 400) for i in range(3)
     }
     frames = f.message(tensordict([400], leaves))
-    beyond = 16 * (3 * 400 * len(row) - 64 * sum(map(len, frames)))
+    beyond = 64 * (3 * 400 * len(row) - 64 * sum(map(len, frames)))
     assert beyond > 0
     assert refused(lambda m: decode(m, limits=Limits(expanded=beyond)), frames) is None
     error = refused(lambda m: decode(m, limits=Limits(expanded=beyond - 1)), frames)

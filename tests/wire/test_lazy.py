@@ -302,14 +302,6 @@ def test_bad_choices(call, error, text):
         call(open_wire(packed()))
 
 
-def test_rows_of_a_column_that_has_none():
-    td = TensorDict({"csr": torch.eye(2).to_sparse_csr(), "x": torch.ones(2)}, [2])
-    batch = open_wire(encode(td))
-    with pytest.raises(ValueError, match="select the others"):
-        batch.rows([0]).to_tensordict()
-    assert batch.select(["x"]).rows([0]).to_tensordict()["x"].tolist() == [1]
-
-
 def test_messages_that_are_no_batch():
     for value in (1, {"a": torch.ones(1)}, [TensorDict({}, [1])], TensorDict({}, [])):
         with pytest.raises(WireFormatError):

@@ -63,33 +63,32 @@ def test_what_each_limit_counts():
         "bytes": SIZE,
         "header": len(FRAMES[0]),
         "objects": nodes + groups + frames,
-        "columns": 2,
         "expanded": 0,
         "depth": 1,
     }
 
 
 @pytest.mark.parametrize(
-    ("frames", "objects", "columns", "depth"),
+    ("frames", "objects", "depth"),
     [
-        (message(1), 1, 0, 0),
-        (message(list_of(list_of(1), 2)), 4, 0, 2),
-        (message(record("TUPLE", record("TUPLE"))), 1, 0, 1),
-        (message_of_rows("a", "b", "c"), 1 + 1 + 1 + 3, 0, 0),
+        (message(1), 1, 0),
+        (message(list_of(list_of(1), 2)), 4, 2),
+        (message(record("TUPLE", record("TUPLE"))), 1, 1),
+        (message_of_rows("a", "b", "c"), 1 + 1 + 1 + 3, 0),
         # A message in a row: its nodes are objects, and it lies inside the node of the rows.
-        (message_of_rows("a", row_message(message(list_of(1, 2)))), 4 + 2 - 1 + 3, 0, 2),
+        (message_of_rows("a", row_message(message(list_of(1, 2)))), 4 + 2 - 1 + 3, 2),
         (message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 2, 1]),
-                 int64s(0, 0, 1, 1) + b"\1"), 2 + 2, 0, 0),
+                 int64s(0, 0, 1, 1) + b"\1"), 2 + 2, 0),
         (message(node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 0, 0, 0, 2]), int64s(0, 0)),
-         2 + 2, 0, 0),
+         2 + 2, 0),
         (message(tensordict([1], {"a": tensordict([1], {"x": tensor(), "y": tensor(shape=(1, 0))}),
                                   "b": tensor(shape=(1, 0)), "c": tensor(shape=(1, 0))}), b"\1"),
-         7, 3, 2),
+         7, 2),
     ],
 )  # fmt: skip
-def test_what_limits_count_of_other_messages(frames, objects, columns, depth):
+def test_what_limits_count_of_other_messages(frames, objects, depth):
     least = sizes_of(frames)
-    assert (least["objects"], least["columns"], least["depth"]) == (objects, columns, depth)
+    assert (least["objects"], least["depth"]) == (objects, depth)
 
 
 def readers(tmp_path):
@@ -109,7 +108,7 @@ def readers(tmp_path):
     }
 
 
-@pytest.mark.parametrize("limit", ["bytes", "header", "objects", "columns", "depth"])
+@pytest.mark.parametrize("limit", ["bytes", "header", "objects", "depth"])
 def test_every_reader_takes_limits(limit, tmp_path):
     for name, read in readers(tmp_path).items():
         read(None)

@@ -95,7 +95,7 @@ def test_the_demo_batch_takes_three_quarters_of_its_valid_bytes():
     }
     lengths = torch.from_numpy(batch.columns["input_lengths"])
     td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
-    valid = sum(field.wire_bytes for field in padding_tax(td).fields)
+    valid = sum(field.wire_bytes for field in padding_tax(td).columns)
     frames = encode(td, narrow=True)
     assert size(frames) <= 0.75 * valid
     assert_same(decode(receive(frames)), td)

@@ -79,12 +79,11 @@ def test_no_torch_dtype_is_forgotten():
     assert known - quantised <= set(TORCH_DTYPES)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 def test_a_default_device_changes_nothing():
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     nested = torch.nested.as_nested_tensor([torch.ones(2, 2), torch.ones(3, 1)])
     eye = torch.eye(3)
-    values = [eye, eye[:0], jagged, nested, eye.to_sparse().coalesce(), eye.to_sparse_csr()]
+    values = [eye, eye[:0], jagged, nested, eye.to_sparse().coalesce()]
     with torch.device("meta"):
         back = jagcodec.decode(jagcodec.encode(values))
     assert_same(back, values)

@@ -122,15 +122,8 @@ def neutral_tensor(value):
         return ("STRIDED_NESTED", dtype, [(row.shape, cells(row)) for row in rows])
     if value.layout is torch.strided:
         return dense(value)
-    if value.layout is torch.sparse_coo:
-        parts = map(dense, (value._indices(), value._values()))
-        return ("SPARSE_COO", value.shape, *parts, value.is_coalesced())
-    layout = str(value.layout).removeprefix("torch.")
-    names = ["crow_indices", "col_indices", "values"]
-    if layout in ("sparse_csc", "sparse_bsc"):
-        names[:2] = "ccol_indices", "row_indices"
-    parts = (dense(getattr(value, name)()) for name in names)  # type: ignore[assignment]
-    return ("SPARSE_COMPRESSED", layout, value.shape, *parts)
+    parts = map(dense, (value._indices(), value._values()))
+    return ("SPARSE_COO", value.shape, *parts, value.is_coalesced())
 
 
 def neutral_array(value):

@@ -481,15 +481,8 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
         return found
     if a.layout is torch.strided:
         return _bits(a, b, at) if cells else None
-    parts: tuple[str, ...] = ("indices", "values")
-    if a.layout is torch.sparse_coo:
-        found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
-        parts = ("_indices", "_values")
-    elif a.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = ("crow_indices", "col_indices", "values")
-    else:
-        parts = ("ccol_indices", "row_indices", "values")
-    for part in parts:
+    found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
+    for part in ("_indices", "_values"):
         found = found or _tensors(
             getattr(a, part)(), getattr(b, part)(), _step(at, part.strip("_")), cells
         )

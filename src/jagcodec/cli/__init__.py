@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Sequence
 
 from jagcodec._version import __version__
-from jagcodec.cli import bench, diff, doctor, export, inspection, tax, verify
+from jagcodec.cli import diff, doctor, export, inspection, tax, verify
 from jagcodec.errors import JagcodecError, shown
 
-COMMANDS = (inspection, diff, verify, export, tax, bench, doctor)
+COMMANDS = (inspection, diff, verify, export, tax, doctor)
 """Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -46,10 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
     try:
         with warnings.catch_warnings():
-            # Of torch, about kinds of tensors that a message holds.
+            # Torch warns about kinds of tensors that a message holds.
             warnings.simplefilter("ignore", UserWarning)
             status: int = options.run(options)
         _flush()
@@ -91,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "arguments, files or messages that are wrong; 130 if interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
+    commands = parser.add_subparsers(metavar="command")
     for command in COMMANDS:
         command.add_to(commands)
     return parser

@@ -1,4 +1,4 @@
-"""Messages in files and on standard input, and files that are written whole or not at all."""
+"""Messages in files and on standard input."""
 
 from __future__ import annotations
 
@@ -23,38 +23,23 @@ _LONGEST_FILE = 4096
 """Bytes of a path on Linux, so that only what cannot be printed is changed."""
 
 
-def head_and_rest(file: str, *, only_message: bool = False) -> tuple[bytes, bool]:
-    """The bytes of a file; or only its first, and True, of a message that can be mapped.
-
-    With `only_message` little more is read of what is no message, which may never end.
+def whole_file(file: str) -> bytes:
+    """The bytes of a file; ``-`` is standard input.
 
     Raises:
         OSError: It cannot be read.
     """
     if file == "-":
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, "standard input is closed")
-        return _read(sys.stdin.buffer, only_message), False
+        return _standard_input().read()
     with open(file, "rb") as stream:
-        regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-        if regular and stream.peek(len(BLOB_MAGIC)).startswith(BLOB_MAGIC):
-            return BLOB_MAGIC, True
-        # A pipe can be read but once.
-        return _read(stream, only_message), False
-
-
-def _read(stream: BinaryIO, only_message: bool) -> bytes:
-    start = stream.read(64)
-    if only_message and not start.startswith(BLOB_MAGIC):
-        return start
-    return start + stream.read()
+        return stream.read()
 
 
 def read_message(file: str) -> Any:
     """The blob in a file, mapped if it can be; ``-`` is standard input.
 
     Raises:
-        WireFormatError: It is no blob, or larger than one may be.
+        WireFormatError: It is not a blob, or larger than one may be.
         OSError: It cannot be read.
     """
     import numpy as np
@@ -63,20 +48,37 @@ def read_message(file: str) -> Any:
     from jagcodec.wire.frames import read_preamble
     from jagcodec.wire.limits import DEFAULT_LIMITS
 
-    data, mapped = head_and_rest(file, only_message=True)
-    if mapped:
-        return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
+    if file == "-":
+        data = _start_or_all(_standard_input())
+    else:
+        with open(file, "rb") as stream:
+            regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            if regular and stream.peek(len(BLOB_MAGIC)).startswith(BLOB_MAGIC):
+                return memoryview(read_file(file, file, DEFAULT_LIMITS, mmap=True))
+            data = _start_or_all(stream)  # of a pipe, which can be read but once
     read_preamble(np.frombuffer(data, dtype=np.uint8))
     return data
 
 
+def _start_or_all(stream: BinaryIO) -> bytes:
+    """A blob; only the start of anything else, which may never end."""
+    start = stream.read(64)
+    return start + stream.read() if start.startswith(BLOB_MAGIC) else start
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer
+
+
 @contextmanager
 def naming(file: str, *functions: str) -> Iterator[None]:
-    """Put the name of a file in front of what errors say of it.
+    """Put the name of a file in front of errors about it.
 
     Args:
         file: The name.
-        functions: Paths that stand for the file in errors, such as ``tax_report(source)``.
+        functions: Paths that stand for the file in errors, such as ``padding_tax(source)``.
     """
     try:
         yield

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from jagcodec.cli.arguments import Commands, add_json, add_message, names, row_number
+from jagcodec.cli.arguments import Commands, add_json, names, row_number
 from jagcodec.cli.files import display_name, naming, read_message
-from jagcodec.cli.text import cells_json, cells_text, counted, json_text, name_text, table
-from jagcodec.errors import WireFormatError
+from jagcodec.cli.text import (
+    cells_json,
+    cells_text,
+    counted,
+    json_text,
+    name_text,
+    size_text,
+    table,
+)
+from jagcodec.errors import JagcodecError, WireFormatError
 
 if TYPE_CHECKING:
     from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
-    from jagcodec.batch.tax_report import TaxReport
+    from jagcodec.batch.tax import PaddingTax
     from jagcodec.wire.message import Message
 
 
@@ -22,30 +31,35 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         help="say what a message is made of: columns, rows, bytes",
-        description="Say what a message is made of: the schema, bytes and share of each column, "
-        "how long rows are, and what padding, repeats and wide cells cost. Checksums are compared. "
-        "A type that is not registered here is named, and the rest described.",
+        description="Say what a message is made of: which options of encode would save bytes, the "
+        "columns by size, and how long rows are. Checksums are compared. A type that is not "
+        "registered here is named, and the rest described. Of a record, list the steps.",
     )
-    add_message(parser)
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a message as dump writes it, or the directory of a record; - reads standard input",
+    )
     parser.add_argument(
         "--row", metavar="N", type=row_number, help="print one row of a batch instead"
     )
+    parser.add_argument("--columns", metavar="A,B", type=names, help="print these columns only")
+    parser.add_argument("--all", action="store_true", help="with --row, print every cell")
     parser.add_argument(
-        "--columns", metavar="A,B", type=names, help="names of the only columns to look at"
-    )
-    parser.add_argument(
-        "--no-taxes",
-        action="store_true",
-        help="read no cells: taxes are measured by encoding the batch under each option",
+        "--no-taxes", action="store_true", help="read no cells: do not measure options of encode"
     )
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.batch.describe import chosen_entries, describe, open_message
 
+    if options.all and options.row is None:
+        options.fail("expected --row N with --all")
+    if os.path.isdir(options.file):
+        return _record(options)
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
@@ -53,33 +67,60 @@ def run(options: argparse.Namespace) -> int:
         entries = chosen_entries(found, options.columns)
         if options.row is not None:
             cells = dict(_row_of(found.message, entries, options.row))
-            _print_row(options.row, cells, options.json)
+            _print_row(options.row, cells, options.json, options.all)
             return 0
         description = describe(found)
     wanted = None if options.columns is None else {entry.name for entry in entries}
-    report, unknown = None, None
+    tax, unknown = None, None
     if not options.no_taxes and found.batch and description.rows is not None:
-        report, unknown = _taxes(source)
+        tax, unknown = _tax(source)
     if options.json:
         document = description.as_dict()
         if wanted is not None:
             for part in ("columns", "beside"):
                 document[part] = [c for c in document[part] if c["name"] in wanted]
-        document["taxes"] = None if report is None else report.as_dict()
-        document["taxes_unknown"] = unknown
+        document["tax"] = None if tax is None else tax.as_dict()
+        document["tax_unknown"] = unknown
         print(json_text({"file": name, **document}))
     else:
-        print("\n".join(_lines(name, description, wanted, report, unknown)))
+        print("\n".join(_lines(name, description, wanted, tax, unknown)))
     return 0
 
 
-def _taxes(source: Any) -> tuple[TaxReport | None, str | None]:
-    """What options would save; or why this process cannot say it."""
-    from jagcodec.batch.tax_report import tax_report
-    from jagcodec.errors import JagcodecError
+def _record(options: argparse.Namespace) -> int:
+    """The steps of a record, and the file of each."""
+    from jagcodec.record import RecordReader
+
+    if options.row is not None or options.columns is not None:
+        options.fail("expected the file of a step with --row and --columns, found a directory")
+    reader = RecordReader(options.file)
+    steps: list[dict[str, Any]] = []
+    for step in reader.steps:
+        file = reader.file(step)
+        with naming(file):
+            batch = reader.open(step)
+        steps.append(
+            {"step": step, "rows": len(batch), "bytes": os.path.getsize(file), "file": file}
+        )
+    name = display_name(options.file)
+    if options.json:
+        print(json_text({"record": name, "steps": steps}))
+        return 0
+    print(f"{name}: a record of {counted(len(steps), 'step')}")
+    rows = [
+        (str(x["step"]), f"{x['rows']:,}", f"{x['bytes']:,}", display_name(x["file"]))
+        for x in steps
+    ]
+    print("\n".join(table(("step", "rows", "bytes", "file"), rows, right=(0, 1, 2))))
+    return 0
+
+
+def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
+    """What options would save; or why this process cannot measure it."""
+    from jagcodec.batch.tax import padding_tax
 
     try:
-        return tax_report(source, compress=None), None
+        return padding_tax(source, options=True), None
     except JagcodecError as error:
         return None, str(error)
 
@@ -104,7 +145,7 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
             yield entry.name, error
 
 
-def _print_row(row: int, cells: dict[str, Any], as_json: bool) -> None:
+def _print_row(row: int, cells: dict[str, Any], as_json: bool, whole: bool) -> None:
     if as_json:
         columns = {
             name: {"unknown": str(value)}
@@ -118,7 +159,7 @@ def _print_row(row: int, cells: dict[str, Any], as_json: bool) -> None:
     width = max((len(name_text(name)) for name in cells), default=0)
     for name, value in cells.items():
         unknown = isinstance(value, WireFormatError)
-        text = f"unknown: {value}" if unknown else cells_text(value)
+        text = f"unknown: {value}" if unknown else cells_text(value, whole)
         print(f"{name_text(name):<{width}}  {text}")
 
 
@@ -126,7 +167,7 @@ def _lines(
     name: str,
     found: MessageDescription,
     wanted: set[str] | None,
-    report: TaxReport | None,
+    tax: PaddingTax | None,
     unknown: str | None,
 ) -> list[str]:
     what = name_text(found.value)
@@ -135,22 +176,29 @@ def _lines(
     stored = [word for word in ("narrow", "elide") if getattr(found, word)]
     stored += [found.compress] if found.compress else []
     lines = [
-        f"{name}: {what}, {found.bytes:,} B in {counted(found.frames, 'frame')}"
+        f"{name}: {what}, {size_text(found.bytes)} in {counted(found.frames, 'frame')}"
         + (f", with {', '.join(stored)}" if stored else "")
         + ("; checksums verified" if found.checksum else "; no checksums")
     ]
     if found.compress:
-        lines[0] += f"; {found.plain_bytes:,} B before {found.compress}"
+        lines[0] += f"; {size_text(found.plain_bytes)} before {found.compress}"
     if found.behind:
         lines.append(f"{found.behind:,} B past its end, which no reader uses")
+    if tax is not None:
+        lines += _tax_lines(tax, stored)
+    elif unknown is not None:
+        lines.append(f"what options would save is unknown: {unknown}")
     columns = [c for c in (*found.columns, *found.beside) if wanted is None or c.name in wanted]
-    head = ("column", "kind", "dtype", "shape", "stored", "bytes", "share")
-    rows = [_row(column) for column in columns]
+    columns.sort(key=lambda column: -column.bytes)
+    marked = any(column.stored for column in columns)
+    head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
+    rows = [_row(column, marked) for column in columns]
     total = found.plain_bytes or 1
     if wanted is None:
         share = f"{found.overhead / total:.1%}"
-        rows.append(("header and offsets", "", "", "", "", f"{found.overhead:,}", share))
-    lines += table(head, rows, right=(5, 6))
+        blank = ("",) * (len(head) - 3)
+        rows.append(("header and offsets", *blank, f"{found.overhead:,}", share))
+    lines += table(head, rows, right=(len(head) - 2, len(head) - 1))
     if found.meta is None:
         lines.append("meta: of a type that is not known here")
     elif found.meta:
@@ -158,20 +206,17 @@ def _lines(
     for rows_of in found.rows_of:
         if wanted is None or wanted.intersection(rows_of.columns):
             lines.append(_lengths(rows_of))
-    if report is not None:
-        lines += _tax_lines(report)
-    elif unknown is not None:
-        lines.append(f"taxes: unknown: {unknown}")
     return lines
 
 
-def _row(column: ColumnDescription) -> tuple[str, ...]:
+def _row(column: ColumnDescription, marked: bool) -> tuple[str, ...]:
     shape = ""
     if column.shape is not None:
         shape = f"[{', '.join('*' if dim is None else str(dim) for dim in column.shape)}]"
     return (
         *(name_text(column.name), name_text(column.kind), column.dtype or "", shape),
-        *(column.stored, f"{column.bytes:,}", f"{column.share:.1%}"),
+        *((column.stored,) if marked else ()),
+        *(f"{column.bytes:,}", f"{column.share:.1%}"),
     )
 
 
@@ -188,14 +233,11 @@ def _lengths(rows: RowLengths) -> str:
     )
 
 
-def _tax_lines(report: TaxReport) -> Sequence[str]:
-    def share(tax: int | None, of: int) -> str:
-        return "unknown" if tax is None else f"{tax / of if of else 0:.1%}"
-
-    return [
-        f"taxes: padding {share(report.padding_bytes, report.padded_bytes)} of "
-        f"{report.padded_bytes:,} B as rectangles; of {report.jagged_bytes:,} B without options "
-        f"repeats {share(report.repeats_bytes, report.jagged_bytes)}, "
-        f"width {share(report.width_bytes, report.jagged_bytes)}",
-        report.advice,
-    ]
+def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
+    used = [f"{word}=True" for word in stored if f"{word}=True" in tax.advice]
+    lines = [tax.advice + (f" This message has {', '.join(used)}." if used else "")]
+    padded = tax.total.padded_bytes
+    if padded and tax.fill < 1:
+        fill = f"{tax.fill:.1%} of the padded cells are tokens"
+        lines.append(f"As rectangles the columns take {size_text(padded)}: {fill}.")
+    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,16 +40,32 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2)
 
 
-def cells_text(value: Any) -> str:
-    """A value of a row on one line, shortened as numpy does it; safe to print."""
+def size_text(size: int) -> str:
+    """A number of bytes, in units of about three digits."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= 10 * unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:,} B"
+
+
+def cells_text(value: Any, whole: bool = False) -> str:
+    """A value of a row on one line, safe to print; shortened, as numpy does it, unless `whole`."""
     import numpy as np
 
     array = _as_array(value)
+    longest = sys.maxsize if whole else 400
     if isinstance(array, np.ndarray) and array.dtype != object and array.dtype.names is None:
         if not array.ndim:
-            return shown(str(array[()]), 400)
-        with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
-            return shown(" ".join(np.array2string(array).split()), 400)
+            return shown(str(array[()]), longest)
+        how: Any = {"threshold": sys.maxsize if whole else 16, "edgeitems": 4, "linewidth": 1 << 20}
+        with np.printoptions(**how):
+            text = " ".join(np.array2string(array).split())
+        return shown(text.replace("[ ", "["), longest)
+    if whole:
+        try:
+            return shown(repr(value), longest)
+        except ValueError:  # an int of more digits than Python writes
+            pass
     return shown(_SHORT.repr(value), 400)
 
 

@@ -197,13 +197,6 @@ def stack_dim_name(stack: Any) -> str | None:
     return name
 
 
-def empty_stack(cls: type, batch_size: torch.Size, stack_dim: int) -> Any:
-    """A lazy stack without members, of more dims than the one that it stacks along."""
-    stack = cls(stack_dim=stack_dim)
-    stack._batch_size = batch_size
-    return stack
-
-
 def payloads_of_stack(stack: NonTensorStack) -> list[Any] | None:
     """The payloads of a flat stack of `NonTensorData`, or None if it is not that."""
     members = stack.tensordicts

@@ -57,7 +57,7 @@ from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
-from jagcodec.wire.spec import BLOB_MAGIC, BLOCKED_LAYOUTS, ONE_OBJECT, PLAIN, Kind
+from jagcodec.wire.spec import BLOB_MAGIC, ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -285,27 +285,6 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     except (RuntimeError, ValueError) as error:
         raise WireFormatError(
             "bad_sparse", "$", f"expected indices within {shape}, found {error!s:.200}"
-        ) from error
-
-
-def _sparse_compressed(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    compressed, plain, values = _dense_children(message, node, budget)
-    layout = node.fields[0]
-    if layout in BLOCKED_LAYOUTS and 0 in values.shape[1:3]:
-        raise bad("blocks with cells", list(values.shape))
-    try:
-        return torch.sparse_compressed_tensor(
-            compressed.clone(),
-            plain.clone(),
-            values,
-            message.shape(node),
-            layout=getattr(torch, layout),
-            device=compressed.device,
-            check_invariants=True,
-        )
-    except RuntimeError as error:
-        raise WireFormatError(
-            "bad_sparse", "$", f"expected a {layout} tensor, found {error!s:.200}"
         ) from error
 
 
@@ -574,7 +553,6 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
     Kind.JAGGED: lambda message, node, budget: message.jagged(node),
     Kind.STRIDED_NESTED: _strided_nested,
     Kind.SPARSE_COO: _sparse_coo,
-    Kind.SPARSE_COMPRESSED: _sparse_compressed,
     Kind.TENSOR_VIEWS: _tensor_views,
     Kind.TENSORDICT: _tensordict,
     Kind.LAZY_STACK: _lazy_stack,

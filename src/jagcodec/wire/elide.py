@@ -23,9 +23,9 @@ from jagcodec.wire.lowered import Cells, EndToEnd, Packed, Run
 from jagcodec.wire.narrow import narrow_bits
 from jagcodec.wire.spec import (
     ALIGNMENT,
-    DOCUMENT_COST,
     EXPANSION,
     MOST_RUNS,
+    ROW_COST,
     RUN_NUMBERS,
     TORCH_DTYPES,
 )
@@ -71,17 +71,19 @@ def _is_taken(items: Sequence[Any]) -> bool:
         payload += len(cells.data) // EXPANSION if cells.narrow else len(cells.data)
     for item in items:
         if type(item) is EndToEnd and item.runs is not None:
-            expanded += len(item.cells.data) + 8 * item.runs[0].splits.rows * len(item.runs)
+            expanded += len(item.cells.data) + ROW_COST * item.runs[0].splits.rows * len(item.runs)
+        elif type(item) is EndToEnd and item.cells.narrow:
+            expanded += len(item.cells.data)
         elif type(item) is Packed and item.like is not None:
             sizes = list(map(_size, item.rows))
             own = sum(sizes[i] for i in set(item.like))
             payload += own
             # Messages in rows have zeros before them.
             total = sum(sizes) + ALIGNMENT * len(sizes)
-            expanded += total + 8 * len(sizes)
+            expanded += total + ROW_COST * len(sizes)
             documents += own if item.one_object else total
     free = EXPANSION * payload
-    return max(expanded - free, DOCUMENT_COST * (documents - free)) <= Limits.expanded
+    return max(expanded - free, EXPANSION * (documents - free)) <= Limits.expanded
 
 
 def _cells_of(item: Any) -> list[Cells]:

@@ -8,7 +8,6 @@ import torch
 
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.message import Message
-from jagcodec.wire.registry import EMPTY_STACK
 from jagcodec.wire.schema import FORMS, Node
 from jagcodec.wire.spec import Kind
 
@@ -32,8 +31,6 @@ def field_of(message: Message, node: Node, rows: int) -> FieldSchema:
     """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind in (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK):
-        return FieldSchema("object", None, None)
-    if kind is Kind.USER and node.fields[0] == EMPTY_STACK:
         return FieldSchema("object", None, None)
     dims: list[int | None]
     if kind is Kind.JAGGED:

@@ -200,16 +200,16 @@ class PendingMessage(NamedTuple):
 
 def frames_of(message: PendingMessage) -> list[Frame]:
     """The frames of a message: new ones in one allocation, which is freed with the last of them."""
-    return [message.header, *(part.data for part in written(message.buffers, message.write))]
+    return [message.header, *[part.data for part in written(message.buffers, message.write)]]
 
 
 def written(
     buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
 ) -> list[ByteArray]:
     """The buffers of a `PendingMessage`, all of them written."""
-    sizes = [part for part in buffers if isinstance(part, int)]
-    if not sizes:
+    if int not in map(type, buffers):
         return buffers  # type: ignore[return-value]
+    sizes = [part for part in buffers if isinstance(part, int)]
     memory = allocate_together(sizes)
     write(memory)
     fresh = iter(memory)

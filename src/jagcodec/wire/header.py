@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.errors import WireFormatError, brief
+from jagcodec.errors import brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.documents import not_msgpack
@@ -228,17 +228,20 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if payload > INT64_MAX:
         raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
     total = size + payload
-    if total > limits.bytes or schema.columns > limits.columns or schema.depth > limits.depth:
-        raise _larger(total, schema, limits)
+    if total > limits.bytes:
+        raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
+    if schema.depth > limits.depth:
+        raise exceeded("depth", limits.depth, schema.depth, "levels", "header")
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
-    places = Places(sizes)
+    places = Places(sizes, in_row=in_row)
     check_groups(groups, places)
     check_numbers(schema, numbers, groups, places)
-    if places.expanded or stored is not sizes:
-        expanded = places.expanded + (places.made + payload if stored is not sizes else 0)
-        _check_expanded(expanded, total, limits, in_row=in_row)
+    beyond = places.expanded + (payload if stored is not sizes else 0) - EXPANSION * total
+    if beyond > limits.expanded:
+        what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
+        raise exceeded("expanded", limits.expanded, beyond, what, "header")
     objects = schema.size + len(groups) + len(sizes) + places.objects
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
@@ -269,18 +272,6 @@ def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) 
         if sent > size:
             path = f"frame {i + 1}"
             raise fail("bad_header", f"expected at most {size} bytes, found {sent}", path=path)
-
-
-def _check_expanded(expanded: int, total: int, limits: Limits, *, in_row: bool) -> None:
-    """Refuse what takes more than its message may: indirect columns, and compressed frames."""
-    if in_row:
-        # What repeats would repeat again in each, and so on for every level of rows.
-        expected = "no indirect columns in a message in a row"
-        raise fail("out_of_bounds", f"expected {expected}, found some", path="header")
-    beyond = expanded - EXPANSION * total
-    if beyond > limits.expanded:
-        what = f"bytes of cells, documents and frames beyond {EXPANSION} for each of the message"
-        raise exceeded("expanded", limits.expanded, beyond, what, "header")
 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
@@ -317,15 +308,6 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     if type(values) is not bytes:
         raise fail("bad_header", f"expected values, found {brief(values)}", path="header")
     return len(whole), schema.data, numbers, values
-
-
-def _larger(total: int, schema: Schema, limits: Limits) -> WireFormatError:
-    """The error of a message that is past one of these limits."""
-    if total > limits.bytes:
-        return exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
-    if schema.columns > limits.columns:
-        return exceeded("columns", limits.columns, schema.columns, "columns of one batch", "header")
-    return exceeded("depth", limits.depth, schema.depth, "levels", "header")
 
 
 def _check_start(data: Any, start: bytes) -> None:

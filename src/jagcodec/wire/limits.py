@@ -22,13 +22,10 @@ class Limits:
             nodes of the schema, frames, ragged groups, rows of objects, views of a list, and
             components of strided nested tensors, those of messages in its rows included. 256
             columns of one object per row.
-        columns: Of one TensorDict, or of one dict that holds tensors. Those in it count by
-            themselves.
-        expanded: Bytes that columns take once they are made of what they repeat (`elide=True`),
-            all together, beyond 64 for each byte of the message; of rows of documents that become
-            objects, 16 for each of their bytes. Of a message with compressed frames, also the bytes
-            of all its frames before they were compressed, of narrow cells as wide as their dtype,
-            and 16 for each byte of documents.
+        expanded: Bytes that a message asks for beyond 64 for each of its own, whatever the reason:
+            frames before they were compressed, narrow cells as wide as their dtype, what columns
+            repeat (`elide=True`), and 64 for each byte of documents and offsets. Without
+            `compress` and `elide` no message asks for more than its 64.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 
@@ -51,8 +48,7 @@ class Limits:
     bytes: int = 1 << 38
     header: int = 1 << 28
     objects: int = 1 << 22
-    columns: int = 1 << 16
-    expanded: int = 1 << 30
+    expanded: int = 1 << 26
     depth: int = MAX_LEVELS
 
     def __post_init__(self) -> None:
@@ -69,7 +65,7 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 # For transports whose peers may run code in this process anyway.
-NO_LIMITS = Limits(*[1 << 62] * 5)
+NO_LIMITS = Limits(*[1 << 62] * 4)
 
 
 def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> WireFormatError:

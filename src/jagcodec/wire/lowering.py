@@ -36,6 +36,7 @@ from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import (
     ColumnDict,
     Columns,
@@ -47,9 +48,8 @@ from jagcodec.wire.lowered import (
     Tree,
     refusal_of,
 )
-from jagcodec.wire.registry import EMPTY_STACK, registered_name, state_of
+from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
-    BLOCKED_LAYOUTS,
     INLINE_BYTES,
     LEAVES,
     LONG_LIST,
@@ -61,7 +61,7 @@ from jagcodec.wire.spec import (
     Code,
     Kind,
 )
-from jagcodec.wire.tensor_views import COMPRESSED_LAYOUTS, Merged, compressed_indices, merge
+from jagcodec.wire.tensor_views import Merged, merge
 
 # What msgpack gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -94,6 +94,18 @@ class Lowering:
         # Tensors on devices: cells, which may stay there, and what has to come to the host.
         self.on_devices: list[torch.Tensor] = []
         self.off_devices: list[torch.Tensor] = []
+
+    def finished(self, tree: Tree) -> Lowered:
+        """All that was lowered, ready to be placed; a value that is one document has no `tree`.
+
+        Raises:
+            UnsupportedTypeError: Documents are too large for msgpack.
+        """
+        try:
+            values = self._pack()(self.values) if self.values else NO_VALUES
+        except ValueError as error:
+            raise self._refused("too_large", f"msgpack: {error}") from error
+        return Lowered(tree, self.items, values, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -303,7 +315,7 @@ class Lowering:
             tree = self._child(i, payload)
             try:
                 if type(tree) is tuple:
-                    rows.append(Lowered(tree, self.items, self.values, self.unbacked))
+                    rows.append(self.finished(tree))
                 else:
                     rows.append(pack(tree))
             except ValueError as error:
@@ -361,20 +373,8 @@ class Lowering:
             self.items += (int(tensor.is_coalesced()), *shape)
             parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
             return (Code.SPARSE_COO, len(shape), *parts_)
-        if tensor.layout in COMPRESSED_LAYOUTS:
-            layout, compressed, plain = compressed_indices(tensor)
-            if layout in BLOCKED_LAYOUTS and 0 in tensor.values().shape[1:3]:
-                raise self._refusal(tensor, " with blocks of no cells")
-            self.items += shape
-            return (
-                Code.SPARSE_COMPRESSED,
-                layout,
-                len(shape),
-                self._plain(compressed),
-                self._plain(plain),
-                self._dense(tensor.values()),
-            )
-        raise self._refusal(tensor, f" with layout {tensor.layout}; call .to_dense() first")
+        remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
+        raise self._refusal(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
     def _torch_dtype(self, tensor: torch.Tensor) -> str:
         name = TORCH_NAMES.get(tensor.dtype)
@@ -576,8 +576,8 @@ class Lowering:
             self._rows(payloads)
             return (Code.NON_TENSOR_ROWS,)
         if not stack.tensordicts:
-            size = tuple(stack.batch_size)
-            return (Code.USER, EMPTY_STACK, self._payload("state", (size, stack.stack_dim)))
+            remedy = "encode NonTensorData(None, batch_size=x.batch_size)"
+            raise self._refusal(stack, f" of several dims without members; {remedy}")
         members = self._members_of(stack)
         return (Code.NON_TENSOR_STACK, int(stack.stack_dim), *members)
 

@@ -46,7 +46,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
-from jagcodec.wire.spec import DOCUMENT_COST, EXPANSION, INDIRECT, PLAIN, Kind
+from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, Kind
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -234,11 +234,11 @@ class Budget:
     def count_documents(self, message: Message, size: int) -> None:
         """Refuse indirect documents that take more, as objects, than the limits allow."""
         self.documents += size
-        beyond = DOCUMENT_COST * (self.documents - EXPANSION * message.header.total)
+        beyond = EXPANSION * (self.documents - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
             what = (
                 f"bytes of repeated documents beyond {EXPANSION} for each byte of the message, "
-                f"{DOCUMENT_COST} for each"
+                f"{EXPANSION} for each"
             )
             raise exceeded("expanded", message.limits.expanded, beyond, what)
 

@@ -27,7 +27,6 @@ from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief
 from jagcodec.ragged.non_tensor import (
-    empty_stack,
     fields_of,
     source_of,
     tensorclass_of,
@@ -35,7 +34,6 @@ from jagcodec.ragged.non_tensor import (
     unbatched_parts,
 )
 from jagcodec.wire.plain_types import PLAIN_TYPES, of_type
-from jagcodec.wire.spec import MAX_NDIM
 
 T = TypeVar("T")
 
@@ -289,23 +287,9 @@ for _cls, (_name, _to_state, _from_state) in PLAIN_TYPES.items():
     register_type(_cls, _name, to_state=_to_state, from_state=_from_state)
 
 
-EMPTY_STACK = "tensordict.NonTensorStack"
 BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
-"""What a stack of no members is called, if it has more dims than the one that it stacks along."""
+"""What a `BatchedDataDict` is called."""
 
-
-def _empty_stack(state: Any) -> Any:
-    size, stack_dim = state
-    if not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in (*size, stack_dim)):
-        raise ValueError("expected a batch size and a stack dim from 0 on")
-    if not stack_dim < len(size) <= MAX_NDIM or size[stack_dim]:
-        raise ValueError(f"expected a batch size of 0 in the stack dim, found {size}")
-    return empty_stack(NonTensorStack, torch.Size(size), stack_dim)
-
-
-_by_name[EMPTY_STACK] = _Registration(
-    NonTensorStack, lambda stack: (tuple(stack.batch_size), stack.stack_dim), _empty_stack
-)
 register_type(MetaData, "tensordict.MetaData")
 register_type(
     UnbatchedTensor,

@@ -20,8 +20,7 @@ from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, insid
 from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
-    COMPRESSED_LAYOUTS,
-    DOCUMENT_COST,
+    EXPANSION,
     INDIRECT,
     INTEGER_DTYPES,
     MAX_LEVELS,
@@ -31,6 +30,7 @@ from jagcodec.wire.spec import (
     MOST_RUNS,
     ONE_OBJECT,
     PLAIN,
+    ROW_COST,
     RUN_NUMBERS,
     STORED_WIDTHS,
     TORCH_DTYPES,
@@ -112,11 +112,6 @@ def _array_dtype(value: Any) -> None:
     numpy_itemsize(value)
 
 
-def _layout(value: Any) -> None:
-    known = type(value) is str and value in COMPRESSED_LAYOUTS
-    expect(known, "bad_record", f"one of {', '.join(COMPRESSED_LAYOUTS)}", value)
-
-
 # --- forms -------------------------------------------------------------------------------------
 
 ANY, PER_KEY = -1, -2
@@ -170,7 +165,6 @@ FORMS: dict[Kind, Form] = {
         0,
     ),
     Kind.SPARSE_COO: Form.of({"rank": _rank}, ("coalesced", "*"), 2),
-    Kind.SPARSE_COMPRESSED: Form.of({"layout": _layout, "rank": _rank}, ("*",), 3),
     Kind.TENSOR_VIEWS: Form.of(
         {"dtype": _torch_dtype, "rank": _rank},
         (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
@@ -198,13 +192,10 @@ class Schema:
         nodes: Those that have numbers to check, in the order of these.
         weight: About how many bytes of memory it takes.
         size: How many nodes it has, those without numbers too.
-        columns: How many keys the node with the most of them has.
         depth: In how many others its deepest node lies.
     """
 
-    __slots__ = (
-        *("_stacks", "columns", "depth", "nodes", "numbers", "root", "size", "values", "weight"),
-    )
+    __slots__ = (*("_stacks", "depth", "nodes", "numbers", "root", "size", "values", "weight"),)
 
     def __init__(self, data: bytes) -> None:
         """Read and check a schema."""
@@ -213,7 +204,6 @@ class Schema:
         self.nodes: list[Node] = []
         self.weight: int = 32 * len(data)
         self.size: int = 0
-        self.columns: int = 0
         self.depth: int = 0
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack_plain(data, "schema"), 0)
@@ -254,8 +244,6 @@ class Schema:
             self.nodes.append(node)
             node.dims += len(form.numbers) - (rank is not None)
             self.numbers = node.end = node.dims + (rank or 0)
-        if form.children == PER_KEY:
-            self.columns = max(self.columns, len(children))
         if "dtype" in form.fields and type(fields[0]) is str:
             node.itemsize = TORCH_DTYPES.get(fields[0], 0)
         around = self._stacks
@@ -312,13 +300,13 @@ def child_step(node: Node, child: int) -> Any:
 class Places:
     """The buffers of a message, as its numbers are checked against them."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], *, in_row: bool = False) -> None:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components, each of which is one
-        self.expanded: int = 0  # bytes that indirect columns take once they are made
-        self.made: int = 0  # bytes that narrow cells take once they are made, and documents
+        self.expanded: int = 0  # bytes that values take once they are made of what is stored
+        self.in_row: bool = in_row
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
         """Check that bytes are in a buffer, and that all values fit the payload."""
@@ -337,6 +325,11 @@ class Places:
             return
         raise fail("out_of_bounds", f"expected {error}", path=path)
 
+    def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """The same of documents, offsets and shapes: each row of them takes more memory than it."""
+        self.claim(buffer, offset, size, path)
+        self.expanded += EXPANSION * size
+
 
 def check_groups(groups: Sequence[Group], places: Places) -> None:
     """Check what the numbers say of the ragged groups."""
@@ -345,7 +338,7 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
         if group.min > group.max:
             raise fail("bad_offsets", f"expected min <= max, found {list(group[3:])}", path=path)
         if group.rows > 1:
-            places.claim(group.buffer, group.offset, 8 * (group.rows + 1), path)
+            places.claim_rows(group.buffer, group.offset, 8 * (group.rows + 1), path)
         elif group.min < group.max or group.max > 0 == group.rows:
             expected = "one length of one row" if group.rows else "0 without rows"
             raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
@@ -406,6 +399,8 @@ def _claim_table(
 ) -> None:
     """See that the table of an indirect column is there, and count what the column will take."""
     kind, runs = node.kind, runs_of(node.kind, own[2])
+    # What repeats would repeat again in each row, and so on for every level of rows.
+    expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
     rows = shape[0] if kind is Kind.TENSOR and shape else 0
     if kind is Kind.TENSOR:
         # Each has a number in an index, of a bit at least.
@@ -417,7 +412,7 @@ def _claim_table(
     places.claim(own[0], own[1], 8 * len(RUN_NUMBERS) * runs)
     size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
     # Rows without cells, too: they take a look at each.
-    places.expanded += size + 8 * rows * runs
+    places.expanded += size + ROW_COST * rows * runs
 
 
 def _no_group(group: int, groups: int) -> WireFormatError:
@@ -435,12 +430,11 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         if own[3] >= len(groups):
             raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
-        places.made += DOCUMENT_COST * own[4]
     if kind in LEAVES and held and runs_of(kind, own[2]):
         _claim_table(node, own, shape, groups, places)
     elif kind in (Kind.TENSOR, Kind.JAGGED):
         places.claim(own[0], own[1], stored_size(node.fields[0], own[2], cells))
-        places.made += 0 if own[2] == PLAIN else cells * node.itemsize
+        places.expanded += 0 if own[2] == PLAIN else cells * node.itemsize
     elif kind is Kind.ARRAY:
         size = cells * numpy_itemsize(node.fields[0])
         expect(size <= INT64_MAX, "bad_record", "fewer than 2**63 bytes", shape)
@@ -449,14 +443,14 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
         expect(own[2] == PLAIN or not own[4], "bad_record", "documents as they are", own[2])
-        places.claim(own[0], own[1], own[4])
+        places.claim_rows(own[0], own[1], own[4])
     elif kind is Kind.TENSOR_VIEWS:
         places.claim(own[0], own[1], cells * node.itemsize)
-        places.claim(own[2], own[3], 16 * own[4])
+        places.claim_rows(own[2], own[3], 16 * own[4])
         places.objects += own[4]
     elif kind is Kind.STRIDED_NESTED:
         places.claim(own[0], own[1], own[2] * node.itemsize)
-        places.claim(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
+        places.claim_rows(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
         places.objects += own[5]
     elif kind is Kind.SPARSE_COO:
         expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])

@@ -91,7 +91,6 @@ class Kind(IntEnum):
     JAGGED = 49
     STRIDED_NESTED = 50
     SPARSE_COO = 51
-    SPARSE_COMPRESSED = 52
     TENSOR_VIEWS = 56
     # tensordict
     TENSORDICT = 64
@@ -110,7 +109,7 @@ call of Python."""
 
 LEAVES = frozenset(
     (
-        *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO, Code.SPARSE_COMPRESSED),
+        *(Code.TENSOR, Code.JAGGED, Code.STRIDED_NESTED, Code.SPARSE_COO),
         *(Code.TENSORDICT, Code.LAZY_STACK, Code.USER),
         *(Code.NON_TENSOR_DATA, Code.NON_TENSOR_ROWS, Code.NON_TENSOR_STACK),
     )
@@ -155,9 +154,6 @@ INTEGER_DTYPES = frozenset(
 )
 """Dtypes whose cells may be stored narrower than they are."""
 
-COMPRESSED_LAYOUTS = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
-BLOCKED_LAYOUTS = ("sparse_bsr", "sparse_bsc")
-
 PLAIN, BITS = 0, 1
 """How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
 
@@ -181,12 +177,12 @@ NO_INDEX = -1
 """The `index_buffer` of a run whose rows all begin at cell 0."""
 
 EXPANSION = 64
-"""Bytes that indirect columns may take, all of them together, for each byte of their message; as
-many as one bit takes that is stored for an int64. What they may take besides is a limit."""
+"""Bytes that a message may ask for, for each of its own: one bit may stand for an int64. What it
+may ask for besides is a limit. A byte of documents,
+offsets or shapes counts for as many."""
 
-DOCUMENT_COST = 16
-"""How many bytes a byte of a repeated document counts for, beyond those of `EXPANSION`: objects
-take more memory than their documents."""
+ROW_COST = 32
+"""Bytes that each row of each run of an indirect column counts for."""
 
 
 def narrow_code(width: int, signed: bool) -> int:

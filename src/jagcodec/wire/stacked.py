@@ -240,7 +240,7 @@ def _sound(
     few = all(node.end - node.dims <= _MOST_DIMS for node in columns)
     # Rows that no cell vouches for have one dim.
     few = few and all(node.end - node.dims == 1 for node in batches)
-    if not (simple and few) or schema.columns > limits.columns or schema.depth > limits.depth:
+    if not (simple and few) or schema.depth > limits.depth:
         return none
     first = schema.numbers + 2
     held = numbers.shape[1] - first - 5 * groups

@@ -1,8 +1,7 @@
-"""Tensors as what they are views of: compressed sparse ones, and lists of views of one storage.
+"""Lists of tensors that are views of one storage, found, merged, and sent as one buffer.
 
-The second are found, merged, and sent as one buffer: what TransferQueue sends as thousands of row
-views is one range of memory, or a few. Sent view by view each would be a frame; sent as a storage,
-padding and neighbours would be sent too.
+What TransferQueue sends as thousands of row views is one range of memory, or a few. Sent view by
+view each would be a frame; sent as a storage, padding and neighbours would be sent too.
 """
 
 from __future__ import annotations
@@ -16,16 +15,6 @@ import torch
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-
-COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def compressed_indices(tensor: torch.Tensor) -> tuple[str, torch.Tensor, torch.Tensor]:
-    """The layout of a compressed sparse tensor by name, its compressed and its plain indices."""
-    row_first = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    compressed = tensor.crow_indices() if row_first else tensor.ccol_indices()
-    plain = tensor.col_indices() if row_first else tensor.row_indices()
-    return str(tensor.layout).removeprefix("torch."), compressed, plain
 
 
 class Merged(NamedTuple):

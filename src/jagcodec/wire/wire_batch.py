@@ -244,7 +244,7 @@ class WireBatch(OpenBatch):
 
         Raises:
             WireFormatError: A field is malformed.
-            ArgumentError: Rows were chosen of a column that has none to choose, such as CSR; or
+            ArgumentError: Rows were chosen of a column whose rows torch cannot choose; or
                 columns of several messages differ.
         """
         leaves = self.source.leaves(self.column_keys, self.chosen)

@@ -1,0 +1,276 @@
+"""What a batch costs as rectangles, on this wire, and under the options of `encode`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from jagcodec.batch.columns import columns_of, opened
+from jagcodec.batch.describe import ColumnDescription, MessageDescription, describe_message
+from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
+from jagcodec.pack.columns import pack_jagged_fields
+from jagcodec.ragged.nested import is_jagged
+from jagcodec.ragged.row_splits import Lengths, read_lengths
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
+from jagcodec.wire.wire_batch import WireBatch
+
+WORTH = 0.05
+"""The share of a message that an option must save to be worth it."""
+
+
+@dataclass(frozen=True)
+class ColumnTax:
+    """One column, in bytes.
+
+    Attributes:
+        name: The column; names of nested columns are joined with dots.
+        layout: ``"jagged"``, ``"rectangular"``, ``"object"`` or ``"other"``: how it is sent.
+        padded_bytes: Its size as a rectangle.
+        wire_bytes: Its size in a message.
+        narrow_bytes: The same with `narrow`. This and the next two are None if they were not
+            measured.
+        elide_bytes: With `elide`; cells that columns share count for the first of them.
+        both_bytes: With both.
+    """
+
+    name: str
+    layout: str
+    padded_bytes: int
+    wire_bytes: int
+    narrow_bytes: int | None = None
+    elide_bytes: int | None = None
+    both_bytes: int | None = None
+
+    @property
+    def saved_percent(self) -> float:
+        """How much smaller it is in a message than as a rectangle."""
+        saved = self.padded_bytes - self.wire_bytes
+        return 100 * saved / self.padded_bytes if self.padded_bytes else 0.0
+
+
+_FORMS = ("padded", "wire", "narrow", "elide", "both")
+
+
+@dataclass(frozen=True)
+class PaddingTax:
+    """A batch, in bytes. `str()` of it is a table.
+
+    Attributes:
+        rows: N.
+        fill: Share of the padded cells that are tokens, 0 to 1; 1 if nothing is jagged.
+        columns: One `ColumnTax` per column.
+        overhead: What a message adds to its columns: header, row offsets, alignment, `meta`.
+    """
+
+    rows: int
+    fill: float
+    columns: tuple[ColumnTax, ...]
+    overhead: ColumnTax
+
+    @property
+    def total(self) -> ColumnTax:
+        """The sums over all columns and the overhead."""
+        parts = (*self.columns, self.overhead)
+        sizes = [[getattr(part, f"{form}_bytes") for part in parts] for form in _FORMS]
+        sums: list[Any] = [None if None in column else sum(column) for column in sizes]
+        return ColumnTax("total", "", *sums)
+
+    @property
+    def advice(self) -> str:
+        """One sentence: the fewest options of `encode` that save most; empty if not measured."""
+        total = self.total
+        sizes = {
+            "narrow=True": total.narrow_bytes,
+            "elide=True": total.elide_bytes,
+            "narrow=True, elide=True": total.both_bytes,
+        }
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if not known or not total.wire_bytes:
+            return ""
+        near = min(known.values()) + WORTH * total.wire_bytes
+        name = min(
+            (name for name in known if known[name] <= near), key=lambda n: (len(n), known[n])
+        )
+        saved = 1 - known[name] / total.wire_bytes
+        if saved < WORTH:
+            return f"No option of encode saves {WORTH:.0%} of the bytes."
+        return f"encode(..., {name}) saves {saved:.0%} of the bytes."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {**asdict(self), "total": asdict(self.total), "advice": self.advice}
+
+    def __str__(self) -> str:
+        return "\n".join(_table(self))
+
+
+def padding_tax(
+    source: Any,
+    *,
+    lengths: Lengths | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    padded_width: int | None = None,
+    options: bool = False,
+) -> PaddingTax:
+    """What a batch costs as rectangles, and what it costs on this wire.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import padding_tax
+        >>> ids = torch.arange(600).view(2, 300)
+        >>> tax = padding_tax({"ids": ids}, lengths=[100, 300], options=True)
+        >>> column = tax.columns[0]
+        >>> column.padded_bytes, column.wire_bytes, column.narrow_bytes, round(tax.fill, 2)
+        (4800, 3200, 800, 0.67)
+
+    Args:
+        source: A batch: a TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`,
+            frames, or a blob. Or padded columns, with `lengths` and `token_aligned_fields` as
+            for `pack_jagged_fields`. Or bare lengths, (N,) integers: then the tax of one column of
+            int64 tokens.
+        lengths: Of padded columns: (N,) valid tokens per row.
+        token_aligned_fields: Of padded columns: names of the per-token ones.
+        padded_width: Width S of the rectangles; by default the longest row, or of padded columns
+            their own, so that a batch measures less tax than the wider columns it came from.
+        options: Measure `narrow` and `elide` of `encode` too: the batch is encoded once for each.
+
+    Returns:
+        Rows, fill, and the bytes of each column. Wire bytes are those of the message that
+        `encode` makes of the batch without options; for bare lengths, the column's cells and its
+        row offsets, without a header.
+
+    Raises:
+        ArgumentError: A row is longer than `padded_width`, or as from `pack_jagged_fields`.
+        ArgumentTypeError: `source` is none of these, or as from `pack_jagged_fields`.
+        UnsupportedTypeError: As `encode`.
+        WireFormatError: A message is malformed.
+    """
+    width = _usable_width(padded_width)
+    if isinstance(source, Mapping) and lengths is not None:
+        names = token_aligned_fields
+        td = pack_jagged_fields(source, lengths=lengths, token_aligned_fields=names)
+        own = {
+            name: column.numel() * column.itemsize
+            for name, column in source.items()
+            if isinstance(column, torch.Tensor) and not is_jagged(column)
+        }
+        return _measured(td, {}, own if width is None else {}, width, options)
+    if not isinstance(source, (dict, TensorDictBase, WireBatch)) and not _is_message(source):
+        return _of_lengths(source, width)
+    batch = opened(source, f"{_HERE}(source)")
+    if isinstance(batch, WireBatch):
+        return _measured(batch.to_encode(), {"meta": batch.meta or None}, {}, width, options)
+    columns = columns_of(batch, f"{_HERE}(source)")  # which refuses what is not a batch
+    return _measured(
+        batch if isinstance(batch, TensorDictBase) else columns, {}, {}, width, options
+    )
+
+
+_HERE = "padding_tax"
+
+
+def _is_message(source: Any) -> bool:
+    """Whether it is a message, and not the lengths of rows."""
+    if isinstance(source, (torch.Tensor, np.ndarray)):
+        # A blob may be an array of bytes; no lengths begin like one.
+        start = source.reshape(-1)[: len(BLOB_MAGIC)]
+        return source.itemsize == 1 and bytes(v % 256 for v in start.tolist()) == BLOB_MAGIC
+    if isinstance(source, (list, tuple)):
+        return bool(source) and isinstance(source[0], (bytes, bytearray, memoryview))
+    return isinstance(source, (bytes, bytearray, memoryview))
+
+
+def _of_lengths(source: Any, width: int | None) -> PaddingTax:
+    where = f"{_HERE}(source)"
+    try:
+        tensor = torch.as_tensor(source if isinstance(source, torch.Tensor) else list(source))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            "bad_type", where, f"expected a batch, columns or lengths, found {error}"
+        ) from error
+    row_splits = read_lengths(tensor if tensor.numel() else tensor.to(torch.int64), where)
+    cells = row_splits.rows * _checked_width(row_splits.max, width, where)
+    column = ColumnTax("tokens", "jagged", 8 * cells, 8 * row_splits.total)
+    overhead = ColumnTax(_OVERHEAD, "", 0, row_splits.host.nbytes)
+    fill = row_splits.total / cells if cells else 1.0
+    return PaddingTax(row_splits.rows, fill, (column,), overhead)
+
+
+_OVERHEAD = "header and offsets"
+
+
+def _measured(
+    value: Any, how: Any, own: Mapping[str, int], width: int | None, options: bool
+) -> PaddingTax:
+    """The report of a value that `encode` accepts; `own`: the bytes of padded columns."""
+    switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * options]]
+    messages = [
+        describe_message(encode(value, narrow=narrow, elide=elide, **how))
+        for narrow, elide in switches
+    ]
+    plain: MessageDescription = messages[0]
+    columns: list[ColumnTax] = []
+    valid = cells = 0
+    for parts in zip(*(message.columns for message in messages), strict=True):
+        column: ColumnDescription = parts[0]
+        name = ".".join(column.keys)
+        rectangle = column.bytes
+        if column.rows is not None:
+            lengths = plain.rows_of[column.rows].lengths
+            dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
+            token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
+            longest = _checked_width(int(lengths.max(initial=0)), width, f"{_HERE}({name!r})")
+            rectangle = own.get(name, len(lengths) * longest * token)
+            valid += int(lengths.sum()) * token
+            cells += rectangle
+        layout = _LAYOUTS.get(column.kind, "other")
+        columns.append(ColumnTax(name, layout, rectangle, *(part.bytes for part in parts)))
+    rest = (message.bytes - sum(c.bytes for c in message.columns) for message in messages)
+    overhead = ColumnTax(_OVERHEAD, "", 0, *rest)
+    return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
+
+
+_LAYOUTS = {
+    "jagged": "jagged",
+    **dict.fromkeys(("tensor", "array"), "rectangular"),
+    **dict.fromkeys(("object", "object_array", "list", "value"), "object"),
+}
+
+
+def _usable_width(width: Any) -> int | None:
+    where = f"{_HERE}(padded_width)"
+    if width is not None and type(width) is not int:
+        raise ArgumentTypeError("bad_type", where, f"expected a width, found {width!r}")
+    if width is not None and width < 0:
+        raise ArgumentError("bad_option", where, f"expected 0 or more, found {width}")
+    return width
+
+
+def _checked_width(longest: int, width: int | None, path: str) -> int:
+    if width is not None and longest > width:
+        raise ArgumentError(
+            "row_too_long", path, f"expected rows of at most {width} tokens, found {longest}"
+        )
+    return longest if width is None else width
+
+
+def _table(tax: PaddingTax) -> list[str]:
+    parts = (*tax.columns, tax.overhead, tax.total)
+    forms = [form for form in _FORMS if getattr(tax.overhead, f"{form}_bytes") is not None]
+    names = [shown(part.name, 32) for part in parts]
+    width = max(map(len, names))
+    head = f"{'column':<{width}}  {'layout':<11}" + "".join(f"  {f'{x} B':>13}" for x in forms)
+    lines = [f"{tax.rows} rows, {tax.fill:.1%} of the padded cells are tokens"]
+    lines.append(f"{head}  {'saved':>7}")
+    for part, name in zip(parts, names, strict=True):
+        cells = "".join(f"  {getattr(part, f'{form}_bytes'):>13,}" for form in forms)
+        saved = "" if part is tax.overhead else f"{part.saved_percent:6.1f}%"
+        lines.append(f"{name:<{width}}  {part.layout:<11}{cells}  {saved:>7}".rstrip())
+    return [*lines, tax.advice] if tax.advice else lines

@@ -1,0 +1,210 @@
+"""The padding tax says what messages weigh, under every option."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from jagcodec import (
+    BatchedDataDict,
+    WireFormatError,
+    concat_rows,
+    encode,
+    open_wire,
+    pack_jagged_fields,
+    padding_tax,
+    stack_or_nest,
+    to_blob,
+)
+from jagcodec.testing import jagged_batches
+from tests.helpers import size
+from tests.wire.test_elide import rollouts
+
+FORMS: dict[str, Any] = {
+    "wire": {},
+    "narrow": {"narrow": True},
+    "elide": {"elide": True},
+    "both": {"narrow": True, "elide": True},
+}
+
+
+def measured(source: Any, **how: Any) -> Any:
+    """The tax with options, of which no size is None."""
+    return padding_tax(source, options=True, **how)
+
+
+def check_sums(tax, value, **options):
+    """Every sum is the size of a message that was made by itself."""
+    for name, form in FORMS.items():
+        total = getattr(tax.total, f"{name}_bytes")
+        assert total == size(encode(value, **form, **options)), name
+        parts = [getattr(part, f"{name}_bytes") for part in (*tax.columns, tax.overhead)]
+        assert sum(parts) == total
+        assert min(parts) >= 0
+    assert tax.total.padded_bytes == sum(column.padded_bytes for column in tax.columns)
+
+
+@settings(max_examples=25)
+@given(jagged_batches())
+def test_sums_are_the_sizes_of_messages(batch):
+    names = batch.token_aligned_fields
+    how: Any = {"lengths": batch.lengths, "token_aligned_fields": names}
+    td = pack_jagged_fields(batch.fields, **how)
+    tax = measured(batch.fields, **how)
+    check_sums(tax, td)
+    plain = padding_tax(batch.fields, **how)
+    assert [c.wire_bytes for c in plain.columns] == [c.wire_bytes for c in tax.columns]
+    assert plain.total.narrow_bytes is plain.total.elide_bytes is plain.total.both_bytes is None
+    assert tax.rows == len(batch.lengths)
+    assert [column.name for column in tax.columns] == list(batch.fields)
+    for found in tax.columns:
+        column = batch.fields[found.name]
+        if isinstance(column, torch.Tensor):
+            assert found.padded_bytes == column.numel() * column.itemsize
+        if found.name in names:
+            assert found.layout == "jagged"
+            cell = column.shape[2:].numel() * column.itemsize
+            assert found.wire_bytes == int(batch.lengths.sum()) * cell
+    assert tax.total.both_bytes <= tax.total.narrow_bytes
+    json.dumps(tax.as_dict())
+
+
+def test_cells_that_columns_share_count_for_the_first():
+    td = rollouts()
+    tax = measured(td)
+    check_sums(tax, td)
+    columns = {column.name: column for column in tax.columns}
+    # Prompts and responses come before the ids, which are made of them.
+    assert columns["input_ids"].elide_bytes < columns["input_ids"].wire_bytes / 10
+    assert columns["prompts"].elide_bytes * 3 < columns["prompts"].wire_bytes
+    assert columns["attention_mask"].narrow_bytes == -(-columns["attention_mask"].wire_bytes // 64)
+
+
+def test_every_form_of_a_batch_weighs_the_same():
+    td = pack_jagged_fields(
+        {"ids": torch.arange(12).view(3, 4), "text": np.array(["a", "b", "c"], dtype=object)},
+        lengths=[3, 1, 2],
+        token_aligned_fields=["ids"],
+    )
+    td["inner"] = TensorDict({"x": torch.ones(3, 2)}, [3])
+    expected = padding_tax(td, options=True)
+    frames = encode(td)
+    blob = to_blob(frames)
+    forms = (
+        *(dict(td.items()), frames, bytes(blob), open_wire(frames)),
+        torch.frombuffer(blob, dtype=torch.uint8),
+    )
+    for form in forms:
+        assert padding_tax(form, options=True) == expected
+    # As `encode` would make it without options, however it is stored now.
+    assert padding_tax(encode(td, narrow=True, checksum=True), options=True) == expected
+
+
+def test_a_batched_data_dict_and_a_join():
+    data = BatchedDataDict({"ids": torch.arange(12).view(3, 4)}, meta_info={"step": 1})
+    (column,) = padding_tax(data, options=True).columns
+    assert (column.name, column.wire_bytes, column.narrow_bytes) == ("ids", 96, 12)
+    both = concat_rows([open_wire(encode(rollouts()))] * 2)
+    assert padding_tax(both).rows == 2 * len(rollouts())
+
+
+def test_meta_of_a_message_is_overhead():
+    td = rollouts()
+    frames = encode(td, meta={"step": list(range(5000))})
+    tax = padding_tax(frames, options=True)
+    check_sums(tax, td, meta={"step": list(range(5000))})
+    assert tax.columns == padding_tax(td, options=True).columns
+
+
+def test_strings_of_two_rows_are_their_bytes():
+    """One column was booked with the ragged group that it shares with none."""
+    td = TensorDict({"text": np.array(["a", "b"], dtype=object)}, [2])
+    assert padding_tax(td).columns[0].wire_bytes == 4
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(50, 60))
+def test_bare_lengths(lengths, width):
+    tax = padding_tax(lengths, padded_width=width)
+    assert tax.total.padded_bytes == len(lengths) * width * 8
+    assert tax.total.wire_bytes == sum(lengths) * 8 + 8 * (len(lengths) + 1)
+    assert tax.fill == (sum(lengths) / (len(lengths) * width) if lengths else 1.0)
+    for same in (np.array(lengths, dtype=np.int64), torch.tensor(lengths, dtype=torch.int32)):
+        assert padding_tax(same, padded_width=width) == tax
+
+
+def test_a_width_is_that_of_every_jagged_column():
+    inner = TensorDict({"y": torch.ones(2, 4)}, [2])
+    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)]), "inner": inner}, [2])
+    tax = padding_tax(td, padded_width=8)
+    assert [(c.name, c.padded_bytes, c.wire_bytes) for c in tax.columns] == [
+        ("x", 64, 16),
+        ("inner.y", 32, 32),
+    ]
+    assert tax.columns[0].saved_percent == 75.0
+    assert tax.fill == 0.25
+    padded = {"x": torch.ones(2, 20)}
+    how: Any = {"lengths": [1, 3], "token_aligned_fields": ["x"]}
+    assert padding_tax(padded, **how).total.padded_bytes == 160
+    assert padding_tax(padded, padded_width=8, **how).total.padded_bytes == 64
+
+
+def test_the_table_is_for_people():
+    words = np.array(["a", "b"], dtype=object)
+    fields = {"ids": torch.ones(2, 100, dtype=torch.int64), "words\n\x1b[31m": words}
+    tax = padding_tax(fields, lengths=torch.tensor([10, 100]))
+    lines = str(tax).splitlines()
+    assert lines[0] == "2 rows, 55.0% of the padded cells are tokens"
+    assert lines[2].split() == ["ids", "jagged", "1,600", "880", "45.0%"]
+    assert lines[3].split()[:2] == [r"words\n\x1b[31m", "object"]
+    assert lines[-1].startswith("total")
+    lines = str(padding_tax(fields, lengths=[10, 100], options=True)).splitlines()
+    head = "column layout padded B wire B narrow B elide B both B saved"
+    assert lines[1].split() == head.split()
+    assert lines[-1].startswith("encode(..., narrow=True) saves ")
+
+
+@pytest.mark.parametrize(
+    ("column", "advice"),
+    [
+        (torch.rand(50, 50, dtype=torch.float64), "No option of encode saves 5% of the bytes."),
+        (torch.randint(256, 1000, (50, 50)), "encode(..., narrow=True) saves 7"),
+        (torch.ones(50, 1).expand(50, 500), "encode(..., elide=True) saves 9"),
+    ],
+)
+def test_the_fewest_options_that_save_most(column, advice):
+    td = pack_jagged_fields({"x": column}, lengths=[column.shape[1]] * 50)
+    assert padding_tax(td, options=True).advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: padding_tax([3, 9], padded_width=8), ValueError, "at most 8.*found 9"),
+        (lambda: padding_tax(rollouts(), padded_width=8), ValueError, "'prompts'.*at most 8"),
+        (lambda: padding_tax([3], padded_width=-1), ValueError, "padded_width.*0 or more"),
+        (lambda: padding_tax([3], padded_width="8"), TypeError, "padded_width"),  # type: ignore[arg-type]
+        (lambda: padding_tax([3], padded_width=True), TypeError, "padded_width"),
+        (lambda: padding_tax([-1]), ValueError, "row 0"),
+        (lambda: padding_tax([0.5]), TypeError, "integer"),
+        (lambda: padding_tax(["x"]), TypeError, "lengths"),
+        (lambda: padding_tax(7), TypeError, "lengths"),
+        (lambda: padding_tax(None), TypeError, "lengths"),
+        (lambda: padding_tax([2**62] * 3), ValueError, "add up"),
+        (lambda: padding_tax(TensorDict({}, [])), ValueError, "batch dim"),
+        (lambda: padding_tax(b"nonsense"), WireFormatError, "jagcodec"),
+        (lambda: padding_tax(encode({"step": 3})), WireFormatError, "use decode"),
+        (
+            lambda: padding_tax(TensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}, [])])),
+            TypeError,
+            "lazy stack.*contiguous",
+        ),
+    ],
+)
+def test_bad_arguments(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

@@ -1,0 +1,211 @@
+"""Messages below 1 kB that ask for as much as default limits allow, and what they cost to read.
+
+    python -m tests.wire.worst
+
+It prints the peak of resident memory and the seconds of each reader for each message.
+"""
+
+import ctypes
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jagcodec import Limits, concat_rows, decode, materialize, open_wire
+from jagcodec.memory import blocks
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    message,
+    node,
+    rows_node,
+    run,
+    table,
+    tensor,
+    tensordict,
+    zstd,
+)
+
+_BLOCK = 1 << 17
+_BLOCKS = 180  # of one byte each, which take four bytes, so that the message is below 1 kB
+_ASKED = Limits().expanded + 64 * 150
+
+
+def frame(size, *start, byte=b"\0"):
+    """A zstd frame of some bytes, then one byte again and again."""
+    head = b"".join(start)
+    size = min(size, _BLOCKS * _BLOCK)
+    left = size - len(head)
+    runs = [(byte, _BLOCK)] * (left // _BLOCK) + [(byte, left % _BLOCK)] * (left % _BLOCK > 0)
+    return size, zstd(*[head] * bool(head), *runs, size=size)
+
+
+def batch(rows, columns, *frames, groups=()):
+    """The message of a batch; a frame is bytes, or a size and what is stored of it."""
+    pairs = [pair if type(pair) is tuple else (len(pair), pair) for pair in frames]
+    sizes, sent = [size for size, _ in pairs], [data for _, data in pairs]
+    return message(
+        tensordict([rows], columns), *sent, sizes=sizes, stored=[*map(len, sent)], groups=groups
+    )
+
+
+def one_frame():
+    size, data = frame(_ASKED)
+    return batch(size, {"a": tensor(shape=[size])}, (size, data))
+
+
+def bits(dtype, width):
+    """One jagged row of cells that are stored as bits."""
+    size, data = frame(_ASKED // (1 + 8 * width))
+    cells = 8 * size
+    column = jagged(0, 1, [cells], dtype, 0, 0, 1)
+    return batch(1, {"a": column}, (size, data), groups=[[0, 0, 1, cells, cells]])
+
+
+def bits_of_a_tensor():
+    size, data = frame(_ASKED // 65)
+    return batch(8, {"a": tensor("int64", [8, size], 0, 0, 1)}, (size, data))
+
+
+def documents(byte, stored=0):
+    """One row: a list of the smallest objects, each of one byte."""
+    size, data = frame(_ASKED // 65, b"\xdd", (_ASKED // 65 - 5).to_bytes(4, "big"), byte=byte)
+    return batch(1, {"a": rows_node(size)}, (size, data), groups=[[0, 0, 1, size, size]])
+
+
+def components():
+    size, data = frame(_ASKED // 65 // 8 * 8)
+    count = size // 8
+    nested = node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 0, 0, 0, count])
+    return batch(count, {"a": nested}, (size, data))
+
+
+def rows_without_cells(columns):
+    """Rows of several columns of one group, whose offsets are all 0."""
+    size, data = frame(_ASKED // 65 // 8 * 8)
+    rows = size // 8 - 1
+    leaves = {f"c{i}": jagged(0, 1, [0], "int64", 0, 0) for i in range(columns)}
+    return batch(rows, leaves, (size, data), groups=[[0, 0, rows, 0, 0]])
+
+
+def rows_of_an_indirect_tensor():
+    """Each is one byte, and begins at the first: its index is a bit."""
+    rows = (_ASKED - 4096) // 34
+    size, data = frame(rows // 8 + 1)
+    rows = min(rows, 8 * size)
+    head = table(run(1, (1, 0), index=(1, 0), narrow=1))
+    return batch(rows, {"a": tensor("uint8", [rows], 0, 0, 65)}, head, (size, data))
+
+
+def wide_rows_of_an_indirect_tensor():
+    rows = 256
+    size, data = frame((_ASKED - 64 * 1024) // (rows * 64 + 1))
+    head = table(run(1, (1, 0), stored=1, index=(1, 0), narrow=1))
+    column = tensor("int64", [rows, 8 * size], 0, 0, 65)
+    return batch(rows, {"a": column}, head, (size, data))
+
+
+def indirect_rows(runs, dtype="int64", width=8):
+    """Rows that are all the same, of cells that are stored as bits."""
+    rows = 30
+    each = (_ASKED - 64 * 1024) // (rows * runs * width + 1) // 8 * 8
+    size, data = frame(each // 8)
+    each = 8 * size
+    lengths = int64s(*(i * runs * each for i in range(rows + 1)))
+    parts = int64s(*(i * each for i in range(rows + 1)))
+    head = table(*[run(each, (1, 0), group=int(runs > 1), stored=1) for _ in range(runs)])
+    groups = [[0, 0, rows, runs * each, runs * each]]
+    frames = [lengths + parts + head] if runs > 1 else [lengths + head]
+    groups += [[0, len(lengths), rows, each, each]] * (runs > 1)
+    offset = len(frames[0]) - len(head)
+    column = jagged(0, 1, [runs * rows * each], dtype, 0, offset, 64 + runs)
+    return batch(rows, {"a": column}, *frames, (size, data), groups=groups)
+
+
+def indirect_documents():
+    """Rows of documents that share their bytes, and become an object each."""
+    rows = 40
+    most = 64 * 400 + Limits().expanded // 64
+    each = most // rows
+    size, data = frame(each, b"\xdd", (each - 5).to_bytes(4, "big"), byte=b"\x80")
+    offsets = int64s(*(i * size for i in range(rows + 1)))
+    head = table(run(size, (1, 0)))
+    column = rows_node(rows * size, 0, len(offsets), 0, 65)
+    return batch(
+        rows, {"a": column}, offsets + head, (size, data), groups=[[0, 0, rows, size, size]]
+    )
+
+
+WORST = {
+    "one frame": one_frame,
+    "int64 as bits": lambda: bits("int64", 8),
+    "bool as bits": lambda: bits("bool", 1),
+    "a tensor as bits": bits_of_a_tensor,
+    "documents: maps": lambda: documents(b"\x80"),
+    "documents: lists": lambda: documents(b"\x90"),
+    "documents: empty strings": lambda: documents(b"\xa0"),
+    "components": components,
+    "rows without cells": lambda: rows_without_cells(1),
+    "rows without cells, 8 columns": lambda: rows_without_cells(8),
+    "indirect tensor, many rows": rows_of_an_indirect_tensor,
+    "indirect tensor, wide rows": wide_rows_of_an_indirect_tensor,
+    "indirect rows": lambda: indirect_rows(1),
+    "indirect rows, uint8": lambda: indirect_rows(1, "uint8", 1),
+    "indirect rows, 4 runs": lambda: indirect_rows(4),
+    "indirect documents": indirect_documents,
+}
+
+
+def leaf_by_leaf(frames):
+    opened = open_wire(frames)
+    return [opened.leaf(name) for name in opened.fields]
+
+
+READERS: dict[str, Any] = {
+    "decode": decode,
+    "open_wire": leaf_by_leaf,
+    "open_wire, rows": lambda frames: open_wire(frames).rows([0]).to_tensordict(),
+    "to_frames": lambda frames: open_wire(frames).rows([0]).to_frames(),
+    "materialize": materialize,
+    "materialize, jagged": lambda frames: materialize(frames, layout="jagged"),
+    "join": lambda frames: concat_rows([open_wire(frames), open_wire(frames)]).to_tensordict(),
+}
+
+
+def cost(read):
+    """Seconds of this thread, and bytes by which memory grows at its peak (Linux)."""
+    gc.collect()
+    blocks.release()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    begin = time.thread_time()
+    value = read()
+    seconds = time.thread_time() - begin
+    peak = _status("VmHWM")
+    del value
+    return seconds, max(0, peak - before)
+
+
+def _status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+def main():
+    for name, make in WORST.items():
+        if len(sys.argv) > 1 and sys.argv[1] not in name:
+            continue
+        frames = make()
+        size = sum(map(len, frames))
+        for reader, read in READERS.items():
+            try:
+                seconds, peak = cost(lambda read=read, frames=frames: read(frames))
+                print(f"{name:32} {size:5} {reader:20} {peak / 1e6:7.0f} MB {seconds:6.2f} s")
+            except Exception as error:
+                print(f"{name:32} {size:5} {reader:20} {type(error).__name__} {error!s:.120}")
+
+
+if __name__ == "__main__":
+    main()
