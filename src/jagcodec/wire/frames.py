@@ -250,7 +250,8 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
         expected = f"expected a buffer of at least {size} bytes"
         raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
     preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
-    parts: list[Any] = [_flat(preamble), _flat(message.header), *message.buffers]
+    start = [np.frombuffer(data, dtype=np.uint8) for data in (preamble, message.header)]
+    parts: list[Any] = [*start, *message.buffers]
     begins = [0, PREAMBLE.size, *starts]
     sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
     ready = [part for part in parts[2:] if not isinstance(part, int)]
@@ -269,10 +270,6 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
             target[begin:end] = part
     message.write(rest)
     return size
-
-
-def _flat(data: bytes) -> ByteArray:
-    return np.frombuffer(data, dtype=np.uint8)
 
 
 def writable_bytes(buffer: Any, path: str) -> ByteArray:
