@@ -48,9 +48,9 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import (
-    concat_sparse,
     lazy_stack_like,
     select_view,
+    sparse_rows,
     tensordict_like,
 )
 from jagcodec.ragged.select import select_leaf as select_tensordict_leaf
@@ -271,7 +271,7 @@ def _concat_tensors(leaves: Sequence[torch.Tensor], pool: RowSplitsPool, path: s
         return cat_bits(leaves, 0)
     if first.layout is torch.sparse_coo:
         _check_equal([leaf.sparse_dim() for leaf in leaves], "number of sparse dims", path)
-        return concat_sparse(leaves)
+        return sparse_rows(lambda: torch.cat(list(leaves)), first.dtype, path)
     raise ArgumentError(
         "bad_option", path, f"expected columns whose rows can be joined, found a {first.layout}"
     )

@@ -26,7 +26,8 @@ from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
 from jagcodec.wire.header import NO_VALUES
-from jagcodec.wire.rows_in_order import OrderedColumn, frames_of_rows
+from jagcodec.wire.lowered import InOrder
+from jagcodec.wire.place import frames_in_order
 from jagcodec.wire.spec import Code
 
 
@@ -166,7 +167,7 @@ def encode_rows(
                     pickles = options.get("allow_pickle", False)
                     document = meta_document(meta, pickles, options.get("default"))
                     values = documents.packer().pack([document])
-                return frames_of_rows(simple[0], 1, simple[1], values)
+                return frames_in_order(simple[0], 1, simple[1], values)
     columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
     message = pending(columns, **options)
     if out is None:
@@ -284,9 +285,9 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 
 def _ordered_columns(
     row: Mapping[str, Any], where: str
-) -> tuple[tuple[Any, ...], list[OrderedColumn]] | None:
+) -> tuple[tuple[Any, ...], list[InOrder]] | None:
     """The schema and the columns of a message of one row; None if a value needs `_columns`."""
-    columns: list[OrderedColumn] = []
+    columns: list[InOrder] = []
     nodes: list[tuple[Any, ...]] = []
     for name, value in row.items():
         kind = type(value)
@@ -294,14 +295,14 @@ def _ordered_columns(
         if number is not None:
             pack, node = number
             try:
-                columns.append((memoryview(pack.pack(value)), None, ()))
+                columns.append((memoryview(pack.pack(value)), None, (1,)))
             except (struct.error, OverflowError):
                 return None  # to be refused
             nodes.append(node)
             continue
         if kind is str:
             packed = memoryview(documents.packer().pack(value))
-            columns.append((packed, (0, len(packed)), None))
+            columns.append((packed, (0, len(packed)), (len(packed),)))
             nodes.append((Code.NON_TENSOR_ROWS,))
             continue
         if kind is list or kind is tuple:
@@ -317,7 +318,7 @@ def _ordered_columns(
         dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
         if dtype is None or not shape or not value.flags.c_contiguous:
             return None
-        columns.append((value, (0, shape[0]), shape[1:]))
+        columns.append((value, (0, shape[0]), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
     return (Code.TENSORDICT, 1, tuple(row), *nodes), columns
 

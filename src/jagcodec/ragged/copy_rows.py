@@ -50,7 +50,11 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
-    starts, lengths = _runs(view, by_row=False)
+    starts: Starts | None
+    if view.ragged_dim == 1 and view.runs is None:  # as most are
+        starts, lengths = view.starts, view.row_splits.lengths
+    else:
+        starts, lengths = _runs(view, by_row=False)
     memory = view.memory
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     return Copy(out, source, None, starts, lengths, view.cell_bytes)

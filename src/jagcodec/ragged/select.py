@@ -6,7 +6,7 @@ nothing here asks it to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,8 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
     Leaves of equal rows share the row splits in `pool`.
 
     Raises:
-        ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
+        ArgumentError: Its rows cannot be chosen (compressed sparse layouts, and COO tensors of
+            dtypes for which torch does not choose them).
         ArgumentTypeError: It is not a leaf of a TensorDict.
     """
     if isinstance(leaf, UnbatchedTensor):
@@ -151,7 +152,7 @@ def _select_tensor(
         )
     if leaf.layout is torch.sparse_coo:
         index = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
-        return leaf.index_select(0, index) if leaf.requires_grad else _select_sparse(leaf, index)
+        return sparse_rows(lambda: leaf.index_select(0, index), leaf.dtype, path)
     if leaf.layout is not torch.strided:
         raise ArgumentError(
             "bad_option",
@@ -182,44 +183,21 @@ def without_rest(leaf: torch.Tensor) -> torch.Tensor:
     return from_words(as_words(leaf).clone(), leaf.dtype)
 
 
-def _select_sparse(leaf: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """``leaf.index_select(0, index)``, which torch has for few dtypes, for every dtype."""
-    words = as_words(leaf._values())
-    size = (*leaf.shape, words.shape[-1])
-    options: Any = {"is_coalesced": leaf.is_coalesced(), "check_invariants": False}
-    picked = torch.sparse_coo_tensor(leaf._indices(), words, size, **options).index_select(0, index)
-    values = from_words(picked._values(), leaf.dtype)
-    size = (len(index), *leaf.shape[1:])
-    options["is_coalesced"] = picked.is_coalesced()
-    return torch.sparse_coo_tensor(picked._indices(), values, size, **options)
+def sparse_rows(make: Callable[[], torch.Tensor], dtype: torch.dtype, path: str) -> torch.Tensor:
+    """The rows of COO tensors that torch chooses or joins.
 
-
-def concat_sparse(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``torch.cat(leaves)`` of COO tensors, which torch has for few dtypes, for every dtype."""
-    first = leaves[0]
-    if any(leaf.requires_grad for leaf in leaves):
-        return torch.cat(list(leaves))
-    bases = np.cumsum([0, *(leaf.shape[0] for leaf in leaves)]).tolist()
-    indices = torch.cat([leaf._indices() for leaf in leaves], 1)
-    parts = [as_words(leaf._values()) for leaf in leaves]
-    if first.sparse_dim():
-        words = torch.cat(parts)
-    else:  # rows are a dim of the values, in each of which the others are 0
-        words = parts[0].new_zeros(indices.shape[1], bases[-1], *parts[0].shape[2:])
-    end = 0
-    for base, part in zip(bases, parts, strict=False):
-        begin, end = end, end + len(part)
-        if first.sparse_dim():
-            indices[0, begin:end] += base
-        else:
-            words[begin:end, base : base + part.shape[1]] = part
-    return torch.sparse_coo_tensor(
-        indices,
-        from_words(words, first.dtype),
-        (bases[-1], *first.shape[1:]),
-        is_coalesced=all(leaf.is_coalesced() for leaf in leaves),
-        check_invariants=False,
-    )
+    Raises:
+        ArgumentError: torch does not do that for this dtype.
+    """
+    try:
+        return make()
+    except RuntimeError as error:
+        raise ArgumentError(
+            "bad_option",
+            path,
+            f"expected a sparse column of a dtype that torch {torch.__version__} supports, found "
+            f"{dtype}; call .to_dense() or select the other columns",
+        ) from error
 
 
 def _select_objects(leaf: Any, chosen: Chosen) -> Any:

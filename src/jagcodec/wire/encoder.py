@@ -3,7 +3,7 @@
 Encoding has four phases, and data is handed from one to the next:
 
     lower   a value -> a schema, and what needs a place; no cell is read (`lowering`)
-    place   what needs a place -> buffers, numbers; device memory is fetched here (`placing`)
+    place   what needs a place -> buffers, numbers; device memory is fetched here (`place`)
     copy    rows -> buffers, one allocation and one kernel call
     write   schema, numbers, values -> the header's bytes
 """
@@ -24,9 +24,9 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of
-from jagcodec.wire.lowered import Columns, Lowered, Name, OpenBatch, Ragged
+from jagcodec.wire.lowered import Columns, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.placing import Placing, nothing_left, with_header
+from jagcodec.wire.place import Placing
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -202,16 +202,15 @@ def pending(
         tree = None
     if meta is not None:
         lowering.values.append(meta_document(meta, allow_pickle, default))
-    lowered = Lowered(tree, lowering.items, lowering.values, lowering.unbacked)
-    if not lowering.items:  # nothing needs a place, as in the messages that control a data plane
-        return with_header(lowered, [], [], [], checksum, nothing_left, list)
+    lowered = lowering.finished(tree)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    placing = Placing(copies, keep_on, elide=elide)
-    message = placing.message(lowered, checksum and level is None)
+    message = Placing(copies, keep_on).message(
+        lowered, checksum=checksum and level is None, narrows=bool(narrow), elides=elide
+    )
     return message if level is None else compressed(message, level, checksum)
 
 

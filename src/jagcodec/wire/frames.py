@@ -200,16 +200,16 @@ class PendingMessage(NamedTuple):
 
 def frames_of(message: PendingMessage) -> list[Frame]:
     """The frames of a message: new ones in one allocation, which is freed with the last of them."""
-    return [message.header, *(part.data for part in written(message.buffers, message.write))]
+    return [message.header, *[part.data for part in written(message.buffers, message.write)]]
 
 
 def written(
     buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
 ) -> list[ByteArray]:
     """The buffers of a `PendingMessage`, all of them written."""
-    sizes = [part for part in buffers if isinstance(part, int)]
-    if not sizes:
+    if int not in map(type, buffers):
         return buffers  # type: ignore[return-value]
+    sizes = [part for part in buffers if isinstance(part, int)]
     memory = allocate_together(sizes)
     write(memory)
     fresh = iter(memory)
@@ -250,7 +250,8 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
         expected = f"expected a buffer of at least {size} bytes"
         raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
     preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
-    parts: list[Any] = [_flat(preamble), _flat(message.header), *message.buffers]
+    start = [np.frombuffer(data, dtype=np.uint8) for data in (preamble, message.header)]
+    parts: list[Any] = [*start, *message.buffers]
     begins = [0, PREAMBLE.size, *starts]
     sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
     ready = [part for part in parts[2:] if not isinstance(part, int)]
@@ -269,10 +270,6 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
             target[begin:end] = part
     message.write(rest)
     return size
-
-
-def _flat(data: bytes) -> ByteArray:
-    return np.frombuffer(data, dtype=np.uint8)
 
 
 def writable_bytes(buffer: Any, path: str) -> ByteArray:

@@ -103,6 +103,14 @@ class ColumnDict(dict[str, Any]):
     """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
 
 
+InOrder: TypeAlias = tuple[
+    "memoryview | np.ndarray[Any, Any]", "tuple[int, ...] | None", "tuple[int, ...]"
+]
+"""A column whose rows lie end to end: contiguous memory, of which only the bytes count; where rows
+begin and end in it, in cells from 0 on, or None of a rectangle; and the dims of its values, or how
+many bytes of documents there are. A plain tuple, because a message of one row takes little else."""
+
+
 class Documents(NamedTuple):
     """One document per row: its numbers are buffer, offset, how they are stored, group and size."""
 
@@ -190,14 +198,14 @@ class Lowered(NamedTuple):
     Attributes:
         schema: Nested tuples; None for a value that is one document.
         items: In the order of the schema's walk: numbers, and what needs a place.
-        values: The documents, in the same order.
+        values: The documents, in the same order, packed.
         unbacked: Paths and numbers of rows that the payload has to vouch for.
     """
 
     schema: Any
     items: list[Any]
-    values: list[Any]
-    unbacked: list[tuple[str, int]]
+    values: bytes
+    unbacked: Sequence[tuple[str, int]] = ()
 
 
 def refusal_of(value: Any, why: str) -> str:

@@ -36,6 +36,7 @@ from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import (
     ColumnDict,
     Columns,
@@ -93,6 +94,18 @@ class Lowering:
         # Tensors on devices: cells, which may stay there, and what has to come to the host.
         self.on_devices: list[torch.Tensor] = []
         self.off_devices: list[torch.Tensor] = []
+
+    def finished(self, tree: Tree) -> Lowered:
+        """All that was lowered, ready to be placed; a value that is one document has no `tree`.
+
+        Raises:
+            UnsupportedTypeError: Documents are too large for msgpack.
+        """
+        try:
+            values = self._pack()(self.values) if self.values else NO_VALUES
+        except ValueError as error:
+            raise self._refused("too_large", f"msgpack: {error}") from error
+        return Lowered(tree, self.items, values, self.unbacked)
 
     def lower(self, value: Any) -> Tree:
         """The tree of a value; what it needs a place for is added to `items`."""
@@ -302,7 +315,7 @@ class Lowering:
             tree = self._child(i, payload)
             try:
                 if type(tree) is tuple:
-                    rows.append(Lowered(tree, self.items, self.values, self.unbacked))
+                    rows.append(self.finished(tree))
                 else:
                     rows.append(pack(tree))
             except ValueError as error:

@@ -14,8 +14,9 @@ import numpy as np
 
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import leaf_of
+from jagcodec.wire.lowered import InOrder
 from jagcodec.wire.message import Message
-from jagcodec.wire.rows_in_order import OrderedColumn, frames_of_rows
+from jagcodec.wire.place import frames_in_order
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -27,13 +28,13 @@ class _Column(NamedTuple):
         data: Its bytes.
         cell: Bytes of one cell, of a row of a rectangle, or 1 of documents.
         offsets: Where rows begin, in cells; None of a rectangle.
-        numbers: Those of its cells' dims; None of documents.
+        dims: Those of a cell; none of documents.
     """
 
     data: memoryview
     cell: int
     offsets: list[int] | None
-    numbers: tuple[int, ...] | None
+    dims: tuple[int, ...]
 
 
 class Slicer:
@@ -47,19 +48,21 @@ class Slicer:
 
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
-        columns: list[OrderedColumn] = []
+        columns: list[InOrder] = []
         known: dict[int, tuple[int, ...]] = {}  # columns share their offsets
         for data, cell, offsets, dims in self._columns:
             if offsets is None:
-                columns.append((data[start * cell : stop * cell], None, dims))
+                shape = (stop - start, *dims)
+                columns.append((data[start * cell : stop * cell], None, shape))
                 continue
             first = offsets[start]
             own = known.get(id(offsets))
             if own is None:
                 own = tuple([offset - first for offset in offsets[start : stop + 1]])
                 known[id(offsets)] = own
-            columns.append((data[first * cell : offsets[stop] * cell], own, dims))
-        return frames_of_rows(self._tree, stop - start, columns, self._values)
+            cells = data[first * cell : offsets[stop] * cell]
+            columns.append((cells, own, (own[-1], *dims)))
+        return frames_in_order(self._tree, stop - start, columns, self._values)
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
@@ -106,4 +109,4 @@ def _column(
     # A row that is a message of its own lies at a multiple of 64, which it would not elsewhere.
     if (((heads == 0) | (heads == ord("j"))) & (splits.lengths > 1)).any():
         return None
-    return _Column(data.data, 1, known, None)
+    return _Column(data.data, 1, known, ())
