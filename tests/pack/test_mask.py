@@ -20,8 +20,10 @@ from jagcodec import (
     pack_jagged_fields,
 )
 from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.testing import bits, rows_of, tensors, torch_dtypes
+from jagcodec.testing import tensors
 from tests.helpers import message
+from tests.oracle import bits, rows_of
+from tests.strategies import torch_dtypes
 
 
 @st.composite
