@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from jagcodec.batch.leaves import agreed, concat_leaves, select_leaf
-from jagcodec.batch.messages import Messages, in_message, same_fields
+from jagcodec.batch.messages import Messages, same_fields
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (
     ArgumentError,
@@ -40,7 +40,7 @@ from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import Frames, open_messages, stacked
+from jagcodec.wire.stacked import Frames, in_message, open_messages, stacked
 from jagcodec.wire.wire_batch import ColumnSource, Keys, MessageColumns, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
@@ -183,7 +183,7 @@ class JoinedRows(ColumnSource):
             if place is None:
                 for i in range(len(self._counts)):
                     names |= dict.fromkeys(self._part(i).select([name]).narrow_names())
-            elif place.stored.any():
+            elif place.narrow:
                 names[name,] = None
         return list(names)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import Frames, Stack, of_message
+from jagcodec.wire.stacked import Frames, Stack
 
 
 class Place(NamedTuple):
@@ -32,8 +32,9 @@ class Place(NamedTuple):
         inner: Dims of a cell.
         start: (messages,) bytes before its first cell, as if all frames lay end to end.
         cells: (messages,) how many it has; bytes of documents.
-        group: (messages,) its ragged group.
+        group: (messages,) its ragged group; of a rectangle anything.
         stored: (messages,) how its cells are stored.
+        narrow: Whether some are not stored as they are.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class Place(NamedTuple):
     cells: IntArray
     group: IntArray
     stored: IntArray
+    narrow: bool
 
     @property
     def cell_bytes(self) -> int:
@@ -63,6 +65,10 @@ class _Rows(NamedTuple):
     splits: RowSplits
     begins: IntArray
     cells: IntArray
+
+
+_FEW_ROWS = 8
+"""Of each message, on average; to say where so few begin takes less memory than the messages do."""
 
 
 class Messages:
@@ -118,7 +124,7 @@ class Messages:
         form: tuple[Any, ...] | None = None
         start, cells, group, stored = np.empty((4, len(self.counts)), dtype=np.int64)
         for stack, columns in self._stacks:
-            node, numbers, members = columns[name], stack.numbers, stack.members
+            node, numbers = columns[name], stack.numbers
             i, dims = node.number, numbers[:, node.dims : node.end]
             dtype = "uint8"
             if node.kind is Kind.NON_TENSOR_ROWS:
@@ -129,19 +135,26 @@ class Messages:
                 return None
             own = (node.kind, dtype, tuple(dims[0, 1:].tolist()))
             form = form or own
-            if own != form or not dims.shape[1] or (dims[:, 1:] != dims[0, 1:]).any():
+            if own != form or not dims.shape[1] or (own[2] and (dims[:, 1:] != own[2]).any()):
                 return None
-            held = dims.all(axis=1)  # what is empty lies anywhere
-            frame = self._frames.first[members] + np.where(held, numbers[:, i], 0)
-            start[members] = self._bases[frame] + np.where(held, numbers[:, i + 1], 0)
+            buffer, offset, how = numbers[:, i], numbers[:, i + 1], numbers[:, i + 2]
+            if not dims.all():  # what is empty lies anywhere
+                buffer, offset, how = (dims.all(axis=1) * each for each in (buffer, offset, how))
+            # Most often there is one stack, of all messages.
+            members = stack.members if len(self._stacks) > 1 else slice(None)
+            start[members] = self._bases[self._frames.first[members] + buffer] + offset
             cells[members] = dims[:, 0]
-            group[members] = -1 if node.kind is Kind.TENSOR else numbers[:, i + 3]
-            stored[members] = np.where(held, numbers[:, i + 2], PLAIN)
-        if form is None or (stored >= INDIRECT).any():
+            stored[members] = how
+            if node.kind is not Kind.TENSOR:
+                group[members] = numbers[:, i + 3]
+        most = int(stored.max(initial=PLAIN))
+        if form is None or most >= INDIRECT:
             return None
         kind, name, inner = form
         with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
-            return Place(kind, name, torch_dtype(name), inner, start, cells, group, stored)
+            return Place(
+                kind, name, torch_dtype(name), inner, start, cells, group, stored, most > PLAIN
+            )
         return None
 
     def _widened(self, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
@@ -179,13 +192,15 @@ class Messages:
         if rows is None or (rows.cells != place.cells).any():
             return None
         memory, start = self._frames.buffers, place.start
-        if place.stored.any():
+        if place.narrow:
             memory, start = self._widened(place)
         dtype, shape = place.dtype, (rows.splits.total, *place.inner)
-        if cell * rows.splits.total >= 8 * rows.splits.rows:
-            starts = np.repeat(start, self.counts) + rows.begins * cell
+        few = rows.splits.rows <= _FEW_ROWS * len(self.counts)
+        if few or cell * rows.splits.total >= 8 * rows.splits.rows:
+            starts = rows.begins * cell
+            starts += np.repeat(start, self.counts)
             return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
-        # Rows that take less memory than to say where they are.
+        # Rows that take less memory than to say where they begin.
         messages = RowSplits.from_lengths(rows.cells)
         data: Any = gathered([RaggedView(memory, dtype, shape, 1, start, messages)])[0]
         return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
@@ -264,12 +279,3 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
                 f"{'missing' if name in first else 'besides'}; select the ones that all have",
             )
     return first or ()
-
-
-@contextmanager
-def in_message(index: int) -> Iterator[None]:
-    """Errors inside name the message."""
-    try:
-        yield
-    except WireFormatError as error:
-        raise of_message(index, error) from error

@@ -251,19 +251,25 @@ class ChosenRows:
 
     Attributes:
         index: Which.
-        pool: Makes equal rows of columns one object, if they were not found here.
     """
 
-    __slots__ = ("_found", "index", "pool")
+    __slots__ = ("_found", "_pool", "index")
 
     def __init__(self, index: Chosen) -> None:
         self.index: Chosen = index
-        self.pool: RowSplitsPool = RowSplitsPool()
+        self._pool: RowSplitsPool | None = None
         # The splits of the group are kept, so that their id stays theirs.
         self._found: dict[int | None, tuple[RowSplits, IntArray, RowSplits | None]] = {}
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def pool(self) -> RowSplitsPool:
+        """Makes equal rows of columns one object, if they were not found here."""
+        if self._pool is None:
+            self._pool = RowSplitsPool()
+        return self._pool
 
     @property
     def at(self) -> slice | IntArray:

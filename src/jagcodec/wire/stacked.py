@@ -6,7 +6,8 @@ other it is for `read_header` to say what is wrong with it, or that nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,10 +24,9 @@ from jagcodec.wire.header import (
     Header,
     behind_numbers,
     header_parts,
-    read_header,
 )
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.message import check_frames, check_sizes, open_message
+from jagcodec.wire.message import open_message
 from jagcodec.wire.schema import Node, Schema, read_schema
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -47,21 +47,6 @@ class Stack(NamedTuple):
     numbers: IntArray
     groups: IntArray
     values: Sequence[bytes]
-
-    @classmethod
-    def of(
-        cls,
-        node: Node,
-        schema: Schema,
-        members: Sequence[int] | IntArray,
-        numbers: IntArray,
-        groups: int,
-        values: Sequence[bytes],
-    ) -> Stack:
-        """Of (messages, K) numbers; `groups` is how many each message has."""
-        first = schema.numbers + 2
-        of_groups = numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
-        return cls(node, np.asarray(members, dtype=np.int64), numbers, of_groups, values)
 
     @property
     def columns(self) -> Mapping[str, Node]:
@@ -91,9 +76,14 @@ class Frames(NamedTuple):
         return cls(buffers, sizes, held.cumsum() - held)
 
 
-def of_message(index: int, error: WireFormatError) -> WireFormatError:
-    """The error of one message of several."""
-    return WireFormatError(error.reason, f"message {index}: {error.path}", error.detail)
+@contextmanager
+def in_message(index: int) -> Iterator[None]:
+    """Errors inside name the message."""
+    try:
+        yield
+    except WireFormatError as error:
+        path = f"message {index}: {error.path}"
+        raise WireFormatError(error.reason, path, error.detail) from error
 
 
 def stacked(batches: Iterable[tuple[int, Header, Node]]) -> list[Stack]:
@@ -112,8 +102,15 @@ def stacked(batches: Iterable[tuple[int, Header, Node]]) -> list[Stack]:
         packed = b"".join([header.packed_numbers[: 8 * width] for header in headers])
         numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(members), width)
         values = [header.packed_values for header in headers]
-        stacks.append(Stack.of(node, schema, members, numbers, groups, values))
+        stacks.append(
+            Stack(node, np.array(members), numbers, _groups(schema, numbers, groups), values)
+        )
     return stacks
+
+
+def _groups(schema: Schema, numbers: IntArray, groups: int) -> IntArray:
+    first = schema.numbers + 2
+    return numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -126,46 +123,35 @@ def open_messages(sources: Sequence[Any], where: str, limits: Limits) -> tuple[l
         ArgumentTypeError: One of `sources` is neither a list of frames nor a blob.
         WireFormatError: One is not a message; it is said which.
     """
-    behind: list[list[ByteArray]] = []
-    opened: list[tuple[int, Header]] = []
+    behind: list[Sequence[ByteArray]] = []
+    one_by_one: list[int] = []
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
     alike: dict[tuple[int, int], tuple[list[int], list[Any]]] = {}
     for i, source in enumerate(sources):
         header, *rest = frame_arrays(source, where)
+        behind.append(rest)
         if not rest and is_blob(header):
-            try:
-                message = open_message(header, where, limits, by_range=True)
-                read, rest = message.header, list(message.frames or ())[1:]
-                if read.compressed:
-                    rest = opened_frames(read, rest)
-            except WireFormatError as error:
-                raise of_message(i, error) from error
-            opened.append((i, read))
+            one_by_one.append(i)
         else:
             members, headers = alike.setdefault((len(header), len(rest)), ([], []))
             members.append(i)
             headers.append(header)
-        behind.append(rest)
     frames = Frames.of(behind)
     stacks: list[Stack] = []
     for (size, count), (members, headers) in alike.items():
         # A copy: what was checked must not change with the message's memory.
-        several = _Headers(b"".join(headers), size, np.array(members, dtype=np.int64), count)
-        for at in _open_alike(several, frames, limits, stacks).tolist():
-            i = members[at]
-            try:
-                read = read_header(several.header(at), limits)
-                check_sizes(read, [len(frame) for frame in behind[i]])
-                if read.checksums is not None:
-                    check_frames(behind[i], read.checksums)
-                if read.compressed:
-                    behind[i] = opened_frames(read, behind[i])
-            except WireFormatError as error:
-                raise of_message(i, error) from error
-            opened.append((i, read))
-    if any(read.compressed for _, read in opened):
-        frames = Frames.of(behind)
-    return [*stacks, *stacked((i, read, read.schema.root) for i, read in opened)], frames
+        several = _Headers(b"".join(headers), size, np.array(members), count)
+        one_by_one += _open_alike(several, frames, limits, stacks).tolist()
+    if not one_by_one:
+        return stacks, frames
+    opened: list[tuple[int, Header, Node]] = []
+    for i in sorted(one_by_one):
+        with in_message(i):
+            message = open_message(sources[i], where, limits, by_range=True)
+            read, rest = message.header, list(message.frames or ())[1:]
+            behind[i] = opened_frames(read, rest) if read.compressed else rest
+            opened.append((i, read, read.schema.root))
+    return [*stacks, *stacked(opened)], Frames.of(behind)
 
 
 class _Headers(NamedTuple):
@@ -186,7 +172,7 @@ _MOST_FORMS = 4
 
 
 def _open_alike(headers: _Headers, frames: Frames, limits: Limits, stacks: list[Stack]) -> IntArray:
-    """Stack the headers that are sound at first sight; the others are to be read one by one."""
+    """Stack the messages that are sound at first sight, and return those to read one by one."""
     whole, size, members, count = headers
     matrix = np.frombuffer(whole, dtype=np.uint8).reshape(len(members), size)
     left, rest = np.arange(len(members)), []
@@ -194,11 +180,9 @@ def _open_alike(headers: _Headers, frames: Frames, limits: Limits, stacks: list[
         if not len(left):
             break
         one = headers.header(int(left[0]))
-        try:
+        with in_message(int(members[left[0]])):
             _, packed_schema, packed_numbers, values = header_parts(one, limits)
             schema = read_schema(packed_schema)
-        except WireFormatError as error:
-            raise of_message(int(members[left[0]]), error) from error
         # As this library writes it: the numbers stand right before their end.
         last = size - len(values)
         end = size - len(behind_numbers(values))
@@ -213,22 +197,25 @@ def _open_alike(headers: _Headers, frames: Frames, limits: Limits, stacks: list[
         like = matrix[left]
         same = (like[:, :begin] == like[0, :begin]).all(axis=1)
         same &= (like[:, end:last] == like[0, end:last]).all(axis=1)
-        of_form = left[same]
-        numbers = like[same, begin:end].view(np.int64)
+        of_form, like = left[same], like[same]
+        numbers = like[:, begin:end].view(np.int64)
         packed = [values] * len(of_form)
         if (like[:, last:] != like[0, last:]).any():
             packed = [headers.header(at)[last:] for at in of_form.tolist()]
-        stack = Stack.of(schema.root, schema, members[of_form], numbers, groups, packed)
+        of_groups = _groups(schema, numbers, groups)
+        stack = Stack(schema.root, members[of_form], numbers, of_groups, packed)
         sound = _sound(schema, stack, frames, size, limits)
         if not sound.all():
             rest.append(of_form[~sound])
             packed = [v for v, fits in zip(packed, sound.tolist(), strict=True) if fits]
-            good = members[of_form[sound]]
-            stack = Stack.of(schema.root, schema, good, numbers[sound], groups, packed)
+            stack = Stack(
+                schema.root, members[of_form[sound]], numbers[sound], of_groups[sound], packed
+            )
         if len(stack.members):
             stacks.append(stack)
         left = left[~same]
-    return np.concatenate([*rest, left])
+    found: IntArray = members[np.concatenate([*rest, left])]
+    return found
 
 
 _MOST_DIMS = 8

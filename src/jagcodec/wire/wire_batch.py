@@ -475,14 +475,15 @@ class MessageColumns(ColumnSource):
         if chosen is None and self.whole and keys is self._columns and message.frames is not None:
             return [array.data.toreadonly() for array in message.frames]
         index = range(self.sizes[0]) if chosen is None else chosen.index
-        if not isinstance(index, range) or not index or self.beside or self.frames is None:
+        if not isinstance(index, range) or not index:
             return None
         # Kept for the other parts of the message, of which there are often many.
         known = message.slicer
         if known is None or known[0] is not keys:
             known = message.slicer = keys, None
-            with suppress(WireFormatError):  # which the reader of the column raises
-                known = message.slicer = keys, slicer_of(message, keys, self.sizes[0])
+            if not self.beside and self.frames is not None:
+                with suppress(WireFormatError):  # which the reader of the column raises
+                    known = message.slicer = keys, slicer_of(message, keys, self.sizes[0])
         return None if known[1] is None else known[1].cut(index.start, index.stop)
 
     @property
