@@ -38,8 +38,7 @@ _NOT_READERS = [
     "jagcodec.wire.encoder",
     "jagcodec.wire.lowering",
     "jagcodec.wire.tensor_views",
-    "jagcodec.pack.columns",
-    "jagcodec.pack.masked",
+    "jagcodec.pack.fields",
     "jagcodec.batch.tax",
 ]
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):

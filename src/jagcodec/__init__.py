@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         WireFormatError,
     )
     from jagcodec.pack.builder import RowBuilder
-    from jagcodec.pack.columns import encode_fields, merge_columns, pack_jagged_fields
-    from jagcodec.pack.masked import pack_masked_fields, unpack_masked_fields
+    from jagcodec.pack.columns import merge_columns
+    from jagcodec.pack.fields import encode_fields, pack_jagged_fields
     from jagcodec.pack.rows import encode_rows, pack_rows
     from jagcodec.pack.tensors import (
         maybe_pack_jagged,
@@ -103,7 +103,6 @@ __all__ = [
     "merge_columns",
     "open_wire",
     "pack_jagged_fields",
-    "pack_masked_fields",
     "pack_per_token_field",
     "pack_rows",
     "padding_tax",
@@ -117,7 +116,6 @@ __all__ = [
     "to_blob",
     "to_nested_by_length",
     "to_rows",
-    "unpack_masked_fields",
     "unwrap_wire_stripped_payload",
 ]
 
@@ -136,8 +134,8 @@ _HOMES = {
         "WireFormatError"
     ),
     "pack.builder": "RowBuilder",
-    "pack.columns": "encode_fields merge_columns pack_jagged_fields",
-    "pack.masked": "pack_masked_fields unpack_masked_fields",
+    "pack.columns": "merge_columns",
+    "pack.fields": "encode_fields pack_jagged_fields",
     "pack.rows": "encode_rows pack_rows",
     "pack.tensors": (
         "maybe_pack_jagged pack_per_token_field response_from_nested "

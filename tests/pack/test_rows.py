@@ -16,6 +16,7 @@ from jagcodec import (
     ArgumentKeyError,
     ArgumentTypeError,
     FieldSchema,
+    UnsupportedTypeError,
     cells,
     decode,
     encode,
@@ -417,6 +418,14 @@ def test_a_list_that_shrinks_while_it_is_read():
     else:
         with pytest.raises(ArgumentError, match="'a'"):
             pack_rows({"a": [row]})
+
+
+def test_the_mask_of_a_masked_array_is_not_dropped():
+    rows = {"a": [np.ma.masked_array([1, 2], mask=[False, True])]}
+    with pytest.raises(UnsupportedTypeError, match="MaskedArray"):
+        encode_rows(rows)
+    with pytest.raises(ArgumentTypeError, match="row 0: expected numbers"):
+        encode_rows(rows, dtypes={"a": torch.int64})
 
 
 def test_lists_in_any_value_come_back():

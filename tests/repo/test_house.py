@@ -29,14 +29,13 @@ FRONT_DOOR = {
     *("concat_rows", "decode", "decode_batch", "dump", "encode", "encode_batch_into"),
     *("encode_fields", "encode_into", "encode_rows", "encoded_size", "join_columns", "load"),
     *("materialize", "maybe_pack_jagged"),
-    *("merge_columns", "open_wire", "pack_jagged_fields", "pack_masked_fields"),
+    *("merge_columns", "open_wire", "pack_jagged_fields"),
     *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     "repeat_rows",
     *("response_from_nested", "select_rows", "split_rows", "stack_or_nest"),
     *(
         "to_blob",
         "to_nested_by_length",
-        "unpack_masked_fields",
         "unwrap_wire_stripped_payload",
     ),
 }

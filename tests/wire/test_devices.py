@@ -161,6 +161,20 @@ def test_responses_are_those_of_the_cpu(device):
     assert (packed * mask).device == device
 
 
+@pytest.mark.parametrize(
+    "mask", [[[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]], [[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]]]
+)
+def test_a_mask_is_read_with_one_wait(device, mask):
+    mask, ids = torch.tensor(mask), torch.arange(12).view(3, 4)
+    expected = pack_jagged_fields({"ids": ids}, mask=mask)["ids"]
+    fields, mask = {"ids": ids.to(device)}, mask.to(device)
+    with watched(device) as traffic:
+        packed = pack_jagged_fields(fields, mask=mask)["ids"]
+    assert traffic.waits == 1
+    assert packed.device == device
+    assert rows_of(packed.cpu()) == rows_of(expected)
+
+
 def test_columns_of_any_device_merge(device):
     td = pack_jagged_fields({"a": PADDED.to(device)}, lengths=LENGTHS, token_aligned_fields=["a"])
     column = to_nested_by_length(PADDED, LENGTHS)

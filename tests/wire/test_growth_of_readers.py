@@ -8,18 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tensordict import NonTensorData, NonTensorStack
 
 from jagcodec import (
-    ArgumentError,
     WireFormatError,
     concat_rows,
     decode,
     encode,
     open_wire,
-    pack_masked_fields,
-    unpack_masked_fields,
 )
 from jagcodec.wire import checks
 from jagcodec.wire import message as messages
@@ -238,33 +233,3 @@ def test_rows_of_nested_batches_over_one_group_are_chosen_once():
 
     peak(2)
     grows_evenly(peak, 20)
-
-
-def test_pads_by_row_are_looked_at_only_as_far_as_they_were_sent(monkeypatch):
-    """Each row names a pad of another column: a table of rows by names is mostly holes."""
-    looked: Counter[str] = Counter()
-
-    class Pads(dict):
-        def get(self, *args):
-            looked["get"] += 1
-            return super().get(*args)
-
-    def packed(n) -> Any:
-        td: Any = pack_masked_fields({"ids": torch.ones(n, 2)}, mask=torch.ones(n, 2) > 0)
-        for i in range(n):
-            td[f"c{i}"] = td["ids"].clone()
-        pads = [
-            {"width": 2, "pads": Pads({"ids": torch.tensor(0.0), f"c{i}": torch.tensor(0.0)})}
-            for i in range(n)
-        ]
-        # As rows that were joined have it.
-        td["padding"]["rectangle"] = NonTensorStack(*[NonTensorData(pad) for pad in pads])
-        return td
-
-    td: Any = packed(12)
-    looked.clear()
-    with pytest.raises(ArgumentError, match="found NoneType"):
-        unpack_masked_fields(td)
-    assert looked["get"] <= 3 * 12
-    alone = td.select("ids", "padding")
-    assert unpack_masked_fields(alone)["ids"].tolist() == [[1, 1]] * 12

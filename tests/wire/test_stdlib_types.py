@@ -155,7 +155,7 @@ def test_as_keys_and_members():
         PurePosixPath("a"),
         PureWindowsPath("a"),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_the_other_side_could_not_know_is_refused(value):
     with pytest.raises(UnsupportedTypeError) as raised:

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from jagcodec.batch.columns import columns_of, opened
 from jagcodec.batch.describe import ColumnDescription, MessageDescription, describe_message
 from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
-from jagcodec.pack.columns import pack_jagged_fields
+from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.row_splits import Lengths, read_lengths
 from jagcodec.wire.encoder import encode

@@ -25,7 +25,7 @@ from jagcodec.errors import (
     TransportTimeoutError,
 )
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
-from jagcodec.pack.columns import encode_fields
+from jagcodec.pack.fields import encode_fields
 from jagcodec.ragged.row_splits import Lengths
 from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode

@@ -164,7 +164,8 @@ def _kind(row: Any) -> str:
             return _OBJECT if _kind(first) is _OBJECT else _SEQUENCE
         return _SEQUENCE if _is_number(first) else _OBJECT
     if isinstance(row, (np.ndarray, np.generic)):
-        return _ARRAY if row.dtype.newbyteorder("=") in _IN_TORCH else _OBJECT
+        plain = not isinstance(row, np.ma.MaskedArray)  # whose mask would be lost
+        return _ARRAY if plain and row.dtype.newbyteorder("=") in _IN_TORCH else _OBJECT
     if isinstance(row, torch.Tensor):
         plain = row.layout is torch.strided and not row.is_nested and not row.is_meta
         return _ARRAY if plain and row.dtype in TORCH_NAMES else _OBJECT
@@ -240,7 +241,7 @@ def _none(row: int, cell: int | None) -> MisfitError:
     return MisfitError(ArgumentTypeError, "bad_type", detail, _OBJECTS, row=row, cell=cell)
 
 
-def _other_kind(expected: str, item: Any, row: int, cell: int | None) -> MisfitError:
+def _other_kind(expected: str, item: Any, row: int | None, cell: int | None) -> MisfitError:
     detail = f"expected {expected}, found {described(item)}"
     return MisfitError(ArgumentTypeError, "bad_type", detail, _OBJECTS, row=row, cell=cell)
 
@@ -353,7 +354,7 @@ def _refused(item: Any, dtype: torch.dtype, row: int | None, cell: int | None) -
         return _none(row, cell)
     if dtype == torch.bool or isinstance(number, bool) or not isinstance(number, (int, float)):
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
-        return _other_kind(expected, item, row or 0, cell)
+        return _other_kind(expected, item, row, cell)
     if isinstance(number, float) and not dtype.is_floating_point:
         detail = f"expected integers (the column is {wanted}), found {number!r}"
         option = ("floats", "torch.float32")

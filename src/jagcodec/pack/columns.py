@@ -1,249 +1,23 @@
-"""A dict of columns to a batch, or to a message: what a producer calls at its write site."""
+"""Columns that a worker wrote back, merged into its batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Unpack, overload
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec._arguments import check_fields, check_known, check_rectangle, name_set
+from jagcodec._arguments import check_fields, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
-from jagcodec.memory.buffers import Target
-from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
-from jagcodec.pack.fields import check_rows, leaves_of
-from jagcodec.pack.strictness import (
-    check_pads,
-    differ_after_rows,
-    is_rounded_up,
-    look_behind_rows,
-    stays_rectangular,
-    warn_of_pads,
-    warn_of_width,
-)
+from jagcodec.pack.checks import look_after_rows
+from jagcodec.pack.fields import check_rows
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
-from jagcodec.ragged.views import RaggedView, rows_of_rectangle
-from jagcodec.wire.encoder import Columns, EncodeOptions, pending
-from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
-
-
-def pack_jagged_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None = None,
-    strict: bool = False,
-) -> TensorDict:
-    """Padded columns to a batch of jagged ones: the write site of a producer.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import pack_jagged_fields
-        >>> td = pack_jagged_fields(
-        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.tensor([0.0, 1.0])},
-        ...     lengths=torch.tensor([2, 3]),
-        ...     token_aligned_fields=["ids"],
-        ... )
-        >>> td["ids"].values().tolist(), td["reward"].tolist()
-        ([5, 6, 7, 8, 9], [0.0, 1.0])
-
-    Args:
-        fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
-            lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
-            `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
-        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
-            tensor, whose row lengths count and whose offsets object the packed columns get. None
-            packs nothing and takes N from the columns.
-        token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
-            (with its fallback); every other one stays rectangular. Names that are not columns
-            are ignored, so that one set of names serves every batch. None: each tensor is packed
-            or not as `maybe_pack_jagged` guesses from its shape.
-        strict: Refuse what is likely to be a mistake: a name in `token_aligned_fields` that is no
-            column, a column of two dims or more named there that cannot be packed, and cells
-            behind rows that are not all one constant, bit for bit, as they are not where the
-            lengths of prompts or of responses are passed for both. False warns, as
-            `JagcodecWarning`, once per line that calls: of such a column; if the first and the
-            last cell after a row differ in the first packed column of integers on the CPU; and
-            where nothing was packed by guess although a width is the longest row rounded up to a
-            multiple of 8 to 128.
-
-    Returns:
-        ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
-        columns own their memory, one block that is freed with the last of them, and share one
-        offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
-        lengths. Rectangular columns are detached and alias contiguous input. Object arrays, and
-        lists of strings, bytes, dicts and None, become one payload per row (`NonTensorStack`),
-        aliased.
-
-    Raises:
-        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
-            them is negative; or `strict` refuses a column.
-        ArgumentKeyError: `strict` is set, and a name is not that of a column.
-        ArgumentTypeError: A column is none of the above (it is named), or lengths are not
-            integers.
-    """
-    where = "pack_jagged_fields"
-    rows, columns = _columns(fields, lengths, token_aligned_fields, where, strict)
-    pool = RowSplitsPool()
-    leaves: list[tuple[str, Any]] = []
-    for name, column in columns.items():
-        if is_jagged(column):
-            column = view_of(column, f"{where}({name!r})", pool)
-        elif isinstance(column, (torch.Tensor, np.ndarray)):
-            column = contiguous_bits(fields[name])
-        leaves.append((name, column))
-    return batch_of(leaves_of(leaves), rows)
-
-
-@overload
-def encode_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None = ...,
-    out: None = ...,
-    strict: bool = ...,
-    **options: Unpack[EncodeOptions],
-) -> list[Frame]: ...
-
-
-@overload
-def encode_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None = ...,
-    out: Target,
-    strict: bool = ...,
-    **options: Unpack[EncodeOptions],
-) -> int: ...
-
-
-def encode_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None = None,
-    out: Target | None = None,
-    strict: bool = False,
-    **options: Unpack[EncodeOptions],
-) -> list[Frame] | int:
-    """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import decode, encode_fields
-        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
-        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
-        >>> decode(frames)["ids"].values().tolist()
-        [5, 6, 7, 8, 9]
-
-    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``.
-
-    Args:
-        fields: As for `pack_jagged_fields`.
-        lengths: As there.
-        token_aligned_fields: As there.
-        out: Memory to write the message to as one blob, as by `encode_into`; or a function that
-            is called once with the bytes that it takes, and returns such memory.
-        strict: As for `pack_jagged_fields`.
-        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
-            `allow_pickle`, `default` (of payloads), `meta`.
-
-    Returns:
-        Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
-        are aliased by their frames; packed ones are gathered into one allocation, which is freed
-        with the last of their frames, or straight into `out`.
-
-    Raises:
-        ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
-        ArgumentKeyError: As from `pack_jagged_fields`.
-        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
-        UnsupportedTypeError: As from `encode`.
-    """
-    columns = _columns(fields, lengths, token_aligned_fields, "encode_fields", strict)
-    message = pending(columns, **options)
-    if out is None:
-        return frames_of(message)
-    target = out(blob_size(message)) if callable(out) else out
-    return write_blob(message, writable_bytes(target, "encode_fields(out)"))
-
-
-def _columns(
-    fields: Mapping[str, Any],
-    lengths: Lengths | None,
-    token_aligned_fields: Iterable[str] | None,
-    where: str,
-    strict: bool,
-) -> Columns:
-    """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
-
-    Nothing of them is read but the lengths, and cells after rows: of the first column of integers
-    two per row, with `strict` all of every column.
-    """
-    check_fields(fields, f"{where}(fields)")
-    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
-    named = None
-    if token_aligned_fields is not None:
-        named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
-    rows = longest = None
-    if row_splits is not None:
-        rows, longest = row_splits.rows, row_splits.max
-    if strict and named is not None:
-        check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
-    columns: dict[str, Any] = {}
-    rectangles: list[tuple[str, tuple[int, ...]]] = []  # that are not packed
-    packed = False
-    looked = False  # at the cells after rows
-    shape: tuple[int, ...]
-    arrays = plain_arrays(fields.values())
-    for (name, column), array in zip(fields.items(), arrays, strict=True):
-        if array is not None and array.ndim and len(array) == rows:
-            shape = array.shape
-        else:
-            like = "one per length" if row_splits else "like the others"
-            rows = check_rows(column, rows, like, f"{where}({name!r})")
-            if array is None and not isinstance(column, torch.Tensor):
-                columns[name] = column if is_non_tensor(column) else list(column)
-                continue
-            shape = () if is_jagged(column) else tuple(column.shape)
-        if (
-            row_splits is None
-            or longest is None
-            or len(shape) < 2
-            or (named is not None and name not in named)
-            # As `pack_per_token_field` for columns that are named, else as `maybe_pack_jagged`.
-            or (shape[1] < longest if named is not None else shape[1] != longest)
-        ):
-            columns[name] = column if array is None else array
-            if len(shape) > 1:
-                rectangles.append((name, shape))
-            continue
-        packed = True
-        if strict:
-            check_pads(column, row_splits, f"{where}({name!r})")
-        elif not looked and array is not None and array.dtype.kind in "iu":
-            looked = True  # of one column is enough: lengths are common to all
-            if differ_after_rows(array, row_splits):
-                warn_of_pads(f"{where}({name!r})")
-        if array is not None and array.flags.c_contiguous:
-            cells = (shape[0] * shape[1], *shape[2:])
-            columns[name] = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
-        else:
-            columns[name] = rows_of_rectangle(column.detach(), row_splits, name, array)
-    for name, shape in rectangles:
-        if named is not None:
-            if name in named:
-                stays_rectangular(shape, row_splits, f"{where}({name!r})", strict)
-        elif longest and not packed and is_rounded_up(shape[1], longest):
-            warn_of_width(f"{where}({name!r})")
-            break
-    return Columns(rows or 0, columns)
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import leaf_of_rows
+from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.views import rows_of_rectangle
 
 
 def merge_columns(
@@ -253,7 +27,6 @@ def merge_columns(
     like: str | tuple[str, ...] | None = None,
     token_aligned_fields: Iterable[str] = (),
     replace: bool = False,
-    strict: bool = False,
 ) -> TensorDict:
     """A batch with columns that a worker wrote back, each checked against the batch.
 
@@ -284,10 +57,6 @@ def merge_columns(
             one (N, S, ...) of them is packed by the row lengths of the batch, which its rows
             begin with. Names that are not among `columns` are ignored.
         replace: Let columns take the place of those of the same name.
-        strict: Refuse a name in `token_aligned_fields` that is not among `columns`, and a padded
-            column of them whose cells behind rows are not all one constant, bit for bit. False
-            warns, as `JagcodecWarning`, where the first and the last cell behind a row of integers
-            differ.
 
     Returns:
         A new TensorDict with the batch's leaves (the same objects), names and device, then the
@@ -301,8 +70,7 @@ def merge_columns(
             is named), its name is taken, or `batch` does not have one batch dim. A padded column
             of `token_aligned_fields` is narrower than a row, or the batch's jagged columns differ
             in their row lengths and `like` does not say which to take.
-        ArgumentKeyError: `like` is not a column of the batch; or `strict` is set, and a name is
-            not among `columns`.
+        ArgumentKeyError: `like` is not a column of the batch.
         ArgumentTypeError: A column is none of the above, `like` is not jagged, or an argument
             is of another type.
     """
@@ -326,8 +94,6 @@ def merge_columns(
     pool = RowSplitsPool()
     known = _row_splits_of(batch, like, pool, where)
     per_token = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
-    if strict:
-        check_known(per_token, columns.keys(), f"{where}(token_aligned_fields)")
     leaves: dict[str, Any] = dict(batch.items())
     for name, column in columns.items():
         path = f"{where}({name!r})"
@@ -353,7 +119,7 @@ def merge_columns(
             check_rectangle(column, path)
             row_splits = _the_one(known, path)
             view = rows_of_rectangle(column, row_splits, path)
-            look_behind_rows(column, row_splits, path, strict)
+            look_after_rows(column, row_splits, path)
             values = values_of(view)
             if batch.device is not None:
                 values = values.to(batch.device)

@@ -1,20 +1,280 @@
-"""What a producer hands in: a dict of names to columns, checked, and made leaves of a batch."""
+"""Padded columns to a batch, or to a message: what a producer calls at its write site."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
-from jagcodec._arguments import check_rectangle
+from jagcodec._arguments import check_fields, check_known, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.memory.buffers import Target
+from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
+from jagcodec.pack.checks import (
+    check_pads,
+    differ_after_rows,
+    refuse_rectangle,
+    warn_of_pads,
+    warn_of_rectangle,
+)
+from jagcodec.pack.mask import read_mask
 from jagcodec.ragged.copy_rows import gathered, values_of
-from jagcodec.ragged.nested import is_jagged, nested_tensor
-from jagcodec.ragged.non_tensor import is_non_tensor, leaf_of_rows
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import RaggedView
+from jagcodec.ragged.nested import is_jagged, nested_tensor, read_rows, view_of
+from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
+from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplitsPool
+from jagcodec.ragged.views import RaggedView, rows_of_rectangle
+from jagcodec.wire.encoder import Columns, EncodeOptions, pending
+from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
+
+
+def pack_jagged_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    mask: torch.Tensor | str | None = None,
+    strict: bool = False,
+) -> TensorDict:
+    """Padded columns to a batch of jagged ones: the write site of a producer.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import pack_jagged_fields
+        >>> td = pack_jagged_fields(
+        ...     {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "reward": torch.tensor([0.0, 1.0])},
+        ...     lengths=torch.tensor([2, 3]),
+        ...     token_aligned_fields=["ids"],
+        ... )
+        >>> td["ids"].values().tolist(), td["reward"].tolist()
+        ([5, 6, 7, 8, 9], [0.0, 1.0])
+
+    Args:
+        fields: Name to column: tensors (N, ...), jagged tensors of N rows, object arrays (N,),
+            lists of N strings, or payloads as a TensorDict holds them (`NonTensorStack`,
+            `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
+        lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
+            tensor, whose row lengths count and whose offsets object the packed columns get. None
+            without a `mask` packs nothing and takes N from the columns.
+        token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
+            (with its fallback); every other one stays rectangular. Names that are not columns
+            are ignored, so that one set of names serves every batch. None: each tensor is packed
+            or not as `maybe_pack_jagged` guesses from its shape; with a `mask` each tensor is
+            packed whose first two dims are those of the mask.
+        mask: In place of `lengths`, for prompts padded on the left, or for holes: (N, S) booleans,
+            or integers 0 and 1, or the name of the column that is the mask. Row i of a packed
+            column is its cells where row i of the mask is True.
+        strict: If True, raise an error for three likely mistakes:
+
+            * a name in `token_aligned_fields` is not a column;
+            * a named column with two or more dims cannot be packed;
+            * the cells that are left out are not all one constant, bit for bit, in any of the
+              packed columns of integers. This happens if you pass prompt or response lengths for
+              columns that hold both.
+
+            If False, warn (`JagcodecWarning`, once per calling line) when a named column cannot be
+            packed, and when the first and the last cell after a row differ in the first packed
+            column of integers on the CPU (not with a `mask`).
+
+    Returns:
+        ``TensorDict(batch_size=[N])`` with the columns in their order and no device. Packed
+        columns own their memory, one block that is freed with the last of them, and share one
+        offsets tensor, so ``td["a"] * td["b"]`` works; so do jagged columns with the same row
+        lengths. Rectangular columns are detached and alias contiguous input. Object arrays, and
+        lists of strings, bytes, dicts and None, become one payload per row (`NonTensorStack`),
+        aliased.
+
+    Raises:
+        ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
+            them is negative; the mask is not (N, S) of 0 and 1, or `lengths` is given, too; or
+            `strict` refuses a column.
+        ArgumentKeyError: `mask` is not the name of a column; or `strict` is set, and a name is not
+            that of a column.
+        ArgumentTypeError: A column is none of the above (it is named), or lengths are not
+            integers.
+    """
+    where = "pack_jagged_fields"
+    rows, columns = _columns(fields, lengths, token_aligned_fields, mask, where, strict)
+    pool = RowSplitsPool()
+    leaves: list[tuple[str, Any]] = []
+    for name, column in columns.items():
+        if is_jagged(column):
+            column = view_of(column, f"{where}({name!r})", pool)
+        elif isinstance(column, (torch.Tensor, np.ndarray)):
+            column = contiguous_bits(fields[name])
+        leaves.append((name, column))
+    return batch_of(leaves_of(leaves), rows)
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = ...,
+    token_aligned_fields: Iterable[str] | None = ...,
+    mask: torch.Tensor | str | None = ...,
+    out: None = ...,
+    strict: bool = ...,
+    **options: Unpack[EncodeOptions],
+) -> list[Frame]: ...
+
+
+@overload
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = ...,
+    token_aligned_fields: Iterable[str] | None = ...,
+    mask: torch.Tensor | str | None = ...,
+    out: Target,
+    strict: bool = ...,
+    **options: Unpack[EncodeOptions],
+) -> int: ...
+
+
+def encode_fields(
+    fields: Mapping[str, Any],
+    *,
+    lengths: Lengths | None = None,
+    token_aligned_fields: Iterable[str] | None = None,
+    mask: torch.Tensor | str | None = None,
+    out: Target | None = None,
+    strict: bool = False,
+    **options: Unpack[EncodeOptions],
+) -> list[Frame] | int:
+    """Padded columns straight to a message: no jagged tensor and no TensorDict in between.
+
+    Example:
+        >>> import torch
+        >>> from jagcodec import decode, encode_fields
+        >>> columns = {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}
+        >>> frames = encode_fields(columns, lengths=torch.tensor([2, 3]))
+        >>> decode(frames)["ids"].values().tolist()
+        [5, 6, 7, 8, 9]
+
+    The message is, byte for byte, that of ``encode(pack_jagged_fields(...))``.
+
+    Args:
+        fields: As for `pack_jagged_fields`.
+        lengths: As there.
+        token_aligned_fields: As there.
+        mask: As there; rows that are one run of cells each are not copied before they are written.
+        out: Memory to write the message to as one blob, as by `encode_into`; or a function that
+            is called once with the bytes that it takes, and returns such memory.
+        strict: As for `pack_jagged_fields`.
+        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
+            `allow_pickle`, `default` (of payloads), `meta`.
+
+    Returns:
+        Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
+        are aliased by their frames; packed ones are gathered into one allocation, which is freed
+        with the last of their frames, or straight into `out`.
+
+    Raises:
+        ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
+        ArgumentKeyError: As from `pack_jagged_fields`.
+        ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
+        UnsupportedTypeError: As from `encode`.
+    """
+    columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    message = pending(columns, **options)
+    if out is None:
+        return frames_of(message)
+    target = out(blob_size(message)) if callable(out) else out
+    return write_blob(message, writable_bytes(target, "encode_fields(out)"))
+
+
+def _columns(
+    fields: Mapping[str, Any],
+    lengths: Lengths | None,
+    token_aligned_fields: Iterable[str] | None,
+    mask: Any,
+    where: str,
+    strict: bool,
+) -> Columns:
+    """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
+
+    Nothing of them is read but the lengths or the mask, and cells after rows: two per row of the
+    first column of integers, with `strict` all of every column of integers.
+    """
+    check_fields(fields, f"{where}(fields)")
+    row_splits = None if lengths is None else read_rows(lengths, f"{where}(lengths)")
+    masked = None
+    if mask is not None:
+        if row_splits is not None:
+            raise ArgumentError(
+                "conflict", f"{where}(mask)", "expected lengths or a mask, found both; pass one"
+            )
+        masked = read_mask(mask, fields, where)
+        row_splits = masked.row_splits
+    named = None
+    if token_aligned_fields is not None:
+        named = name_set(token_aligned_fields, f"{where}(token_aligned_fields)")
+        if strict:
+            check_known(named, fields.keys(), f"{where}(token_aligned_fields)")
+    rows = None if row_splits is None else row_splits.rows
+    # Widths that are packed: as `pack_per_token_field` for columns that are named, else as
+    # `maybe_pack_jagged`.
+    least = most = 0
+    if masked is not None:
+        least = most = masked.valid.shape[1]
+    elif row_splits is not None:
+        least = most = row_splits.max
+        if named is not None:
+            most = sys.maxsize
+    columns: dict[str, Any] = {}
+    rectangles: list[tuple[str, tuple[int, ...]]] = []  # that were named, and are not packed
+    integers: list[tuple[str, torch.Tensor]] = []  # whose cells after rows `strict` looks at
+    looked = masked is not None  # at cells after rows
+    shape: tuple[int, ...]
+    arrays = plain_arrays(fields.values())
+    for (name, column), array in zip(fields.items(), arrays, strict=True):
+        if array is not None and array.ndim and len(array) == rows:
+            shape = array.shape
+        else:
+            like = "one per length" if lengths is not None else "like the others"
+            rows = check_rows(column, rows, like, f"{where}({name!r})")
+            if array is None and not isinstance(column, torch.Tensor):
+                columns[name] = column if is_non_tensor(column) else list(column)
+                continue
+            shape = () if is_jagged(column) else tuple(column.shape)
+        if (
+            row_splits is None
+            or len(shape) < 2
+            or (named is not None and name not in named)
+            or not least <= shape[1] <= most
+        ):
+            columns[name] = column if array is None else array
+            if named is not None and name in named and len(shape) > 1:
+                rectangles.append((name, shape))
+            continue
+        if strict:
+            if column.dtype in LENGTH_DTYPES:
+                integers.append((f"{where}({name!r})", column))
+        elif not looked and array is not None and array.dtype.kind in "iu":
+            looked = True  # of one column is enough: lengths are common to all
+            if differ_after_rows(array, row_splits):
+                warn_of_pads(f"{where}({name!r})")
+        if array is not None and array.flags.c_contiguous:
+            cells = (shape[0] * shape[1], *shape[2:])
+            view = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
+        else:
+            view = rows_of_rectangle(column.detach(), row_splits, name, array)
+        columns[name] = view if masked is None else masked.rows(view)
+    if strict and row_splits is not None and integers:
+        valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
+        check_pads(integers, valid if masked is None else masked.valid)
+    for name, shape in rectangles:
+        path = f"{where}({name!r})"
+        if strict:
+            width = least if least == most else f"{least} or more"
+            raise refuse_rectangle(shape, None if row_splits is None else (rows, width), path)
+        if row_splits is not None:
+            warn_of_rectangle(path)
+    return Columns(rows or 0, columns)
 
 
 def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:

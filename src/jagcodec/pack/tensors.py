@@ -16,12 +16,7 @@ from jagcodec._arguments import check_rectangle
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
-from jagcodec.pack.strictness import (
-    is_rounded_up,
-    look_behind_rows,
-    stays_rectangular,
-    warn_of_width,
-)
+from jagcodec.pack.checks import look_after_rows, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
@@ -72,7 +67,7 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     return _pack(padded, row_splits, f"{where}(padded)")
 
 
-def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths, *, strict: bool = False) -> torch.Tensor:
+def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack `val` if its shape says that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
 
     This is a guess, for callers that do not name their per-token fields: a feature that happens
@@ -82,17 +77,14 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths, *, strict: bool = Fal
     Args:
         val: Any strided tensor; a jagged one is returned detached.
         lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
-        strict: Refuse to pack where the cells behind rows are not all one constant, bit for bit.
-            False warns, as `JagcodecWarning`, of integers on the CPU whose first and last cell
-            behind a row differ; and where `val` is not packed although its width is the longest
-            row rounded up to a multiple of 8 to 128.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached; else `val` detached and
-        contiguous (the same memory where it was contiguous).
+        contiguous (the same memory where it was contiguous). Warns (`JagcodecWarning`) if `val`
+        holds integers on the CPU, and the first and the last cell after a row differ.
 
     Raises:
-        ArgumentError: `lengths` is not one-dimensional, or one is negative; or `strict` refuses.
+        ArgumentError: `lengths` is not one-dimensional, or one is negative.
         ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
 
     Example:
@@ -105,29 +97,25 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths, *, strict: bool = Fal
     """
     where = "maybe_pack_jagged"
     row_splits = read_rows(lengths, f"{where}(lengths)")
-    return _pack_or_keep(val, row_splits, f"{where}(val)", strict, exact_width=True)
+    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=True)
 
 
-def pack_per_token_field(
-    val: torch.Tensor, lengths: Lengths, *, strict: bool = False
-) -> torch.Tensor:
+def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     """Pack a field that is known to be per-token, however far it is padded.
 
     Args:
         val: (N, S, ...) with S at least the longest length: sequence parallelism pads S up to a
             multiple of its size. A jagged tensor is returned detached.
         lengths: (N,) non-negative integers: a tensor, an array, a list or a tuple.
-        strict: Refuse the fallback for tensors of two dims or more, and cells behind rows that
-            are not all one constant, bit for bit. False warns, as `JagcodecWarning`, of such a
-            fallback, and of integers on the CPU whose first and last cell behind a row differ.
 
     Returns:
         A jagged tensor as from `to_nested_by_length`, detached. The documented fallback: `val`
         detached and contiguous where its batch dim is not N, it has fewer than two dims, or S is
-        below the longest length.
+        below the longest length. Warns (`JagcodecWarning`) of such a fallback of two dims or more,
+        and as `maybe_pack_jagged` does.
 
     Raises:
-        ArgumentError: `lengths` is not one-dimensional, or one is negative; or `strict` refuses.
+        ArgumentError: `lengths` is not one-dimensional, or one is negative.
         ArgumentTypeError: `val` is not a tensor, or lengths are not integers.
 
     Example:
@@ -140,7 +128,7 @@ def pack_per_token_field(
     """
     where = "pack_per_token_field"
     row_splits = read_rows(lengths, f"{where}(lengths)")
-    return _pack_or_keep(val, row_splits, f"{where}(val)", strict, exact_width=False)
+    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=False)
 
 
 def stack_or_nest(
@@ -332,20 +320,15 @@ def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tenso
     return nested_tensor(values_of(view), row_splits)
 
 
-def _pack_or_keep(
-    val: Any, row_splits: RowSplits, path: str, strict: bool, *, exact_width: bool
-) -> torch.Tensor:
+def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bool) -> torch.Tensor:
     """The rules of `maybe_pack_jagged` (`exact_width`) and of `pack_per_token_field`."""
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
         return detached
     check_rectangle(val, path)
     if is_per_token(tuple(val.shape), row_splits, exact_width):
-        look_behind_rows(val, row_splits, path, strict)
+        look_after_rows(val, row_splits, path)
         return _pack(val.detach(), row_splits, path)
-    shape = tuple(val.shape)
-    if len(shape) > 1 and not exact_width:
-        stays_rectangular(shape, row_splits, path, strict)
-    elif len(shape) > 1 and shape[0] == row_splits.rows and is_rounded_up(shape[1], row_splits.max):
-        warn_of_width(path)
+    if val.dim() > 1 and not exact_width:
+        warn_of_rectangle(path)
     return contiguous_bits(val)
