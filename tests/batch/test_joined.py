@@ -954,6 +954,33 @@ def test_rows_of_an_elided_message_are_sent_whole_unless_asked_for():
         assert_same(decode(frames), select_rows(td, [5, 0, 3]))
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_rows_that_share_cells_in_their_messages_share_them_in_a_join(narrow):
+    """Of one run each, and of two: the cells of a prompt and those of a response."""
+
+    def rollouts(seed):
+        numbers = torch.Generator().manual_seed(seed)
+        prompts = torch.randint(0, 50_000, (1, 700), generator=numbers).repeat(4, 1)
+        responses = torch.randint(0, 50_000, (4, 90), generator=numbers)
+        ids = torch.cat([prompts, responses], 1)
+        each = {"prompts": prompts, "responses": responses, "ids": ids}
+        leaves = {
+            k: torch.nested.nested_tensor(list(v), layout=torch.jagged) for k, v in each.items()
+        }
+        return TensorDict(leaves, [4])
+
+    batches = [rollouts(seed) for seed in range(3)]
+    listed = [open_wire(encode(batch, elide=True, narrow=narrow)) for batch in batches]
+    joined, whole = concat_rows(listed), expected(batches)
+    for order in (slice(None), [11, 0, 0, 7]):
+        part, rows = joined.rows(order), select_rows(whole, order)
+        for name, view in part.columns():
+            held = sum(len(buffer) for buffer in view.memory)
+            assert held < 3 * 5 * 800 * 8, name
+            assert_same(part[name], rows[name])
+            assert_same(materialize(part)[name], materialize(rows)[name])
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.int16, torch.uint8])
 def test_narrow_cells_of_many_messages_are_widened_together(dtype):
     """Stored in every width, and in none, in one join; also where messages are empty."""

@@ -54,11 +54,6 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
     A range of a contiguous tensor is a slice of it, as torch makes them: it holds the tensor's
     storage, and stays right when that moves to shared memory. Everything else is copied once.
     Leaves of equal rows share the row splits in `pool`.
-
-    Raises:
-        ArgumentError: Its rows cannot be chosen (compressed sparse layouts, and COO tensors of
-            dtypes for which torch does not choose them).
-        ArgumentTypeError: It is not a leaf of a TensorDict.
     """
     if isinstance(leaf, UnbatchedTensor):
         return unbatched_of(None, unbatched_parts(leaf)[1])
@@ -184,11 +179,7 @@ def without_rest(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def sparse_rows(make: Callable[[], torch.Tensor], dtype: torch.dtype, path: str) -> torch.Tensor:
-    """The rows of COO tensors that torch chooses or joins.
-
-    Raises:
-        ArgumentError: torch does not do that for this dtype.
-    """
+    """The rows of COO tensors that torch chooses or joins."""
     try:
         return make()
     except RuntimeError as error:

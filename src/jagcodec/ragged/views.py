@@ -78,13 +78,6 @@ class RaggedView:
             return np.arange(self.row_splits.rows, dtype=np.int64) * self.starts
         return self.starts
 
-    def repeats(self) -> bool:
-        """Whether rows are known to share cells, or to be put together from runs of them."""
-        starts = self.starts
-        if self.runs is not None:
-            return True
-        return isinstance(starts, np.ndarray) and len(np.unique(starts)) < len(starts)
-
     def choose(self, rows: slice | IntArray, row_splits: RowSplits) -> RaggedView:
         """Some of the rows, in any order, whose lengths are those of `row_splits`."""
         runs = None if self.runs is None else self.runs[rows]

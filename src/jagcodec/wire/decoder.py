@@ -187,11 +187,7 @@ class MsgpackDecoder:
 
 
 def build(message: Message, node: Node, budget: Budget | None = None) -> Any:
-    """The value of one node; `budget` is that of the whole read.
-
-    Raises:
-        WireFormatError: Its parts do not fit together.
-    """
+    """The value of one node; `budget` is that of the whole read."""
     try:
         return _BUILDERS[node.kind](message, node, budget or Budget(message))
     except (JagcodecError, OSError, MemoryError):  # of the source of the bytes, some of them
@@ -377,11 +373,7 @@ def _object_array(message: Message, node: Node, budget: Budget) -> AnyArray:
 def objects(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None = None
 ) -> list[Any]:
-    """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them.
-
-    Raises:
-        WireFormatError: A row is not a document; it is named.
-    """
+    """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them."""
     leaf = message.leaf(node)
     if leaf.runs:
         return _shared_objects(message, node, budget, chosen)

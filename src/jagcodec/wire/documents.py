@@ -92,11 +92,7 @@ def may_hold_records(data: bytes) -> bool:
 
 
 def unpack(data: bytes, path: str = "$") -> Any:
-    """One document, its records still as arrays that begin with a `Tag`.
-
-    Raises:
-        WireFormatError: The bytes are not one.
-    """
+    """One document, its records still as arrays that begin with a `Tag`."""
     try:
         _walk(data)
         return msgpack.unpackb(
@@ -112,9 +108,6 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
     """Documents that lie end to end, each of which ends exactly where `ends` says.
 
     In errors the first is called row `first`.
-
-    Raises:
-        WireFormatError: They do not; the row is named.
     """
     size = len(data)
     unpacker = msgpack.Unpacker(
@@ -154,11 +147,7 @@ def _walk_rows(data: bytes, rows: int) -> None:
 
 
 def unpack_plain(data: bytes, path: str) -> Any:
-    """Msgpack's own types out of bytes that a stranger chose.
-
-    Raises:
-        WireFormatError: It is not one whole msgpack object of such types.
-    """
+    """Msgpack's own types out of bytes that a stranger chose."""
     try:
         _walk(data)
         return msgpack.unpackb(data, strict_map_key=True, unicode_errors="surrogatepass")

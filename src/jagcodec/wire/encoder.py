@@ -215,11 +215,7 @@ def pending(
 
 
 def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:
-    """The option `narrow`, with each name as a tuple.
-
-    Raises:
-        ArgumentTypeError: It is not True, False or a collection of names.
-    """
+    """The option `narrow`, with each name as a tuple."""
     if isinstance(narrow, bool):
         return narrow
     expected = "expected True, False, or a list of names (in a nested batch: tuples of names)"

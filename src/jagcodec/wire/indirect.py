@@ -72,11 +72,7 @@ def runs_at(source: Source, leaf: Leaf) -> list[Run]:
 def view_of_runs(
     source: Source, leaf: Leaf, rows: RowSplits, picked: PickedRows | None = None
 ) -> RaggedView:
-    """The rows of an indirect column where their cells lie; of some rows only theirs are read.
-
-    Raises:
-        WireFormatError: The table is not that of these rows.
-    """
+    """The rows of an indirect column where their cells lie; of some rows only theirs are read."""
     splits = rows if picked is None else picked.splits
     chosen = slice(None) if picked is None else picked.rows
     cell, inner = leaf.cell_bytes, leaf.shape[1:]

@@ -41,12 +41,6 @@ class Columns(NamedTuple):
     rows: int
     columns: Mapping[str, Any]
 
-    def repeats(self) -> bool:
-        """Whether columns are known to have rows that share their cells."""
-        return any(
-            type(column) is RaggedView and column.repeats() for column in self.columns.values()
-        )
-
 
 Name: TypeAlias = tuple[str, ...]
 """A column: the names of the nested batches that it is in, and its own."""

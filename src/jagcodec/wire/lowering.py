@@ -96,11 +96,7 @@ class Lowering:
         self.off_devices: list[torch.Tensor] = []
 
     def finished(self, tree: Tree) -> Lowered:
-        """All that was lowered, ready to be placed; a value that is one document has no `tree`.
-
-        Raises:
-            UnsupportedTypeError: Documents are too large for msgpack.
-        """
+        """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
         try:
             values = self._pack()(self.values) if self.values else NO_VALUES
         except ValueError as error:

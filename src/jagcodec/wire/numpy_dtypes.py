@@ -25,11 +25,7 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a checked name.
-
-    Raises:
-        WireFormatError: This numpy has no such dtype.
-    """
+    """The numpy dtype of a checked name."""
     try:
         return np.dtype(name)
     except (TypeError, ValueError) as error:
@@ -48,11 +44,7 @@ def cell_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
 
 
 def check_text(array: np.ndarray[Any, Any]) -> None:
-    """Refuse code points that do not exist: numpy fails with a SystemError when it meets them.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Refuse code points that do not exist: numpy fails with a SystemError when it meets them."""
     if array.dtype.kind == "U" and array.nbytes:
         order = ">" if array.dtype.byteorder == ">" else "<"
         points = np.array(array, order="C").reshape(-1).view(f"{order}u4")

@@ -12,11 +12,7 @@ from jagcodec.errors import brief
 
 
 def of_type(state: Any, cls: type) -> Any:
-    """A state that is exactly of a type.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """A state that is exactly of a type."""
     if type(state) is not cls:
         raise ValueError(f"expected {cls.__name__}, found {type(state).__name__}")
     return state

@@ -25,9 +25,6 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
     """A document in which records are what they stand for; its lists and dicts are written to.
 
     `depth` counts the containers around it, of which there are at most `most`.
-
-    Raises:
-        WireFormatError: It nests too deep, or a record is malformed.
     """
     kind = type(value)
     if kind in _NATIVE:

@@ -136,11 +136,7 @@ def state_of(value: Any) -> Any:
 
 
 def restore(name: str, state: Any) -> Any:
-    """The value of a registered type from its state.
-
-    Raises:
-        WireFormatError: No type has this name here, or the state does not make one.
-    """
+    """The value of a registered type from its state."""
     registration = _by_name.get(name)
     if registration is None and _loaded_too:
         cls = _loaded_class(name)

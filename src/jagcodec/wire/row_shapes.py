@@ -49,11 +49,7 @@ def component_shapes(payload: Payload, numbers: Sequence[int], node: Node) -> In
 
 
 def _cells_of_all(shapes: IntArray, most: int) -> int:
-    """The cells of components of (N, rank) shapes; of more than `most`, some number above it.
-
-    Raises:
-        WireFormatError: A shape is not one.
-    """
+    """The cells of components of (N, rank) shapes; of more than `most`, some number above it."""
     cells = np.ones(len(shapes), dtype=np.int64)
     wrong = (shapes < 0).any(axis=1)
     for dims in shapes.T:

@@ -66,11 +66,7 @@ class Slicer:
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
-    """What cuts rows out of these columns of a message in memory; None where that is not simple.
-
-    Raises:
-        WireFormatError: Offsets of rows are not offsets.
-    """
+    """What cuts rows out of these columns of a message in memory; None where that is not simple."""
     header = message.header
     if rows > MAX_UNBACKED_ROWS or header.schema.values:
         return None
