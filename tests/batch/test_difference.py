@@ -171,3 +171,11 @@ def test_columns_whose_names_would_be_one_are_compared_both():
         assert message_difference(left, encode(batch(**changed))) is not None
     one, other = (encode({"td": batch(**{"$.x": x}), "x": 1}) for x in (IDS, IDS + 1))
     assert str(message_difference(one, other)).startswith("column ('$.x',), row 0")
+
+
+def test_names_that_a_stranger_chose_are_safe_to_print():
+    name = "\x1b]0;owned\x07\x1b[2J\u202e"
+    found = message_difference(encode(batch(**{name: IDS})), encode(batch(ids=IDS)))
+    assert str(found) == (r"the whole: columns with \x1b]0;owned\x07\x1b[2J\u202e and with ids")
+    changed = message_difference(encode(batch(**{name: IDS})), encode(batch(**{name: IDS + 1})))
+    assert str(changed).isprintable()

@@ -14,7 +14,7 @@ def add_to(commands: Commands) -> None:
         "doctor",
         help="say what is installed here, and what copies rows",
         description="Say which versions are installed, which kernel copies rows and with how many "
-        "threads, and which extras are here.",
+        "threads, and which frameworks are here.",
         epilog="Exit status: 0; 1 where the library cannot be imported.",
     )
     add_json(parser)
@@ -23,8 +23,8 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.doctor import doctor
+    from jagcodec.doctor import doctor, report_lines
 
     report = doctor()
-    print(json_text(report.as_dict()) if options.json else report)
-    return 0 if report.problem is None else 1
+    print(json_text(report) if options.json else "\n".join(report_lines(report)))
+    return 0 if report["problem"] is None else 1
