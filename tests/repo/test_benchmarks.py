@@ -152,10 +152,10 @@ def test_rows_are_measured_beside_what_producers_use(tmp_path, capsys):
     assert all(each["rounds"] >= 3 for each in found.values())
     lines = [line for each in found.values() for line in each["lines"].values()]
     assert all(0 < line["lowest"] <= line["median"] <= line["highest"] for line in lines)
-    assert sum(line["asked"] is not None for line in lines) == 10
+    assert sum(line["asked"] is not None for line in lines) == 12
     printed = capsys.readouterr().out
     assert "materialize / pad_sequence" in printed
-    assert printed.count("asked") == 10
+    assert printed.count("asked") == 12
 
 
 def test_rows_that_lose_a_cell_end_the_run():

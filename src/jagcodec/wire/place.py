@@ -162,6 +162,7 @@ class Placing:
         """`copies` are those of the tensors on devices that do not stay there."""
         self._copies = copies
         self._keep_on = keep_on
+        self._narrows = False
         self._pool = RowSplitsPool()
         self._frames = Frames()
         self._numbers: list[int] = []
@@ -182,6 +183,7 @@ class Placing:
     ) -> PendingMessage:
         """The message of a lowered value, some of whose items may be stored narrow, or elided."""
         items = lowered.items
+        self._narrows = narrows  # what lies in rows, too
         if narrows or elides:
             items = self._end_to_end(items, elides)
             items = elide(items) if elides else items
@@ -308,7 +310,8 @@ class Placing:
         return Packed([made[id(row)] for row in documents.rows])
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
-        return blob_pieces(frames_of(Placing(self._copies).message(row)))
+        message = Placing(self._copies).message(row, narrows=self._narrows)
+        return blob_pieces(frames_of(message))
 
     def _place_documents(self, documents: Packed) -> None:
         data, starts, row_splits = _laid_out(documents)
