@@ -50,7 +50,7 @@ def counted(recipe, units, reader):
 def test_twice_as_much_more_is_twice_the_work(recipe):
     """From n to 2n, and from 2n to 4n: what does not depend on n falls out of the differences.
 
-    A reader may go another way from some size on: after such a step, the next doubling is looked at.
+    A reader may go another way from some size on: after such a step the next doubling counts.
     """
     for name, reader in readers_of(recipe.batch).items():
         outcome(reader, recipe.make(UNITS))  # loads whatever is loaded on first use
