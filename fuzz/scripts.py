@@ -39,6 +39,7 @@ from jagcodec.wire.registry import register_type
 from jagcodec.wire.schema import FORMS, PER_KEY, numpy_itemsize
 from jagcodec.wire.spec import (
     BLOB_MAGIC,
+    BLOBS,
     INDIRECT,
     MAGIC,
     NO_INDEX,
@@ -649,27 +650,30 @@ class Tree:
     def _documents(self, rows: int, *, repeat: bool = False) -> dict[str, int]:
         """The numbers of rows of documents; some of them are messages, or indirect."""
         s, data, ends = self.s, bytearray(), [0]
+        blobs = self._level < 4 and s.byte() >= 192
         for _ in range(rows):
-            if self._level < 4 and s.byte() >= 192:
+            if blobs:
                 how = s.byte()
                 draft = Tree(s, self._level + 1).write() if how & 1 else s.pick(SEEDS).draft
-                gap = -len(data) % 64 if how < 224 else s.byte() % 70
-                data += bytes(gap) + blob_of(draft.frames())
+                data += blob_of(draft.frames())
+                data += bytes(-len(data) % 64 if how < 224 else s.byte() % 70)
             else:
                 data += _pack(_document(s, 1))
             ends.append(len(data))
         lengths = [b - a for a, b in pairwise(ends)]
+        how_stored = BLOBS if blobs else 0
         if repeat and lengths:
             # All rows are as long as the first, which they mostly are.
             lengths = [lengths[0]] * len(lengths)
             group = self.group(lengths)
             buffer, offset, stored = self.table(lengths, group, 1, bytes(data[: lengths[0]]))
             size = sum(lengths)
-            place = {"buffer": buffer, "offset": offset, "stored": stored}
+            place = {"buffer": buffer, "offset": offset, "stored": stored + how_stored}
             return {**place, "size": size, "group": group}
         buffer, offset = self.put(bytes(data))
         group = self.group(lengths)
-        return {"buffer": buffer, "offset": offset, "stored": 0, "size": len(data), "group": group}
+        place = {"buffer": buffer, "offset": offset, "stored": how_stored}
+        return {**place, "size": len(data), "group": group}
 
     def _onion(self) -> Any:
         """A leaf in many layers of one kind, beyond the limit of what may nest."""
@@ -682,8 +686,9 @@ class Tree:
 
 def _in_row(tree: Tree, item: Any) -> Node:
     blob = blob_of(Draft(item, tree.draft.groups, tree.draft.payload).frames())
+    blob += bytes(-len(blob) % 64)
     tree.draft.groups, tree.draft.payload = [[0, 0, 1, len(blob), len(blob)]], [bytearray(blob)]
-    return Node(Kind.NON_TENSOR_ROWS, [], [0, 0, 0, 0, len(blob)], [])
+    return Node(Kind.NON_TENSOR_ROWS, [], [0, 0, BLOBS, 0, len(blob)], [])
 
 
 _LAYERS: tuple[Callable[[Tree, Any], Node], ...] = (

@@ -9,9 +9,11 @@ import msgpack
 from tests.wire import corpus_indirect
 from tests.wire.forge import (
     Part,
+    RowMessage,
     Rows,
     array,
     blob,
+    blob_row,
     compressed,
     header,
     int64s,
@@ -25,6 +27,8 @@ from tests.wire.forge import (
     object_array,
     record,
     row_message,
+    rows_node,
+    rows_of,
     tag,
     tensor,
     tensordict,
@@ -295,18 +299,22 @@ GOOD = {
         message_of_rows(record("TUPLE", 1), {"a": record("TUPLE")}),
     ),
     "rows_of_numbers": (
-        "0 and 106 in one byte begin as a message does, and are numbers",
+        "0 and 106 in one byte begin as a blob and its zeros do, and are numbers",
         message_of_rows(0, 106, 107),
     ),
     "one_row": ("one document needs no offsets", message_of_rows("only")),
     "no_rows": ("no documents at all", message_of_rows(kind="OBJECT_ARRAY")),
     "message_in_a_row": (
-        "a tensor beside documents, at a multiple of 64",
-        message_of_rows("a", row_message(INNER, 2), "b", kind="OBJECT_ARRAY"),
+        "a tensor beside documents, which are messages too",
+        message_of_rows("a", row_message(INNER), "b", kind="OBJECT_ARRAY"),
     ),
-    "message_in_a_row_anywhere": (
-        "a message keeps its meaning wherever its row was copied",
-        message_of_rows("a", row_message(INNER), b"\0" * 63 + row_message(INNER)),
+    "messages_in_rows_of_documents": (
+        "messages of no tensor",
+        message_of_rows(row_message(message("a")), row_message(message(None))),
+    ),
+    "no_rows_stored_anyhow": (
+        "how no bytes of documents are stored says nothing",
+        message(rows_node(0, 7, 9, stored=999), groups=[[0, 0, 0, 0, 0]]),
     ),
     "message_in_a_row_without_payload": (
         "a number in a message of its own",
@@ -1048,49 +1056,77 @@ BAD = {
         "three documents for four cells",
         message(object_array([2, 2], 3), b"\1\2\3" + int64s(0, 1, 2, 3), groups=[[0, 3, 3, 1, 1]]),
     ),
+    "rows_stored": (
+        "bad_record",
+        "documents that are stored narrow",
+        message(rows_node(1, stored=257), b"\1", groups=[[0, 0, 1, 1, 1]]),
+    ),
+    "row_message_among_documents": (
+        "bad_value",
+        "a message where rows are documents",
+        message_of(rows_of(row_message(INNER))._replace(stored=0)),
+    ),
+    "row_document_among_messages": (
+        "bad_value",
+        "a document where rows are messages",
+        message_of_rows(row_message(INNER), blob_row(b"\1")),
+    ),
+    "row_empty_among_messages": (
+        "bad_value",
+        "a row of no bytes where rows are messages",
+        message_of_rows(row_message(INNER), b""),
+    ),
     "row_message_zeros": (
         "bad_value",
         "64 zeros before a message",
-        message_of_rows(bytes(64) + blob(INNER)),
-    ),
-    "row_of_zeros": ("bad_value", "zeros, and no message", message_of_rows(1, bytes(20))),
-    "row_message_magic": (
-        "bad_value",
-        "zeros, and something else behind them",
-        message_of_rows(bytes(20) + b"\1"),
+        message_of_rows(RowMessage(bytes(64) + row_message(INNER))),
     ),
     "row_message_behind": (
         "bad_value",
-        "a byte behind a message",
-        message_of_rows(blob(INNER) + b"\0"),
+        "a byte behind a message that is not zero",
+        message_of_rows(RowMessage(row_message(INNER)[:-1] + b"\1")),
     ),
-    "row_message_cut": ("frame_size", "a message cut short", message_of_rows(blob(INNER)[:-1])),
+    "row_message_longer": (
+        "bad_value",
+        "64 zeros too many behind a message",
+        message_of_rows(RowMessage(row_message(INNER) + bytes(64))),
+    ),
+    "row_message_short": (
+        "bad_value",
+        "a message in a row that does not end at a multiple of 64",
+        message_of_rows(RowMessage(row_message(INNER)[:-1])),
+    ),
+    "row_message_cut": (
+        "frame_size",
+        "a message cut short",
+        message_of_rows(RowMessage(blob(INNER)[:-1])),
+    ),
     "row_message_version": (
         "unknown_version",
         "a message of a version to come",
-        message_of_rows(1, blob(INNER, version=2)),
+        message_of_rows(1, blob_row(blob(INNER, version=2))),
     ),
     "row_message_header": (
         "unknown_version",
         "the same in its header",
-        message_of_rows(1, blob(message(1, fields={"jagcodec": 2}))),
+        message_of_rows(1, row_message(message(1, fields={"jagcodec": 2}))),
     ),
     "row_message_checksum": (
         "bad_checksum",
         "a message whose bytes were damaged",
-        message_of_rows(blob([message(tensor(), b"x", checksum=True)[0], b"y"])),
+        message_of_rows(row_message([message(tensor(), b"x", checksum=True)[0], b"y"])),
     ),
     "row_message_outside": (
         "out_of_bounds",
         "a place outside the message in the row",
-        message_of_rows("a" * 99, blob(message(tensor(shape=[2]), b"x"))),
+        message_of_rows("a" * 99, row_message(message(tensor(shape=[2]), b"x"))),
     ),
     "rows_too_deep": ("too_deep", "110 messages in rows of each other", rows_inside(110)),
     # compressed frames
     "compressed_in_a_row": (
         "bad_record",
         "a compressed frame of a message in a row",
-        message_of_rows(1, row_message(of_sevens(RUN), 1)),
+        message_of_rows(1, row_message(of_sevens(RUN))),
     ),
     "compressed_to_more": (
         "bad_header",

@@ -147,8 +147,9 @@ def in_a_row(frames, rows=1):
     f = Forge()
     if rows == 1:
         buffer, offset = f.put(blob)
-        return f.message(rows_node(len(blob), buffer, offset, f.group([len(blob)])))
-    return f.message(column(f, "NON_TENSOR_ROWS", [run_of(blob)], [len(blob)] * rows))
+        return f.message(rows_node(len(blob), buffer, offset, f.group([len(blob)]), 256))
+    lengths = [len(blob)] * rows
+    return f.message(column(f, "NON_TENSOR_ROWS", [run_of(blob)], lengths, stored=321))
 
 
 REPEATS = tokens(run_of(b"\7\7\7"))
@@ -266,7 +267,15 @@ GOOD = {
         documents_of(
             run_of(row_message(PLAIN_ROW), [0, 0]),
             lengths=[len(row_message(PLAIN_ROW))] * 2,
-            stored=129,
+            stored=385,
+        ),
+    ),
+    "indirect_messages_apart": (
+        "rows that are messages with the same bytes",
+        documents_of(
+            run_of(row_message(PLAIN_ROW), [0, 0]),
+            lengths=[len(row_message(PLAIN_ROW))] * 2,
+            stored=321,
         ),
     ),
     "indirect_nothing": (
@@ -546,6 +555,11 @@ BAD = {
         "bad_value",
         "a row that ends within its document",
         documents_of(run_of(TEXT, [0, 1]), lengths=[5, 4]),
+    ),
+    "indirect_document_among_messages": (
+        "bad_value",
+        "rows that are documents, stored as messages",
+        documents_of(run_of(TEXT, [0, 0]), lengths=[5, 5], stored=321),
     ),
     "indirect_objects_of_other_lengths": (
         "bad_value",

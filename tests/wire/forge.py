@@ -181,10 +181,11 @@ def blob(frames, version=1, zero=0, size=None):
 
 
 class Rows(NamedTuple):
-    """Documents in rows: their bytes end to end, and where each ends."""
+    """Documents in rows: their bytes end to end, where each ends, and how they are stored."""
 
     data: bytes
     bounds: list[int]
+    stored: int = 0
 
     @property
     def group(self):
@@ -199,13 +200,23 @@ class Rows(NamedTuple):
         return self.data + (int64s(*self.bounds) if len(self.bounds) > 2 else b"")
 
 
+class RowMessage(bytes):
+    """A row that is a message of its own."""
+
+
 def rows_of(*items):
-    """Rows of values; an item that is bytes is a row as it is."""
+    """Rows of values; an item that is bytes is a row as it is.
+
+    If one is a message, all values are.
+    """
+    blobs = any(isinstance(item, RowMessage) for item in items)
     data, bounds = b"", [0]
     for item in items:
-        data += packed(item)
+        data += (
+            row_message(message(item)) if blobs and not isinstance(item, bytes) else packed(item)
+        )
         bounds.append(len(data))
-    return Rows(data, bounds)
+    return Rows(data, bounds, 256 if blobs else 0)
 
 
 def message_of_rows(*items, kind="NON_TENSOR_ROWS", **changes):
@@ -216,16 +227,21 @@ def message_of_rows(*items, kind="NON_TENSOR_ROWS", **changes):
 def message_of(rows, kind="NON_TENSOR_ROWS", **changes):
     """A message of one node of rows."""
     if kind == "OBJECT_ARRAY":
-        root = object_array([rows.group[2]], len(rows.data))
+        root = object_array([rows.group[2]], len(rows.data), stored=rows.stored)
     else:
-        root = node(kind, numbers=[0, 0, 0, 0, len(rows.data)])
+        root = rows_node(len(rows.data), stored=rows.stored)
     payload = [rows.payload] if rows.payload else []
     return message(root, *payload, groups=[rows.group], **changes)
 
 
-def row_message(frames, at=0):
-    """A message as it lies in a row that begins at `at`: behind zeros up to a multiple of 64."""
-    return bytes(-at % 64) + blob(frames)
+def row_message(frames):
+    """A message as it lies in a row: before zeros up to a multiple of 64."""
+    return blob_row(blob(frames))
+
+
+def blob_row(data):
+    """What should be a blob, as a row of blobs."""
+    return RowMessage(data + bytes(-len(data) % 64))
 
 
 # --- compressed frames -------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgpack
 
 from tests.wire.forge import (
     Part,
+    RowMessage,
     compressed,
     document,
     int64s,
@@ -157,12 +158,10 @@ def in_rows(*names: str, kind: str = "NON_TENSOR_ROWS", levels: int = 1) -> Reci
 
     def make(n: int) -> list[bytes]:
         rows = []
-        at = 0
         for i in range(n * len(names)):
             inner = Forge()
-            row = row_message(inner.message(list_of(VALUES[names[i % len(names)]](inner, i))), at)
-            rows.append(row)
-            at += len(row)
+            part = VALUES[names[i % len(names)]](inner, i)
+            rows.append(row_message(inner.message(list_of(part))))
         frames = _in_rows(rows, kind)
         for _ in range(levels - 1):
             frames = _in_rows([row_message(frames)], kind)
@@ -188,9 +187,10 @@ def documents_in_rows(*names: str, kind: str = "NON_TENSOR_ROWS", messages: bool
     """`n` rows of each of these documents, with a message among them or without."""
 
     def make(n: int) -> list[bytes]:
-        rows = [_packed(DOCUMENTS[names[i % len(names)]](i)) for i in range(n * len(names))]
+        values = [DOCUMENTS[names[i % len(names)]](i) for i in range(n * len(names))]
         if messages:
-            rows.insert(0, image(0))
+            return _in_rows([image(0), *(row_message(message(value)) for value in values)], kind)
+        rows = [_packed(value) for value in values]
         return _in_rows(rows, kind)
 
     return Recipe(f"documents_in_rows({' + '.join(names)}, {kind}, {messages})", make, False)
@@ -250,7 +250,8 @@ def _packed(value: Any) -> bytes:
 def _in_rows(rows: Sequence[bytes], kind: str) -> list[bytes]:
     data = b"".join(rows)
     f = Forge()
-    numbers = [*f.put(data), 0, f.group(list(map(len, rows))), len(data)]
+    stored = 256 if isinstance(rows[0], RowMessage) else 0
+    numbers = [*f.put(data), stored, f.group(list(map(len, rows))), len(data)]
     if kind == "OBJECT_ARRAY":
         return f.message(node(kind, 1, numbers=[*numbers, len(rows)]))
     return f.message(node(kind, numbers=numbers))

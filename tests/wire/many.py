@@ -258,16 +258,9 @@ def image(row: int) -> bytes:
 
 def _message_rows(f: Forge, i: int, rows: int) -> Part:
     """Rows that are messages, each at a multiple of 64."""
-    data, lengths = b"", []
-    parts = []
-    size = 0
-    for row in range(rows):
-        part = bytes(-size % 64) + image(row)
-        parts.append(part)
-        size += len(part)
-        lengths.append(len(part))
-    data = b"".join(parts)
-    return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 0, f.group(lengths), len(data)])
+    parts = [image(row) for row in range(rows)]
+    data, group = b"".join(parts), f.group(list(map(len, parts)))
+    return node("NON_TENSOR_ROWS", numbers=[*f.put(data), 256, group, len(data)])
 
 
 # Indirect columns

@@ -326,6 +326,7 @@ class Reader:
 
     def documents(self, buffer, offset, stored, group, size):
         """The values of rows of documents."""
+        blobs, stored = size > 0 and stored & 256, stored & ~256
         if size > 0 and stored in (65, 129):
             offsets = self.offsets(group, size)
             lengths = lengths_of(offsets)
@@ -335,15 +336,14 @@ class Reader:
             need(stored == 0 or not size, "documents are stored as they are")
             self.counted(64 * size)
             data, offsets = self.cells(buffer, offset, size), self.offsets(group, size)
-        return [self.row(data[start:end]) for start, end in itertools.pairwise(offsets)]
+        rows = [data[start:end] for start, end in itertools.pairwise(offsets)]
+        return [self.message(row) if blobs else document(unpack(row)) for row in rows]
 
-    def row(self, data):
-        if len(data) < 2 or data[0] not in (0, MAGIC[0]):
-            return document(unpack(data))
-        blob = data.lstrip(b"\0")
-        need(len(data) - len(blob) < 64 and blob[:8] == MAGIC, "no message")
-        header, frames, end = split(blob)
-        need(end == len(blob), "bytes behind the message")
+    def message(self, row):
+        """The value of a row that is a message of its own."""
+        need(row[:8] == MAGIC, "no message")
+        header, frames, end = split(row)
+        need(row[end:] == bytes(-end % 64), "zeros up to a multiple of 64")
         return Reader(header, frames, self.depth, in_row=True).value
 
     def object_array(self, dims, **place):

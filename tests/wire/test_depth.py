@@ -138,7 +138,7 @@ def test_messages_in_rows(name):
     # Each level is a row of a batch.
     frames = message(7)
     for _ in range(51):
-        rows = row_message(message(batch_of(7))), b"\7"
+        rows = row_message(message(batch_of(7))), 7
         frames = message_of_rows(row_message(frames), *rows, kind="OBJECT_ARRAY")
     assert not isinstance(read(frames), Exception)
     wrong = message(node("TENSOR", "float33", 0, numbers=[0, 0, 0]))

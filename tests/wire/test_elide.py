@@ -546,3 +546,12 @@ def test_rows_that_begin_otherwise_are_not_looked_at_one_by_one():
 
     one_by_one = 512 - 64
     assert entered(512) - entered(64) < one_by_one / 4
+
+
+def test_equal_rows_beside_a_tensor_stay_apart_and_one_object_one():
+    one: list[int] = []
+    rows = [torch.ones(1), *([] for _ in range(40)), one, one]
+    back = decode(encode(NonTensorStack(*rows), elide=True)).tolist()
+    assert back[1:] == [[]] * 42
+    assert len({id(row) for row in back[1:41]}) == 40
+    assert all(row is not back[41] for row in back[1:41])

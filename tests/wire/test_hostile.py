@@ -24,6 +24,7 @@ from jagcodec.wire.spec import Kind
 from tests.helpers import receive, rollout
 from tests.wire.corpus import documents_inside, nodes_inside, rows_inside, stacks_inside
 from tests.wire.forge import (
+    RowMessage,
     array,
     blob,
     int64s,
@@ -326,7 +327,7 @@ def test_errors_name_the_path_to_the_record():
         assert refused(message(document)).path == path
     image = row_message(message(map_of({"image": BAD}), b"x"))
     assert refused(message_of_rows("a", image)).path == "$[1].image"
-    cut = blob(message(1))[:-1]
+    cut = RowMessage(blob(message(1))[:-1])
     assert refused(message_of_rows("a", cut)).path == "$[1] (header)"
 
 
@@ -674,19 +675,22 @@ def test_checked_offsets_do_not_change_with_the_message():
 # Rows that are messages
 
 
-def test_a_message_in_a_row_lies_behind_fewer_than_64_zeros():
-    inner = blob(message(tensor(), b"\7"))
-    for zeros in (0, 1, 63):
-        (back,) = decode(message_of_rows(bytes(zeros) + inner)).tolist()
-        assert back.tolist() == [7]
-    for row in (bytes(64) + inner, bytes(2), bytes(64), bytes(63), inner + b"\0", b"jagcode"):
-        refused(message_of_rows(row, "other"))
+def test_a_message_in_a_row_ends_with_zeros_up_to_a_multiple_of_64():
+    inner = row_message(message(tensor(), b"\7"))
+    (back,) = decode(message_of_rows(inner)).tolist()
+    assert back.tolist() == [7]
+    for zeros in (1, 63, 64):
+        refused(message_of_rows(RowMessage(inner + bytes(zeros)), "other"))
+        refused(message_of_rows(RowMessage(bytes(zeros) + inner), "other"))
+        refused(message_of_rows(RowMessage(inner[:-zeros]), "other"))
+    for row in (bytes(2), bytes(64), b"jagcode"):
+        refused(message_of_rows(RowMessage(row), "other"))
 
 
 def test_a_row_that_is_a_message_is_cut_anywhere():
     inner = row_message(message(tensor(), b"\7", checksum=True))
     for end in range(2, len(inner)):
-        refused(message_of_rows(inner[:end], "other"))
+        refused(message_of_rows(RowMessage(inner[:end]), "other"))
 
 
 def test_what_a_message_in_a_row_says_is_not_about_the_one_around_it():
@@ -702,7 +706,7 @@ def test_what_a_message_in_a_row_says_is_not_about_the_one_around_it():
 
 
 def test_every_bit_of_a_message_in_a_row():
-    frames = message_of_rows("a", row_message(message(list_of(tensor(), 5), b"\7"), 2))
+    frames = message_of_rows("a", row_message(message(list_of(tensor(), 5), b"\7")))
     payload = bytearray(frames[1])
     for bit in range(8 * len(payload)):
         payload[bit // 8] ^= 1 << bit % 8

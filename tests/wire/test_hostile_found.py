@@ -19,7 +19,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.spec import ALIGNMENT, BLOBS, Kind
 
 
 def message(schema, numbers=(), values=(), groups=(), payload=()):
@@ -189,14 +189,20 @@ def test_a_version_is_read_in_little_memory():
         assert peak < 1 << 17
 
 
+def row_of(frames):
+    """A message as a row of messages."""
+    row = blob(frames)
+    return row + bytes(-len(row) % ALIGNMENT)
+
+
 def test_messages_inside_each_other_are_not_copied_at_every_level():
     size = 1 << 20
     frames = message([Kind.BYTES], [0, 0, size], payload=[bytes(size)])
     for _ in range(50):
-        row = blob(frames)
+        row = row_of(frames)
         groups = [[0, 0, 1, len(row), len(row)]]
         frames = message(
-            [Kind.NON_TENSOR_ROWS], [0, 0, 0, 0, len(row)], groups=groups, payload=[row]
+            [Kind.NON_TENSOR_ROWS], [0, 0, BLOBS, 0, len(row)], groups=groups, payload=[row]
         )
     tracemalloc.start()
     decode(frames)
@@ -213,10 +219,10 @@ def test_rows_that_tensordict_refuses_are_refused():
         groups=[[0, 8, 2, 1, 1]],
         payload=[struct.pack("<2s6x3q", b"\x01\x02", 0, 1, 2)],
     )
-    row = blob(stack)
+    row = row_of(stack)
     frames = message(
         [Kind.TENSORDICT, 1, ["a"], [Kind.NON_TENSOR_ROWS]],
-        [1, 0, 0, 0, 0, len(row)],
+        [1, 0, 0, BLOBS, 0, len(row)],
         groups=[[0, 0, 1, len(row), len(row)]],
         payload=[row],
     )

@@ -388,7 +388,7 @@ def test_how_no_cells_are_stored_means_nothing():
 def test_errors_in_chosen_rows_name_the_row_of_the_message():
     inner = row_message(message(map_of({"x": tensor()}), b"\7"))
     written = forged_rows("a", record("BIG_INT", b""), inner, "b")
-    column = node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, len(written.data)])
+    column = node("NON_TENSOR_ROWS", numbers=[0, 0, written.stored, 0, len(written.data)])
     frames = message(tensordict([4], {"x": column}), written.payload, groups=[written.group])
     for rows, path in (([1], "$.x[1]"), ([3, 1], "$.x[1]"), (slice(1, 3), "$.x[1]")):
         with pytest.raises(WireFormatError) as caught:

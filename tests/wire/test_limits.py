@@ -75,8 +75,8 @@ def test_what_each_limit_counts():
         (message(list_of(list_of(1), 2)), 4, 2),
         (message(record("TUPLE", record("TUPLE"))), 1, 1),
         (message_of_rows("a", "b", "c"), 1 + 1 + 1 + 3, 0),
-        # A message in a row: its nodes are objects, and it lies inside the node of the rows.
-        (message_of_rows("a", row_message(message(list_of(1, 2)))), 4 + 2 - 1 + 3, 2),
+        # Messages in rows: their nodes are objects, and lie inside the node of the rows.
+        (message_of_rows("a", row_message(message(list_of(1, 2)))), 1 + 1 + 1 + 2 + 1 + 3, 2),
         (message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 2, 1]),
                  int64s(0, 0, 1, 1) + b"\1"), 2 + 2, 0),
         (message(node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 0, 0, 0, 2]), int64s(0, 0)),
@@ -198,7 +198,7 @@ def test_a_source_is_asked_for_no_more_than_the_limits(frames, limits):
 
 def test_messages_in_rows_count_together():
     """Each has few objects; all of them have many."""
-    frames = message_of_rows(*[blob(message(list_of(*range(100))))] * 50)
+    frames = message_of_rows(*[row_message(message(list_of(*range(100))))] * 50)
     decode(frames, limits=Limits(objects=50 * 101 + 53))
     with pytest.raises(WireFormatError, match="the limit 'objects'"):
         decode(frames, limits=Limits(objects=50 * 101))

@@ -256,13 +256,9 @@ class JoinedRows(ColumnSource):
         self, name: str, view: RaggedView, data: torch.Tensor, chosen: ChosenRows | None
     ) -> Any:
         """Rows of objects, from their documents end to end."""
-        array = data.numpy()
-        starts, lengths = view.row_splits.starts, view.row_splits.lengths
-        heads = array[np.minimum(starts, len(array) - 1)] if len(array) else starts
-        raw = array.tobytes()
-        # What may be a message of its own, or hold records, is for the reader of its message.
-        messages = ((heads == 0) | (heads == ord("j"))) & (lengths > 1)
-        if not messages.any() and not documents.may_hold_records(raw):
+        raw = data.numpy().tobytes()
+        # What may hold records is for the reader of its message.
+        if not documents.may_hold_records(raw):
             with suppress(WireFormatError):  # found again, in the message that it is of
                 ends = view.row_splits.host[1:].tolist()
                 return leaf_of_rows(documents.unpack_rows(raw, ends, 0))

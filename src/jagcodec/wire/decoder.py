@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, inside
 from jagcodec.wire.dtypes import torch_dtype
-from jagcodec.wire.frames import FramePayload, Payload, is_blob
+from jagcodec.wire.frames import FramePayload, Payload
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Documents
@@ -57,7 +58,7 @@ from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
 from jagcodec.wire.row_shapes import component_shapes, view_bounds
 from jagcodec.wire.schema import Node, child_step
-from jagcodec.wire.spec import BLOB_MAGIC, ONE_OBJECT, PLAIN, Kind
+from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -379,11 +380,12 @@ def objects(
         return _shared_objects(message, node, budget, chosen)
     place = leaf.place[:2]
     host = message.splits(leaf).host
+    read = _messages if leaf.blobs else _documents
     items: list[Any] = []
     for rows in joined_rows(range(len(host) - 1) if chosen is None else chosen.index):
         if rows:
             bounds = host[rows.start : rows.stop + 1]
-            items += _documents(message, budget, message.payload, place, bounds, rows.start)
+            items += read(message, budget, message.payload, place, bounds, rows.start)
     return items
 
 
@@ -399,7 +401,8 @@ def _shared_objects(
     data = as_bytes(values_of(view))
     payload = FramePayload([data], copy=False)
     bounds = view.row_splits.host
-    items = _documents(message, budget, payload, (0, 0), bounds, 0) if len(data) else []
+    read = _messages if leaf.blobs else _documents
+    items = read(message, budget, payload, (0, 0), bounds, 0) if len(data) else []
     return items if index is None else [items[k] for k in index.tolist()]
 
 
@@ -415,20 +418,15 @@ def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray]:
 def raw_documents(
     message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
 ) -> Documents | list[Any]:
-    """Rows of documents as they are; the objects in them, where a row is a message of its own.
-
-    Such a row lies at a multiple of 64, which it would not elsewhere.
-    """
+    """Rows of documents as they are; the objects in them, where rows are messages, or indirect."""
     leaf = message.leaf(node)
-    if leaf.runs:
+    if leaf.runs or leaf.blobs:
         return objects(message, node, budget, chosen)
     splits = message.splits(leaf)
     data = message.payload.read(*leaf.place[:2], splits.total).tobytes()
     rows = slice(None) if chosen is None else chosen.at
     starts, ends = splits.host[:-1][rows].tolist(), splits.host[1:][rows].tolist()
     items = [data[a:b] for a, b in zip(starts, ends, strict=True)]
-    if any(item[:1] in (b"\0", b"j") and len(item) > 1 for item in items):
-        return objects(message, node, budget, chosen)
     return Documents(items) if items else []
 
 
@@ -444,63 +442,41 @@ def _documents(
     buffer, offset = place
     first = int(bounds[0])
     data = payload.read(buffer, offset + first, int(bounds[-1]) - first)
-    ends = bounds[1:] - first
-    starts = bounds[:-1] - first
-    heads = data[np.minimum(starts, len(data) - 1)] if len(data) else ends
-    # What begins like a message, or with zeros before one, and is too long to be a number.
-    messages = ((heads == 0) | (heads == _BLOB_START)) & (ends - starts > 1)
-    if not messages.any():
-        # Copied: what was checked must not change with the message's memory.
-        raw = data.tobytes()
-        items = documents.unpack_rows(raw, ends.tolist(), row)
-        if not documents.may_hold_records(raw):
-            return items
+    # Copied: what was checked must not change with the message's memory.
+    raw = data.tobytes()
+    items = documents.unpack_rows(raw, (bounds[1:] - first).tolist(), row)
+    if documents.may_hold_records(raw):
         for i, item in enumerate(items):
             try:
-                items[i] = _revived(message, budget, item)
+                # One level inside the node of the rows.
+                depth = budget.depth + 1
+                items[i] = revived(item, depth, message.limits.depth, message.allow_pickle)
             except WireFormatError as error:
                 raise inside(error, row + i) from error
-        return items
-    items = []
-    for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        try:
-            if messages[i]:
-                at = offset + first + start
-                items.append(_message_in_row(message, budget, payload, buffer, at, end - start))
-            else:
-                item = documents.unpack(data[start:end].tobytes())
-                items.append(_revived(message, budget, item))
-        except WireFormatError as error:
-            raise inside(error, row + i) from error
     return items
 
 
-def _revived(message: Message, budget: Budget, item: Any) -> Any:
-    """A document of a row, one level inside the node of the rows."""
-    return revived(item, budget.depth + 1, message.limits.depth, message.allow_pickle)
-
-
-def _message_in_row(
-    message: Message, budget: Budget, payload: Payload, buffer: int, offset: int, size: int
-) -> Any:
-    """The value of a row that is a message of its own, behind zeros."""
-    head = payload.read(buffer, offset, min(size, _MOST_ZEROS + 1))
-    zeros = int(np.argmax(head != 0))
-    if head[zeros] == 0 or not is_blob(
-        payload.read(buffer, offset + zeros, min(size - zeros, len(BLOB_MAGIC)))
-    ):
-        raise bad("a document, or a message behind fewer than 64 zeros", "neither")
-    blob = payload.bytes_at(buffer, offset + zeros, size - zeros, 1)
-    inner = open_row(blob, message)
-    budget.count_objects(inner)
-    budget.enter(inner)
-    value = build(inner, inner.header.schema.root, budget)
-    budget.depth -= 1
-    return value
-
-
-_MOST_ZEROS = 63
-_BLOB_START = ord("j")
+def _messages(
+    message: Message,
+    budget: Budget,
+    payload: Payload,
+    place: tuple[int, int],
+    bounds: IntArray,
+    row: int,
+) -> list[Any]:
+    """As `_documents`, of rows each of which is a message of its own."""
+    buffer, offset = place
+    items = []
+    for i, (start, end) in enumerate(pairwise(bounds.tolist())):
+        try:
+            inner = open_row(payload.bytes_at(buffer, offset + start, end - start, 1), message)
+            budget.count_objects(inner)
+            budget.enter(inner)
+            items.append(build(inner, inner.header.schema.root, budget))
+            budget.depth -= 1
+        except WireFormatError as error:
+            raise inside(error, row + i) from error
+    return items
 
 
 def rows_differ(expected: Any, found: Any) -> WireFormatError:

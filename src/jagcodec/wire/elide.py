@@ -22,7 +22,6 @@ from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Cells, EndToEnd, Packed, Run
 from jagcodec.wire.narrow import narrow_bits
 from jagcodec.wire.spec import (
-    ALIGNMENT,
     EXPANSION,
     MOST_RUNS,
     ROW_COST,
@@ -78,8 +77,7 @@ def _is_taken(items: Sequence[Any]) -> bool:
             sizes = list(map(_size, item.rows))
             own = sum(sizes[i] for i in set(item.like))
             payload += own
-            # Messages in rows have zeros before them.
-            total = sum(sizes) + ALIGNMENT * len(sizes)
+            total = sum(sizes)
             expanded += total + ROW_COST * len(sizes)
             documents += own if item.one_object else total
     free = EXPANSION * payload
@@ -113,7 +111,7 @@ def _once(documents: Packed) -> Packed:
     # Offsets of all bytes take no more than these.
     if saved <= TABLE + 8 * len(rows) + 2 * SLACK:
         return documents
-    return Packed(rows, like, one_object)
+    return documents._replace(like=like, one_object=one_object)
 
 
 def _size(row: Sequence[Any]) -> int:

@@ -13,7 +13,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import Payload
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import DOCUMENT_ROWS, LEAVES, Node, runs_of
-from jagcodec.wire.spec import BITS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
+from jagcodec.wire.spec import BITS, BLOBS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
@@ -38,6 +38,7 @@ class Leaf(NamedTuple):
         ragged_dim: As of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each.
         group: The ragged group; None of a rectangle.
         runs: Of each row, where it is indirect; 0 where the rows lie in its place.
+        blobs: Whether each row is a message of its own.
     """
 
     place: Place
@@ -45,6 +46,7 @@ class Leaf(NamedTuple):
     ragged_dim: int
     group: int | None
     runs: int
+    blobs: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,7 +87,9 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     cells = math.prod(shape)
     # `stored` is ignored where there are no cells.
     runs = runs_of(kind, stored) if cells else 0
-    return Leaf(Place(buffer, offset, stored, cells, name), shape, ragged_dim, group, runs)
+    blobs = kind in DOCUMENT_ROWS and bool(stored & BLOBS) and cells > 0
+    place = Place(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
+    return Leaf(place, shape, ragged_dim, group, runs, blobs)
 
 
 def cell_range(payload: Payload, place: Place, start: int, end: int, *, keep: bool) -> ByteArray:

@@ -106,20 +106,25 @@ many bytes of documents there are. A plain tuple, because a message of one row t
 
 
 class Documents(NamedTuple):
-    """One document per row: its numbers are buffer, offset, how they are stored, group and size."""
+    """Rows, all of them documents or messages.
 
-    rows: Sequence[bytes | Lowered]
+    The numbers are buffer, offset, how they are stored, group and size.
+    """
+
+    rows: Sequence[bytes] | Sequence[Lowered]
 
 
 class Packed(NamedTuple):
     """`Documents` as bytes.
 
     Attributes:
+        blobs: Whether each row is a message of its own.
         rows: The buffers of each; of a row that is a message of its own, several.
         like: For each row the first that has the same bytes, where some are sent once.
         one_object: Whether such rows are one object, and not just equal.
     """
 
+    blobs: bool
     rows: list[list[Any]]
     like: list[int] | None = None
     one_object: bool = False

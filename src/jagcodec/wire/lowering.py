@@ -297,15 +297,22 @@ class Lowering:
     # Rows of objects
 
     def _rows(self, payloads: Iterable[Any]) -> None:
-        """A document per row; what needs buffers is a message of its own."""
+        """A document per row; if one needs buffers, each row is a message of its own."""
         pack = self._pack()
         rows: list[bytes | Lowered] = []
         outer = self.items, self.values, self.unbacked
         # Rows that are one object are lowered once, and kept, so that their id stays theirs.
-        known: dict[int, tuple[Any, bytes | Lowered]] = {}
+        known: dict[int, tuple[Any, int]] = {}
+        firsts: list[int] = []
         for i, payload in enumerate(payloads):
-            if type(payload) in _NATIVE or id(payload) in known:
-                rows.append(known[id(payload)][1] if id(payload) in known else pack(payload))
+            if type(payload) in _NATIVE:
+                firsts.append(i)
+                rows.append(pack(payload))
+                continue
+            _, first = known.setdefault(id(payload), (payload, i))
+            firsts.append(first)
+            if first < i:
+                rows.append(rows[first])
                 continue
             self.items, self.values, self.unbacked = [], [], []
             tree = self._child(i, payload)
@@ -316,9 +323,8 @@ class Lowering:
                     rows.append(pack(tree))
             except ValueError as error:
                 raise self._refused("too_large", f"msgpack: {error}") from error
-            known[id(payload)] = payload, rows[-1]
         self.items, self.values, self.unbacked = outer
-        self.items.append(Documents(rows))
+        self.items.append(Documents(_alike(rows, firsts)))
 
     # numpy
 
@@ -596,6 +602,21 @@ class Lowering:
 
 
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
+
+
+def _alike(rows: Sequence[bytes | Lowered], firsts: Sequence[int]) -> list[bytes] | list[Lowered]:
+    """All rows as documents; or as messages, where one is. `firsts` says which are one object."""
+    plain = [row for row in rows if isinstance(row, bytes)]
+    if len(plain) == len(rows):
+        return plain
+    made = [
+        Lowered(None, [], _ARRAY_OF_ONE + row) if isinstance(row, bytes) else row for row in rows
+    ]
+    return [made[first] for first in firsts]
+
+
+_ARRAY_OF_ONE = b"\x91"  # what msgpack writes before the only item
+
 
 _HANDLERS: dict[type, Callable[[Lowering, Any], Tree]] = {
     dict: Lowering._dict,

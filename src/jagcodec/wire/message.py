@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from jagcodec.errors import WireFormatError, brief
+from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import nested_tensor
@@ -151,9 +152,12 @@ def open_store(
 
 def open_row(blob: ByteArray, outer: Message) -> Message:
     """A message that is a row of another."""
+    if not is_blob(blob):
+        raise bad("a message in each row", "something else")
     header, frames = _split(blob, outer.limits, in_row=True)
-    if blob_end(len(frames[0]), header.sizes) != len(blob):
-        raise bad("a message that ends with its row", "bytes behind it")
+    end = blob_end(len(frames[0]), header.sizes)
+    if len(blob) != aligned(end) or blob[end:].any():
+        raise bad("a message, and zeros up to a multiple of 64", "other bytes behind it")
     options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
     return open_frames(header, frames, copy=False, **options)
 

@@ -41,6 +41,7 @@ from jagcodec.wire.lowered import (
 )
 from jagcodec.wire.spec import (
     ALIGNMENT,
+    BLOBS,
     GAPS,
     INDIRECT,
     INTEGER_DTYPES,
@@ -304,24 +305,27 @@ class Placing:
 
     def _packed(self, documents: Documents) -> Packed:
         made: dict[int, list[Any]] = {}  # rows may be one object
+        blobs = bool(documents.rows) and isinstance(documents.rows[0], Lowered)
         for row in documents.rows:
             if id(row) not in made:
                 made[id(row)] = [row] if isinstance(row, bytes) else self._message_in_row(row)
-        return Packed([made[id(row)] for row in documents.rows])
+        return Packed(blobs, [made[id(row)] for row in documents.rows])
 
     def _message_in_row(self, row: Lowered) -> list[Any]:
         message = Placing(self._copies).message(row, narrows=self._narrows)
-        return blob_pieces(frames_of(message))
+        pieces = blob_pieces(frames_of(message))
+        return [*pieces, bytes(-sum(map(len, pieces)) % ALIGNMENT)]
 
     def _place_documents(self, documents: Packed) -> None:
         data, starts, row_splits = _laid_out(documents)
         if documents.like is None:
-            at = (*self._frames.put(data), PLAIN)
+            place, stored = self._frames.put(data), PLAIN
         else:
             runs = [Run(row_splits, Cells(data), Cells.of_index(starts))]
             stored = ONE_OBJECT if documents.one_object else INDIRECT + 1
-            at = (*self._place_table(runs, 1, ragged=True), stored)
-        self._numbers += (*at, self._group(row_splits), row_splits.total)
+            place = self._place_table(runs, 1, ragged=True)
+        stored += BLOBS if documents.blobs else 0
+        self._numbers += (*place, stored, self._group(row_splits), row_splits.total)
 
     # Columns that are stored otherwise than they are
 
@@ -417,10 +421,6 @@ def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
             ends.append(ends[documents.like[i]])
             continue
         starts.append(end)
-        if len(row) > 1:
-            # Zeros before a message, so that it lies at a multiple of 64.
-            pieces.append(bytes(-end % ALIGNMENT))
-            end += -end % ALIGNMENT
         pieces += row
         end += sum(map(len, row))
         ends.append(end)

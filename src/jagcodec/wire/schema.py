@@ -20,6 +20,7 @@ from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, insid
 from jagcodec.wire.documents import unpack_plain
 from jagcodec.wire.spec import (
     BITS,
+    BLOBS,
     EXPANSION,
     INDIRECT,
     INTEGER_DTYPES,
@@ -391,7 +392,9 @@ def runs_of(kind: Kind, stored: int) -> int:
     """How many runs the rows of one of `LEAVES` have; 0 if it is not indirect."""
     if kind is Kind.JAGGED:
         return stored - INDIRECT if INDIRECT < stored <= INDIRECT + MOST_RUNS else 0
-    return int(stored == INDIRECT + 1 or (stored == ONE_OBJECT and kind in DOCUMENT_ROWS))
+    if kind in DOCUMENT_ROWS:
+        return int(stored & ~BLOBS in (INDIRECT + 1, ONE_OBJECT))
+    return int(stored == INDIRECT + 1)
 
 
 def _claim_table(
@@ -442,7 +445,8 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     elif kind is Kind.BYTES:
         places.claim(own[0], own[1], own[2])
     elif kind in (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY):
-        expect(own[2] == PLAIN or not own[4], "bad_record", "documents as they are", own[2])
+        known = own[2] & ~BLOBS == PLAIN or not own[4]
+        expect(known, "bad_record", "documents or messages as they are", own[2])
         places.claim_rows(own[0], own[1], own[4])
     elif kind is Kind.TENSOR_VIEWS:
         places.claim(own[0], own[1], cells * node.itemsize)

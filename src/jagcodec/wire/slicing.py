@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import leaf_of
 from jagcodec.wire.lowered import InOrder
@@ -89,6 +87,8 @@ def _column(
     leaf = leaf_of(node, message.numbers)
     if leaf is None or not leaf.shape or leaf.ragged_dim > 1 or leaf.place.stored != PLAIN:
         return None
+    if leaf.blobs:  # some may be documents in a part of the rows
+        return None
     if leaf.group is None:
         if leaf.shape[0] != rows:
             return None
@@ -101,8 +101,4 @@ def _column(
     data = message.payload.read(*leaf.place[:2], splits.total * leaf.cell_bytes)
     if node.kind is Kind.JAGGED:
         return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
-    heads = data[np.minimum(splits.starts, len(data) - 1)] if len(data) else splits.lengths
-    # A row that is a message of its own lies at a multiple of 64, which it would not elsewhere.
-    if (((heads == 0) | (heads == ord("j"))) & (splits.lengths > 1)).any():
-        return None
     return _Column(data.data, 1, known, ())

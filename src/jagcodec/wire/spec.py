@@ -167,6 +167,9 @@ MOST_RUNS = 8
 ONE_OBJECT = 129
 """As `INDIRECT` and one run, of documents: rows that begin at one byte are one object."""
 
+BLOBS = 256
+"""Added to how rows of documents are stored if each of them is a message of its own."""
+
 RUN_NUMBERS = (
     *("group", "buffer", "offset", "stored", "cells"),
     *("index_buffer", "index_offset", "index_stored"),
