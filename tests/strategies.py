@@ -72,7 +72,7 @@ def arrays(draw: Draw) -> Any:
         return array
     dtype = np.dtype(draw(st.sampled_from(_NUMPY_DTYPES)))
     array = np.zeros(shape, dtype=dtype)
-    if array.nbytes and dtype.kind not in "bU":
+    if array.nbytes and dtype.kind not in ("b", "U"):
         data = draw(st.binary(min_size=array.nbytes, max_size=array.nbytes))
         array = np.frombuffer(bytearray(data), dtype=array.dtype).reshape(array.shape)
     elif dtype.kind == "U" and array.size:

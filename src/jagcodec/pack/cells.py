@@ -63,7 +63,9 @@ class MisfitError(Exception):
         super().__init__(detail)
         self._error: tuple[type[JagcodecError], Reason, str] = kind, reason, detail
         self._option = option
-        self.row, self.cell, self.found = row, cell, found
+        self.row: int | None = row
+        self.cell: int | None = cell
+        self.found: Any = found
 
     def error(self, path: str, name: str, *, of_rows: bool = True) -> JagcodecError:
         """The error for a column at `path`; with `of_rows` False, for a chunk of one row."""
