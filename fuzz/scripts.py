@@ -423,6 +423,7 @@ _FIELDS: dict[str, Callable[[Script, int], Any]] = {
     "name": lambda s, d: s.pick(("fuzz.Sampling", *_PLAIN_NAMES, "load", "os.system")),
     "keys": lambda s, d: [],
     "stack_dim": lambda s, d: s.number(2),
+    "coalesced": lambda s, d: s.byte() & 1,
     "state": lambda s, d: (
         {"temperature": _document(s, d), "stop": 1}
         if (odd := s.byte()) < 96
@@ -500,7 +501,7 @@ class Tree:
         odd = s.byte()
         if dims is None:
             dims = [s.number() for _ in range(s.byte() % 4)]
-            if kind is Kind.JAGGED or kind is Kind.TENSOR_VIEWS:
+            if kind is Kind.JAGGED:
                 dims = dims or [self._rows]
             if dims and odd & 1:
                 dims[0] = self._rows
@@ -545,17 +546,6 @@ class Tree:
                 facts["group"] = self.group(lengths)
                 dims[dim - 1] = sum(lengths)
                 cells = math.prod(dims)
-        elif kind is Kind.STRIDED_NESTED:
-            shapes = [[s.number() for _ in range(rank)] for _ in range(self._rows)]
-            cells, facts["components"] = max(0, sum(map(math.prod, shapes))), len(shapes)
-            place = self.put(_words([dim for shape in shapes for dim in shape or [1]]))
-            facts["sizes_buffer"], facts["sizes_offset"] = place
-        elif kind is Kind.TENSOR_VIEWS:
-            bounds = sorted(s.number() for _ in range(s.byte() % 4 * 2))
-            facts["views"] = len(bounds) // 2
-            place = self.put(_words([*bounds[::2], *bounds[1::2]]))
-            facts["bounds_buffer"], facts["bounds_offset"] = place
-        facts["cells"] = cells
         if "size" in form.numbers and "group" in form.numbers:
             rows = self._rows if kind is Kind.NON_TENSOR_ROWS else cells
             facts |= self._documents(min(rows, 4), repeat=odd & 12 == 12)
@@ -577,6 +567,17 @@ class Tree:
             sparse, cells = s.byte() % (len(dims) + 1), s.byte() % 4
             indices = self.node(Kind.TENSOR, depth, [sparse, cells], "int64")
             return [indices, self.node(Kind.TENSOR, depth, [cells, *dims[sparse:]])]
+        if kind is Kind.STRIDED_NESTED:
+            shapes = [[s.number() for _ in dims] or [1] for _ in range(self._rows)]
+            total = max(0, sum(math.prod(shape) for shape in shapes))
+            sizes = self._integers(
+                [len(shapes), len(dims) or 1], [dim for shape in shapes for dim in shape]
+            )
+            return [self.node(Kind.TENSOR, depth, [total]), sizes]
+        if kind is Kind.TENSOR_VIEWS:
+            bounds = sorted(s.number() for _ in range(s.byte() % 4 * 2))
+            base = self.node(Kind.TENSOR, depth, dims or [self._rows])
+            return [base, self._integers([len(bounds) // 2, 2], bounds)]
         count = s.byte() % 4 if form.children < 0 else form.children
         kinds = _MEMBERS.get(kind)
         items = [
@@ -587,6 +588,11 @@ class Tree:
         if kind is Kind.USER:
             return [Node(Kind.MAP, [["temperature", "stop"]], [], items * 2)]
         return items
+
+    def _integers(self, shape: list[int], cells: list[int]) -> Node:
+        """A TENSOR of these int64s."""
+        numbers = [*self.put(_words(cells)), 0, *shape]
+        return Node(int(Kind.TENSOR), ["int64", len(shape)], numbers, [])
 
     def put(self, data: bytes) -> tuple[int, int]:
         """The place of new bytes of the payload."""

@@ -29,8 +29,11 @@ from tests.wire.forge import (
     row_message,
     rows_node,
     rows_of,
+    sparse_coo,
+    strided_nested,
     tag,
     tensor,
+    tensor_views,
     tensordict,
     user,
     zstd,
@@ -52,27 +55,22 @@ def jagged_batch(**changes):
 
 
 def sparse(indices, values, coalesced=0, shape=(3,)):
-    return node("SPARSE_COO", len(shape), numbers=[coalesced, *shape], children=[indices, values])
+    return sparse_coo(indices, values, coalesced, shape)
 
 
 def views(*bounds, shape=(3, 2)):
     """Views of a tensor of bytes that lie behind their bounds."""
-    starts_ends = [start for start, _ in bounds] + [end for _, end in bounds]
-    numbers = [0, 16 * len(bounds), 0, 0, len(bounds), *shape]
+    rows = int64s(*(number for start_end in bounds for number in start_end))
     cells = bytes(range(shape[0] * (shape[1] if len(shape) > 1 else 1)))
-    return message(
-        node("TENSOR_VIEWS", "uint8", len(shape), numbers=numbers), int64s(*starts_ends) + cells
-    )
+    return message(tensor_views(len(bounds), shape, (0, len(rows))), rows + cells)
 
 
-def strided_nested(shapes, cells, rank=1, components=None):
+def components_of(shapes, cells, rank=1, components=None):
     """Components of bytes that lie behind their shapes."""
     components = len(shapes) if components is None else components
     sizes = int64s(*(dim for shape in shapes for dim in shape or [1]))
-    numbers = [0, len(sizes), cells, 0, 0, components]
-    return message(
-        node("STRIDED_NESTED", "uint8", rank, numbers=numbers), sizes + bytes(range(cells))
-    )
+    nested = strided_nested(cells, components, rank, (0, len(sizes)))
+    return message(nested, sizes + bytes(range(cells)))
 
 
 def nodes_inside(levels, leaf=None):
@@ -266,9 +264,33 @@ GOOD = {
         "views may overlap, repeat and be empty",
         views((0, 2), (1, 3), (1, 3), (1, 1)),
     ),
+    "views_of_narrow_cells": (
+        "a base that is stored narrow: 0 1 0 1, and then 1 0 1",
+        message(
+            node(
+                "TENSOR_VIEWS",
+                children=[
+                    tensor("int64", (8,), offset=32, stored=1),
+                    tensor("int64", (2, 2)),
+                ],
+            ),
+            int64s(0, 4, 3, 6) + b"\xaa",
+        ),
+    ),
+    "nested_of_narrow_cells": (
+        "cells of components that are stored narrow",
+        message(
+            node(
+                "STRIDED_NESTED",
+                1,
+                children=[tensor("int64", (3,), offset=16, stored=17), tensor("int64", (2, 1))],
+            ),
+            int64s(1, 2) + b"\1\2\3",
+        ),
+    ),
     "nested_without_dims": (
         "components of no dims: one cell each",
-        strided_nested([(), ()], 2, rank=0),
+        components_of([(), ()], 2, rank=0),
     ),
     "sparse_not_coalesced": (
         "an index twice",
@@ -498,7 +520,7 @@ BAD = {
     "rank_true": ("bad_record", "a rank that is a bool", of_schema([48, "uint8", True])),
     "rank_65": ("bad_record", "65 dims", message(tensor(shape=[1] * 65), PAYLOAD)),
     "child_of_a_leaf": ("bad_record", "a child of a TENSOR", of_schema([48, "uint8", 0, None])),
-    "children_few": ("bad_record", "one child of SPARSE_COO", of_schema([51, 0, None])),
+    "children_few": ("bad_record", "one child of SPARSE_COO", of_schema([51, 0, 0, None])),
     "children_of_keys": ("bad_record", "two keys and one child", of_schema([27, ["a", "b"], None])),
     "dict_without_keys": ("bad_record", "a DICT without its first child", of_schema([22])),
     "key_is_int": ("bad_record", "a MAP with an integer key", of_schema([27, [1], None])),
@@ -686,13 +708,13 @@ BAD = {
     ),
     "bounds_outside": (
         "out_of_bounds",
-        "bounds of 2^59 views",
-        message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 2**59, 1]), PAYLOAD),
+        "bounds of 2^58 views",
+        message(tensor_views(2**58), PAYLOAD),
     ),
     "components_outside": (
         "out_of_bounds",
         "shapes of 2^60 components",
-        message(node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 1, 0, 0, 2**60]), PAYLOAD),
+        message(strided_nested(1, 2**60), PAYLOAD),
     ),
     "group_outside": (
         "out_of_bounds",
@@ -792,28 +814,109 @@ BAD = {
             node("NON_TENSOR_ROWS", numbers=[0, 0, 0, 0, 2]), b"\1\2", groups=[[0, 0, 1, 1, 1]]
         ),
     ),
+    "view_bounds_are_narrow": (
+        "bad_record",
+        "bounds that are stored narrow",
+        message(
+            node(
+                "TENSOR_VIEWS",
+                children=[tensor(shape=(8,)), tensor("int64", (1, 2), offset=8, stored=17)],
+            ),
+            PAYLOAD,
+        ),
+    ),
+    "view_bounds_of_three": (
+        "bad_record",
+        "three numbers for a view",
+        message(
+            node("TENSOR_VIEWS", children=[tensor(shape=(1,)), tensor("int64", (1, 3), offset=8)]),
+            PAYLOAD,
+        ),
+    ),
+    "view_bounds_of_int32": (
+        "bad_record",
+        "bounds of another dtype than int64",
+        message(
+            node("TENSOR_VIEWS", children=[tensor(shape=(1,)), tensor("int32", (1, 2), offset=8)]),
+            PAYLOAD,
+        ),
+    ),
+    "view_of_a_document": (
+        "bad_record",
+        "a document for what is viewed",
+        message(node("TENSOR_VIEWS", children=[[1, 2], tensor("int64", (0, 2))])),
+    ),
+    "views_of_a_scalar": (
+        "bad_record",
+        "views of a tensor of rank 0",
+        message(tensor_views(1, (), (0, 16)), PAYLOAD),
+    ),
+    "views_with_numbers_of_their_own": (
+        "bad_record",
+        "the fields that views had without children",
+        of_schema([56, "uint8", 1]),
+    ),
+    "nested_cells_of_two_dims": (
+        "bad_record",
+        "cells of components that have two dims",
+        message(
+            node(
+                "STRIDED_NESTED",
+                1,
+                children=[tensor(shape=(1, 1)), tensor("int64", (1, 1), offset=8)],
+            ),
+            PAYLOAD,
+        ),
+    ),
+    "nested_sizes_of_another_rank": (
+        "bad_record",
+        "shapes of two dims for components of one",
+        message(
+            node("STRIDED_NESTED", 1, children=[tensor(), tensor("int64", (1, 2), offset=8)]),
+            PAYLOAD,
+        ),
+    ),
+    "nested_sizes_are_narrow": (
+        "bad_record",
+        "shapes that are stored narrow",
+        message(
+            node(
+                "STRIDED_NESTED",
+                1,
+                children=[tensor(), tensor("int64", (1, 1), offset=8, stored=17)],
+            ),
+            b"\0" * 8 + b"\1" * 8,
+        ),
+    ),
+    "nested_sizes_without_bytes": (
+        "bad_record",
+        "2^40 components without dims, whose sizes take no bytes",
+        message(
+            node("STRIDED_NESTED", 0, children=[tensor(), tensor("int64", (2**40, 0))]), PAYLOAD
+        ),
+    ),
     "view_outside": ("out_of_bounds", "a view past the rows", views((0, 4))),
     "view_backwards": ("out_of_bounds", "a view that ends before it starts", views((2, 1))),
     "view_negative": ("out_of_bounds", "a view from -1", views((-1, 1))),
     "nested_cells": (
         "bad_offsets",
         "component sizes that do not add up",
-        strided_nested([(1,), (1,)], 3),
+        components_of([(1,), (1,)], 3),
     ),
     "nested_negative": (
         "bad_record",
         "a component of -1 cells",
-        strided_nested([(-1,), (2,)], 1),
+        components_of([(-1,), (2,)], 1),
     ),
     "nested_without_dims": (
         "out_of_bounds",
         "2^40 components without dims and one cell",
-        strided_nested([], 1, rank=0, components=2**40),
+        components_of([], 1, rank=0, components=2**40),
     ),
     "nested_without_dims_or_cells": (
         "bad_value",
         "a component without dims that has two cells",
-        strided_nested([(2,)], 2, rank=0),
+        components_of([(2,)], 2, rank=0),
     ),
     "rows_unbacked": (
         "bad_rows",

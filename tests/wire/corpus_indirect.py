@@ -15,6 +15,7 @@ from tests.wire.forge import (
     row_message,
     rows_node,
     run,
+    sparse_coo,
     table,
     tensor,
     tensordict,
@@ -304,7 +305,7 @@ def sparse_of(indirect_indices):
         indices = tensor("int64", [1, 2], *f.put(int64s(0, 1)))
         values = column(f, "TENSOR", [run_of(b"\7", [0, 0])], [1, 1])
     f.put(b"\xff" * 64)
-    return f.message(node("SPARSE_COO", 1, numbers=[1, 2], children=[indices, values]))
+    return f.message(sparse_coo(indices, values, 1, [2]))
 
 
 GOOD["indirect_sparse_values"] = ("which are a tensor", sparse_of(False))
@@ -518,10 +519,12 @@ BAD = {
         "more rows of a tensor than the payload has bits",
         message(tensor("uint8", [1 << 40], 0, 0, 65), table(run(1, index=(0, 0), narrow=1))),
     ),
-    "indirect_views": (
-        "out_of_bounds",
-        "views are never indirect: there is no number that could say so",
-        message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 65, 0, 0, 1, 64]), bytes(64)),
+    "indirect_bounds": (
+        "bad_record",
+        "bounds of views that are indirect",
+        message(
+            node("TENSOR_VIEWS", children=[tensor(), tensor("int64", (1, 2), 0, 0, 65)]), bytes(80)
+        ),
     ),
     "indirect_sparse_indices": (
         "bad_value",

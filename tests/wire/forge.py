@@ -83,6 +83,22 @@ def jagged(group=0, dim=1, shape=(5,), dtype="uint8", buffer=0, offset=24, store
     return node("JAGGED", dtype, len(shape), dim, numbers=numbers)
 
 
+def tensor_views(views, shape=(1,), cells_at=(0, 0), bounds_at=(0, 0)):
+    bounds = tensor("int64", (views, 2), *bounds_at)
+    return node("TENSOR_VIEWS", children=[tensor("uint8", shape, *cells_at), bounds])
+
+
+def strided_nested(cells, components, rank=1, cells_at=(0, 0), sizes_at=(0, 0)):
+    sizes = tensor("int64", (components, rank or 1), *sizes_at)
+    children = [tensor("uint8", (cells,), *cells_at), sizes]
+    return node("STRIDED_NESTED", rank, children=children)
+
+
+def sparse_coo(indices, values, coalesced=0, shape=(1,)):
+    children = [indices, values]
+    return node("SPARSE_COO", len(shape), coalesced, numbers=shape, children=children)
+
+
 def tensordict(size, leaves):
     return node("TENSORDICT", len(size), list(leaves), numbers=size, children=leaves.values())
 

@@ -25,6 +25,7 @@ from tests.wire.forge import (
     row_message,
     tag,
     tensor,
+    tensor_views,
     tensordict,
     zstd,
 )
@@ -72,7 +73,7 @@ _SPOILS: dict[str, Callable[[], Part]] = {
     "unknown dtype": lambda: node("TENSOR", "float33", 0, numbers=[0, 0, 0]),
     "out of bounds": lambda: node("TENSOR", "uint8", 1, numbers=[9, 0, 0, 1]),
     "bad document": lambda: document(record("BIG_INT", b"")),
-    "bad row": lambda: node("SPARSE_COO", 0, numbers=[0], children=[0, 0]),
+    "bad row": lambda: node("SPARSE_COO", 0, 0, children=[0, 0]),
 }
 
 
@@ -259,8 +260,7 @@ def _in_rows(rows: Sequence[bytes], kind: str) -> list[bytes]:
 
 def _views_of(n: int) -> list[bytes]:
     f = Forge()
-    numbers = [*f.put(bytes(8)), *f.put(int64s(*[0] * n, *[8] * n)), n, 8]
-    return f.message(node("TENSOR_VIEWS", "uint8", 1, numbers=numbers))
+    return f.message(tensor_views(n, [8], f.put(bytes(8)), f.put(int64s(*[0, 8] * n))))
 
 
 _LARGE: dict[str, Callable[[int], list[bytes]]] = {

@@ -26,7 +26,10 @@ from tests.wire.forge import (
     row_message,
     rows_of,
     run,
+    sparse_coo,
+    strided_nested,
     table,
+    tensor_views,
     tensordict,
     user,
 )
@@ -175,8 +178,8 @@ def _strided(*shape: int) -> Column:
         cells = rows
         for dim in shape:
             cells *= dim
-        numbers = [*f.put(bytes(cells)), cells, *f.put(int64s(*shape * rows)), rows]
-        return node("STRIDED_NESTED", "uint8", len(shape), numbers=numbers)
+        places = f.put(bytes(cells)), f.put(int64s(*shape * rows))
+        return strided_nested(cells, rows, len(shape), *places)
 
     return make
 
@@ -191,14 +194,14 @@ def _sparse(coalesced: int, *, stored: int = 0) -> Column:
         values = _part(f, "uint8", bytes(rows), rows)
         if stored:
             values = _part(f, "int64", bytes((rows + 7) // 8), rows, stored=1)
-        return node("SPARSE_COO", 1, numbers=[coalesced, rows], children=[indices, values])
+        return sparse_coo(indices, values, coalesced, [rows])
 
     return make
 
 
 def _sparse_without_cells(f: Forge, i: int, rows: int) -> Part:
     indices, values = _part(f, "int64", b"", 2, 0), _part(f, "float32", b"", 0)
-    return node("SPARSE_COO", 2, numbers=[0, rows, 2**40], children=[indices, values])
+    return sparse_coo(indices, values, 0, [rows, 2**40])
 
 
 def _nested(*columns: Column) -> Column:
@@ -426,8 +429,7 @@ def _objects(shape: Sequence[int], *items: Any, shared: bool = False) -> Value:
 
 
 def _views(f: Forge, i: int) -> Part:
-    numbers = [*f.put(bytes(4)), *f.put(int64s(0, 1, 1, 2)), 2, 4]
-    return node("TENSOR_VIEWS", "uint8", 1, numbers=numbers)
+    return tensor_views(2, [4], f.put(bytes(4)), f.put(int64s(0, 1, 1, 2)))
 
 
 def _overlap(f: Forge, i: int) -> Part:
@@ -509,7 +511,7 @@ VALUES: dict[str, Value] = {
     "objects of messages": _objects([1], image(0)),
     "no objects": _objects([0, 2**40]),
     "views": _views,
-    "no views": lambda f, i: node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 0, 0]),
+    "no views": lambda f, i: tensor_views(0, [0]),
     "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": _views(f, i)})]),
     "stranger": lambda f, i: node("USER", "no.such.Type", children=[0]),
     "batch of rank 0": lambda f, i: tensordict([], {"a": node("NON_TENSOR_DATA", 0, children=[0])}),

@@ -39,9 +39,9 @@ NODES = {
     33: ("OBJECT_ARRAY", "rank", "buffer offset stored group size dims", 0),
     48: ("TENSOR", "dtype rank", "buffer offset stored dims", 0),
     49: ("JAGGED", "dtype rank ragged_dim", "buffer offset stored group dims", 0),
-    50: ("STRIDED_NESTED", "dtype rank", "buffer offset cells sizes_at sizes_offset components", 0),
-    51: ("SPARSE_COO", "rank", "coalesced dims", 2),
-    56: ("TENSOR_VIEWS", "dtype rank", "buffer offset bounds_at bounds_offset views dims", 0),
+    50: ("STRIDED_NESTED", "rank", "", 2),
+    51: ("SPARSE_COO", "rank coalesced", "dims", 2),
+    56: ("TENSOR_VIEWS", "", "", 2),
     64: ("TENSORDICT", "rank keys", "dims", "keys"),
     65: ("LAZY_STACK", "stack_dim", "", None),
     66: ("NON_TENSOR_DATA", "rank", "dims", 1),
@@ -207,9 +207,10 @@ class Header:
         need(type(fields.get("name", "")) is str, "name")
         count(fields.get("stack_dim", 0))
         need(kind != "DICT" or children[:1] == [None], "keys")
-        if kind in ("TENSOR", "JAGGED", "STRIDED_NESTED", "TENSOR_VIEWS"):
+        count(fields.get("coalesced", 0), 2)
+        if kind in ("TENSOR", "JAGGED"):
             need(type(fields["dtype"]) is str and fields["dtype"] in SIZES, "dtype")
-        need(rank or kind not in ("JAGGED", "TENSOR_VIEWS"), "rank")
+        need(rank or kind != "JAGGED", "rank")
         return sum(self.check(child, depth + 1) for child in children)
 
     def parts(self, node):
@@ -422,32 +423,32 @@ class Reader:
         need(0 <= offset <= len(self.buffers[buffer]) - size, "outside of the buffer")
         return widened(dtype, stored, cells, self.buffers[buffer][offset : offset + size])
 
-    def strided_nested(
-        self, dtype, rank, buffer, offset, cells, sizes_at, sizes_offset, components
-    ):
-        data = self.cells(buffer, offset, cells * SIZES[dtype])
-        self.counted(64 * 8 * components * (rank or 1))
-        sizes = self.integers(sizes_at, sizes_offset, components * (rank or 1))
-        need(rank or all(size == 1 for size in sizes), "components")
-        shapes = [shape_of(sizes[i * rank :][:rank]) for i in range(components)]
+    def rows_of_integers(self, base, rows, width):
+        """The parts of a TENSOR, and the rows of a TENSOR of int64s, which was read last."""
+        need(tensors(base, rows) and rows[1] == "int64" and not self.stored[-1], "children")
+        need(len(rows[2]) == 2 and rows[2][1] == width, "integers in a row")
+        self.counted(64 * len(rows[3]))
+        return *base[1:], np.frombuffer(rows[3], "<i8").reshape(rows[2]).tolist()
+
+    def strided_nested(self, cells, sizes, rank):
+        dtype, dims, data, sizes = self.rows_of_integers(cells, sizes, rank or 1)
+        need(len(dims) == 1 and (rank or all(row == [1] for row in sizes)), "components")
+        shapes = [shape_of(row[:rank]) for row in sizes]
         ends = [0, *itertools.accumulate(map(math.prod, shapes))]
-        need(ends[-1] == cells, "cells")
+        need(ends[-1] == dims[0], "cells")
         step = SIZES[dtype]
         parts = (data[step * a : step * b] for a, b in itertools.pairwise(ends))
         return dtype, list(zip(shapes, parts, strict=True))
 
-    def tensor_views(self, dtype, buffer, offset, bounds_at, bounds_offset, views, dims):
-        dtype, dims, data = self.tensor(dtype, buffer, offset, 0, dims)
-        self.counted(64 * 16 * views)
-        bounds = self.integers(bounds_at, bounds_offset, 2 * views)
-        bounds = list(zip(bounds[:views], bounds[views:], strict=True))
-        need(all(0 <= start <= end <= dims[0] for start, end in bounds), "views")
+    def tensor_views(self, base, bounds):
+        dtype, dims, data, bounds = self.rows_of_integers(base, bounds, 2)
+        need(dims and all(0 <= start <= end <= dims[0] for start, end in bounds), "views")
         size = SIZES[dtype] * math.prod(dims[1:])
         return dtype, [((b - a, *dims[1:]), data[a * size : b * size]) for a, b in bounds]
 
     def sparse_coo(self, indices, values, coalesced, dims):
         need(tensors(indices, values) and not any(self.stored[-2:-1]), "sparse")
-        need(indices[1] == "int64" and coalesced in (0, 1), "sparse")
+        need(indices[1] == "int64", "sparse")
         need(len(indices[2]) == 2 and indices[2][0] <= len(dims), "indices")
         sparse, cells = indices[2]
         need(values[2] == (cells, *dims[sparse:]), "values")

@@ -13,6 +13,7 @@ from tests.wire.forge import (
     node,
     record,
     row_message,
+    sparse_coo,
     tensordict,
 )
 from tests.wire.many import WRAPS
@@ -29,7 +30,9 @@ NODES = {
     **WRAPS,
     "LAZY_STACK": of_stacks("LAZY_STACK"),
     "NON_TENSOR_STACK": of_stacks("NON_TENSOR_STACK"),
-    "SPARSE_COO": lambda part: node("SPARSE_COO", 1, numbers=[0, 1], children=[part, 0]),
+    "SPARSE_COO": lambda part: sparse_coo(part, 0),
+    "STRIDED_NESTED": lambda part: node("STRIDED_NESTED", 1, children=[part, 0]),
+    "TENSOR_VIEWS": lambda part: node("TENSOR_VIEWS", children=[part, 0]),
 }
 RECORDS = {
     "list": lambda value: [value],

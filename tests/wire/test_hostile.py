@@ -37,8 +37,11 @@ from tests.wire.forge import (
     object_array,
     record,
     row_message,
+    sparse_coo,
+    strided_nested,
     tag,
     tensor,
+    tensor_views,
     tensordict,
     user,
 )
@@ -138,14 +141,6 @@ def test_an_unknown_version_names_both():
 POINTER = ("a", None, 0, "|O")
 
 
-def sparse(indices, values, coalesced=0, shape=(1,)):
-    return node("SPARSE_COO", len(shape), numbers=[coalesced, *shape], children=[indices, values])
-
-
-def strided_nested(cells, components, rank=1):
-    return node("STRIDED_NESTED", "uint8", rank, numbers=[0, 8, cells, 0, 0, components])
-
-
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
@@ -185,7 +180,7 @@ def strided_nested(cells, components, rank=1):
         (node("DICT", children=[[1], tensor(), tensor()]), "bad_value"),
         (strided_nested(1, 2**60), "out_of_bounds"),
         (strided_nested(3, 1), "bad_offsets"),
-        (sparse(tensor("int64", [1, 1], 0, 8), tensor()), "bad_sparse"),
+        (sparse_coo(tensor("int64", [1, 1], 0, 8), tensor()), "bad_sparse"),
         (node("TENSORDICT", 1, ["x"], numbers=[1]), "bad_record"),
         (node("TENSORDICT", 1, ["x", "x"], numbers=[1], children=[tensor()] * 2),
          "bad_record"),
@@ -410,7 +405,7 @@ def nested_in_rows(value):
 DEEPEST_LEAVES = [
     (),
     torch.zeros(1),
-    torch.eye(2).to_sparse(),
+    torch.eye(2).to_sparse_coo(),
     torch.nested.nested_tensor([torch.ones(1)]),
     2**70,
     1j,
@@ -420,7 +415,7 @@ DEEPEST_LEAVES = [
     frozenset({2**70}),
     range(2**70),
     np.array([torch.ones(1), None], dtype=object),
-    TensorDict({"a": torch.eye(2).to_sparse()}, [2]),
+    TensorDict({"a": torch.eye(2).to_sparse_coo()}, [2]),
 ]
 
 
@@ -501,8 +496,8 @@ def test_keys_chosen_to_collide_are_refused():
         message(tensor("int64", [10**9], stored=1), PAYLOAD),
         message(node("NON_TENSOR_DATA", 1, numbers=[10**9], children=["x"])),
         message(strided_nested(0, 10**9), PAYLOAD),
-        message(node("STRIDED_NESTED", "uint8", 0, numbers=[0, 0, 1, 0, 0, 10**9]), PAYLOAD),
-        message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 10**9, 1]), PAYLOAD),
+        message(strided_nested(1, 10**9, 0), PAYLOAD),
+        message(tensor_views(10**9), PAYLOAD),
     ],
 )  # fmt: skip
 def test_no_allocation_on_a_strangers_word(frames):
@@ -551,7 +546,7 @@ def tensor_in_rows(levels, size):
     [
         # zero-byte tensors of very many rows
         message(strided_nested(0, 0), PAYLOAD),
-        message(sparse(tensor("int64", [0, 2**40]), tensor(shape=[2**40, 0]), 1, [0])),
+        message(sparse_coo(tensor("int64", [0, 2**40]), tensor(shape=[2**40, 0]), 1, [0])),
         message(strided_nested(0, 20_000), bytes(160_008)),
         # long keys over many values, with and without something wrong in it
         message({"a" * 50_000: [0] * 10_000 + [tag("TUPLE")]}),
@@ -659,7 +654,7 @@ def test_a_header_names_every_key_once():
 
 
 def test_checked_indices_do_not_change_with_the_message():
-    frames = receive(encode(torch.eye(3).to_sparse()))
+    frames = receive(encode(torch.eye(3).to_sparse_coo()))
     back = decode(frames)
     frames[1][:] = b"\xff" * len(frames[1])
     assert back._indices().max() == 2

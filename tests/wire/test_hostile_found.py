@@ -66,8 +66,8 @@ def test_rows_that_torch_cannot_choose_are_refused():
     """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
     indices = [Kind.TENSOR, "int64", 2]
     values = [Kind.TENSOR, "bits4x2", 1]
-    schema = [Kind.TENSORDICT, 1, ["a"], [Kind.SPARSE_COO, 1, indices, values]]
-    numbers = [2, 1, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
+    schema = [Kind.TENSORDICT, 1, ["a"], [Kind.SPARSE_COO, 1, 1, indices, values]]
+    numbers = [2, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
     frames = message(schema, numbers, payload=[struct.pack("<2q2B", 0, 1, 5, 6)])
     assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
     with pytest.raises(ArgumentError, match=r"found torch\.bits4x2; call"):
@@ -134,9 +134,11 @@ def test_a_component_without_dims_takes_bytes():
     nested = torch.nested.nested_tensor([torch.tensor(i) for i in range(3)])
     found = decode(encode(nested))
     assert [part.tolist() for part in found.unbind()] == [0, 1, 2]
+    cells, rows = [Kind.TENSOR, "uint8", 1], [Kind.TENSOR, "int64", 2]
+    schema = [Kind.STRIDED_NESTED, 0, cells, rows]
     for dims in (b"\1" + bytes(7) + b"\2", bytes(16), b""):
         sizes = dims.ljust(16, b"\0")[: 16 if dims else 8]
-        frames = message([Kind.STRIDED_NESTED, "uint8", 0], [0, 0, 2, 0, 0, 2], payload=[sizes])
+        frames = message(schema, [0, 0, 0, 2, 0, 0, 0, 2, 1], payload=[sizes])
         with pytest.raises(WireFormatError):
             decode(frames)
 

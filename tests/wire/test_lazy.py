@@ -38,6 +38,7 @@ from tests.wire.forge import (
     node,
     record,
     row_message,
+    strided_nested,
     tensor,
     tensordict,
 )
@@ -399,7 +400,7 @@ def test_errors_in_chosen_rows_name_the_row_of_the_message():
 
 
 def test_a_nested_tensor_of_other_rows_is_refused():
-    strided = node("STRIDED_NESTED", "uint8", 1, numbers=[0, 16, 3, 0, 0, 2])
+    strided = strided_nested(3, 2, 1, (0, 16))
     payload = int64s(1, 2) + b"abc"
     frames = message(tensordict([2], {"x": strided}), payload)
     assert [len(row) for row in open_wire(frames).leaf("x").unbind()] == [1, 2]

@@ -29,10 +29,11 @@ from tests.wire.forge import (
     list_of,
     message,
     message_of_rows,
-    node,
     record,
     row_message,
+    strided_nested,
     tensor,
+    tensor_views,
     tensordict,
 )
 
@@ -77,10 +78,10 @@ def test_what_each_limit_counts():
         (message_of_rows("a", "b", "c"), 1 + 1 + 1 + 3, 0),
         # Messages in rows: their nodes are objects, and lie inside the node of the rows.
         (message_of_rows("a", row_message(message(list_of(1, 2)))), 1 + 1 + 1 + 2 + 1 + 3, 2),
-        (message(node("TENSOR_VIEWS", "uint8", 1, numbers=[0, 0, 0, 0, 2, 1]),
-                 int64s(0, 0, 1, 1) + b"\1"), 2 + 2, 0),
-        (message(node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 0, 0, 0, 2]), int64s(0, 0)),
-         2 + 2, 0),
+        (message(tensor_views(2),
+                 int64s(0, 0, 1, 1) + b"\1"), 3 + 1 + 2, 1),
+        (message(strided_nested(0, 2), int64s(0, 0)),
+         3 + 1 + 2, 1),
         (message(tensordict([1], {"a": tensordict([1], {"x": tensor(), "y": tensor(shape=(1, 0))}),
                                   "b": tensor(shape=(1, 0)), "c": tensor(shape=(1, 0))}), b"\1"),
          7, 2),

@@ -18,9 +18,9 @@ from tests.wire.forge import (
     int64s,
     jagged,
     message,
-    node,
     rows_node,
     run,
+    strided_nested,
     table,
     tensor,
     tensordict,
@@ -77,7 +77,7 @@ def documents(byte, stored=0):
 def components():
     size, data = frame(_ASKED // 65 // 8 * 8)
     count = size // 8
-    nested = node("STRIDED_NESTED", "uint8", 1, numbers=[0, 0, 0, 0, 0, count])
+    nested = strided_nested(0, count)
     return batch(count, {"a": nested}, (size, data))
 
 

@@ -26,7 +26,15 @@ from jagcodec.wire.leaf import Leaf, leaf_of
 from jagcodec.wire.message import Message
 from jagcodec.wire.message import open_message as opened
 from jagcodec.wire.registry import BATCHED_DATA_DICT
-from jagcodec.wire.schema import FORMS, Node, Places, check_node, child_step, stored_size
+from jagcodec.wire.schema import (
+    FORMS,
+    INTEGER_ROWS,
+    Node,
+    Places,
+    check_node,
+    child_step,
+    stored_size,
+)
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
 from jagcodec.wire.wire_batch import batch_of_message
 
@@ -374,8 +382,9 @@ class _Walk:
         if node.kind is Kind.JAGGED and leaf is not None and leaf.group is not None:
             rows, names = self.groups.setdefault(leaf.group, (len(self.groups), []))
             names.append(entry.name)
-        form = FORMS.get(node.kind)
-        dtype = node.fields[0] if form is not None and "dtype" in form.fields else None
+        typed = node.children[0] if node.kind in INTEGER_ROWS else node
+        form = FORMS.get(typed.kind)
+        dtype = typed.fields[0] if form is not None and "dtype" in form.fields else None
         return ColumnDescription(
             name=entry.name,
             keys=entry.keys,
@@ -435,14 +444,15 @@ def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
     kind, form = node.kind, FORMS.get(node.kind)
     if kind is Kind.NON_TENSOR_ROWS:
         return (message.row_splits(message.numbers[node.number + 3]).rows,)
+    if kind is Kind.TENSOR_VIEWS:
+        base, bounds = node.children
+        return (message.numbers[bounds.dims], None, *message.shape(base)[1:])
     if form is None or form.numbers[-1:] != ("*",):
         return None
     dims: list[int | None] = [*message.shape(node)]
     if kind is Kind.JAGGED:
         dims[node.fields[2] - 1] = None
         dims.insert(0, message.row_splits(message.numbers[node.number + 3]).rows)
-    elif kind is Kind.TENSOR_VIEWS:
-        dims[:1] = message.numbers[node.number + 4], None
     return tuple(dims)
 
 

@@ -26,7 +26,7 @@ from tensordict import (
 from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes, from_bytes
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import (
@@ -40,7 +40,6 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, inside
-from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import FramePayload, Payload
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
@@ -56,7 +55,7 @@ from jagcodec.wire.message import (
 )
 from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
-from jagcodec.wire.row_shapes import component_shapes, view_bounds
+from jagcodec.wire.row_shapes import checked_bounds, checked_shapes
 from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
 
@@ -243,23 +242,17 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
 
 
 def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
-    starts, ends = view_bounds(message.payload, message.numbers, node)
-    base = message.cells(node, message.shape(node))
-    base = base if message.device is None else base.to(message.device)
-    return [base[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    base, bounds = node.children
+    found = checked_bounds(message.integers(bounds), message.numbers[base.dims])
+    rows = message.tensor(base)
+    return [rows[a:b] for a, b in found.tolist()]
 
 
 def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
-    i = node.number
-    buffer, offset, cells = message.numbers[i : i + 3]
-    shapes = component_shapes(message.payload, message.numbers, node)
-    values = from_bytes(
-        message.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize),
-        torch_dtype(node.fields[0]),
-        (cells,),
-    )
-    values = values if message.device is None else values.to(message.device)
-    return strided_nested(values, shapes)
+    cells, sizes = node.children
+    (rank,) = node.fields
+    shapes = checked_shapes(message.integers(sizes), rank, message.numbers[cells.dims])
+    return strided_nested(message.tensor(cells), shapes)
 
 
 def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
@@ -273,7 +266,7 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
         tensor = torch.sparse_coo_tensor(
             own, values, shape, device=values.device, check_invariants=True
         )
-        if not message.numbers[node.number]:
+        if not node.fields[1]:
             return tensor
         # torch believes this flag, so see that the indices rise.
         if not _rising(own):

@@ -8,7 +8,7 @@ import torch
 
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.message import Message
-from jagcodec.wire.schema import FORMS, Node
+from jagcodec.wire.schema import INTEGER_ROWS, Node
 from jagcodec.wire.spec import Kind
 
 
@@ -49,12 +49,9 @@ def rows_of_node(message: Message, node: Node) -> int | None:
     numbers, groups = message.numbers, message.header.groups
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + 3]].rows
-    if node.kind in (Kind.TENSOR_VIEWS, Kind.STRIDED_NESTED):
-        return numbers[node.number + FORMS[node.kind].numbers.index(_COUNTS[node.kind])]
+    if node.kind in INTEGER_ROWS:
+        return numbers[node.children[1].dims]
     return numbers[node.dims] if node.end > node.dims else None
-
-
-_COUNTS = {Kind.TENSOR_VIEWS: "views", Kind.STRIDED_NESTED: "components"}
 
 
 def sizes_of(leaf: Any, dims: int) -> list[int]:

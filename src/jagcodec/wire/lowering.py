@@ -19,6 +19,7 @@ from tensordict import (
 
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
+from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
@@ -372,9 +373,9 @@ class Lowering:
         tensor = tensor.detach()
         shape = tuple(tensor.shape)
         if tensor.layout is torch.sparse_coo:
-            self.items += (int(tensor.is_coalesced()), *shape)
+            self.items += shape
             parts_ = self._plain(tensor._indices()), self._dense(tensor._values())
-            return (Code.SPARSE_COO, len(shape), *parts_)
+            return (Code.SPARSE_COO, len(shape), int(tensor.is_coalesced()), *parts_)
         remedy = ".to_sparse_coo()" if "sparse" in str(tensor.layout) else ".to_dense()"
         raise self._refusal(tensor, f" with layout {tensor.layout}; call {remedy} first")
 
@@ -420,9 +421,14 @@ class Lowering:
         view = merged.view
         name = TORCH_NAMES[view.dtype]
         shape = view.values_shape
-        bounds = np.stack([merged.starts, merged.ends])
-        self.items += (Dense(view, None), Dense(bounds, None), len(merged.starts), *shape)
-        return (Code.TENSOR_VIEWS, name, len(shape))
+        self.items += (Dense(view, None), PLAIN, *shape)
+        base = (Code.TENSOR, name, len(shape))
+        return (Code.TENSOR_VIEWS, base, self._integers(merged.bounds))
+
+    def _integers(self, rows: IntArray) -> Tree:
+        """A TENSOR of rows of int64s, which is never stored narrow."""
+        self.items += (Dense(rows, None), PLAIN, *rows.shape)
+        return (Code.TENSOR, "int64", 2)
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
         name = self._torch_dtype(tensor)
@@ -434,8 +440,9 @@ class Lowering:
         # Without dims a component has a 1 for its one cell: what is named takes bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
-        self.items += (Dense(components, None), cells, Dense(sizes, None), len(shapes))
-        return (Code.STRIDED_NESTED, name, rank)
+        self.items += (Dense(components, None), PLAIN, cells)
+        rows = self._integers(sizes.reshape(len(shapes), rank or 1))
+        return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
     # tensordict
 

@@ -549,7 +549,7 @@ class Message:
         return nested_tensor(values, row_splits, dim)
 
     def cells(self, node: Node, shape: tuple[int, ...]) -> torch.Tensor:
-        """All the cells of a TENSOR, JAGGED or TENSOR_VIEWS."""
+        """All the cells of a TENSOR or JAGGED."""
         i, numbers, name = node.number, self.numbers, node.fields[0]
         dtype = DTYPES[name]
         if dtype is None:
@@ -557,13 +557,22 @@ class Message:
         buffer, offset, stored = numbers[i], numbers[i + 1], numbers[i + 2]
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
-        if stored != PLAIN and cells and node.kind is not Kind.TENSOR_VIEWS:
+        if stored != PLAIN and cells:
             narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
             return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
         data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, node.itemsize)
         if type(data) is torch.Tensor:  # on a device
             return data.view(dtype).view(shape)
         return from_bytes(data, dtype, shape)
+
+    def integers(self, node: Node) -> IntArray:
+        """A TENSOR of int64s, which are as wide as that, on the host.
+
+        A copy: what is checked must not change with the message's memory.
+        """
+        buffer, offset, _, *shape = self.numbers[node.number : node.end]
+        data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+        return np.frombuffer(bytearray(data), dtype=np.int64).reshape(shape)
 
     def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The rows of a column end to end, in memory that may be kept."""

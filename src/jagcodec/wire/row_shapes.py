@@ -1,41 +1,30 @@
-"""How long rows are that have numbers of their own: views of one tensor, and components."""
+"""Checks of the bounds of views, and of the shapes of components."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.wire.checks import INT64_MAX, bad, cells_of
-from jagcodec.wire.frames import Payload
-from jagcodec.wire.schema import Node
 
 
-def view_bounds(payload: Payload, numbers: Sequence[int], node: Node) -> IntArray:
-    """(2, views) where each view of one tensor begins and ends in its first dim."""
-    _, _, bounds_buffer, bounds_offset, views, rows, *_ = numbers[node.number : node.end]
-    data = payload.read(bounds_buffer, bounds_offset, 16 * views)
-    bounds = np.frombuffer(bytearray(data), dtype=np.int64).reshape(2, views)
-    starts, ends = bounds
+def checked_bounds(bounds: IntArray, rows: int) -> IntArray:
+    """(views, 2) where each view of a tensor of so many rows begins and ends."""
+    starts, ends = bounds.T
     good = (starts >= 0) & (starts <= ends) & (ends <= rows)
     if not good.all():
         row = int(np.argmin(good))
         raise WireFormatError(
             "out_of_bounds",
             f"$[{row}]",
-            f"expected a range within {rows}, found {brief(bounds[:, row].tolist())}",
+            f"expected a range within {rows}, found {brief(bounds[row].tolist())}",
         )
     return bounds
 
 
-def component_shapes(payload: Payload, numbers: Sequence[int], node: Node) -> IntArray:
-    """(components, rank) of a strided nested tensor: the shape of each."""
-    cells, sizes_buffer, sizes_offset, components = numbers[node.number + 2 : node.end]
-    _, rank = node.fields
-    data = payload.read(sizes_buffer, sizes_offset, 8 * (rank or 1) * components)
-    shapes = np.frombuffer(bytearray(data), dtype=np.int64).reshape(components, rank or 1)
+def checked_shapes(shapes: IntArray, rank: int, cells: int) -> IntArray:
+    """(components, rank) shapes, of so many cells in all; of rank 0 from a 1 for each."""
     if not rank:
         if (shapes != 1).any():
             raise bad("a 1 for each component without dims", "another number")

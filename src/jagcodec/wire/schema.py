@@ -88,6 +88,7 @@ def _between(low: int, high: int, what: str) -> Callable[[Any], None]:
 
 _rank = _between(0, MAX_NDIM, "a rank")
 _ragged_dim = _between(1, MAX_NDIM, "a ragged dim")
+_flag = _between(0, 1, "0 or 1")
 
 
 def _dim(value: Any) -> None:
@@ -160,17 +161,9 @@ FORMS: dict[Kind, Form] = {
         (*_CELLS, "group", "*"),
         0,
     ),
-    Kind.STRIDED_NESTED: Form.of(
-        {"dtype": _torch_dtype, "rank": _rank},
-        (*_PLACE, "cells", "sizes_buffer", "sizes_offset", "components"),
-        0,
-    ),
-    Kind.SPARSE_COO: Form.of({"rank": _rank}, ("coalesced", "*"), 2),
-    Kind.TENSOR_VIEWS: Form.of(
-        {"dtype": _torch_dtype, "rank": _rank},
-        (*_PLACE, "bounds_buffer", "bounds_offset", "views", "*"),
-        0,
-    ),
+    Kind.STRIDED_NESTED: Form.of({"rank": _rank}, (), 2),
+    Kind.SPARSE_COO: Form.of({"rank": _rank, "coalesced": _flag}, ("*",), 2),
+    Kind.TENSOR_VIEWS: Form.of({}, (), 2),
     Kind.TENSORDICT: Form.of({"rank": _rank, "keys": _keys}, ("*",), PER_KEY),
     Kind.LAZY_STACK: Form.of({"stack_dim": _dim}, (), ANY),
     Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
@@ -190,7 +183,7 @@ class Schema:
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
-        nodes: Those that have numbers to check, in the order of these.
+        nodes: Those that have numbers to check; a tensor's before those that are made of it.
         weight: About how many bytes of memory it takes.
         size: How many nodes it has, those without numbers too.
         depth: In how many others its deepest node lies.
@@ -261,6 +254,9 @@ class Schema:
                     nodes.append(self._node(child, depth + 1))
                 except WireFormatError as error:
                     raise inside(error, child_step(node, i)) from error
+        if kind in INTEGER_ROWS:
+            _check_integer_rows(node)
+            self.nodes.append(node)
         self._stacks = around
         return node
 
@@ -279,8 +275,22 @@ def _check_form(kind: Kind, form: Form, fields: list[Any], children: int) -> Non
         raise fail("bad_record", "expected a list of keys before the values, found nothing")
     if kind == Kind.JAGGED and fields[2] > fields[1]:
         raise fail("bad_record", f"expected a ragged dim of 1 to {fields[1]}, found {fields[2]}")
-    if kind == Kind.TENSOR_VIEWS and not fields[1]:
-        raise fail("bad_record", "expected views of rows, found rank 0")
+
+
+INTEGER_ROWS = (Kind.STRIDED_NESTED, Kind.TENSOR_VIEWS)
+"""What is made of a tensor, and of a row of int64s for each tensor in it."""
+
+
+def _check_integer_rows(node: Node) -> None:
+    for child in node.children:
+        expect(child.kind is Kind.TENSOR, "bad_record", "a TENSOR", child.kind.name)
+    cells, rows = node.children
+    expect(rows.fields == ["int64", 2], "bad_record", "rows of int64", rows.fields)
+    rank = cells.fields[1]
+    if node.kind is Kind.TENSOR_VIEWS:
+        expect(rank > 0, "bad_record", "views of rows", rank)
+    else:
+        expect(rank == 1, "bad_record", "cells end to end", rank)
 
 
 _FORMS_BY_CODE = {int(kind): form for kind, form in FORMS.items()}
@@ -305,7 +315,7 @@ class Places:
         self.sizes: Sequence[int] = sizes
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
-        self.objects: int = 0  # rows of objects, views and components, each of which is one
+        self.objects: int = 0  # rows of objects, views and components
         self.expanded: int = 0  # bytes that values take once they are made of what is stored
         self.in_row: bool = in_row
 
@@ -327,7 +337,7 @@ class Places:
         raise fail("out_of_bounds", f"expected {error}", path=path)
 
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """The same of documents, offsets and shapes: each row of them takes more memory than it."""
+        """The same of documents and offsets: each row of them takes more memory than it."""
         self.claim(buffer, offset, size, path)
         self.expanded += EXPANSION * size
 
@@ -448,16 +458,8 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
         known = own[2] & ~BLOBS == PLAIN or not own[4]
         expect(known, "bad_record", "documents or messages as they are", own[2])
         places.claim_rows(own[0], own[1], own[4])
-    elif kind is Kind.TENSOR_VIEWS:
-        places.claim(own[0], own[1], cells * node.itemsize)
-        places.claim_rows(own[2], own[3], 16 * own[4])
-        places.objects += own[4]
-    elif kind is Kind.STRIDED_NESTED:
-        places.claim(own[0], own[1], own[2] * node.itemsize)
-        places.claim_rows(own[3], own[4], 8 * (node.fields[1] or 1) * own[5])
-        places.objects += own[5]
-    elif kind is Kind.SPARSE_COO:
-        expect(own[0] in (0, 1), "bad_record", "0 or 1", own[0])
+    elif kind in INTEGER_ROWS:
+        _count_integer_rows(node, numbers, places)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
         # A dim of 0 makes a large one beside it no smaller.
         rows = 1
@@ -469,6 +471,18 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
                 f"expected at most {MAX_UNBACKED_ROWS} rows, or a payload of as many bytes, "
                 f"found batch size {brief(shape)} over {places.payload} bytes",
             )
+
+
+def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
+    """Count what views and components take, whose bytes were claimed as those of a tensor."""
+    child = node.children[1]
+    stored = numbers[child.number + 2]
+    expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
+    rows, width = numbers[child.dims : child.end]
+    wanted = 2 if node.kind is Kind.TENSOR_VIEWS else node.fields[0] or 1
+    expect(width == wanted, "bad_record", f"rows of {wanted} integers", width)
+    places.objects += rows
+    places.expanded += EXPANSION * 8 * width * rows
 
 
 def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:

@@ -18,11 +18,10 @@ from jagcodec.ragged.views import RaggedView
 
 
 class Merged(NamedTuple):
-    """Views as ranges ``starts[i] : ends[i]`` of the cells that `view` has, end to end."""
+    """Views as ranges of the cells that `view` has, end to end: (views, 2) starts and ends."""
 
     view: RaggedView
-    starts: IntArray
-    ends: IntArray
+    bounds: IntArray
 
 
 def merge(values: Sequence[Any]) -> Merged | None:
@@ -68,8 +67,8 @@ def merge(values: Sequence[Any]) -> Merged | None:
     row_splits = RowSplits.from_lengths(sizes)
     pieces = None if len(sizes) == 1 else piece_starts
     view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
-    shift = row_splits.host[:-1] - piece_starts
-    return Merged(view, starts + shift[piece], ends + shift[piece])
+    shift = (row_splits.host[:-1] - piece_starts)[piece]
+    return Merged(view, np.stack([starts + shift, ends + shift], axis=1))
 
 
 def _viewable(value: Any) -> bool:
