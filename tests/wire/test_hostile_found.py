@@ -19,6 +19,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
+from jagcodec.wire import decoder
 from jagcodec.wire.spec import ALIGNMENT, BLOBS, Kind
 
 
@@ -128,6 +129,26 @@ def test_a_promise_of_rising_indices_is_checked_on_those_that_are_used(monkeypat
     found = decode(frames)
     assert found.is_coalesced()
     assert found._indices().tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("check", ["checked_bounds", "checked_shapes"])
+def test_bounds_and_shapes_are_checked_as_they_are_used(monkeypatch, check):
+    """Somebody writes to the message's memory once they were checked."""
+    rows = torch.arange(6.0).view(3, 2)
+    value: Any = torch.nested.nested_tensor([rows[:1], rows[1:]])
+    if check == "checked_bounds":
+        value = [rows[:1], rows[1:]]
+    frames = [bytearray(frame) for frame in encode(value)]
+    checked = getattr(decoder, check)
+
+    def scribbled(*args):
+        found = checked(*args)
+        frames[1][64:] = b"\x7f" * len(frames[1][64:])
+        return found
+
+    monkeypatch.setattr(decoder, check, scribbled)
+    assert [part.tolist() for part in decode(frames)] == [[[0, 1]], [[2, 3], [4, 5]]]
+    assert frames[1][-1] == 0x7F
 
 
 def test_a_component_without_dims_takes_bytes():
