@@ -12,11 +12,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
+from torch.nested._internal.nested_tensor import (
+    NestedTensor,
+    _store_val_in_tensor,
+    get_tensor_symint,
+)
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, plain_array
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_words,
+    from_words,
+    plain_array,
+    to_device,
+)
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import NestedParts, RaggedView
 
@@ -130,7 +140,7 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     device = values.device
     offsets = row_splits.tensors.get(device)
     if offsets is None:
-        offsets = row_splits.offsets(device)
+        offsets = _new_offsets(row_splits, device)
     if values.requires_grad:
         return torch.nested.nested_tensor_from_jagged(
             values,
@@ -178,6 +188,15 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     )
     jagged.__dict__.update(like, _values=values, _metadata_cache=bounds)
     return jagged  # type: ignore[no-any-return]
+
+
+def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
+    """The offsets tensor that all columns of these rows share on a device."""
+    made = to_device(torch.from_numpy(row_splits.host), device)
+    # Torch gives each offsets tensor a number when it first sees it, without a lock. Let it do so
+    # before another thread can have the tensor, or columns of the same rows get different numbers.
+    get_tensor_symint(made, coeff=1)  # type: ignore[no-untyped-call]
+    return row_splits.tensors.setdefault(device, made)
 
 
 _make_subclass: Any = torch.Tensor._make_wrapper_subclass

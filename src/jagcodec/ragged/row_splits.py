@@ -21,8 +21,6 @@ from jagcodec.memory.tensor_bytes import IntArray, to_device
 Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 """What callers may hand in where lengths are asked for."""
 
-_CPU = torch.device("cpu")
-
 
 class RowSplits:
     """N rows that lie end to end in a run of cells. Immutable, and free to share.
@@ -35,7 +33,7 @@ class RowSplits:
         min: Length of the shortest row, 0 without rows.
         max: Length of the longest row, 0 without rows.
         starts: (N,) the offsets without the last.
-        tensors: The offsets as tensors, by device; ask `offsets` for them.
+        tensors: The offsets as tensors, by device, which `jagcodec.ragged.nested` makes.
         bounds: `min` and `max` as nested tensors keep them, for `jagcodec.ragged.nested`.
         like: What nested tensors of equal shapes have in common, likewise.
     """
@@ -81,17 +79,6 @@ class RowSplits:
         if low < 0 or _extremes(host)[0] < 0:
             return None
         return cls(host, lengths, low, high)
-
-    def offsets(self, device: torch.device = _CPU) -> torch.Tensor:
-        """The offsets as a tensor on a device, always the same one."""
-        found = self.tensors.get(device)
-        if found is None:
-            found = torch.from_numpy(self.host)
-            if device != _CPU:
-                found = to_device(found, device)
-            # Two threads that come here at once get the same tensor.
-            found = self.tensors.setdefault(device, found)
-        return found
 
     def with_offsets(self, offsets: torch.Tensor) -> RowSplits:
         """The same rows with an offsets tensor that exists already, whose identity is kept."""
