@@ -231,7 +231,7 @@ def test_at_the_high_water_mark_messages_are_sent_whole_or_not_at_all(context):
 def test_an_envelope_that_is_not_bytes_sends_nothing(context):
     left, right = joined(context, zmq.PAIR, zmq.PAIR)
     with pytest.raises(ArgumentTypeError, match="envelope"):
-        send(left, 1, envelope=["text"], timeout=LONG)  # type: ignore[list-item]
+        send(left, 1, envelope=["text"], timeout=LONG)
     assert_silent(right)
 
 

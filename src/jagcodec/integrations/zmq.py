@@ -202,8 +202,11 @@ async def async_recv_frames(
     Example:
         See `async_send_frames`.
     """
-    where = "async_recv_frames"
-    _check(socket, where, of_asyncio=True)
+    _check(socket, "async_recv_frames", of_asyncio=True)
+    return _opened(socket, await _async_parts(socket, timeout, "async_recv_frames"))
+
+
+async def _async_parts(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
     _check_timeout(timeout, where)
     own = socket.getsockopt(zmq.RCVTIMEO)
     limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
@@ -223,7 +226,7 @@ async def async_recv_frames(
                 await message
             else:
                 socket.get(zmq.EVENTS)  # wakes whoever waits for the next message
-                return _opened(socket, parts)
+                return parts
 
 
 # --- both --------------------------------------------------------------------------------------
