@@ -146,8 +146,7 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if isinstance(a, (list, tuple)):
         return _items(a, b, at, cells)
     if isinstance(a, slice):
-        bounds = [(x.start, x.stop, x.step) for x in (a, b)]
-        return _items(*bounds, at, cells)
+        return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at, cells)
     if isinstance(a, np.ndarray):
         return _arrays(a, b, at, cells)
     if not cells or _are_same(a, b):
@@ -296,7 +295,7 @@ def _layout(tensor: torch.Tensor) -> str:
 def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
     left, right = view_of(a, "left"), view_of(b, "right")
     dim = left.ragged_dim
-    shapes = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
+    shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
     for shape in shapes:
         shape[dim] = "*"
     found = (
