@@ -12,11 +12,11 @@ from jagcodec import WireFormatError, cli, dump, encode, to_blob
 from jagcodec.batch.describe import check_message, describe_message
 from jagcodec.cli.text import size_text
 from tests.wire import corpus
-from tests.wire.test_golden import NAMES, Point, load, message_of
+from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
 
 def golden(name):
-    return message_of(load(f"{name}.json"))
+    return message_of(kept(name))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_every_golden_message_is_described(name, run, stored):
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert found["bytes"] == path.stat().st_size
-    assert found["checksum"] == ("checksum" in load(f"{name}.json")["options"])
+    assert found["checksum"] == ("checksum" in kept(name)["options"])
     entries = found["columns"] + found["beside"]
     # All bytes belong to a column, or to none.
     assert sum(entry["bytes"] for entry in entries) + found["overhead"] == found["plain_bytes"]
