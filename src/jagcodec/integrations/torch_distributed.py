@@ -248,7 +248,7 @@ def send(
     When this returns, the batch may be written to again.
 
     Example:
-        See `docs/torch-distributed.md`.
+        See `docs/transports.md`.
 
     Args:
         batch: Anything that `encode` takes, or a `WireBatch`.
@@ -286,7 +286,7 @@ def recv(
     """Receive a batch from one rank, which calls `send`.
 
     Example:
-        See `docs/torch-distributed.md`.
+        See `docs/transports.md`.
 
     Args:
         src: The global rank that sends it.
