@@ -14,7 +14,7 @@ import torch
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
@@ -53,7 +53,8 @@ def always():
     """Compress small frames too, and send stored sizes even if no frame is smaller."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compress, "_SMALLEST", 1)
-        patched.setattr(compress, "_is_worth_it", lambda *args: True)
+        patched.setattr(compress, "_is_smaller", lambda *args: True)
+        patched.setattr(compress, "is_accepted", lambda *args: True)
         yield
 
 
@@ -567,13 +568,20 @@ def test_a_writer_makes_no_bombs(monkeypatch):
     beyond = (1 << 20) - 64 * size(encode(value, compress="zstd"))
     for limit, compresses in ((beyond, True), (beyond - 1, False)):
         limits = Limits(expanded=limit)
-        monkeypatch.setattr(compress, "read_header", lambda data, limits=limits: read(data, limits))
+        monkeypatch.setattr(header, "DEFAULT_LIMITS", limits)
         frames = encode(value, compress="zstd")
         assert is_compressed(frames) is compresses
         assert_same(decode(frames, limits=limits), value)
 
 
-read = header.read_header
+def test_what_repeats_and_is_compressed_can_be_read():
+    """Repeated documents are counted against the bytes that are sent."""
+    large = "abcdefgh" * (1 << 15)
+    for rows in ([{"text": large}] * 10, [{"text": large} for _ in range(10)]):
+        value = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[10])
+        frames = encode(value, elide=True, compress="zstd")
+        assert size(frames) < size(encode(value, compress="zstd"))
+        assert_same(decode(frames), value)
 
 
 def test_damage_gives_a_value_or_the_error():

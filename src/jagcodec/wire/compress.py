@@ -28,7 +28,7 @@ from jagcodec.wire.frames import (
     blob_end,
     written,
 )
-from jagcodec.wire.header import Header, read_header, with_checksums, with_stored_sizes
+from jagcodec.wire.header import Header, is_accepted, with_checksums, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
 T = TypeVar("T")
@@ -70,26 +70,21 @@ def compressed(message: PendingMessage, level: int, checksum: bool) -> PendingMe
         if len(small) < len(frames[i]):
             sent[i] = np.frombuffer(small, dtype=np.uint8)
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
-    if not _is_worth_it(header, sent, message.header, frames):
+    smaller = _is_smaller(header, sent, message.header, frames)
+    if not smaller or not is_accepted(header, message.documents):
         header, sent = message.header, frames
     if checksum:
         header = with_checksums(header, [zlib.crc32(frame.data) for frame in sent])
     return PendingMessage(header, [*sent], lambda memory: None, list)
 
 
-def _is_worth_it(
+def _is_smaller(
     header: bytes, sent: Sequence[ByteArray], plain: bytes, frames: Sequence[ByteArray]
 ) -> bool:
-    """Whether a message is smaller than the plain one, and default limits accept it."""
+    """Whether a message takes less than the plain one, as frames and as a blob."""
     stored, sizes = (list(map(len, one)) for one in (sent, frames))
     saved = len(plain) + sum(sizes) - len(header) - sum(stored)
-    if saved < 64 or blob_end(len(header), stored) > blob_end(len(plain), sizes):
-        return False
-    try:
-        read_header(header)
-    except WireFormatError:
-        return False
-    return True
+    return saved >= 64 and blob_end(len(header), stored) <= blob_end(len(plain), sizes)
 
 
 def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int, T]:
