@@ -1,5 +1,7 @@
 """`check_schema`: the columns that a stage expects, and what it is told when others come."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,7 @@ def batch(rows=2):
 
 SCHEMA = open_wire(encode(batch())).schema
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "TensorDict": lambda td: td,
     "dict of columns": lambda td: dict(td.items()),
     "frames": encode,

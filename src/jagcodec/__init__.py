@@ -45,15 +45,7 @@ if TYPE_CHECKING:
     )
     from jagcodec.ragged.non_tensor import unwrap_wire_stripped_payload
     from jagcodec.ragged.varlen import PackedColumn
-    from jagcodec.wire.blobs import (
-        decode_batch,
-        dump,
-        encode_batch_into,
-        encode_into,
-        encoded_size,
-        load,
-        to_blob,
-    )
+    from jagcodec.wire.blobs import dump, load, to_blob
     from jagcodec.wire.decoder import MsgpackDecoder, decode
     from jagcodec.wire.encoder import MsgpackEncoder, encode
     from jagcodec.wire.field_schema import FieldSchema
@@ -88,14 +80,10 @@ __all__ = [
     "balance_rows",
     "concat_rows",
     "decode",
-    "decode_batch",
     "dump",
     "encode",
-    "encode_batch_into",
     "encode_fields",
-    "encode_into",
     "encode_rows",
-    "encoded_size",
     "join_columns",
     "load",
     "materialize",
@@ -143,7 +131,7 @@ _HOMES = {
     ),
     "ragged.non_tensor": "unwrap_wire_stripped_payload",
     "ragged.varlen": "PackedColumn",
-    "wire.blobs": "decode_batch dump encode_batch_into encode_into encoded_size load to_blob",
+    "wire.blobs": "dump load to_blob",
     "wire.decoder": "MsgpackDecoder decode",
     "wire.encoder": "MsgpackEncoder encode",
     "wire.field_schema": "FieldSchema",

@@ -557,7 +557,7 @@ def test_meta_travels_beside_the_columns():
 
 def test_meta_is_a_mapping_without_tensors():
     with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
-        encode(ROWS[0], meta=[1])  # type: ignore[arg-type]
+        encode(ROWS[0], meta=[1])  # type: ignore[call-overload]
     for value in (torch.ones(2), np.ones(2), b"x" * 100_000):
         with pytest.raises(ArgumentError.__mro__[1], match="meta: expected values without tensors"):
             encode(ROWS[0], meta={"a": value})

@@ -15,7 +15,6 @@ from jagcodec import (
     MsgpackDecoder,
     WireFormatError,
     decode,
-    decode_batch,
     dump,
     encode,
     encode_fields,
@@ -98,7 +97,6 @@ def readers(tmp_path):
     return {
         "decode": lambda limits: decode(FRAMES, limits=limits),
         "decode of a blob": lambda limits: decode(blob_, limits=limits),
-        "decode_batch": lambda limits: decode_batch([blob_], limits=limits),
         "load": lambda limits: load(path, limits=limits),
         "load, mapped": lambda limits: load(path, mmap=True, limits=limits),
         "MsgpackDecoder": lambda limits: MsgpackDecoder(limits=limits).decode(FRAMES),

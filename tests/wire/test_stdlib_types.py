@@ -31,7 +31,6 @@ from jagcodec import (
     decode,
     encode,
     encode_fields,
-    encode_into,
     register_stdlib_types,
     register_type,
 )
@@ -302,7 +301,7 @@ def opened(value):
 
 def blob_of(value):
     blob = bytearray(4096)
-    return blob[: encode_into(value, blob, default=opened)]
+    return blob[: encode(value, out=blob, default=opened)]
 
 
 def test_default_stands_in_for_what_cannot_be_encoded():
