@@ -27,7 +27,8 @@ import torch
 import zmq
 
 from benchmarks.trips import quieted
-from jagcodec import TransportError, TransportTimeoutError, decode, pack_jagged_fields
+from jagcodec import decode, pack_jagged_fields
+from jagcodec.errors import TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import recv, recv_frames, send
 
 FAULTS = ("lost", "duplicated", "out_of_turn", "damaged")

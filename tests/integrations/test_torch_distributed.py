@@ -24,12 +24,8 @@ from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     Limits,
-    TransportError,
-    TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
     decode,
@@ -40,6 +36,12 @@ from jagcodec import (
     select_rows,
     stack_or_nest,
     to_blob,
+)
+from jagcodec.errors import (
+    ArgumentKeyError,
+    ArgumentTypeError,
+    TransportError,
+    TransportTimeoutError,
 )
 from jagcodec.integrations import torch_distributed as td_module
 from jagcodec.integrations._rank_message import read_meta

@@ -18,11 +18,8 @@ from hypothesis import given, settings
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     JagcodecError,
     Limits,
-    TransportError,
-    TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
     decode,
@@ -31,6 +28,7 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import (
     async_recv,
     async_recv_frames,
