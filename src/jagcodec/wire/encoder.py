@@ -25,6 +25,7 @@ from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to
+from jagcodec.wire.header import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.place import Placing
@@ -231,9 +232,10 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    message = Placing(copies, keep_on).message(
-        lowered, checksum=checksum and level is None, narrows=bool(narrow), elides=elide
-    )
+    options: Any = {"checksum": checksum and level is None, "narrows": bool(narrow)}
+    message = Placing(copies, keep_on).message(lowered, elides=elide, **options)
+    if elide and not is_accepted(message.header, message.documents):
+        message = Placing(copies, keep_on).message(lowered, **options)
     return message if level is None else compressed(message, level, checksum)
 
 

@@ -197,6 +197,7 @@ class PendingMessage(NamedTuple):
     buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
     write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
     sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
+    documents: int = 0  # bytes of indirect documents that become objects
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:
