@@ -1,5 +1,6 @@
 """Every block of the docs runs, and every table says what the code says."""
 
+import importlib
 import re
 import runpy
 import subprocess
@@ -34,7 +35,7 @@ def anchors(text):
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.filterwarnings("error::jagcodec.JagcodecWarning")
+@pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run(path):
     """The blocks of a page run in order and share their names, as a reader would run them."""
@@ -54,12 +55,14 @@ def test_links_and_files_exist(path):
         assert (ROOT / target).exists(), target
 
 
-PUBLIC = sorted(set(jagcodec.__all__) - {"__version__"})
+PUBLIC = sorted(set(vars(jagcodec)["__all__"]) - {"__version__"})
 
 
 def test_the_reference_has_every_public_name_once():
     named = re.findall(r"^::: jagcodec\.([\w.]+)$", page("docs/reference.md"), re.M)
     assert sorted(n for n in named if "." not in n) == sorted([*PUBLIC, "testing"])
+    for module, name in (n.split(".") for n in named if "." in n and "integrations" not in n):
+        assert hasattr(importlib.import_module(f"jagcodec.{module}"), name), f"{module}.{name}"
     files = (ROOT / "src/jagcodec/integrations").glob("[!_]*.py")
     assert sorted(n.removeprefix("integrations.") for n in named if "integrations" in n) == sorted(
         ["setup", *(path.stem for path in files)]
