@@ -23,12 +23,8 @@ from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     Limits,
-    TransportError,
-    TransportTimeoutError,
     UnsupportedTypeError,
     WireFormatError,
     decode,
@@ -40,6 +36,12 @@ from jagcodec import (
     split_rows,
     stack_or_nest,
     to_blob,
+)
+from jagcodec.errors import (
+    ArgumentKeyError,
+    ArgumentTypeError,
+    TransportError,
+    TransportTimeoutError,
 )
 from jagcodec.integrations import torch_distributed as td_module
 from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast
