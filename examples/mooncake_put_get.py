@@ -151,14 +151,15 @@ def main() -> None:
     messages = np.empty(4, dtype=object)
     messages[:] = [{"role": "user", "content": f"question {i}"} for i in range(4)]
     ids = torch.randint(0, 152_000, (4, 900))
-    columns = {"input_ids": ids, "logprobs": torch.randn(4, 900), "message": messages}
+    logprobs = torch.randn(4, 900)
+    columns = {"input_ids": ids, "logprobs": logprobs, "message": messages}
     names = ["input_ids", "logprobs"]
     batch = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=names)
     with cluster() as client:
         print(f"put {put(client, 'step_1', batch)} bytes")
         # All of it: each token is copied once, from the received memory to its rectangle.
         back = materialize(get(client, "step_1"), pad_value_dict={"input_ids": 151_643})
-        assert torch.equal(back["logprobs"][2, :13], columns["logprobs"][2, :13])
+        assert torch.equal(back["logprobs"][2, :13], logprobs[2, :13])
         print(f"{len(back)} rows back, including {back['message'][3]['content']!r}")
         # Two rows of one column: the header, the offsets and those rows are read.
         part = opened(client, "step_1").select(["input_ids"]).rows(slice(1, 3)).to_tensordict()
