@@ -27,7 +27,8 @@ import torch
 import zmq
 
 from benchmarks.trips import quieted
-from jagcodec import TransportError, TransportTimeoutError, decode, encode, pack_jagged_fields
+from jagcodec import decode, encode, pack_jagged_fields
+from jagcodec.errors import TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import recv_frames, send_frames
 
 FAULTS = ("lost", "duplicated", "out_of_turn", "damaged")

@@ -25,7 +25,6 @@ import zmq
 from benchmarks import reliability, soaks
 from benchmarks.report import rewritten
 from jagcodec import (
-    TransportTimeoutError,
     WireFormatError,
     decode,
     dump,
@@ -35,6 +34,7 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import TransportTimeoutError
 from jagcodec.integrations.zmq import recv_frames, send_frames
 from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION

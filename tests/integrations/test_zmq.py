@@ -17,10 +17,7 @@ from hypothesis import given, settings
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     JagcodecError,
-    TransportError,
-    TransportTimeoutError,
     WireFormatError,
     decode,
     encode,
@@ -28,6 +25,7 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import (
     async_recv_frames,
     async_send_frames,

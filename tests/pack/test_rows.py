@@ -13,9 +13,6 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    FieldSchema,
     UnsupportedTypeError,
     cells,
     decode,
@@ -25,6 +22,8 @@ from jagcodec import (
     pack_rows,
 )
 from jagcodec.cells import python_cells
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.types import FieldSchema
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

@@ -23,7 +23,6 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     WireFormatError,
     decode,
     dump,
@@ -34,6 +33,7 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from tests.helpers import message
 from tests.oracle import assert_same

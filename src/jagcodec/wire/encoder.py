@@ -171,12 +171,12 @@ def encode(
 
 def encode_resident(
     obj: Any,
-    device: torch.device,
+    device: torch.device | None,
     *,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> list[Frame | torch.Tensor]:
-    """As `encode`, but what dense and jagged tensors on `device` hold stays there.
+    """As `encode`, but what dense and jagged tensors on `device`, if any, hold stays there.
 
     A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header says of it
     is the usual, so such a message is an ordinary one once it is copied.
