@@ -26,6 +26,7 @@ from tensordict import NonTensorData, TensorDict
 
 from jagcodec import concat_rows
 from jagcodec.errors import ArgumentError, JagcodecError, TransportError, UnsupportedTypeError
+from jagcodec.integrations._needed import needed
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of
@@ -33,15 +34,9 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-try:
+with needed(__name__, "TransferQueue: pip install 'jagcodec[transfer-queue]'"):
     import ray
     import transfer_queue
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.transfer_queue needs TransferQueue: "
-        "pip install 'jagcodec[transfer-queue]'",
-        name=_error.name,
-    ) from _error
 
 
 def _changed(difference: str) -> ImportError:
