@@ -17,8 +17,6 @@ from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     Limits,
     UnsupportedTypeError,
@@ -29,6 +27,7 @@ from jagcodec import (
     open_wire,
     pack_rows,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.record import RecordReader, RecordWriter
 from jagcodec.wire import files
 from tests.helpers import make_batch

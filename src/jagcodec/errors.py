@@ -162,14 +162,14 @@ class JagcodecWarning(UserWarning):
     Python shows it once per line that called, and ``strict=True`` raises most of what it says.
 
     Example:
-        >>> import warnings, torch, jagcodec
+        >>> import warnings, torch, jagcodec.errors
         >>> columns = {"ids": torch.ones(2, 3)}
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     td = jagcodec.pack_jagged_fields(
         ...         columns, lengths=torch.tensor([2, 4]), token_aligned_fields=["ids"]
         ...     )
-        >>> caught[0].category is jagcodec.JagcodecWarning, td["ids"].shape
+        >>> caught[0].category is jagcodec.errors.JagcodecWarning, td["ids"].shape
         (True, torch.Size([2, 3]))
     """
 

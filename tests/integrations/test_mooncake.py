@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
-    TransportError,
     UnsupportedTypeError,
     WireFormatError,
     decode,
@@ -30,6 +27,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.testing import jagged_batches
 from tests.oracle import assert_same, bits, rows_of
 

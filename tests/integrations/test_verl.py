@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec import ArgumentTypeError, UnsupportedTypeError, WireFormatError, decode, encode
+from jagcodec import UnsupportedTypeError, WireFormatError, decode, encode
+from jagcodec.errors import ArgumentTypeError
 
 pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
 

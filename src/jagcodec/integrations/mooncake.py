@@ -27,9 +27,8 @@ from jagcodec.errors import (
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.pack.fields import encode_fields
 from jagcodec.ragged.row_splits import Lengths
-from jagcodec.wire.blobs import encode_batch_into
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import EncodeOptions
+from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import blob_size, finished, write_blob
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import ALIGNMENT
@@ -149,8 +148,7 @@ class Store:
             if isinstance(obj, WireBatch):
                 message = finished(obj.to_frames(), where)
                 return write_blob(message, allocate(blob_size(message)))
-            (blob,) = encode_batch_into([obj], allocate, **options)
-            return blob.nbytes
+            return encode(obj, out=allocate, **options)
 
         if options and isinstance(obj, WireBatch):
             raise ArgumentError(

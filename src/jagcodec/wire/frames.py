@@ -17,6 +17,7 @@ import torch
 from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
 from jagcodec.memory import aligned
 from jagcodec.memory.blocks import allocate_together, new_block
+from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
@@ -196,6 +197,7 @@ class PendingMessage(NamedTuple):
     buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
     write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
     sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
+    documents: int = 0  # bytes of indirect documents that become objects
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:
@@ -242,11 +244,17 @@ def blob_pieces(frames: Sequence[Any]) -> list[Any]:
     return pieces
 
 
+def write_to(message: PendingMessage, out: Target, path: str) -> int:
+    """Write a message as a blob to memory, or to what a function returns; the bytes written."""
+    memory = out(blob_size(message)) if callable(out) else out
+    return write_blob(message, writable_bytes(memory, path))
+
+
 def write_blob(message: PendingMessage, target: ByteArray) -> int:
     """Write a message as a blob to the start of `target`, gaps included; the bytes written."""
     *starts, size = starts_of(len(message.header), _sizes(message.buffers))
     if len(target) < size:
-        found = f"found {len(target)}; encoded_size gives the size beforehand"
+        found = f"found {len(target)}; pass a function as out=, which is called with the size"
         expected = f"expected a buffer of at least {size} bytes"
         raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
     preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))

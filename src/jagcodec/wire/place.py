@@ -171,6 +171,7 @@ class Placing:
         # Ragged groups by the identity of their rows, which are kept, and by their offsets.
         self._group_of: dict[int, tuple[int, RowSplits]] = {}
         self._groups_by_offsets: dict[bytes, int] = {}
+        self._documents = 0  # bytes of indirect ones that become objects
         # Where cells lie that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
 
@@ -213,7 +214,7 @@ class Placing:
             )
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-        return PendingMessage(header, buffers, write, sources)
+        return PendingMessage(header, buffers, write, sources, self._documents)
 
     def _place(self, items: Sequence[Any]) -> None:
         numbers, frames = self._numbers, self._frames
@@ -322,6 +323,7 @@ class Placing:
             place, stored = self._frames.put(data), PLAIN
         else:
             runs = [Run(row_splits, Cells(data), Cells.of_index(starts))]
+            self._documents += len(data) if documents.one_object else row_splits.total
             stored = ONE_OBJECT if documents.one_object else INDIRECT + 1
             place = self._place_table(runs, 1, ragged=True)
         stored += BLOBS if documents.blobs else 0

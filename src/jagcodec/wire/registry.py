@@ -80,7 +80,7 @@ def register_type(
         ArgumentTypeError: `cls` is not a class, or is none of the above and one of the two
             functions is missing.
 
-    For `OrderedDict`, `datetime`, `Path` and others see `register_stdlib_types`.
+    For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
 
     Example:
         >>> import dataclasses

@@ -22,7 +22,8 @@ def register_stdlib_types() -> None:
     Example:
         >>> import datetime, pathlib
         >>> from collections import OrderedDict
-        >>> from jagcodec import decode, encode, register_stdlib_types
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.stdlib import register_stdlib_types
         >>> register_stdlib_types()
         >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("runs/7/log")}
         >>> decode(encode(value)) == value
