@@ -46,7 +46,7 @@ METHOD = "VERL_DATAPROTO_SERIALIZATION_METHOD"
 BACKEND = "jagcodec.integrations.transfer_queue"
 
 Step = Callable[[Any], Any]
-Times = dict[str, list[float]]  # by step
+Times = dict[str, Any]  # "ms": by step, those of all rounds; "bytes": 0 if unknown
 
 
 class Way(NamedTuple):
@@ -57,12 +57,14 @@ class Way(NamedTuple):
         same: Whether the last result is the batch.
         begin: Switches this way on.
         end: Switches it off.
+        size: Bytes that are stored or sent.
     """
 
     steps: Mapping[str, Step]
     same: Callable[[Any], bool]
     begin: Callable[[], Any] = lambda: None
     end: Callable[[], Any] = lambda: None
+    size: Callable[[], int] = int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,8 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in given.only:
         times = PLANES[name](given.shape, given.rounds)
         planes[name] = {
-            way: {step: statistics.median(ms) for step, ms in steps.items()}
-            for way, steps in times.items()
+            way: {
+                "ms": {step: statistics.median(ms) for step, ms in found["ms"].items()},
+                "bytes": found["bytes"],
+            }
+            for way, found in times.items()
         }
     return report.finish("planes", {"shape": given.shape, "planes": planes}, given)
 
@@ -90,10 +95,13 @@ def measure(
     Raises:
         SystemExit: A batch did not arrive as it was sent.
     """
-    times: dict[str, Times] = {name: {step: [] for step in way.steps} for name, way in ways.items()}
+    times: dict[str, Times] = {
+        name: {"ms": {step: [] for step in way.steps}} for name, way in ways.items()
+    }
     for _ in range(turns):
         for name, way in ways.items():
             way.begin()
+            times[name]["bytes"] = way.size()
             for done in range(WARM_UP + rounds):
                 before()
                 value, ticks = None, [time.perf_counter()]
@@ -103,7 +111,7 @@ def measure(
                 check(way.same(value), f"{name}: the batch did not arrive as it was sent")
                 if done >= WARM_UP:
                     for step, start, end in zip(way.steps, ticks, ticks[1:], strict=False):
-                        times[name][step].append(1e3 * (end - start))
+                        times[name]["ms"][step].append(1e3 * (end - start))
             way.end()
     return times
 
@@ -162,31 +170,25 @@ def data_proto(rows: int) -> Any:
 
 def through_ray(shape: str, rounds: int) -> dict[str, Times]:
     """A TensorDict, an open message, and bare arrays of the same bytes."""
-    import ray
-
     from jagcodec.integrations.ray import register, unregister
 
     batch = jagged(shape)
     wire = open_wire(encode(batch))
     arrays = {name: batch[name].values().numpy() for name in PADS}
-    ours: dict[str, Any] = {"begin": register, "end": unregister}
     with _Ray():
-        put = _put_and_get(ray)
         ways = {
-            "stock": Way(put(batch), partial(is_same, batch)),
-            "jagcodec": Way(put(batch), partial(is_same, batch), **ours),
-            "jagcodec, WireBatch": Way(
-                put(wire), lambda found: is_same(found.to_tensordict(), batch), **ours
+            "stock": _put_and_get(batch, partial(is_same, batch)),
+            "jagcodec": _put_and_get(batch, partial(is_same, batch), register, unregister),
+            "jagcodec, WireBatch": _put_and_get(
+                wire, lambda found: is_same(found.to_tensordict(), batch), register, unregister
             ),
-            "bare numpy arrays": Way(put(arrays), partial(is_same, arrays)),
+            "bare numpy arrays": _put_and_get(arrays, partial(is_same, arrays)),
         }
         return measure(ways, rounds)
 
 
 def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
     """verl's DataProto by verl's own methods, and by jagcodec's."""
-    import ray
-
     from jagcodec.integrations.verl import install, uninstall
 
     data = data_proto(len(lengths_of(shape)))
@@ -197,23 +199,30 @@ def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
             for part in ("batch", "non_tensor_batch", "meta_info")
         )
 
+    put = partial(_put_and_get, data, same)
     with _Ray():
-        steps = _put_and_get(ray)(data)
-        numpy_method = partial(os.environ.__setitem__, METHOD, "numpy")
         ways = {
-            "stock": Way(steps, same),
-            "stock, numpy": Way(steps, same, numpy_method, partial(os.environ.pop, METHOD)),
-            "jagcodec": Way(steps, same, install, uninstall),
-            "jagcodec, narrow": Way(steps, same, partial(install, narrow=True), uninstall),
+            "stock": put(),
+            "stock, numpy": put(
+                partial(os.environ.__setitem__, METHOD, "numpy"), partial(os.environ.pop, METHOD)
+            ),
+            "jagcodec": put(install, uninstall),
+            "jagcodec, narrow": put(partial(install, narrow=True), uninstall),
         }
         return measure(ways, rounds)
 
 
-def _put_and_get(ray: Any) -> Callable[[Any], dict[str, Step]]:
-    def steps(value: Any) -> dict[str, Step]:
-        return {"put": lambda _: ray.put(value), "get": partial(ray.get, timeout=60)}
+def _put_and_get(value: Any, same: Callable[[Any], bool], *switches: Callable[[], Any]) -> Way:
+    import ray
+    from ray import cloudpickle
 
-    return steps
+    def size() -> int:
+        buffers: list[Any] = []
+        stream = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        return len(stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
+
+    steps = {"put": lambda _: ray.put(value), "get": partial(ray.get, timeout=60)}
+    return Way(steps, same, *switches)._replace(size=size)
 
 
 class _Ray:
@@ -300,8 +309,12 @@ def through_transfer_queue(shape: str, rounds: int) -> dict[str, Times]:
             check=True,
             timeout=600,
         )
-        for step, ms in json.loads(done.stdout.splitlines()[-1]).items():
-            times.setdefault(way, {}).setdefault(step, []).extend(ms)
+        found = json.loads(done.stdout.splitlines()[-1])
+        if way in times:
+            for step, ms in times[way]["ms"].items():
+                ms += found["ms"][step]
+        else:
+            times[way] = found
     return times
 
 
@@ -334,12 +347,13 @@ def queue(way: str, shape: str, rounds: int) -> None:
     print(json.dumps(times[way]))
 
 
-PLANES: dict[str, Callable[[str, int], dict[str, Times]]] = {
-    "ray": through_ray,
-    "DataProto": through_data_proto,
-    "torch.distributed": through_torch_distributed,
-    "TransferQueue": through_transfer_queue,
-}
+_THROUGH = (
+    through_ray,
+    through_data_proto,
+    through_torch_distributed,
+    through_transfer_queue,
+)
+PLANES = dict(zip(report.PLANES, _THROUGH, strict=True))
 
 
 if __name__ == "__main__":

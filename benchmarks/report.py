@@ -22,12 +22,13 @@ from benchmarks.shapes import DESIGN, FIRST, FULL, SMALL, lengths_of
 ROOT = machine.ROOT
 DOCS = ROOT / "docs"
 RECORDS = DOCS / "measured"
+PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue")
 PROGRAMS = ("bench", "bytes", "planes", "verl_v1")
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 PICTURE = DOCS / "pictures" / "saving.svg"
 NOT_MEASURED = "Not measured yet."
 
-_MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+_MARKED = re.compile(r"(<!-- measured: ([\w.-]+) -->\n).*?(<!-- end -->)", re.S)
 _SPEEDS = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 4, 7, 10, 25, 100)  # of links, in Gbit/s
 
 Report = Mapping[str, Any]
@@ -62,8 +63,10 @@ def finish(program: str, found: Mapping[str, Any], options: argparse.Namespace) 
 
 
 def save(path: Path, found: Mapping[str, Any]) -> None:
+    """As JSON, a line for each part."""
+    lines = [f"{json.dumps(name)}: {json.dumps(part)}" for name, part in found.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"written: {path}")
 
 
@@ -336,16 +339,20 @@ def _speed(gbits: float | str | None) -> str:
 
 
 def planes_tables(report: Report) -> dict[str, str]:
-    rows = []
-    for plane, ways in report.get("planes", {}).items():
-        first = sum(next(iter(ways.values())).values())
-        for way, ms in ways.items():
-            steps = ", ".join(f"{step} {_ms(each)}" for step, each in ms.items())
-            total = sum(ms.values())
-            rows.append([plane, way, steps, f"{_ms(total)} ms", f"{first / total:.1f}"])
-            plane = ""
-    head = ("through", "way", "steps, medians in ms", "together", "times as fast")
-    return {"planes-machine": _machine(report), "planes": table(head, rows)}
+    """One table for each plane, so that each can be on its own page."""
+    made = {"planes-machine": _machine(report)}
+    for plane in PLANES:
+        ways = report.get("planes", {}).get(plane, {})
+        totals = [sum(found["ms"].values()) for found in ways.values()]
+        rows = [
+            [way, ", ".join(f"{step} {_ms(ms)}" for step, ms in found["ms"].items())]
+            + [f"{_ms(total)} ms", f"{totals[0] / total:.1f}"]
+            + ([_mb(found["bytes"])] if found["bytes"] else [])
+            for (way, found), total in zip(ways.items(), totals, strict=True)
+        ]
+        head = ["way", "steps, medians in ms", "together", "times as fast", "bytes"]
+        made[f"planes-{plane}"] = table(head[: len(rows[0]) if rows else None], rows)
+    return made
 
 
 def verl_v1_tables(report: Report) -> dict[str, str]:

@@ -78,7 +78,6 @@ SMALL_ROWS = (1, 8, 64)
 SMALL_TURNS = 50  # calls of each side in a round
 FUSED_ASKED = {1: 1.8, 8: 1.9, 64: 2.2}
 ENCODE_ASKED = {1: 1.4}
-FUNCTIONS_ASKED = {"encode_fields": 40, "decode": 50, "open_wire + materialize": 80}
 
 
 class Part(NamedTuple):
