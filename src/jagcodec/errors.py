@@ -48,9 +48,8 @@ Reason = Literal[
     "timed_out",
     "no_peer",
     "peer_failed",
-    # a store that does not have the message, or cannot accept it now
+    # a record that does not have the step, or is in use
     "no_such_key",
-    "no_room",
     "busy",
 ]
 """The closed set of reason codes: programs branch on these, people read the text."""

@@ -134,9 +134,7 @@ def test_the_header_needs_neither_torch_nor_numpy():
 
 
 def test_extras_are_imported_only_when_asked_for():
-    extras = (
-        *("zmq", "ray", "mooncake", "transfer_queue", "verl", "PIL", "hypothesis", "zstandard"),
-    )
+    extras = (*("zmq", "ray", "transfer_queue", "verl", "PIL", "hypothesis", "zstandard"),)
     rooms = ("jagcodec.cli", "jagcodec.testing", "jagcodec.integrations")
     assert loaded_by("from jagcodec import *", *extras, *rooms) == []
     assert loaded_by("import jagcodec.integrations, jagcodec.cli", *extras) == []
