@@ -38,7 +38,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks import report
 from benchmarks.machine import quieted
-from benchmarks.measure import Calls, check, copied, in_turns, ratio
+from benchmarks.measure import check, copied, in_turns, ratio
 from benchmarks.shapes import DESIGN, lengths_of
 from examples import demo
 from jagcodec import decode, encode, materialize, pack_jagged_fields
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(batch: str, made: Made, seconds: float) -> dict[str, Any]:
     """Bytes and milliseconds of each option, and ratios to those of no option and of narrow."""
-    calls: Calls = {}
+    calls: dict[str, Any] = {}
     sizes = {}
     for name, option in made.options.items():
         frames = copied(encode(made.value, **option))

@@ -66,7 +66,7 @@ def guard(seconds: float, write: bool = False, shapes: Sequence[str] = (SMALL, D
     timed: Figures = {}
     for shape, batch in batches.items():
         runs = stages(batch)
-        counted[shape] = {name: float(calls_of(run)) for name, run in runs.items()}
+        counted[shape] = {name: calls_of(run) for name, run in runs.items()}
         timed[shape] = fastest(runs, batch, seconds)
         for _ in range(ATTEMPTS - 1):
             if write or slower(stored, {shape: timed[shape]}):

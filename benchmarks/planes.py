@@ -105,8 +105,8 @@ def measure(
             for done in range(WARM_UP + rounds):
                 before()
                 value, ticks = None, [time.perf_counter()]
-                for step in way.steps.values():
-                    value = step(value)
+                for call in way.steps.values():
+                    value = call(value)
                     ticks.append(time.perf_counter())
                 check(way.same(value), f"{name}: the batch did not arrive as it was sent")
                 if done >= WARM_UP:
@@ -142,8 +142,10 @@ def data_proto(rows: int) -> Any:
     valid = (cells >= prompt - prompts) & (cells < prompt + responses)
     in_response = valid[:, prompt:]
     ids = torch.randint(0, 151_000, valid.shape, generator=draw).masked_fill(~valid, 151_643)
-    floats = ("rollout_log_probs", "old_log_probs", "ref_log_prob", "token_level_scores")
-    floats += ("token_level_rewards", "advantages", "returns")
+    floats = (
+        *("rollout_log_probs", "old_log_probs", "ref_log_prob", "token_level_scores"),
+        *("token_level_rewards", "advantages", "returns"),
+    )
     return DataProto.from_dict(
         tensors={
             "prompts": ids[:, :prompt],
@@ -221,7 +223,7 @@ def _put_and_get(value: Any, same: Callable[[Any], bool], *switches: Callable[[]
         stream = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         return len(stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
 
-    steps = {"put": lambda _: ray.put(value), "get": partial(ray.get, timeout=60)}
+    steps: dict[str, Step] = {"put": lambda _: ray.put(value), "get": partial(ray.get, timeout=60)}
     return Way(steps, same, *switches)._replace(size=size)
 
 
@@ -255,7 +257,7 @@ def _rank(rank: int, ranks: str, shape: str, rounds: int) -> dict[str, Times]:
     import torch.distributed as dist
 
     quieted()
-    where = {"init_method": f"file://{ranks}", "timeout": timedelta(seconds=60)}
+    where: dict[str, Any] = {"init_method": f"file://{ranks}", "timeout": timedelta(seconds=60)}
     dist.init_process_group("gloo", rank=rank, world_size=2, **where)
     try:
         ways = _broadcasts(make_batch(lengths_of(shape)), leads=rank == 0)
@@ -279,10 +281,10 @@ def _broadcasts(batch: Batch, leads: bool) -> dict[str, Way]:
 
     def each(_: Any) -> TensorDict:
         # The receiver knows names, shapes and dtypes beforehand.
-        found = padded if leads else padded.apply(torch.empty_like)
+        found = {n: x if leads else torch.empty_like(x) for n, x in batch.columns.items()}
         for column in found.values():
             dist.broadcast(column, src=0)
-        return found
+        return TensorDict(found, batch_size=padded.batch_size)
 
     same_packed, same_padded = partial(is_same, packed), partial(is_same, padded)
     return {

@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=4, help="of each way")
     parser.add_argument("--rounds", type=int, default=4, help="of each turn, after its first")
     parser.add_argument("--prompts", type=int, default=32, help="each has eight trajectories")
-    way = {"type": _way, "action": "append", "default": [], "metavar": "NAME=DIR"}
-    parser.add_argument("--python-path", **way, help="add a way")
+    added: dict[str, Any] = {"type": _way, "action": "append", "default": [], "metavar": "NAME=DIR"}
+    parser.add_argument("--python-path", **added, help="add a way")
     options = parser.parse_args(arguments)
     ways = {"stock": "", "jagcodec": "", **dict(options.python_path)}
     turns: dict[str, list[Turn]] = {way: [] for way in ways}

@@ -11,6 +11,7 @@ from benchmarks import bytes as saved
 from benchmarks.shapes import lengths_of, make_batch
 from benchmarks.sides import SIDES, missing
 from benchmarks.trips import Runner
+from tests.helpers import ROOT
 
 BATCH = make_batch(lengths_of("16x64"))
 
@@ -73,7 +74,7 @@ def test_planes():
 
 @pytest.mark.slow
 def test_a_revision_runs_next_to_the_working_tree(tmp_path):
-    inside = subprocess.run(["git", "rev-parse", "HEAD"], cwd=before.ROOT, capture_output=True)
+    inside = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True)
     if inside.returncode:
         pytest.skip("not a git checkout")
     file = tmp_path / "before.json"
