@@ -191,7 +191,8 @@ def through_ray(shape: str, rounds: int) -> dict[str, Times]:
 
 def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
     """verl's DataProto by verl's own methods, and by jagcodec's."""
-    from jagcodec.integrations.verl import install, uninstall
+    from jagcodec.integrations.ray import unregister
+    from jagcodec.integrations.verl import install
 
     data = data_proto(len(lengths_of(shape)))
 
@@ -208,8 +209,8 @@ def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
             "stock, numpy": put(
                 partial(os.environ.__setitem__, METHOD, "numpy"), partial(os.environ.pop, METHOD)
             ),
-            "jagcodec": put(install, uninstall),
-            "jagcodec, narrow": put(partial(install, narrow=True), uninstall),
+            "jagcodec": put(install, unregister),
+            "jagcodec, narrow": put(partial(install, narrow=True), unregister),
         }
         return measure(ways, rounds)
 

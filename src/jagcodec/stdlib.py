@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from jagcodec.wire.plain_types import NamedType, of_fields, of_one
 from jagcodec.wire.registry import register_type, registered_name, use_loaded
 
 
@@ -55,22 +55,6 @@ def register_stdlib_types() -> None:
     use_loaded(enum.Enum, tuple)
 
 
-def _checked(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
-    """`make` of the fields of a state, which is a tuple of exactly these types."""
-
-    def from_state(state: Any) -> Any:
-        if type(state) is not tuple or [type(part) for part in state] != list(types):
-            raise ValueError(f"expected a tuple of {[cls.__name__ for cls in types]}")
-        return make(*state)
-
-    return from_state
-
-
-def _single(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
-    from_state = _checked(make, cls)
-    return lambda state: from_state((state,))
-
-
 _FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}
 
 
@@ -106,23 +90,23 @@ def _datetime_text(value: datetime) -> str:
     return value.isoformat()
 
 
-_TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    OrderedDict: ("collections.OrderedDict", dict, _single(OrderedDict, dict)),
+_TYPES: dict[type, NamedType] = {
+    OrderedDict: ("collections.OrderedDict", dict, of_one(OrderedDict, dict)),
     defaultdict: (
         "collections.defaultdict",
         _defaultdict_state,
-        _checked(_defaultdict, str, dict),
+        of_fields(_defaultdict, str, dict),
     ),
-    deque: ("collections.deque", _deque_items, _single(deque, list)),
-    bytearray: ("bytearray", bytes, _single(bytearray, bytes)),
-    datetime: ("datetime.datetime", _datetime_text, _single(datetime.fromisoformat, str)),
-    date: ("datetime.date", date.isoformat, _single(date.fromisoformat, str)),
+    deque: ("collections.deque", _deque_items, of_one(deque, list)),
+    bytearray: ("bytearray", bytes, of_one(bytearray, bytes)),
+    datetime: ("datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
+    date: ("datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
     timedelta: (
         "datetime.timedelta",
         lambda value: (value.days, value.seconds, value.microseconds),
-        _checked(timedelta, int, int, int),
+        of_fields(timedelta, int, int, int),
     ),
-    UUID: ("uuid.UUID", lambda value: value.bytes, _single(lambda data: UUID(bytes=data), bytes)),
-    Decimal: ("decimal.Decimal", str, _single(Decimal, str)),
-    type(Path()): ("pathlib.Path", str, _single(Path, str)),
+    UUID: ("uuid.UUID", lambda value: value.bytes, of_one(lambda data: UUID(bytes=data), bytes)),
+    Decimal: ("decimal.Decimal", str, of_one(Decimal, str)),
+    type(Path()): ("pathlib.Path", str, of_one(Path, str)),
 }

@@ -180,9 +180,9 @@ def test_wire_format_says_how_much_a_message_may_ask_for():
     default = jagcodec.Limits().expanded
     assert f"at most {spec.EXPANSION} times the bytes of the message" in text
     assert f"{spec.EXPANSION} for each byte of documents" in text
-    assert f"a {spec.EXPANSION}th of what the reader allows besides" in text
+    assert f"a {spec.EXPANSION}th of the reader's own allowance" in text
     assert f"{spec.ROW_COST} for each row of each of its runs" in text
-    assert f"what the reader allows besides (2^{default.bit_length() - 1} bytes)." in text
+    assert f"the reader's own allowance (2^{default.bit_length() - 1} bytes)." in text
     assert f"| `expanded` | 2^{default.bit_length() - 1} |" in page("SECURITY.md")
 
 

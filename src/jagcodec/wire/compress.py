@@ -24,7 +24,6 @@ from jagcodec.wire.frames import (
     FramePayload,
     Payload,
     PendingMessage,
-    RangePayload,
     blob_end,
     written,
 )
@@ -124,11 +123,9 @@ def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
     return [owned.get(i, frame) for i, frame in enumerate(frames)]
 
 
-def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> RangePayload:
+def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> Payload:
     """As `opened`, of a message whose buffers are fetched: a compressed frame is fetched whole."""
-    return (
-        _CompressedPayload(header, fetch, copy) if header.compressed else RangePayload(fetch, copy)
-    )
+    return _CompressedPayload(header, fetch, copy) if header.compressed else Payload(fetch, copy)
 
 
 def prepare(payload: Payload, buffers: Iterable[int]) -> None:
@@ -138,7 +135,7 @@ def prepare(payload: Payload, buffers: Iterable[int]) -> None:
             payload.prepare(buffers)
 
 
-class _CompressedPayload(RangePayload):
+class _CompressedPayload(Payload):
     """Ranges of frames, each decompressed once, whole, when it is first asked for: read-only."""
 
     def __init__(self, header: Header, fetch: Fetch, copy: bool | None) -> None:
