@@ -397,7 +397,7 @@ BLOB: Any = to_blob(encode(1))
         (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
         (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
         (lambda: load(NOTHING), ArgumentTypeError, r"load\(path\): .* found NoneType"),
-        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode takes"),
+        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode accepts"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
     ],
