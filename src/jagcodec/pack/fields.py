@@ -16,9 +16,8 @@ from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.checks import (
     check_pads,
-    differ_after_rows,
+    look_after_rows,
     refuse_rectangle,
-    warn_of_pads,
     warn_of_rectangle,
 )
 from jagcodec.pack.mask import read_mask
@@ -244,8 +243,7 @@ def _columns(
                 integers.append((f"{where}({name!r})", column))
         elif not looked and array is not None and array.dtype.kind in "iu":
             looked = True  # of one column is enough: lengths are common to all
-            if differ_after_rows(array, row_splits):
-                warn_of_pads(f"{where}({name!r})")
+            look_after_rows(array, row_splits, f"{where}({name!r})")
         if array is not None and array.flags.c_contiguous:
             cells = (shape[0] * shape[1], *shape[2:])
             view = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)

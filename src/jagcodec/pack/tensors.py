@@ -297,7 +297,9 @@ def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bo
         return detached
     check_rectangle(val, path)
     if is_per_token(tuple(val.shape), row_splits, exact_width):
-        look_after_rows(val, row_splits, path)
+        array = plain_array(val)
+        if array is not None and array.dtype.kind in "iu":
+            look_after_rows(array, row_splits, path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)
