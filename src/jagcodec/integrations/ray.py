@@ -88,7 +88,7 @@ def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> 
 
 
 # Above this threshold Ray starts six threads for each buffer and waits for them. Up to eight times
-# the threshold, that takes longer than the copy: see `python -m benchmarks.ray_store`.
+# the threshold, that takes longer than the copy: see `python -m benchmarks.planes`.
 _COPIED_AT_ONCE = 1 << 20
 _WORTH_THREADS = 8 << 20
 
