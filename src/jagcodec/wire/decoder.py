@@ -132,24 +132,15 @@ def decode_resident(
     allow_pickle: bool = False,
     limits: Limits | None = None,
 ) -> Any:
-    """The value of a message of `encode_resident`, some of whose buffers are kept on a device.
+    """The value of a message of `encode_resident`, given its header and flat uint8 tensors.
 
-    Args:
-        header: The first frame.
-        buffers: The others, flat uint8 tensors; they are aliased.
-        kept: Which of them hold cells of tensors that stay where the buffer lies.
-        device: Where all tensors go, as for `decode`; None leaves each where its buffer lies.
-        allow_pickle: As for `decode`.
-        limits: As for `decode`.
-
-    Raises:
-        WireFormatError: As `decode`; or something other than cells of a tensor, stored as wide as
-            their dtype, lies in a kept buffer.
+    The buffers that are `kept` hold nothing but cells of tensors, as wide as their dtype. Without
+    `device`, these stay where they are.
     """
-    budget = read_header(header, limits or DEFAULT_LIMITS)
+    read = read_header(header, limits or DEFAULT_LIMITS)
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(budget, [header, *frames], device=device, allow_pickle=allow_pickle)
+    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
     return build(message, message.header.schema.root)
 
 
@@ -488,13 +479,7 @@ def _rising(indices: torch.Tensor) -> bool:
     """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
     if indices.shape[0] == 0:
         return indices.shape[1] <= 1
-    steps = indices[:, 1:] - indices[:, :-1]
-    open_steps = torch.ones(steps.shape[1], dtype=torch.bool, device=steps.device)
-    for step in steps:
-        if (open_steps & (step < 0)).any():
-            return False
-        open_steps &= step == 0
-    return not open_steps.any()
+    return indices.shape[1] == 0 or torch.equal(indices, indices.unique(dim=1))
 
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
