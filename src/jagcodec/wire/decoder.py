@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,15 @@ from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The options of `decode`."""
+
+    copy: bool | None
+    device: torch.device | str | None
+    allow_pickle: bool
+    limits: Limits | None
 
 
 def decode(
@@ -154,20 +163,9 @@ class MsgpackDecoder:
         {'a': 1}
     """
 
-    def __init__(
-        self,
-        *,
-        copy: bool | None = None,
-        device: torch.device | str | None = None,
-        allow_pickle: bool = False,
-        limits: Limits | None = None,
-    ) -> None:
-        self._options: Any = {
-            "copy": copy,
-            "device": device,
-            "allow_pickle": allow_pickle,
-            "limits": limits,
-        }
+    def __init__(self, **options: Unpack[DecodeOptions]) -> None:
+        """Take the options of `decode`."""
+        self._options = options
 
     def decode(self, frames: MessageLike) -> Any:
         """See `decode`."""
@@ -477,9 +475,10 @@ def _stacked_rows(leaf: Any) -> int | None:
 
 def _rising(indices: torch.Tensor) -> bool:
     """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
-    if indices.shape[0] == 0:
+    if 0 in indices.shape:
         return indices.shape[1] <= 1
-    return indices.shape[1] == 0 or torch.equal(indices, indices.unique(dim=1))
+    in_order: torch.Tensor = torch.unique(indices, dim=1)
+    return torch.equal(indices, in_order)
 
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {

@@ -181,8 +181,9 @@ class PendingMessage(NamedTuple):
 
     header: bytes
     buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
-    write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
-    sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
+    # Fills memory for all of these in one call.
+    write: Callable[[list[ByteArray]], None] = lambda memory: None
+    sources: Callable[[], list[np.ndarray[Any, Any]]] = list  # the memory that `write` reads
     documents: int = 0  # bytes of indirect documents that become objects
 
 
