@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from jagcodec import (
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
-from tests.helpers import PAYLOADS, ROOT, make_batch  # noqa: E402
+from tests.helpers import PAYLOADS, make_batch  # noqa: E402
 
 SECONDS = 60
 
@@ -358,31 +357,3 @@ class TestRegistration:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
         )
         assert run.stdout.split() == ["False"]
-
-
-def test_without_ray_the_error_says_what_to_install():
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.modules["ray"] = None
-        try:
-            import jagcodec.integrations.ray
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "pip install 'jagcodec[ray]'" in run.stdout
-
-
-def test_the_example_runs():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples/ray_store.py")],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "4 rows" in run.stdout

@@ -31,7 +31,7 @@ from transfer_queue.storage import simple_storage  # noqa: E402
 
 from jagcodec.integrations import _queue_storage as stored_rows  # noqa: E402
 from jagcodec.integrations import transfer_queue as backend  # noqa: E402
-from tests.helpers import LENGTHS, PAYLOADS, ROOT, make_batch  # noqa: E402
+from tests.helpers import LENGTHS, PAYLOADS, make_batch  # noqa: E402
 
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
@@ -924,17 +924,6 @@ class TestImport:
         """
         assert script(code).splitlines() == ["[]", "['SimpleStorage']", "['simplestorage']"]
 
-    def test_without_transfer_queue_the_error_says_what_to_install(self):
-        code = """
-            import sys
-            sys.modules["transfer_queue"] = None
-            try:
-                import jagcodec.integrations.transfer_queue
-            except ModuleNotFoundError as error:
-                print(error)
-        """
-        assert "pip install 'jagcodec[transfer-queue]'" in script(code)
-
     @pytest.mark.parametrize(
         ("change", "named"),
         [
@@ -973,16 +962,3 @@ class TestImport:
         assert found.startswith("ImportError")
         assert named in found
         assert "found version 9.9" in found
-
-
-@pytest.mark.cluster
-def test_the_example_runs():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples/transfer_queue_put_get.py")],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": PATHS},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert "3 rows back" in run.stdout

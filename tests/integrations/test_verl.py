@@ -3,9 +3,6 @@
 import enum
 import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 from pathlib import Path
@@ -37,7 +34,6 @@ from verl.workers.utils.padding import left_right_2_no_padding
 from jagcodec.integrations import _trim
 from jagcodec.integrations import verl as integration
 from jagcodec.integrations.ray import unregister
-from tests.helpers import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Ray, about what verl imports
@@ -615,31 +611,3 @@ class TestRay:
         assert type(ray.cloudpickle.loads(ray.cloudpickle.dumps(special))).__name__ == "Special"
         with pytest.raises(UnsupportedTypeError, match="Special"):
             encode(special)
-
-
-def test_without_verl_the_error_says_what_to_do():
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.modules["verl"] = None
-        try:
-            import jagcodec.integrations.verl
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert "docs/verl.md" in run.stdout
-
-
-def test_the_example_runs():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples/verl_dataproto.py")],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "8 rows back" in run.stdout

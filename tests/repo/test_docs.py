@@ -12,7 +12,7 @@ import torch
 
 import jagcodec
 from benchmarks import sides
-from benchmarks.shapes import make_batch as make_case
+from benchmarks.shapes import make_batch
 from jagcodec import stack_or_nest
 from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
@@ -196,7 +196,7 @@ def test_wire_format_names_the_limits():
 
 
 def test_readme_names_the_calls_that_its_table_measures():
-    side = sides.fused(make_case(np.array([2, 4, 3])))
+    side = sides.fused(make_batch(np.array([2, 4, 3])))
     steps = [name for name, _ in (*side.send, *side.receive)]
     assert steps == ["encode_fields", "materialize"]
     measured = page("README.md").partition("Measured in memory")[2].partition("\n\n")[0]
