@@ -556,5 +556,5 @@ def test_wrong_bytes_are_a_bad_message():
 def test_a_blob_is_not_made_a_blob_again():
     blob = to_blob(encode(1))
     for already in (blob, [blob]):
-        with pytest.raises(ArgumentError, match="a blob already"):
+        with pytest.raises(ArgumentError, match="found a blob"):
             to_blob(already)  # type: ignore[arg-type]
