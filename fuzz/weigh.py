@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Weigh messages: memory per byte of a message; ``python fuzz/weigh.py`` writes SECURITY.md's table.
+"""Weigh messages, in memory per byte: ``python fuzz/weigh.py`` writes the table of SECURITY.md.
 
 Each figure is the peak by which resident memory grows during `decode`, divided by the bytes of the
 header and the payload. The messages are of `SIZE` bytes and hold nothing but the smallest nodes or
