@@ -1,4 +1,4 @@
-"""What may stand for rows: slices, integers, booleans; ranges that meet, joined."""
+"""Row indices: slices, integers, booleans; ranges that meet, joined."""
 
 from __future__ import annotations
 
