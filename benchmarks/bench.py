@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, Any] = {}
     if given.part in ("trips", None):
         found["trips"] = [
-            trips.measure(shape, given.only, given.seconds or 15.0) for shape in given.shapes
+            trips.measure(shape, given.only, given.seconds or 10.0) for shape in given.shapes
         ]
     if given.part in ("small", None):
         found["small"] = rows.measure_small(given.seconds or 10.0)
