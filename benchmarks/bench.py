@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("something else runs here: times will be worse than they are", file=sys.stderr)
     if given.part == "guard":
         return guard.guard(given.seconds or 4.0, given.write)
+    if given.part and given.write:
+        raise SystemExit("a record holds every part: leave out --part")
     found: dict[str, Any] = {}
     if given.part in ("trips", None):
         found["trips"] = [
