@@ -26,7 +26,14 @@ from jagcodec.batch.options import (
     too_long,
     too_long_in,
 )
-from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
+from jagcodec.batch.rectangles import (
+    Key,
+    Rectangle,
+    allocate_rectangles,
+    fill,
+    padded_columns,
+    path_of,
+)
 from jagcodec.errors import ArgumentError, ArgumentKeyError, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
@@ -38,7 +45,7 @@ from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_l
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.wire_batch import MessageColumns, WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -239,7 +246,35 @@ def materialize(
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         check_accelerator()
-    return _Materializing(options, prompt_lengths, out, strict).run(batch)
+    columns = None
+    if options.only_pads and out is prompt_lengths is None and not strict:
+        columns = _padded_at_once(batch, options)
+    if columns is None:
+        columns = _Materializing(options, prompt_lengths, out, strict).run(batch)
+    result = _contained(columns, container)
+    if isinstance(batch, WireBatch) and type(result) is BatchedDataDict:
+        result.meta_info = batch.meta
+    return result
+
+
+def _padded_at_once(batch: Any, options: Options) -> dict[str, torch.Tensor] | None:
+    """The columns of one message, if it is a small one of plain columns."""
+    source = getattr(batch, "source", None)
+    if type(source) is not MessageColumns or batch.chosen is not None:
+        return None
+    if source.device is not None or len(source.sizes) > 1:
+        return None
+    return padded_columns(source.message, source.sizes[0], batch.column_keys, options.pads)
+
+
+def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
+    """The container of columns, those of nested batches in containers, too."""
+    for name, column in columns.items():
+        if type(column) is dict:
+            columns[name] = _contained(column, container)
+    if container is BatchedDataDict:
+        return BatchedDataDict.of_equal_rows(columns)
+    return container(columns)
 
 
 class _Materializing:
@@ -266,7 +301,7 @@ class _Materializing:
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
-    def run(self, td: TensorDictBase | WireBatch) -> Any:
+    def run(self, td: TensorDictBase | WireBatch) -> dict[str, Any]:
         """Look at every column, allocate the rectangles together, then fill them."""
         out = self._out
         if self._prompt_lengths is not None or self._options.prompt_width:
@@ -279,24 +314,7 @@ class _Materializing:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
         fill(self._rectangles, reused=out is not None)
-        result = self._contained(plan)
-        if isinstance(td, WireBatch) and type(result) is BatchedDataDict:
-            result.meta_info = td.meta
-        return result
-
-    def _contained(self, plan: dict[str, Any]) -> Any:
-        columns = {}
-        for name, column in plan.items():
-            if type(column) is Rectangle:
-                columns[name] = column.tensor
-            elif type(column) is dict:
-                columns[name] = self._contained(column)
-            else:
-                columns[name] = column
-        container = self._options.container
-        if container is BatchedDataDict:
-            return BatchedDataDict.of_equal_rows(columns)
-        return container(columns)
+        return _tensors(plan)
 
     # Columns
 
@@ -305,9 +323,6 @@ class _Materializing:
             check_batch(td, above)
         columns: dict[str, Any] = {}
         options = self._options
-        # Whether columns of the same rows go to the same place, so that they are placed once.
-        simple = not (options.sides or options.keep_jagged or options.device)
-        placed: tuple[Any, Any] = (None, None)
         leaves: Any = td.columns() if isinstance(td, WireBatch) else td.items()
         for name, leaf in leaves:
             key = (*above, name) if above else name
@@ -324,13 +339,7 @@ class _Materializing:
                     leaf = view_of(leaf, path_of(key), self._pool, detach=detach)
                 kind = RaggedView
             if kind is RaggedView:
-                rows, like = placed
-                if rows is leaf.row_splits and simple:
-                    columns[name] = self._placed(leaf, like.left_pad, like.width, key)
-                    continue
-                columns[name] = column = self._ragged(leaf, key)
-                if type(column) is Rectangle:
-                    placed = leaf.row_splits, column
+                columns[name] = self._ragged(leaf, key)
             elif kind is torch.Tensor:
                 columns[name] = (
                     self._strided(leaf, key) if leaf.is_nested else self._rectangular(leaf, key)
@@ -580,6 +589,16 @@ class _Materializing:
                 )
             given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
         return read_lengths(given, where, rows=td.batch_size[0]).lengths
+
+
+def _tensors(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan whose rectangles are written, with their tensors in their place."""
+    for name, column in plan.items():
+        if type(column) is Rectangle:
+            plan[name] = column.tensor
+        elif type(column) is dict:
+            _tensors(column)
+    return plan
 
 
 def _leaf_keys(plan: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:

@@ -29,6 +29,7 @@ from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
+from jagcodec.wire.place import frames_of_columns
 
 
 def pack_jagged_fields(
@@ -180,6 +181,10 @@ def encode_fields(
         UnsupportedTypeError: As from `encode`.
     """
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    if out is None and not any(options.values()):
+        frames = frames_of_columns(columns)
+        if frames is not None:
+            return frames
     message = pending(columns, **options)
     if out is None:
         return frames_of(message)

@@ -25,6 +25,7 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
 def pad(tasks: Sequence[Pad], threads: int) -> None:
     """See `Kernel`; `threads` has no effect here."""
     for dst, src, starts, lengths, left_pad, width, cell_bytes, pad_bits in tasks:
+        dst = array_bytes(dst)
         # The whole rectangle first: a slice more for each row's pads costs more than writing the
         # cells between them twice.
         if pad_bits.count(pad_bits[0]) == len(pad_bits):

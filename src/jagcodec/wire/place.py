@@ -5,6 +5,7 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
+from jagcodec.memory.blocks import new_block
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
@@ -24,12 +26,13 @@ from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import numpy_dtypes
-from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.elide import elide
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
-from jagcodec.wire.header import write_header
+from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import (
     Cells,
+    Columns,
     Dense,
     Documents,
     EndToEnd,
@@ -50,6 +53,7 @@ from jagcodec.wire.spec import (
     ONE_OBJECT,
     PLAIN,
     SMALL_BUFFER,
+    Code,
 )
 
 Place: TypeAlias = tuple[int, int]
@@ -430,7 +434,7 @@ def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
 
 
 def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: bytes) -> list[Frame]:
-    """The message of `rows` rows, one or more, all of which lie end to end in their columns.
+    """The message of `rows` rows, one or more, of plain columns.
 
     The frames are those that `Placing` makes of the same columns. It makes no object for a column,
     so that a message of few rows costs little more than its bytes.
@@ -445,18 +449,25 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     groups: list[tuple[int, ...]] = []
     group_of: dict[tuple[int, ...], int] = {}
     pieces: list[Any] = []
-    large: list[memoryview] = []
+    large: list[Any] = []
+    apart: list[tuple[int, int, int, RaggedView]] = []
     end = 0
+    data: Any
+    offsets: tuple[int, ...] | None
+    shape: tuple[int, ...]
     for data, offsets, shape in columns:
-        size = data.nbytes
+        is_apart = type(data) is RaggedView
+        size = _size_of(data, shape) if is_apart else data.nbytes
         buffer = at = 0
         if size >= SMALL_BUFFER:
-            large.append(memoryview(data).cast("B"))  # type: ignore[arg-type]
+            large.append(new_block(size).data.data if is_apart else memoryview(data).cast("B"))
             buffer = len(large)
         elif size:
             at = (end + 63) & -ALIGNMENT
-            pieces += (GAPS[at - end], data)
+            pieces += (GAPS[at - end], bytes(size) if is_apart else data)
             end = at + size
+        if is_apart and size:
+            apart.append((buffer, at, at + size, data))
         if offsets is None:
             numbers += (buffer, at, PLAIN, *shape)
             continue
@@ -478,5 +489,55 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
         numbers += (buffer, at, PLAIN, group, *shape)
     if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))
+    if apart:
+        rowcopy.copy_all([copy_task(view, large[k][a:b]) for k, a, b, view in apart])
     sizes = [buffer.nbytes for buffer in large]
     return [write_header(tree, numbers, values, groups, sizes, None), *large]
+
+
+def _size_of(view: RaggedView, shape: tuple[int, ...]) -> int:
+    size = view.dtype.itemsize
+    for extent in shape:
+        size *= extent
+    return size
+
+
+_FEW_ROWS = 256
+"""Rows whose offsets Python handles in about the time of one call of numpy."""
+
+
+def frames_of_columns(columns: Columns) -> list[Frame] | None:
+    """The message of few rows of columns without options; None if one of them is not plain."""
+    rows = columns.rows
+    if not 0 < rows <= _FEW_ROWS:
+        return None
+    nodes: list[Any] = []
+    in_order: list[InOrder] = []
+    offsets_of: dict[int, tuple[int, ...]] = {}
+    for column in columns.columns.values():
+        kind = type(column)
+        if kind is RaggedView:
+            memory, splits = column.memory, column.row_splits
+            dtype = TORCH_NAMES.get(column.dtype)
+            plain = type(memory) is np.ndarray and column.runs is None and column.ragged_dim == 1
+            if not plain or dtype is None:
+                return None
+            offsets = offsets_of.get(id(splits))
+            if offsets is None:
+                offsets = offsets_of[id(splits)] = tuple(splits.host.tolist())
+            shape = (splits.total, *column.shape[1:])
+            data = column
+            if column.starts is None:
+                data = memory
+            elif rows == 1 and type(column.starts) is int:
+                data = memory.reshape(-1)[: math.prod(shape)]
+            in_order.append((data, offsets, shape))
+            nodes.append((Code.JAGGED, dtype, len(shape), 1))
+        elif kind is np.ndarray and column.flags.c_contiguous:
+            shape = column.shape
+            in_order.append((column, None, shape))
+            nodes.append((Code.TENSOR, NUMPY_NAMES[column.dtype], len(shape)))
+        else:
+            return None
+    tree = (Code.TENSORDICT, 1, tuple(columns.columns), *nodes)
+    return frames_in_order(tree, rows, in_order, NO_VALUES)
