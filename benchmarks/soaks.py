@@ -27,8 +27,9 @@ import torch
 import zmq
 
 from benchmarks.trips import quieted
-from jagcodec import TransportError, TransportTimeoutError, decode, pack_jagged_fields
-from jagcodec.integrations.zmq import recv, recv_frames, send
+from jagcodec import decode, encode, pack_jagged_fields
+from jagcodec.errors import TransportError, TransportTimeoutError
+from jagcodec.integrations.zmq import recv_frames, send_frames
 
 FAULTS = ("lost", "duplicated", "out_of_turn", "damaged")
 WAIT = 0.25  # seconds that a producer waits to send before it counts a time-out
@@ -115,7 +116,7 @@ def kills(plan: Plan) -> dict[str, Any]:
             over = now > start + plan.seconds
             try:
                 answer = {"next": ledger.next_of(message), "over": over}
-                send(socket, answer, envelope=envelope, timeout=WAIT)
+                send_frames(socket, encode(answer), envelope=envelope, timeout=WAIT)
             except TransportError:
                 counts["unanswered"] += 1
             if killed + plan.kill_every < now and not over:
@@ -264,10 +265,11 @@ def _push(plan: Plan, number: int, port: int) -> None:
 
 def _sent(socket: zmq.Socket[Any], message: Any) -> int:
     """Send it, however long that takes; returns how often a send timed out."""
+    frames = encode(message)
     timeouts = 0
     while True:
         try:
-            send(socket, message, timeout=WAIT)
+            send_frames(socket, frames, timeout=WAIT)
         except TransportTimeoutError:
             timeouts += 1
         else:
@@ -292,17 +294,22 @@ def _offer(plan: Plan, number: int, port: int) -> None:
         _answered(socket, {**me, **last, "memory": memory.samples}, at_least=0)
 
 
+def _received(socket: zmq.Socket[Any], timeout: float) -> Any:
+    return decode(recv_frames(socket, timeout=timeout).frames)
+
+
 def _answered(socket: zmq.Socket[Any], message: Any, at_least: int) -> tuple[int, bool, int]:
     """Send it until it is answered.
 
     Returns:
         Which batch is next, whether the run is over, and how often no answer came in time.
     """
+    frames = encode(message)
     timeouts = 0
     while True:
         try:
-            send(socket, message, timeout=ANSWER)
-            while (answer := recv(socket, timeout=ANSWER))["next"] < at_least:
+            send_frames(socket, frames, timeout=ANSWER)
+            while (answer := _received(socket, ANSWER))["next"] < at_least:
                 pass  # it is to an earlier try
         except TransportTimeoutError:
             timeouts += 1
@@ -386,7 +393,7 @@ def _pull(plan: Plan, socket: zmq.Socket[Any]) -> Ledger:
     start = pause = time.monotonic()
     while len(ledger.ends) < plan.producers:
         try:
-            ledger.note(recv(socket, timeout=SILENCE))
+            ledger.note(_received(socket, SILENCE))
         except TransportTimeoutError:
             break  # the report says who did not finish
         ledger.memory.look()

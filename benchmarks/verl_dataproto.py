@@ -28,7 +28,8 @@ from verl import DataProto
 
 from benchmarks.machine import machine, versions
 from jagcodec.data import rollout_table
-from jagcodec.integrations.verl import install, uninstall
+from jagcodec.integrations.ray import unregister
+from jagcodec.integrations.verl import install
 
 PROMPT, RESPONSE = 512, 1024
 PAD, VOCABULARY = 151_643, 151_000
@@ -132,7 +133,7 @@ def measure(name: str, data: DataProto, rounds: int) -> None:
             begin()
             sizes[way] = stored_bytes(data)
             times[way] += [timed(data) for _ in range(WARM_UP + rounds)][WARM_UP:]
-            uninstall()
+            unregister()
             os.environ.pop(METHOD, None)
     fill = data.batch["attention_mask"].float().mean().item()
     print(f"{name}: {len(data)} rows, {fill:.1%} of the cells are tokens")

@@ -1,5 +1,7 @@
 """`check_schema`: the columns that a stage expects, and what it is told when others come."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    FieldSchema,
     WireFormatError,
     encode,
     materialize,
@@ -18,7 +17,9 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.schema import check_schema
+from jagcodec.types import FieldSchema
 
 
 def batch(rows=2):
@@ -40,7 +41,7 @@ def batch(rows=2):
 
 SCHEMA = open_wire(encode(batch())).schema
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "TensorDict": lambda td: td,
     "dict of columns": lambda td: dict(td.items()),
     "frames": encode,

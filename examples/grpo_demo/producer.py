@@ -19,7 +19,7 @@ from examples.grpo_demo.batch import (
 )
 from examples.grpo_demo.check import check_rows
 from examples.grpo_demo.report import Produced
-from jagcodec import encode, pack_jagged_fields, padding_tax
+from jagcodec import decode, encode, pack_jagged_fields, padding_tax
 from jagcodec.data import rollout_table
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def produce(socket: zmq.Socket[bytes], directory: Path, rows: int, batches: int)
 
 def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
     # Imported here, so that `run_demo` can say what to install where pyzmq is missing.
-    from jagcodec.integrations.zmq import recv, send_frames
+    from jagcodec.integrations.zmq import recv_frames, send_frames
 
     fields = {
         name: column if column.dtype == object else torch.from_numpy(column)
@@ -67,7 +67,7 @@ def _trip(socket: zmq.Socket[bytes], batch: Batch) -> Produced:
     marks["encoded"] = perf_counter()
     send_frames(socket, frames)
 
-    advantages = recv(socket)
+    advantages = decode(recv_frames(socket).frames)
     marks["written back"] = perf_counter()
     expected = [
         row[start : start + count]

@@ -16,8 +16,9 @@ from typing import Any
 from examples.grpo_demo.producer import produce
 from examples.grpo_demo.report import DemoResult, settle
 from examples.grpo_demo.trainer import consume
-from jagcodec import JagcodecError, TransportTimeoutError
+from jagcodec import JagcodecError
 from jagcodec.data import rollout_table
+from jagcodec.errors import TransportTimeoutError
 
 ROWS = 512
 BATCHES = 2

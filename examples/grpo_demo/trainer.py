@@ -12,7 +12,7 @@ import torch
 from examples.grpo_demo.batch import PAD_ID, RESPONSE_SLICES, group_advantages, load_reference
 from examples.grpo_demo.check import check_columns, check_rows
 from examples.grpo_demo.report import Consumed
-from jagcodec import decode, materialize, response_from_nested, to_nested_by_length
+from jagcodec import decode, encode, materialize, response_from_nested, to_nested_by_length
 from jagcodec.data import rollout_table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def consume(socket: zmq.Socket[bytes], directory: Path, batches: int) -> list[Co
 
 def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: int) -> Consumed:
     # Imported here, so that `run_demo` can say what to install where pyzmq is missing.
-    from jagcodec.integrations.zmq import recv_frames, send
+    from jagcodec.integrations.zmq import recv_frames, send_frames
 
     frames = recv_frames(socket).frames
     marks = {"received": perf_counter()}
@@ -85,5 +85,5 @@ def _trip(socket: zmq.Socket[bytes], directory: Path, number: int, group_size: i
     marks["slices checked"] = perf_counter()
     advantages = torch.from_numpy(group_advantages(batch["rewards"].numpy(), group_size))
     per_token = advantages[:, None].expand(batch["token_mask"].shape)
-    send(socket, to_nested_by_length(per_token, responses))
+    send_frames(socket, encode(to_nested_by_length(per_token, responses)))
     return Consumed(marks, compared, tuple(len(frame) for frame in frames))

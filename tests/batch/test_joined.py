@@ -14,8 +14,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     JagcodecError,
     WireBatch,
@@ -34,6 +32,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.join import join_messages
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
 from tests.oracle import assert_same, rows_of
@@ -557,7 +556,7 @@ def test_meta_travels_beside_the_columns():
 
 def test_meta_is_a_mapping_without_tensors():
     with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
-        encode(ROWS[0], meta=[1])  # type: ignore[arg-type]
+        encode(ROWS[0], meta=[1])  # type: ignore[call-overload]
     for value in (torch.ones(2), np.ones(2), b"x" * 100_000):
         with pytest.raises(ArgumentError.__mro__[1], match="meta: expected values without tensors"):
             encode(ROWS[0], meta={"a": value})

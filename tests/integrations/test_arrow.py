@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ ROWS = [
     {"ids": [8], "reward": 1.0, "grid": [[0, 0], [0, 0]], "text": None, "raw": b""},
 ]
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "TensorDict": lambda td: td,
     "dict of columns": lambda td: dict(td.items()),
     "BatchedDataDict": lambda td: materialize(td, layout="jagged"),

@@ -25,7 +25,6 @@ import zmq
 from benchmarks import reliability, soaks
 from benchmarks.report import rewritten
 from jagcodec import (
-    TransportTimeoutError,
     WireFormatError,
     decode,
     dump,
@@ -35,7 +34,8 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
-from jagcodec.integrations.zmq import recv, send, send_frames
+from jagcodec.errors import TransportTimeoutError
+from jagcodec.integrations.zmq import recv_frames, send_frames
 from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.helpers import ROOT
@@ -63,6 +63,14 @@ def message_of(number, cells=CELLS):
 
 def assert_whole(message, number):
     assert_same(message, message_of(number))
+
+
+def send(to, message, timeout=LONG):
+    return send_frames(to, encode(message), timeout=timeout)
+
+
+def recv(source, timeout=LONG):
+    return decode(recv_frames(source, timeout=timeout).frames)
 
 
 @contextmanager

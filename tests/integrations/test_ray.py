@@ -12,7 +12,17 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from jagcodec import BatchedDataDict, WireBatch, encode, materialize, open_wire, stack_or_nest
+from jagcodec import (
+    BatchedDataDict,
+    WireBatch,
+    encode,
+    encode_rows,
+    materialize,
+    open_wire,
+    select_rows,
+    stack_or_nest,
+    to_rows,
+)
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
 
@@ -133,6 +143,46 @@ def test_a_batched_data_dict_comes_back(registered):
     assert found.meta_info == {"step": 7}
     assert torch.equal(found["ids"], batch["ids"])
     assert found["message"].tolist() == PAYLOADS
+
+
+LENGTHS = [3, 1, 4, 2]
+
+
+def samples(count=4):
+    """What rollout managers collect: one item per sample, tensors and objects."""
+    return [
+        {
+            "tokens": torch.arange(10 * i, 10 * i + LENGTHS[i]),
+            "log_probs": torch.full((LENGTHS[i],), 0.5 * i),
+            "reward": float(i),
+            "message": {"row": i},
+        }
+        for i in range(count)
+    ]
+
+
+def test_a_dict_of_lists_of_tensors_comes_back_as_it_was_put(registered):
+    columns = {name: [sample[name] for sample in samples()] for name in samples()[0]}
+    found = there_and_back(BatchedDataDict(columns))
+    assert type(found) is BatchedDataDict
+    assert [row.tolist() for row in found["tokens"]] == [row.tolist() for row in columns["tokens"]]
+    assert (found["reward"], found["message"]) == (columns["reward"], columns["message"])
+    found["tokens"][0].zero_()  # a write to the store would kill this process
+
+
+@pytest.mark.parametrize("form", ["list of samples", "dict of lists of tensors"])
+def test_samples_are_put_as_one_batch_and_parts_of_it_fetched(registered, form):
+    rows = samples()
+    columns = {name: [sample[name] for sample in rows] for name in rows[0]}
+    batch = open_wire(encode_rows(rows if form == "list of samples" else columns))
+    for index in ([0, 2], [3]):
+        part = there_and_back(select_rows(batch, index))
+        found = to_rows(part)
+        assert len(found) == len(index)
+        for row, i in zip(found, index, strict=True):
+            assert torch.equal(row["tokens"], rows[i]["tokens"])
+            assert torch.equal(row["log_probs"], rows[i]["log_probs"])
+            assert (row["reward"], row["message"]) == (rows[i]["reward"], rows[i]["message"])
 
 
 def test_a_lazy_stack_comes_back(registered):

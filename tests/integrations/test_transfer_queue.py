@@ -13,15 +13,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import (
-    ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    Limits,
-    WireFormatError,
-    stack_or_nest,
-)
-from jagcodec.errors import TransportError
+from jagcodec import ArgumentError, Limits, WireFormatError, stack_or_nest
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
 from tests.oracle import assert_same
 

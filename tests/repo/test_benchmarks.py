@@ -143,7 +143,7 @@ def test_functions_of_the_package_are_counted_and_no_others(tmp_path):
 # --- rows --------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("error::jagcodec.JagcodecWarning")
+@pytest.mark.filterwarnings("error::jagcodec.errors.JagcodecWarning")
 def test_rows_are_measured_beside_what_producers_use(tmp_path, capsys):
     file = tmp_path / "rows.json"
     assert rows.main(["--seconds=0", "--rows=16", f"--json={file}"]) == 0

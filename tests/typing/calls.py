@@ -31,11 +31,8 @@ def messages_are_buffers(frames: list[Frame], mapped: mmap.mmap, parts: Sequence
     jagcodec.decode(array("B"))
     jagcodec.decode(torch.zeros(3, dtype=torch.uint8))
     jagcodec.MsgpackDecoder(copy=True).decode(bytearray())
-    jagcodec.decode_batch([frames, b"", bytearray()])
-    jagcodec.decode_batch(jagcodec.encode_batch_into([1, 2], bytearray))
     assert_type(jagcodec.encode(columns), list[Frame])
     assert_type(jagcodec.to_blob(frames), bytearray)
-    assert_type(jagcodec.encoded_size(columns), int)
 
     jagcodec.decode("batch.jag")  # type: ignore[arg-type]
     jagcodec.decode(Path("batch.jag"))  # type: ignore[arg-type]
@@ -45,23 +42,20 @@ def messages_are_buffers(frames: list[Frame], mapped: mmap.mmap, parts: Sequence
     jagcodec.decode([1, 2])  # type: ignore[list-item]
     jagcodec.MsgpackDecoder().decode(3)  # type: ignore[arg-type]
     jagcodec.to_blob({"ids": 1})  # type: ignore[arg-type]
-    jagcodec.decode_batch([1])  # type: ignore[list-item]
 
 
-def memory_is_writable(frames: list[Frame]) -> None:
-    assert_type(jagcodec.encode_into(columns, bytearray(100)), int)
-    jagcodec.encode_into(columns, memoryview(bytearray(100)))
-    jagcodec.encode_into(columns, np.zeros(100, dtype=np.uint8))
-    jagcodec.encode_into(columns, torch.zeros(100, dtype=torch.uint8))
-    jagcodec.encode_into(columns, mmap.mmap(-1, 100))
-    assert_type(jagcodec.encode_batch_into([1, 2], bytearray), list[memoryview])
+def memory_is_writable() -> None:
+    assert_type(jagcodec.encode(columns, out=bytearray(100)), int)
+    jagcodec.encode(columns, out=memoryview(bytearray(100)))
+    jagcodec.encode(columns, out=np.zeros(100, dtype=np.uint8))
+    jagcodec.encode(columns, out=torch.zeros(100, dtype=torch.uint8))
+    jagcodec.encode(columns, out=mmap.mmap(-1, 100))
 
-    jagcodec.encode_into(columns, b"read-only")  # type: ignore[arg-type]
-    jagcodec.encode_into(columns, 100)  # type: ignore[arg-type]
-    jagcodec.encode_into(columns, "a path")  # type: ignore[arg-type]
-    jagcodec.encode_batch_into([1], bytes)  # type: ignore[arg-type]
+    jagcodec.encode(columns, out=b"read-only")  # type: ignore[call-overload]
+    jagcodec.encode(columns, out=100)  # type: ignore[call-overload]
+    jagcodec.encode(columns, out="a path")  # type: ignore[call-overload]
+    jagcodec.encode(columns, out=bytes)  # type: ignore[arg-type]
     jagcodec.encode_fields(columns, lengths=[3, 4, 3], out=b"")  # type: ignore[call-overload]
-    jagcodec.encode_rows([{"ids": [1]}], out=100)  # type: ignore[call-overload]
 
 
 def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytearray) -> None:
@@ -84,15 +78,14 @@ def a_source_is_a_message_a_file_or_a_callable(frames: list[Frame], blob: bytear
 def options_are_spelled_out(blob: bytearray) -> None:
     jagcodec.encode(columns, narrow=True, elide=True, compress="zstd")
     jagcodec.encode(columns, compress=("zstd", 3))
-    jagcodec.encode_into(columns, blob, narrow=["ids"], meta={"step": 3})
+    jagcodec.encode(columns, out=blob, narrow=["ids"], meta={"step": 3})
     jagcodec.decode(blob, copy=True, device="cpu", limits=jagcodec.Limits())
 
-    jagcodec.encode(columns, narow=True)  # type: ignore[call-arg]
-    jagcodec.encode(columns, compress="gzip")  # type: ignore[arg-type]
-    jagcodec.encode(columns, compress=True)  # type: ignore[arg-type]
-    jagcodec.encode_into(columns, blob, narow=True)  # type: ignore[call-arg]
-    jagcodec.encode_into(columns, blob, checksum="yes")  # type: ignore[arg-type]
-    jagcodec.encoded_size(columns, elided=True)  # type: ignore[call-arg]
+    jagcodec.encode(columns, narow=True)  # type: ignore[call-overload]
+    jagcodec.encode(columns, compress="gzip")  # type: ignore[call-overload]
+    jagcodec.encode(columns, compress=True)  # type: ignore[call-overload]
+    jagcodec.encode(columns, out=blob, narow=True)  # type: ignore[call-overload]
+    jagcodec.encode(columns, out=blob, checksum="yes")  # type: ignore[call-overload]
     jagcodec.dump(columns, "batch.jag", compression="zstd")  # type: ignore[call-arg]
     jagcodec.MsgpackEncoder(compress="gzip")  # type: ignore[arg-type]
     jagcodec.decode(blob, cpy=True)  # type: ignore[call-arg]
@@ -104,7 +97,6 @@ def results_depend_on_what_is_asked_for(td: TensorDict, frames: list[Frame]) -> 
     assert_type(jagcodec.encode_fields(columns, lengths=lengths), list[Frame])
     assert_type(jagcodec.encode_fields(columns, lengths=lengths, out=bytearray(500)), int)
     assert_type(jagcodec.encode_rows([{"ids": [1]}]), list[Frame])
-    assert_type(jagcodec.encode_rows([{"ids": [1]}], out=bytearray(500)), int)
     assert_type(jagcodec.materialize(td), jagcodec.BatchedDataDict)
     assert_type(jagcodec.materialize(frames), jagcodec.BatchedDataDict)
     jagcodec.materialize([jagcodec.open_wire(frames), jagcodec.open_wire(frames)])

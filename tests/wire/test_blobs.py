@@ -23,23 +23,18 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     WireFormatError,
     decode,
-    decode_batch,
     dump,
     encode,
-    encode_batch_into,
     encode_fields,
-    encode_into,
-    encoded_size,
     load,
     open_wire,
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.testing import jagged_batches
-from jagcodec.wire import files
 from tests.helpers import message
 from tests.oracle import assert_same
 from tests.strategies import trees
@@ -50,11 +45,10 @@ VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d":
 @given(trees(max_leaves=4))
 def test_a_blob_is_a_message(value):
     blob = to_blob(encode(value))
-    assert len(blob) == encoded_size(value)
     assert_same(decode(blob), value)
     assert_same(decode(bytes(blob)), value)
     memory = np.full(len(blob) + 5, 0xAA, dtype=np.uint8)
-    assert encode_into(value, memory) == len(blob)
+    assert encode(value, out=memory) == len(blob)
     assert memory[: len(blob)].tobytes() == blob
     assert memory[len(blob) :].tolist() == [0xAA] * 5
     assert_same(decode(memory), value)
@@ -81,15 +75,32 @@ def test_every_buffer_lies_at_a_multiple_of_64():
     ],
 )
 def test_any_writable_memory_will_do(make):
-    memory = make(encoded_size(VALUE, narrow=True))
-    encode_into(VALUE, memory, narrow=True)
+    memory = make(len(to_blob(encode(VALUE, narrow=True))))
+    encode(VALUE, out=memory, narrow=True)
     assert_same(decode(memory), VALUE)
 
 
+def test_a_function_is_called_once_with_the_size():
+    asked = []
+
+    def allocate(size):
+        asked.append(bytearray(size))
+        return asked[-1]
+
+    assert encode(VALUE, out=allocate) == len(asked[0])
+    assert len(asked) == 1
+    assert asked[0] == to_blob(encode(VALUE))
+    with pytest.raises(ArgumentError, match=r"at least .* found 10") as caught:
+        encode(VALUE, out=lambda size: bytearray(10))
+    assert caught.value.reason == "too_large"
+    with pytest.raises(ArgumentTypeError, match=r"encode\(out\): .*read-only bytes"):
+        encode(VALUE, out=bytes)  # type: ignore[arg-type]
+
+
 def test_shared_memory_between_processes():
-    memory = shared_memory.SharedMemory(create=True, size=encoded_size(VALUE))
+    memory = shared_memory.SharedMemory(create=True, size=len(to_blob(encode(VALUE))))
     try:
-        encode_into(VALUE, memory.buf)  # type: ignore[arg-type]
+        encode(VALUE, out=memory.buf)
         code = (
             "import sys, jagcodec; from multiprocessing import shared_memory, resource_tracker;"
             f"m = shared_memory.SharedMemory({memory.name!r});"
@@ -106,7 +117,7 @@ def test_shared_memory_between_processes():
 @pytest.mark.parametrize(
     ("memory", "error", "text"),
     [
-        (bytearray(100), ValueError, "at least .* found 100; encoded_size"),
+        (bytearray(100), ValueError, "at least .* found 100; pass a function"),
         (bytes(10**6), TypeError, "read-only bytes"),
         (np.zeros((1000, 1000), np.uint8)[:, ::2], TypeError, "gaps"),
         (3, TypeError, "buffer"),
@@ -114,7 +125,7 @@ def test_shared_memory_between_processes():
 )
 def test_memory_that_will_not_do(memory, error, text):
     with pytest.raises(error, match=text):
-        encode_into(VALUE, memory)
+        encode(VALUE, out=memory)
     if isinstance(memory, bytearray):
         assert not any(memory)
 
@@ -126,9 +137,9 @@ def test_memory_of_a_tensor_is_never_written_over():
     before = memory.copy()
     for room in (memory[13_000:], memory[19_999:], memory[24_999:]):
         with pytest.raises(ArgumentError, match="apart from what is encoded"):
-            encode_into(tensors, room)
+            encode(tensors, out=room)
         assert np.array_equal(memory, before)
-    assert encode_into(tensors, memory[25_000:]) == encoded_size(tensors)
+    assert encode(tensors, out=memory[25_000:]) == len(to_blob(encode(tensors)))
     assert np.array_equal(memory[:25_000], before[:25_000])
 
 
@@ -153,28 +164,11 @@ def test_fused_columns_are_the_same_bytes(batch):
     composed = encode(pack_jagged_fields(batch.fields, **options))
     fused = encode_fields(batch.fields, **options)
     assert message(fused) == message(composed)
-    memory = bytearray(encoded_size(pack_jagged_fields(batch.fields, **options), narrow=True))
+    memory = bytearray(
+        len(to_blob(encode(pack_jagged_fields(batch.fields, **options), narrow=True)))
+    )
     assert encode_fields(batch.fields, out=memory, narrow=True, **options) == len(memory)
     assert_same(decode(memory), decode(composed))
-
-
-def test_many_values_one_allocation():
-    values = [VALUE, "text", torch.arange(9), None]
-    asked = []
-
-    def allocate(size):
-        asked.append(size)
-        return bytearray(size)
-
-    blobs = encode_batch_into(values, allocate)
-    assert len(asked) == 1
-    assert len(blobs) == len(values)
-    assert len({blob.obj.__array_interface__["data"][0] for blob in blobs}) == len(values)  # type: ignore[attr-defined]
-    assert_same(decode_batch(blobs), values)
-    assert_same(decode_batch([bytes(blob) for blob in blobs]), values)
-    assert encode_batch_into([], bytearray) == []
-    with pytest.raises(ValueError, match="at least"):
-        encode_batch_into(values, lambda size: bytearray(10))
 
 
 # Cut, foreign, newer
@@ -223,7 +217,7 @@ def test_forged_preambles(at, new, reason):
 def test_files_hold_any_value(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("files") / "value.jag"
     dump(value, path)
-    assert path.stat().st_size == encoded_size(value)
+    assert path.stat().st_size == len(to_blob(encode(value)))
     assert_same(load(path), value)
     assert_same(load(path, mmap=True), value)
 
@@ -350,9 +344,9 @@ def unusual_files(directory):
         str(directory / "fifo"): "a pipe",
         directory / "link": "a pipe",
         directory / "folder": "a directory",
-        str(directory / "socket"): "a socket",
-        "/dev/null": "a device",
-        Path("/dev/zero"): "a device",
+        str(directory / "socket"): "a pipe, a socket",
+        "/dev/null": "a pipe, a socket or a device",
+        Path("/dev/zero"): "a pipe, a socket or a device",
     }
 
 
@@ -453,15 +447,16 @@ def test_no_moment_of_a_dump_is_readable_for_others(tmp_path, monkeypatch):
     dump("old", path)
     path.chmod(0o600)
     modes = []
-    write = files._write
+    opened = os.open
 
-    def look_and_write(file, pieces):
-        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
-        write(file, pieces)
+    def open_and_look(name, *args, **options):
+        descriptor = opened(name, *args, **options)
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
 
-    monkeypatch.setattr(files, "_write", look_and_write)
+    monkeypatch.setattr(os, "open", open_and_look)
     dump("secret", path)
-    assert modes == [0o600]
+    assert modes[0] == 0o600
 
 
 @pytest.mark.parametrize("name", ["open", "fsync"])
@@ -512,15 +507,15 @@ def test_every_buffer_holds_a_message():
 
 BATCH = TensorDict({"a": torch.ones(2)}, [2])
 NOT_MESSAGES = [
-    (None, "NoneType; pass what encode returned"),
-    ("x.jag", r"str; load\(path\) reads a file"),
-    ("", r"str; load\(path\) reads a file"),
-    (Path("x.jag"), r"PosixPath; load\(path\) reads a file"),
+    (None, "NoneType; encode makes them"),
+    ("x.jag", "str; .*; load and open_wire read files"),
+    ("", "str; .*; load and open_wire read files"),
+    (Path("x.jag"), "PosixPath; .*; load and open_wire read files"),
     (BATCH, "TensorDict; encode makes them"),
     ({"a": 1}, "dict; encode makes them"),
     (3, "int; encode makes them"),
-    (jagcodec.open_wire(encode(BATCH)), r"WireBatch; its to_frames\(\) makes them"),
-    (np.zeros((4, 4), np.uint8)[:, ::2], "ndarray; a blob is contiguous"),
+    (jagcodec.open_wire(encode(BATCH)), "WireBatch; encode makes them"),
+    (np.zeros((4, 4), np.uint8)[:, ::2], "ndarray; .*; a blob is contiguous"),
     (torch.ones(4, 4)[:, ::2], r"a \(4, 2\) tensor .*; a blob is contiguous"),
     (torch.ones(4, device="meta"), "tensor .* on meta; .* on the CPU"),
 ]
@@ -532,7 +527,6 @@ def test_what_is_no_message_at_all_is_the_caller_s_mistake(value, text):
         "decode(frames)": decode,
         "open_wire(source)": jagcodec.open_wire,
         "to_blob(frames)": to_blob,
-        "decode_batch(blobs[1])": lambda value: decode_batch([to_blob(encode(1)), value]),
         "decode(frames) ": jagcodec.MsgpackDecoder().decode,
     }
     if isinstance(value, (str, Path)):
@@ -554,21 +548,13 @@ def test_items_of_a_list_may_be_a_peer_s(frames):
 
 def test_wrong_bytes_are_a_bad_message():
     for data in (b"", b"hello", bytes(64), np.zeros(9, np.uint8), torch.zeros(9), memoryview(b"x")):
-        for call in (decode, jagcodec.open_wire, lambda data: decode_batch([data])):
+        for call in (decode, jagcodec.open_wire):
             with pytest.raises(WireFormatError):
                 call(data)
 
 
-def test_blobs_where_there_should_be_one_or_several():
+def test_a_blob_is_not_made_a_blob_again():
     blob = to_blob(encode(1))
-    wrong: Any = (blob, bytes(blob), None, 3)
-    for one in wrong:
-        with pytest.raises(
-            ArgumentTypeError, match=r"decode_batch\(blobs\): expected several blobs"
-        ):
-            decode_batch(one)
-    with pytest.raises(ArgumentError, match=r"decode_batch\(device\)"):
-        decode_batch([blob], device="no")
     for already in (blob, [blob]):
         with pytest.raises(ArgumentError, match="a blob already"):
             to_blob(already)  # type: ignore[arg-type]

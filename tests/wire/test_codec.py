@@ -16,7 +16,6 @@ from hypothesis import given
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictParams
 
 from jagcodec import (
-    ArgumentTypeError,
     MsgpackDecoder,
     MsgpackEncoder,
     UnsupportedTypeError,
@@ -28,6 +27,7 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
+from jagcodec.errors import ArgumentTypeError
 from tests.helpers import receive, trip
 from tests.oracle import assert_same
 from tests.strategies import trees

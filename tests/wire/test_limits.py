@@ -10,12 +10,10 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     Limits,
     MsgpackDecoder,
     WireFormatError,
     decode,
-    decode_batch,
     dump,
     encode,
     encode_fields,
@@ -23,6 +21,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError
 from tests.wire.forge import (
     blob,
     int64s,
@@ -98,7 +97,6 @@ def readers(tmp_path):
     return {
         "decode": lambda limits: decode(FRAMES, limits=limits),
         "decode of a blob": lambda limits: decode(blob_, limits=limits),
-        "decode_batch": lambda limits: decode_batch([blob_], limits=limits),
         "load": lambda limits: load(path, limits=limits),
         "load, mapped": lambda limits: load(path, mmap=True, limits=limits),
         "MsgpackDecoder": lambda limits: MsgpackDecoder(limits=limits).decode(FRAMES),

@@ -28,7 +28,7 @@ from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
-from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
+from jagcodec.wire.frames import Frame, frames_of, write_to
 from jagcodec.wire.place import frames_of_columns
 
 
@@ -163,8 +163,7 @@ def encode_fields(
         lengths: As there.
         token_aligned_fields: As there.
         mask: As there; rows that are one run of cells each are not copied before they are written.
-        out: Memory to write the message to as one blob, as by `encode_into`; or a function that
-            is called once with the bytes that it takes, and returns such memory.
+        out: As for `encode`.
         strict: As for `pack_jagged_fields`.
         options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
             `allow_pickle`, `default` (of payloads), `meta`.
@@ -181,15 +180,12 @@ def encode_fields(
         UnsupportedTypeError: As from `encode`.
     """
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
-    if out is None and not any(options.values()):
+    if out is None and not options:
         frames = frames_of_columns(columns)
         if frames is not None:
             return frames
     message = pending(columns, **options)
-    if out is None:
-        return frames_of(message)
-    target = out(blob_size(message)) if callable(out) else out
-    return write_blob(message, writable_bytes(target, "encode_fields(out)"))
+    return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
 
 
 def _columns(

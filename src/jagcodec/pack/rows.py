@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from tensordict import TensorDict
 
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
-from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, plain_array
 from jagcodec.pack.cells import MisfitError, Rows, cells_of
 from jagcodec.pack.fields import leaves_of
@@ -24,7 +23,7 @@ from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.field_schema import FieldSchema
-from jagcodec.wire.frames import Frame, blob_size, frames_of, writable_bytes, write_blob
+from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import InOrder
 from jagcodec.wire.place import frames_in_order
@@ -90,39 +89,14 @@ def pack_rows(
     return batch_of(leaves_of(leaves), columns.rows)
 
 
-@overload
-def encode_rows(
-    rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
-    *,
-    dtypes: Mapping[str, Any] | None = ...,
-    same_length: Iterable[str] = ...,
-    rectangular: Iterable[str] = ...,
-    out: None = ...,
-    **options: Unpack[EncodeOptions],
-) -> list[Frame]: ...
-
-
-@overload
-def encode_rows(
-    rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
-    *,
-    dtypes: Mapping[str, Any] | None = ...,
-    same_length: Iterable[str] = ...,
-    rectangular: Iterable[str] = ...,
-    out: Target,
-    **options: Unpack[EncodeOptions],
-) -> int: ...
-
-
 def encode_rows(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
     *,
     dtypes: Mapping[str, Any] | None = None,
     same_length: Iterable[str] = (),
     rectangular: Iterable[str] = (),
-    out: Target | None = None,
     **options: Unpack[EncodeOptions],
-) -> list[Frame] | int:
+) -> list[Frame]:
     """Rows straight to a message: no tensor and no TensorDict in between.
 
     Example:
@@ -139,23 +113,21 @@ def encode_rows(
         dtypes: As there.
         same_length: As there.
         rectangular: As there.
-        out: Memory to write the message to as one blob, as by `encode_into`; or a function that
-            is called once with the bytes that it takes, and returns such memory.
         options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
             `allow_pickle`, `default` (of payloads), `meta`.
 
     Returns:
-        Frames, as `encode` returns them; with `out` the bytes written to it. Of one row that is
-        an array or a tensor of 16 KiB or more, the frame aliases it.
+        Frames, as `encode` returns them. Of one row that is an array or a tensor of 16 KiB or
+        more, the frame aliases it.
 
     Raises:
-        ArgumentError: As from `pack_rows`; or `out` is too small, or overlaps a row.
+        ArgumentError: As from `pack_rows`.
         ArgumentKeyError: As from `pack_rows`.
-        ArgumentTypeError: As from `pack_rows`; or `out` is not a writable buffer.
+        ArgumentTypeError: As from `pack_rows`.
         UnsupportedTypeError: As from `encode`.
     """
     where = "encode_rows"
-    plain = out is None and dtypes is None and same_length == rectangular == ()
+    plain = dtypes is None and same_length == rectangular == ()
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         row = rows[0]
         if type(row) is dict:
@@ -169,11 +141,7 @@ def encode_rows(
                     values = documents.packer().pack([document])
                 return frames_in_order(simple[0], 1, simple[1], values)
     columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
-    message = pending(columns, **options)
-    if out is None:
-        return frames_of(message)
-    target = out(blob_size(message)) if callable(out) else out
-    return write_blob(message, writable_bytes(target, "encode_rows(out)"))
+    return frames_of(pending(columns, **options))
 
 
 # The options that leave the columns of a message as they are.
@@ -302,7 +270,7 @@ def _ordered_columns(
             continue
         if kind is str:
             packed = memoryview(documents.packer().pack(value))
-            columns.append((packed, (0, len(packed)), (len(packed),)))
+            columns.append((packed, (len(packed), len(packed), b""), (len(packed),)))
             nodes.append((Code.NON_TENSOR_ROWS,))
             continue
         if kind is list or kind is tuple:
@@ -318,7 +286,7 @@ def _ordered_columns(
         dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
         if dtype is None or not shape or not value.flags.c_contiguous:
             return None
-        columns.append((value, (0, shape[0]), shape))
+        columns.append((value, (shape[0], shape[0], b""), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
     return (Code.TENSORDICT, 1, tuple(row), *nodes), columns
 

@@ -1,28 +1,19 @@
-"""Messages in one buffer: for memory that the caller owns, for stores, and for files."""
+"""Messages in one buffer: for stores, and for files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 
 from jagcodec._arguments import usable_device
-from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
-from jagcodec.memory import aligned
-from jagcodec.memory.buffers import Buffer, MessageLike, StrPath, WritableBuffer
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import EncodeOptions, encode, pending
+from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
-from jagcodec.wire.frames import (
-    blob_size,
-    finished,
-    frame_arrays,
-    is_blob,
-    writable_bytes,
-    write_blob,
-)
+from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 
 
@@ -46,133 +37,10 @@ def to_blob(frames: Sequence[Buffer]) -> bytearray:
         {'a': 1}
     """
     where = "to_blob(frames)"
-    message = finished(frames, where)
-    if not message.buffers and is_blob(np.frombuffer(message.header, dtype=np.uint8)):
+    arrays = frame_arrays(frames, where)
+    if len(arrays) == 1 and is_blob(arrays[0]):
         raise ArgumentError("bad_option", where, "expected frames, found what is a blob already")
-    blob = bytearray(blob_size(message))
-    write_blob(message, writable_bytes(blob, "to_blob"))
-    return blob
-
-
-def encoded_size(obj: Any, **options: Unpack[EncodeOptions]) -> int:
-    """Bytes of a value as a blob: exactly what `encode_into` writes under the same options.
-
-    Args:
-        obj: Anything that `encode` takes.
-        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
-
-    Raises:
-        UnsupportedTypeError: As `encode`.
-
-    Example:
-        >>> from jagcodec import encode, encoded_size, to_blob
-        >>> encoded_size([1, 2]) == len(to_blob(encode([1, 2])))
-        True
-    """
-    return blob_size(pending(obj, **options))
-
-
-def encode_into(obj: Any, buffer: WritableBuffer, **options: Unpack[EncodeOptions]) -> int:
-    """Write a value as a blob to the start of memory that the caller owns.
-
-    Args:
-        obj: Anything that `encode` takes.
-        buffer: Writable and contiguous: bytearray, numpy array, shared memory, a CPU tensor
-            (pinned or not). It may be larger than needed; what lies behind the blob is kept.
-        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        ArgumentError: The buffer is too small, or overlaps a tensor; nothing was written.
-        ArgumentTypeError: It is no buffer, read-only, or has gaps.
-        UnsupportedTypeError: As `encode`; nothing was written.
-
-    Example:
-        >>> from jagcodec import decode, encode_into, encoded_size
-        >>> memory = bytearray(encoded_size({"a": (1, 2)}))
-        >>> encode_into({"a": (1, 2)}, memory) == len(memory)
-        True
-        >>> decode(memory)
-        {'a': (1, 2)}
-    """
-    return write_blob(pending(obj, **options), writable_bytes(buffer, "encode_into(buffer)"))
-
-
-def encode_batch_into(
-    objs: Iterable[Any],
-    allocate: Callable[[int], WritableBuffer],
-    **options: Unpack[EncodeOptions],
-) -> list[memoryview]:
-    """Write many values, each as a blob, into one allocation: what key-value stores put.
-
-    Args:
-        objs: Values that `encode` takes.
-        allocate: Called once with the bytes that all of them take; returns writable memory.
-        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
-
-    Returns:
-        One view per value into that memory, in order, each at a multiple of 64 bytes from its
-        start. They keep it alive.
-
-    Raises:
-        ArgumentError: `allocate` returned less than it was asked for, or memory of a tensor.
-        ArgumentTypeError: It returned no writable buffer.
-        UnsupportedTypeError: As `encode`; nothing was written.
-
-    Example:
-        >>> from jagcodec import decode_batch, encode_batch_into
-        >>> blobs = encode_batch_into([{"a": 1}, "two"], bytearray)
-        >>> decode_batch(blobs)
-        [{'a': 1}, 'two']
-    """
-    messages = [pending(obj, **options) for obj in objs]
-    sizes = [blob_size(message) for message in messages]
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(end)
-        end += aligned(size)
-    memory = writable_bytes(allocate(end), "encode_batch_into(allocate)")
-    blobs = []
-    for message, start, size in zip(messages, starts, sizes, strict=True):
-        write_blob(message, memory[start:])
-        blobs.append(memory[start : start + size].data)
-    return blobs
-
-
-def decode_batch(
-    blobs: Iterable[MessageLike],
-    *,
-    copy: bool | None = None,
-    device: torch.device | str | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> list[Any]:
-    """The values of many blobs, in order; options and ownership as for `decode`.
-
-    `limits` are those of each blob.
-
-    Raises:
-        WireFormatError: As `decode`.
-        ArgumentTypeError: One of them is not a blob; or `blobs` is one.
-
-    Example:
-        >>> from jagcodec import decode_batch, encode, to_blob
-        >>> decode_batch([to_blob(encode(1)), to_blob(encode("two"))])
-        [1, 'two']
-    """
-    where = "decode_batch"
-    one = isinstance(blobs, (str, bytes, bytearray, memoryview, np.ndarray, torch.Tensor))
-    if one or not isinstance(blobs, Iterable):
-        expected = f"expected several blobs, found {describe(blobs)}; decode takes one"
-        raise ArgumentTypeError("bad_type", f"{where}(blobs)", expected)
-    target = usable_device(device, f"{where}(device)")
-    options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle, "limits": limits}
-    return [
-        decode(frame_arrays(blob, f"{where}(blobs[{i}])"), **options)
-        for i, blob in enumerate(blobs)
-    ]
+    return bytearray().join(blob_pieces(arrays))
 
 
 def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:

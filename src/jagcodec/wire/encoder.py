@@ -11,19 +11,21 @@ Encoding has four phases, and data is handed from one to the next:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import torch
 
 from jagcodec._arguments import check_known
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
+from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
-from jagcodec.wire.frames import Frame, PendingMessage, frames_of
+from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to
+from jagcodec.wire.header import is_accepted
 from jagcodec.wire.lowered import Columns, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.place import Placing
@@ -47,9 +49,18 @@ class EncodeOptions(TypedDict, total=False):
     meta: Mapping[Any, Any] | None
 
 
+@overload
+def encode(obj: Any, *, out: None = ..., **options: Unpack[EncodeOptions]) -> list[Frame]: ...
+
+
+@overload
+def encode(obj: Any, *, out: Target, **options: Unpack[EncodeOptions]) -> int: ...
+
+
 def encode(
     obj: Any,
     *,
+    out: Target | None = None,
     narrow: Narrow = False,
     elide: bool = False,
     checksum: bool = False,
@@ -57,7 +68,7 @@ def encode(
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
-) -> list[Frame]:
+) -> list[Frame] | int:
     """A value as a message: the header frame, then raw buffers.
 
     Example:
@@ -76,6 +87,10 @@ def encode(
             tensorclasses, ...) or `register_stdlib_types` (`OrderedDict`, `datetime`, ...). Or a
             `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
             Its columns that are stored narrow are narrow again; repeats are found with `elide`.
+        out: Write the message as one blob to the start of this memory: a bytearray, numpy array,
+            shared memory or CPU tensor (pinned or not), writable and contiguous. What lies after
+            the blob is kept. Or a function that is called once with the size of the blob, and
+            returns such memory.
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
             and those of 0 and 1 as bits; larger numbers stay as they are. `decode` restores dtype
             and values exactly. Costs two looks at each of them here and a copy there. True is for
@@ -113,15 +128,24 @@ def encode(
         Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied to one
         block, for CUDA of pinned memory, which lives as long as one of its frames; the device is
         waited for once (a jagged one with holes is compacted on its device first).
+        With `out`, the size of the blob that was written.
+
+    Example of `out`:
+        >>> memory = bytearray(1000)
+        >>> size = encode({"step": 3}, out=memory)
+        >>> decode(memory[:size])
+        {'step': 3}
 
     Example of `default`:
         >>> decode(encode([ValueError("no reward")], default=repr))
         ["ValueError('no reward')"]
 
     Raises:
-        ArgumentError: `compress` is something else, or its library is not installed.
+        ArgumentError: `compress` is something else, or its library is not installed; or `out` is
+            too small, or overlaps a tensor. Nothing was written.
         ArgumentKeyError: `narrow` names a column that `obj` does not have.
-        ArgumentTypeError: `narrow` or `meta` is of another type.
+        ArgumentTypeError: `narrow` or `meta` is of another type; or `out` is not a buffer, is
+            read-only, or has gaps.
         UnsupportedTypeError: An object outside this set, named with its path:
             ``$.extra[3].lock: _thread.lock ...``; or containers nested past 100 levels.
 
@@ -142,17 +166,17 @@ def encode(
         default=default,
         meta=meta,
     )
-    return frames_of(message)
+    return frames_of(message) if out is None else write_to(message, out, "encode(out)")
 
 
 def encode_resident(
     obj: Any,
-    device: torch.device,
+    device: torch.device | None,
     *,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> list[Frame | torch.Tensor]:
-    """As `encode`, but what dense and jagged tensors on `device` hold stays there.
+    """As `encode`, but what dense and jagged tensors on `device`, if any, hold stays there.
 
     A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header says of it
     is the usual, so such a message is an ordinary one once it is copied.
@@ -208,9 +232,10 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    message = Placing(copies, keep_on).message(
-        lowered, checksum=checksum and level is None, narrows=bool(narrow), elides=elide
-    )
+    options: Any = {"checksum": checksum and level is None, "narrows": bool(narrow)}
+    message = Placing(copies, keep_on).message(lowered, elides=elide, **options)
+    if elide and not is_accepted(message.header, message.documents):
+        message = Placing(copies, keep_on).message(lowered, **options)
     return message if level is None else compressed(message, level, checksum)
 
 

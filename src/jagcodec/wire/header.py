@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.errors import brief
+from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.documents import not_msgpack
@@ -262,6 +262,18 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
         *(total, frames, objects, limits),
     )
+
+
+def is_accepted(header: bytes, documents: int) -> bool:
+    """Whether readers accept a message by default, as many bytes of whose documents are indirect.
+
+    A writer that makes a message smaller asks this, because less may be made of few bytes.
+    """
+    try:
+        total = read_header(header, DEFAULT_LIMITS).total
+    except WireFormatError:
+        return False
+    return EXPANSION * (documents - EXPANSION * total) <= DEFAULT_LIMITS.expanded
 
 
 def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:

@@ -19,7 +19,7 @@ from jagcodec.wire.spec import PLAIN
 REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
     "type with register_type (datetime, enums and others of the standard library: "
-    "register_stdlib_types), or pass allow_pickle=True on both sides"
+    "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
 )
 """What to do about a value that cannot be encoded."""
 
@@ -98,12 +98,14 @@ class ColumnDict(dict[str, Any]):
 
 
 InOrder: TypeAlias = tuple[
-    "memoryview | np.ndarray[Any, Any] | RaggedView", "tuple[int, ...] | None", "tuple[int, ...]"
+    "memoryview | np.ndarray[Any, Any] | RaggedView",
+    "tuple[int, int, bytes] | None",
+    "tuple[int, ...]",
 ]
 """A plain column: contiguous memory in which its rows lie end to end, and of which only the bytes
-count, or rows of an array that lie apart; where rows begin and end once they are end to end, in
-cells from 0 on, or None of a rectangle; and the dims of its values, or how many bytes of documents
-there are. A plain tuple, because a message of one row takes little else."""
+count, or rows of an array that lie apart; its shortest and its longest row, and of several rows the
+offsets once they lie end to end, or None of a rectangle; and the dims of its values, or how many
+bytes of documents there are. A plain tuple, because a message of one row takes little else."""
 
 
 class Documents(NamedTuple):

@@ -6,11 +6,9 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 from __future__ import annotations
 
 import math
-import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
-from jagcodec.memory.blocks import new_block
+from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
@@ -175,6 +173,7 @@ class Placing:
         # Ragged groups by the identity of their rows, which are kept, and by their offsets.
         self._group_of: dict[int, tuple[int, RowSplits]] = {}
         self._groups_by_offsets: dict[bytes, int] = {}
+        self._documents = 0  # bytes of indirect ones that become objects
         # Where cells lie that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
 
@@ -217,7 +216,7 @@ class Placing:
             )
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-        return PendingMessage(header, buffers, write, sources)
+        return PendingMessage(header, buffers, write, sources, self._documents)
 
     def _place(self, items: Sequence[Any]) -> None:
         numbers, frames = self._numbers, self._frames
@@ -326,6 +325,7 @@ class Placing:
             place, stored = self._frames.put(data), PLAIN
         else:
             runs = [Run(row_splits, Cells(data), Cells.of_index(starts))]
+            self._documents += len(data) if documents.one_object else row_splits.total
             stored = ONE_OBJECT if documents.one_object else INDIRECT + 1
             place = self._place_table(runs, 1, ragged=True)
         stored += BLOBS if documents.blobs else 0
@@ -447,20 +447,18 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     """
     numbers = [rows]
     groups: list[tuple[int, ...]] = []
-    group_of: dict[tuple[int, ...], int] = {}
+    group_of: dict[tuple[int, int, bytes], int] = {}
     pieces: list[Any] = []
-    large: list[Any] = []
+    large: list[Any] = []  # memory, or rows that are to be copied to new memory
     apart: list[tuple[int, int, int, RaggedView]] = []
     end = 0
     data: Any
-    offsets: tuple[int, ...] | None
-    shape: tuple[int, ...]
-    for data, offsets, shape in columns:
+    for data, own, shape in columns:
         is_apart = type(data) is RaggedView
         size = _size_of(data, shape) if is_apart else data.nbytes
         buffer = at = 0
         if size >= SMALL_BUFFER:
-            large.append(new_block(size).data.data if is_apart else memoryview(data).cast("B"))
+            large.append(size if is_apart else memoryview(data).cast("B"))
             buffer = len(large)
         elif size:
             at = (end + 63) & -ALIGNMENT
@@ -468,28 +466,28 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
             end = at + size
         if is_apart and size:
             apart.append((buffer, at, at + size, data))
-        if offsets is None:
+        if own is None:
             numbers += (buffer, at, PLAIN, *shape)
             continue
-        group = group_of.get(offsets)
+        group = group_of.get(own)
         if group is None:
-            group = group_of[offsets] = len(groups)
-            lengths = [b - a for a, b in pairwise(offsets)]
+            group = group_of[own] = len(groups)
+            low, high, offsets = own
             place = _NOWHERE
-            if rows > 1:
-                packed = struct.pack(f"<{rows + 1}q", *offsets)
-                if len(packed) >= SMALL_BUFFER:
-                    large.append(memoryview(packed))
-                    place = (len(large), 0)
-                else:
-                    place = (0, (end + 63) & -ALIGNMENT)
-                    pieces += (GAPS[place[1] - end], packed)
-                    end = place[1] + len(packed)
-            groups.append((*place, rows, min(lengths), max(lengths)))
+            if len(offsets) >= SMALL_BUFFER:
+                large.append(memoryview(offsets))
+                place = (len(large), 0)
+            elif offsets:
+                place = (0, (end + 63) & -ALIGNMENT)
+                pieces += (GAPS[place[1] - end], offsets)
+                end = place[1] + len(offsets)
+            groups.append((*place, rows, low, high))
         numbers += (buffer, at, PLAIN, group, *shape)
     if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))
     if apart:
+        fresh = iter(allocate_together([part for part in large if type(part) is int]))
+        large = [next(fresh).data if type(part) is int else part for part in large]
         rowcopy.copy_all([copy_task(view, large[k][a:b]) for k, a, b, view in apart])
     sizes = [buffer.nbytes for buffer in large]
     return [write_header(tree, numbers, values, groups, sizes, None), *large]
@@ -502,36 +500,30 @@ def _size_of(view: RaggedView, shape: tuple[int, ...]) -> int:
     return size
 
 
-_FEW_ROWS = 256
-"""Rows whose offsets Python handles in about the time of one call of numpy."""
-
-
 def frames_of_columns(columns: Columns) -> list[Frame] | None:
-    """The message of few rows of columns without options; None if one of them is not plain."""
+    """The message of rows of columns without options; None if a column is not plain."""
     rows = columns.rows
-    if not 0 < rows <= _FEW_ROWS:
-        return None
     nodes: list[Any] = []
     in_order: list[InOrder] = []
-    offsets_of: dict[int, tuple[int, ...]] = {}
+    splits: RowSplits | None = None
     for column in columns.columns.values():
         kind = type(column)
         if kind is RaggedView:
-            memory, splits = column.memory, column.row_splits
+            memory, starts = column.memory, column.starts
             dtype = TORCH_NAMES.get(column.dtype)
             plain = type(memory) is np.ndarray and column.runs is None and column.ragged_dim == 1
             if not plain or dtype is None:
                 return None
-            offsets = offsets_of.get(id(splits))
-            if offsets is None:
-                offsets = offsets_of[id(splits)] = tuple(splits.host.tolist())
+            if splits is not column.row_splits:
+                splits = column.row_splits
+                own = splits.min, splits.max, splits.host.tobytes() if rows > 1 else b""
             shape = (splits.total, *column.shape[1:])
             data = column
-            if column.starts is None:
+            if starts is None:
                 data = memory
-            elif rows == 1 and type(column.starts) is int:
+            elif rows == 1 and type(starts) is int:
                 data = memory.reshape(-1)[: math.prod(shape)]
-            in_order.append((data, offsets, shape))
+            in_order.append((data, own, shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
         elif kind is np.ndarray and column.flags.c_contiguous:
             shape = column.shape
@@ -539,5 +531,7 @@ def frames_of_columns(columns: Columns) -> list[Frame] | None:
             nodes.append((Code.TENSOR, NUMPY_NAMES[column.dtype], len(shape)))
         else:
             return None
+    if not 0 < rows <= MAX_UNBACKED_ROWS:
+        return None
     tree = (Code.TENSORDICT, 1, tuple(columns.columns), *nodes)
     return frames_in_order(tree, rows, in_order, NO_VALUES)
