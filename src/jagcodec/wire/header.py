@@ -26,6 +26,7 @@ from jagcodec.wire.schema import (
     Group,
     Places,
     Schema,
+    check_at_sight,
     check_groups,
     check_numbers,
     keep,
@@ -236,8 +237,13 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
     places = Places(sizes, in_row=in_row)
-    check_groups(groups, places)
-    check_numbers(schema, numbers, groups, places)
+    left = check_at_sight(schema, numbers, sizes)
+    if left is None:
+        check_groups(groups, places)
+        check_numbers(schema, schema.nodes, numbers, groups, places)
+    else:
+        places.left, places.expanded = left
+        check_numbers(schema, schema.others, numbers, groups, places)
     beyond = places.expanded + (payload if stored is not sizes else 0) - EXPANSION * total
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"

@@ -388,6 +388,8 @@ class MessageColumns(ColumnSource):
     def meta(self) -> dict[str, Any]:
         """See `ColumnSource`."""
         message = self.message
+        if not self.beside:
+            return message.meta()
         budget = Budget(message)
         meta: dict[str, Any] = {}
         for name, node in self.beside:
@@ -629,7 +631,7 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
-    if isinstance(source, (str, os.PathLike)):
+    if type(source) is not list and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         with noted_file(name):
             mapped = read_file(name, "open_wire(source)", taken, mmap=True)
