@@ -76,7 +76,7 @@ def _copy(
     else:
         source = array_bytes(src).data
         begins = begins * cell_bytes
-    target = dst.data
+    target = memoryview(dst).cast("B")
     for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
         target[at : at + size] = source[begin : begin + size]
 

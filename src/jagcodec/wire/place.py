@@ -23,6 +23,7 @@ from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
+from jagcodec.rowcopy import Copy
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.elide import elide
@@ -450,7 +451,7 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     group_of: dict[tuple[int, int, bytes], int] = {}
     pieces: list[Any] = []
     large: list[Any] = []  # memory, or rows that are to be copied to new memory
-    apart: list[tuple[int, int, int, RaggedView]] = []
+    apart: list[tuple[int, int, int, tuple[Any, ...]]] = []
     end = 0
     data: Any
     for data, own, shape in columns:
@@ -465,7 +466,9 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
             pieces += (GAPS[at - end], bytes(size) if is_apart else data)
             end = at + size
         if is_apart and size:
-            apart.append((buffer, at, at + size, data))
+            starts, splits = data.starts, data.row_splits
+            task = (data.memory, None, starts, splits.lengths, size // splits.total)
+            apart.append((buffer, at, at + size, task))
         if own is None:
             numbers += (buffer, at, PLAIN, *shape)
             continue
@@ -488,7 +491,7 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     if apart:
         fresh = iter(allocate_together([part for part in large if type(part) is int]))
         large = [next(fresh).data if type(part) is int else part for part in large]
-        rowcopy.copy_all([copy_task(view, large[k][a:b]) for k, a, b, view in apart])
+        rowcopy.copy_all([Copy(large[k][a:b], *task) for k, a, b, task in apart])
     sizes = [buffer.nbytes for buffer in large]
     return [write_header(tree, numbers, values, groups, sizes, None), *large]
 

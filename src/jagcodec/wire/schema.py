@@ -180,6 +180,7 @@ class Schema:
     """A checked schema.
 
     Attributes:
+        packed: Its bytes.
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
@@ -195,11 +196,12 @@ class Schema:
 
     __slots__ = (
         *("_stacks", "batches", "cells", "depth", "nodes", "numbers", "others"),
-        *("root", "size", "values", "weight"),
+        *("packed", "root", "size", "values", "weight"),
     )
 
     def __init__(self, data: bytes) -> None:
         """Read and check a schema."""
+        self.packed: bytes = data
         self.numbers: int = 0
         self.values: int = 0
         self.nodes: list[Node] = []
