@@ -217,6 +217,7 @@ class Schema:
             kind, number = node.kind, node.number
             if kind in (Kind.TENSOR, Kind.JAGGED):
                 jagged = kind is Kind.JAGGED
+                self.weight += 192
                 self.cells.append((jagged, number, node.dims, node.end, node.itemsize))
             elif kind is Kind.TENSORDICT and node.fields[0] == 1:
                 self.batches.append(number)
@@ -224,7 +225,7 @@ class Schema:
                 self.others.append(node)
 
     def _node(self, item: Any, depth: int) -> Node:
-        self.weight += 320
+        self.weight += 160
         self.size += 1
         if item is None:
             node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
