@@ -217,7 +217,6 @@ class Schema:
             kind, number = node.kind, node.number
             if kind in (Kind.TENSOR, Kind.JAGGED):
                 jagged = kind is Kind.JAGGED
-                self.weight += 192
                 self.cells.append((jagged, number, node.dims, node.end, node.itemsize))
             elif kind is Kind.TENSORDICT and node.fields[0] == 1:
                 self.batches.append(number)
