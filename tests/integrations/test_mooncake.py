@@ -95,8 +95,3 @@ def test_values_that_are_foreign_cut_or_damaged(client):
         assert client.put(key, data) == 0
         with pytest.raises(WireFormatError):
             decode(example.get(client, key))
-
-
-def test_the_example_runs(capsys):
-    example.main()
-    assert "4 rows back, including 'question 3'" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from jagcodec import (
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
-from tests.helpers import PAYLOADS, ROOT, make_batch  # noqa: E402
+from tests.helpers import PAYLOADS, make_batch  # noqa: E402
+from tests.oracle import assert_same  # noqa: E402
 
 SECONDS = 60
 
@@ -68,19 +68,6 @@ def there_and_back(value):
 
 def rows_of(column):
     return [row.tolist() for row in column.unbind()]
-
-
-def assert_same(found, sent):
-    assert type(found) is type(sent)
-    assert found.batch_size == sent.batch_size
-    assert list(found.keys()) == list(sent.keys())
-    for name in ("ids", "logprobs"):
-        assert found[name].layout is torch.jagged
-        assert found[name].dtype == sent[name].dtype
-        assert rows_of(found[name]) == rows_of(sent[name])
-    assert found["reward"].tolist() == sent["reward"].tolist()
-    assert found.get("message").tolist() == PAYLOADS
-    assert found["tag"] == "gsm8k"
 
 
 # As a message of Ray's, in the store in pieces, and in the store in one piece.
@@ -358,31 +345,3 @@ class TestRegistration:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
         )
         assert run.stdout.split() == ["False"]
-
-
-def test_without_ray_the_error_says_what_to_install():
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.modules["ray"] = None
-        try:
-            import jagcodec.integrations.ray
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "pip install 'jagcodec[ray]'" in run.stdout
-
-
-def test_the_example_runs():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples/ray_store.py")],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "4 rows" in run.stdout

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,7 +49,7 @@ from jagcodec.wire.decoder import decode_resident
 from jagcodec.wire.encoder import encode_resident
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.device import DEVICE, on_device, watch
-from tests.helpers import ROOT, message
+from tests.helpers import message
 from tests.oracle import assert_same, rows_of
 from tests.strategies import trees
 
@@ -832,14 +830,3 @@ def test_nccl_keeps_device_tensors_on_the_device(tmp_path):
     with started(tmp_path, min(2, torch.cuda.device_count()), "nccl") as world:
         for whole, found in world(do_nccl):
             assert whole == found == listed(batch_of(3, 1, 2))
-
-
-# --- the package -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_example_runs():
-    path = ROOT / "examples/torch_distributed_broadcast.py"
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
-    assert "every rank has the 64 rows" in done.stdout

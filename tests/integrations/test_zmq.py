@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -32,7 +30,6 @@ from jagcodec.integrations.zmq import (
     recv_frames,
     send_frames,
 )
-from tests.helpers import ROOT
 from tests.oracle import assert_same
 from tests.strategies import trees
 
@@ -573,22 +570,3 @@ def test_sync_and_asyncio_sockets_are_told_apart(context):
             await async_recv_frames(context.socket(zmq.PAIR))
 
     run(main)
-
-
-# --- the package -------------------------------------------------------------------------------
-
-
-def test_without_pyzmq_the_error_says_what_to_install():
-    code = "import sys; sys.modules['zmq'] = None; import jagcodec.integrations.zmq"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ModuleNotFoundError" in done.stderr
-    assert "pip install 'jagcodec[zmq]'" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_example_runs():
-    path = ROOT / "examples/zmq_pipeline.py"
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "384 rows from 2 workers, all cells identical\n"

@@ -4,7 +4,6 @@ import importlib
 import re
 import runpy
 import subprocess
-import tomllib
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 import jagcodec
 from benchmarks import sides
-from benchmarks.shapes import make_batch as make_case
+from benchmarks.shapes import make_batch
 from jagcodec import stack_or_nest
 from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
@@ -105,17 +104,11 @@ def test_make_help_lists_every_target():
     assert sorted(line.split()[0] for line in run.stdout.splitlines()) == sorted(asked_for.split())
 
 
-def test_the_changelog_has_a_section_of_this_version_that_the_next_one_goes_above():
-    text = page("CHANGELOG.md")
-    settings = tomllib.loads(page("pyproject.toml"))["tool"]["towncrier"]
-    before, mark, after = text.partition(settings["start_string"])
-    assert mark
-    assert "\n## " not in before
-    assert re.match(rf"\n## {jagcodec.__version__} \((\d{{4}}-\d\d-\d\d|unreleased)\)\n", after)
-    kinds = {kind["directory"] for kind in settings["type"]}
-    fragments = [path.name for path in (ROOT / settings["directory"]).iterdir()]
-    for name in set(fragments) - {"README.md"}:
-        assert re.fullmatch(rf"(\d+|\+[\w-]+)\.({'|'.join(kinds)})\.md", name), name
+def test_the_changelog_begins_with_this_version():
+    """As .github/workflows/release.yml reads it."""
+    heading = re.search(r"^## .*$", page("CHANGELOG.md"), re.M).group()
+    version = re.escape(jagcodec.__version__)
+    assert re.fullmatch(rf"## {version} \((\d{{4}}-\d\d-\d\d|unreleased)\)", heading)
 
 
 def generated(name):
@@ -203,7 +196,7 @@ def test_wire_format_names_the_limits():
 
 
 def test_readme_names_the_calls_that_its_table_measures():
-    side = sides.fused(make_case(np.array([2, 4, 3])))
+    side = sides.fused(make_batch(np.array([2, 4, 3])))
     steps = [name for name, _ in (*side.send, *side.receive)]
     assert steps == ["encode_fields", "materialize"]
     measured = page("README.md").partition("Measured in memory")[2].partition("\n\n")[0]

@@ -433,5 +433,5 @@ def test_devices_that_are_not_there(device):
 
 @pytest.mark.parametrize("read", [decode, open_wire, materialize])
 def test_rows_are_no_message(read):
-    with pytest.raises(ArgumentTypeError, match="pack_rows makes a batch of rows"):
+    with pytest.raises(ArgumentTypeError, match="and encode_rows of rows"):
         read([{"ids": [1, 2]}])

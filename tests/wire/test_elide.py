@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks.costs import functions_entered
+from benchmarks.measure import functions_entered
 from jagcodec import (
     Limits,
     WireFormatError,

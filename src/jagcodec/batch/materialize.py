@@ -30,7 +30,7 @@ from jagcodec.batch.rectangles import (
     Key,
     Rectangle,
     allocate_rectangles,
-    fill,
+    fill_rectangles,
     padded_columns,
     path_of,
 )
@@ -313,7 +313,7 @@ class _Materializing:
         if self._strict:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
-        fill(self._rectangles, reused=out is not None)
+        fill_rectangles(self._rectangles, reused=out is not None)
         return _tensors(plan)
 
     # Columns

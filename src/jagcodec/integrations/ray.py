@@ -11,7 +11,8 @@ import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.integrations._reducers import Reducer, carry, restore
+from jagcodec.integrations._needed import needed
+from jagcodec.integrations._reducers import Reducer, carry, restore_reducers
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
@@ -21,12 +22,8 @@ from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-try:
+with needed(__name__, "Ray: pip install 'jagcodec[ray]'"):
     import ray.cloudpickle  # noqa: F401
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=_error.name
-    ) from _error
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
 
@@ -74,7 +71,7 @@ def unregister() -> None:
 
     Ray writes batches as before, and what is in its store stays readable.
     """
-    restore()
+    restore_reducers()
 
 
 def reducers(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:
@@ -91,7 +88,7 @@ def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> 
 
 
 # Above this threshold Ray starts six threads for each buffer and waits for them. Up to eight times
-# the threshold, that takes longer than the copy: see `python -m benchmarks.ray_store`.
+# the threshold, that takes longer than the copy: see `python -m benchmarks.planes`.
 _COPIED_AT_ONCE = 1 << 20
 _WORTH_THREADS = 8 << 20
 

@@ -21,6 +21,7 @@ from typing import Any, Unpack
 from tensordict import TensorDict
 
 from jagcodec.integrations import ray as through_ray
+from jagcodec.integrations._needed import needed
 from jagcodec.integrations._reducers import Reducer, carry
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
 from jagcodec.wire.decoder import decode
@@ -28,15 +29,9 @@ from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.registry import register_type, use_loaded
 
-try:
+with needed(__name__, "verl, installed as docs/verl.md says"):
     from verl.protocol import DataProto
     from verl.utils import metric as metrics
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.verl needs verl: pip install verl; docs/verl.md says how to install "
-        "it without changing the other packages of an environment",
-        name=_error.name,
-    ) from _error
 
 if find_spec("PIL") is not None:  # without Pillow no value holds an image
     from jagcodec.integrations.pillow import register_images

@@ -76,7 +76,7 @@ def _copy(
     else:
         source = array_bytes(src).data
         begins = begins * cell_bytes
-    target = memoryview(dst).cast("B")
+    target = np.frombuffer(dst, np.uint8).data
     for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
         target[at : at + size] = source[begin : begin + size]
 

@@ -7,7 +7,6 @@ and the header know of it. The library is imported when a message needs it.
 from __future__ import annotations
 
 import importlib
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,7 @@ from jagcodec.wire.frames import (
     blob_end,
     written,
 )
-from jagcodec.wire.header import Header, is_accepted, with_checksums, with_stored_sizes
+from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ def usable_level(compress: Any) -> int:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def compressed(message: PendingMessage, level: int, checksum: bool) -> PendingMessage:
+def compressed(message: PendingMessage, level: int) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes."""
     library = zstandard()
     frames = written(message.buffers, message.write)
@@ -72,9 +71,7 @@ def compressed(message: PendingMessage, level: int, checksum: bool) -> PendingMe
     smaller = _is_smaller(header, sent, message.header, frames)
     if not smaller or not is_accepted(header, message.documents):
         header, sent = message.header, frames
-    if checksum:
-        header = with_checksums(header, [zlib.crc32(frame.data) for frame in sent])
-    return PendingMessage(header, [*sent], lambda memory: None, list)
+    return PendingMessage(header, [*sent])
 
 
 def _is_smaller(
@@ -101,7 +98,7 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 # --- reading -----------------------------------------------------------------------------------
 
 
-def opened(
+def opened_payload(
     header: Header, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False
 ) -> Payload:
     """The buffers of a message in memory; `by_range` decompresses each frame at its first use."""
@@ -124,7 +121,7 @@ def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
 
 
 def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> Payload:
-    """As `opened`, of a message whose buffers are fetched: a compressed frame is fetched whole."""
+    """As `opened_payload`, of buffers that are fetched: a compressed frame is fetched whole."""
     return _CompressedPayload(header, fetch, copy) if header.compressed else Payload(fetch, copy)
 
 

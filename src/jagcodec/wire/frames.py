@@ -181,8 +181,9 @@ class PendingMessage(NamedTuple):
 
     header: bytes
     buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
-    write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
-    sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
+    # Fills memory for all of these in one call.
+    write: Callable[[list[ByteArray]], None] = lambda memory: None
+    sources: Callable[[], list[np.ndarray[Any, Any]]] = list  # the memory that `write` reads
     documents: int = 0  # bytes of indirect documents that become objects
 
 
@@ -237,19 +238,16 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
         found = f"found {len(target)}; pass a function as out=, which is called with the size"
         expected = f"expected a buffer of at least {size} bytes"
         raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
-    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
-    start = [np.frombuffer(data, dtype=np.uint8) for data in (preamble, message.header)]
-    parts: list[Any] = [*start, *message.buffers]
-    begins = [0, PREAMBLE.size, *starts]
-    sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
-    ready = [part for part in parts[2:] if not isinstance(part, int)]
+    first = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header)) + message.header
+    parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
+    ready = [part for part in message.buffers if not isinstance(part, int)]
     if not are_apart([target[:size]], [*message.sources(), *ready]):
         expected = "expected memory apart from what is encoded, found an overlap"
         remedy = "write to memory that no tensor of the value lies in"
         raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
     rest: list[ByteArray] = []
     end = 0
-    for part, begin, length in zip(parts, begins, sizes, strict=True):
+    for part, begin, length in zip(parts, [0, *starts], _sizes(parts), strict=True):
         target[end:begin] = 0
         end = begin + length
         if isinstance(part, int):

@@ -77,18 +77,15 @@ class Header(NamedTuple):
 # --- writing -----------------------------------------------------------------------------------
 
 _KEYS = (MAGIC, "schema", "numbers", "values")
-_known: dict[Any, tuple[bytes, bytes]] = {}
+_known: dict[Any, bytes] = {}
 
 
-def _packed_schema(tree: Any) -> tuple[bytes, bytes]:
-    """The bytes of a schema, given as nested tuples of names, numbers, True, False and None.
-
-    And a header up to its numbers, which holds them.
-    """
+def _start_of(tree: Any) -> bytes:
+    """A header up to its numbers: with its schema, nested tuples of names, numbers and so on."""
     known = _known.get(tree)
     if known is None:
         schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
-        known = schema, _up_to_numbers(schema)
+        known = _until_numbers(schema)
         # The tuples of names and numbers take more memory than their bytes.
         keep(_known, tree, known, 64 * len(schema))
     return known
@@ -100,24 +97,20 @@ def write_header(
     values: bytes,
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    checksums: Sequence[int] | None,
 ) -> bytes:
-    """The header of a message, from the parts of `Header`.
+    """The header of a message without stored sizes and checksums, from the parts of `Header`.
 
     Raises:
         ValueError: It is too large for msgpack.
     """
-    schema, before = _packed_schema(tree)
+    start = _start_of(tree)
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
     all_numbers += sizes
     packed = struct.pack(f"<{len(all_numbers)}q", *all_numbers)
-    if checksums is not None:
-        whole = _header_checksum(schema, packed, values)
-        packed += struct.pack(f"<{1 + len(checksums)}q", whole, *checksums)
     # Put together from what msgpack makes of the keys: it takes longer to begin than this does.
-    return b"".join((before, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
+    return b"".join((start, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
@@ -136,11 +129,11 @@ def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
 def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: bytes) -> bytes:
     more = numbers + struct.pack(f"<{len(added)}q", *added)
     size = _size(_BIN_SIZES, len(more))
-    return b"".join((_up_to_numbers(schema), size, more, behind_numbers(values)))
+    return b"".join((_until_numbers(schema), size, more, behind_numbers(values)))
 
 
-def _up_to_numbers(schema: bytes) -> bytes:
-    """What begins a header: everything before the size of its numbers."""
+def _until_numbers(schema: bytes) -> bytes:
+    """What begins a header: everything before its numbers."""
     size = _size(_EXT_SIZES, len(schema))
     return b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
 
@@ -199,7 +192,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
         schema = read_schema(packed_schema)
         if packed_values == NO_VALUES:
-            keep(_starts, _up_to_numbers(packed_schema), schema, schema.weight)
+            keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers
     if len(numbers) < first + 2:

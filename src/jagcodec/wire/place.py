@@ -6,8 +6,7 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -27,7 +26,7 @@ from jagcodec.rowcopy import Copy
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.elide import elide
-from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
+from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import (
     Cells,
@@ -64,7 +63,7 @@ _NOWHERE: Place = (0, 0)
 _NO_COPIES = HostCopies()
 
 
-class Frames:
+class GrowingFrames:
     """The frames of a message as they fill: small buffers end to end in frame 1, then the large."""
 
     __slots__ = ("_parts", "_rows", "_size", "_small")
@@ -168,7 +167,7 @@ class Placing:
         self._keep_on = keep_on
         self._narrows = False
         self._pool = RowSplitsPool()
-        self._frames = Frames()
+        self._frames = GrowingFrames()
         self._numbers: list[int] = []
         self._groups: list[tuple[int, ...]] = []
         # Ragged groups by the identity of their rows, which are kept, and by their offsets.
@@ -182,7 +181,6 @@ class Placing:
         self,
         lowered: Lowered,
         *,
-        checksum: bool = False,
         narrows: bool = False,
         elides: bool = False,
     ) -> PendingMessage:
@@ -195,8 +193,6 @@ class Placing:
         self._place(items)
         frames = self._frames
         buffers = frames.buffers()
-        write: Callable[[list[ByteArray]], None] = frames.write
-        sources: Callable[[], list[np.ndarray[Any, Any]]] = frames.sources
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in lowered.unbacked:
             if rows > sum(sizes):
@@ -205,19 +201,12 @@ class Placing:
                     path,
                     f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
                 )
-        checksums = None
-        if checksum:
-            buffers = written(buffers, write)
-            checksums = [zlib.crc32(part.data) for part in buffers]
-            write, sources = nothing_left, list
+        numbers, groups = self._numbers, self._groups
         try:
-            header = write_header(
-                *(lowered.schema, self._numbers, lowered.values),
-                *(self._groups, sizes, checksums),
-            )
+            header = write_header(lowered.schema, numbers, lowered.values, groups, sizes)
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-        return PendingMessage(header, buffers, write, sources, self._documents)
+        return PendingMessage(header, buffers, frames.write, frames.sources, self._documents)
 
     def _place(self, items: Sequence[Any]) -> None:
         numbers, frames = self._numbers, self._frames
@@ -410,10 +399,6 @@ class Placing:
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
-def nothing_left(memory: list[ByteArray]) -> None:
-    """Writes what is left to be written of a message that is finished."""
-
-
 def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
     """The bytes of rows of documents, where each begins, and how long they are."""
     pieces: list[Any] = []
@@ -493,7 +478,7 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
         large = [next(fresh).data if type(part) is int else part for part in large]
         rowcopy.copy_all([Copy(large[k][a:b], *task) for k, a, b, task in apart])
     sizes = [buffer.nbytes for buffer in large]
-    return [write_header(tree, numbers, values, groups, sizes, None), *large]
+    return [write_header(tree, numbers, values, groups, sizes), *large]
 
 
 def _size_of(view: RaggedView, shape: tuple[int, ...]) -> int:
