@@ -162,8 +162,9 @@ def encode_fields(
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
-        are aliased by their frames; packed ones are gathered into one allocation, which is freed
-        with the last of their frames, or straight into `out`.
+        are aliased by their frames; packed ones are gathered into frame 1 if they are below
+        16 KiB, and into one allocation, which is freed with the last of their frames; or
+        straight into `out`.
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
