@@ -14,10 +14,16 @@ from jagcodec._version import __version__
 # such as `jagcodec --help`, does not wait for torch.
 if TYPE_CHECKING:
     from jagcodec.batch.batched_data_dict import BatchedDataDict
-    from jagcodec.batch.join import concat_rows, join_columns
     from jagcodec.batch.materialize import materialize
     from jagcodec.batch.options import Layout, PaddingSide
-    from jagcodec.batch.rows import balance_rows, repeat_rows, select_rows, split_rows
+    from jagcodec.batch.parts import balance_rows
+    from jagcodec.batch.rows import (
+        concat_rows,
+        join_columns,
+        repeat_rows,
+        select_rows,
+        split_rows,
+    )
     from jagcodec.batch.tax import padding_tax
     from jagcodec.batch.to_rows import RowsAs, to_rows
     from jagcodec.errors import (
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
         WireFormatError,
     )
     from jagcodec.pack.builder import RowBuilder
-    from jagcodec.pack.columns import merge_columns
     from jagcodec.pack.fields import encode_fields, pack_jagged_fields
     from jagcodec.pack.rows import encode_rows, pack_rows
     from jagcodec.pack.tensors import (
@@ -88,7 +93,6 @@ __all__ = [
     "load",
     "materialize",
     "maybe_pack_jagged",
-    "merge_columns",
     "open_wire",
     "pack_jagged_fields",
     "pack_per_token_field",
@@ -110,10 +114,10 @@ __all__ = [
 # The same once more, for a process: a module is imported when one of its names is asked for.
 _HOMES = {
     "batch.batched_data_dict": "BatchedDataDict",
-    "batch.join": "concat_rows join_columns",
     "batch.materialize": "materialize",
     "batch.options": "Layout PaddingSide",
-    "batch.rows": "balance_rows repeat_rows select_rows split_rows",
+    "batch.parts": "balance_rows",
+    "batch.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "batch.tax": "padding_tax",
     "batch.to_rows": "RowsAs to_rows",
     "errors": (
@@ -122,7 +126,6 @@ _HOMES = {
         "WireFormatError"
     ),
     "pack.builder": "RowBuilder",
-    "pack.columns": "merge_columns",
     "pack.fields": "encode_fields pack_jagged_fields",
     "pack.rows": "encode_rows pack_rows",
     "pack.tensors": (

@@ -29,7 +29,7 @@ FRONT_DOOR = {
     *("concat_rows", "decode", "dump", "encode"),
     *("encode_fields", "encode_rows", "join_columns", "load"),
     *("materialize", "maybe_pack_jagged"),
-    *("merge_columns", "open_wire", "pack_jagged_fields"),
+    *("open_wire", "pack_jagged_fields"),
     *("pack_per_token_field", "pack_rows", "padding_tax", "register_stdlib_types", "register_type"),
     "repeat_rows",
     *("response_from_nested", "select_rows", "split_rows", "stack_or_nest"),

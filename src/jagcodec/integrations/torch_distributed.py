@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from jagcodec import concat_rows, split_rows
 from jagcodec._arguments import usable_device
-from jagcodec.batch.rows import Batch, concat_batches, split_rows
+from jagcodec.batch.columns import Batch
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -232,7 +233,7 @@ def all_gather_rows(
     sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
     received = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
     values = [one.value(target, allow_pickle, limits) for one in received]
-    return concat_batches(values, "concat_rows")
+    return concat_rows(values)
 
 
 def send(
