@@ -11,9 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     BatchedDataDict,
-    Layout,
     WireBatch,
     concat_rows,
     decode,
@@ -31,8 +29,10 @@ from jagcodec import (
     to_blob,
     to_rows,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_batches, tensors
+from jagcodec.types import Layout
 from tests.helpers import rollout
 from tests.oracle import rows_of
 from tests.strategies import lengths_in

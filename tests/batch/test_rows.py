@@ -20,10 +20,7 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
-    ArgumentIndexError,
-    ArgumentTypeError,
     BatchedDataDict,
-    PackedColumn,
     WireBatch,
     balance_rows,
     concat_rows,
@@ -39,7 +36,9 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.compare import first_difference
+from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors
+from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 

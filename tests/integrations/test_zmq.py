@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -17,10 +15,7 @@ from hypothesis import given, settings
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     JagcodecError,
-    TransportError,
-    TransportTimeoutError,
     WireFormatError,
     decode,
     encode,
@@ -28,13 +23,13 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError, TransportError, TransportTimeoutError
 from jagcodec.integrations.zmq import (
     async_recv_frames,
     async_send_frames,
     recv_frames,
     send_frames,
 )
-from tests.helpers import ROOT
 from tests.oracle import assert_same
 from tests.strategies import trees
 
@@ -575,22 +570,3 @@ def test_sync_and_asyncio_sockets_are_told_apart(context):
             await async_recv_frames(context.socket(zmq.PAIR))
 
     run(main)
-
-
-# --- the package -------------------------------------------------------------------------------
-
-
-def test_without_pyzmq_the_error_says_what_to_install():
-    code = "import sys; sys.modules['zmq'] = None; import jagcodec.integrations.zmq"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ModuleNotFoundError" in done.stderr
-    assert "pip install 'jagcodec[zmq]'" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_example_runs():
-    path = ROOT / "examples/zmq_pipeline.py"
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "384 rows from 2 workers, all cells identical\n"

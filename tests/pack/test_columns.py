@@ -15,7 +15,6 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     decode,
     encode,
     encode_fields,
@@ -25,6 +24,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from tests.oracle import assert_same, rows_of
 

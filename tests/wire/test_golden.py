@@ -637,7 +637,7 @@ def test_bad_messages_are_refused(name):
 
 NOT_OF_MESSAGES = {
     *("timed_out", "no_peer", "peer_failed"),
-    *("no_such_key", "no_room", "busy"),
+    *("no_such_key", "busy"),
     "conflict",
     *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option", "row_mismatch"),
     *("row_too_long", "empty_prompt", "no_such_field", "no_such_row", "new_field"),

@@ -134,7 +134,8 @@ def meta_of(batch: Any) -> dict[str, Any]:
 def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
     """The rows of batches in any forms, as a batch of the kind of the first that is not encoded."""
     open_ones = opened_each(batches, where)
-    kind = next(batch for batch in open_ones if not isinstance(batch, WireBatch))
+    in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
+    kind = next(in_memory_ones, open_ones[0])
     whole = [in_memory(batch, kind) for batch in open_ones]
     return with_meta(concat_leaves(whole, RowSplitsPool(), where), open_ones)
 

@@ -21,18 +21,13 @@ from jagcodec.errors import (
     TransportTimeoutError,
     WireFormatError,
 )
+from jagcodec.integrations._needed import needed
 from jagcodec.memory.buffers import Buffer
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
-try:
+with needed(__name__, "pyzmq: pip install 'jagcodec[zmq]'"):
     import zmq
     import zmq.asyncio
-except ModuleNotFoundError as _error:
-    if _error.name is None or _error.name.split(".")[0] != "zmq":
-        raise
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=_error.name
-    ) from _error
 
 Envelope: TypeAlias = "bytes | Sequence[bytes]"
 """The frames before a message: peer identities, an empty delimiter, or a topic."""
