@@ -1,4 +1,4 @@
-"""What may stand for rows: slices, integers, booleans."""
+"""Row indices: slices, integers, booleans."""
 
 from __future__ import annotations
 

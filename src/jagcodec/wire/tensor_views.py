@@ -1,4 +1,4 @@
-"""Lists of tensors that are views of one storage, found, merged, and sent as one buffer.
+"""Lists of tensors that are views of one storage, merged into one buffer.
 
 What TransferQueue sends as thousands of row views is one range of memory, or a few. Sent view by
 view each would be a frame; sent as a storage, padding and neighbours would be sent too.
@@ -48,7 +48,7 @@ def merge(values: Sequence[Any]) -> Merged | None:
     inner = first.shape[1:].numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
-    # A view of nothing lies anywhere; let it lie where it makes no gap.
+    # An empty view may be anywhere; put it where it makes no gap.
     places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
     if ((places - places.min()) % inner).any():
         return None
