@@ -106,12 +106,11 @@ def _line(columns: dict[str, list[Any]], row: int) -> str:
         try:
             cells.append(f"{json.dumps(name)}: {json.dumps(values[row])}")
         except (TypeError, ValueError, RecursionError) as error:
-            raise ArgumentError(
-                "bad_type",
-                f"column {brief(name)}, row {row}",
+            detail = (
                 f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column "
-                "out with --columns",
-            ) from error
+                "out with --columns"
+            )
+            raise ArgumentError("bad_type", f"column {brief(name)}, row {row}", detail) from error
     return f"{{{', '.join(cells)}}}\n"
 
 
