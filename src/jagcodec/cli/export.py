@@ -96,7 +96,7 @@ def _json_lines(batch: Any) -> bytes:
     """One JSON object per row."""
     from jagcodec.batch.to_rows import to_rows
 
-    columns = {name: to_rows(batch, name, "list") for name in batch.fields}
+    columns = {name: [row[name] for row in to_rows(batch, [name], "list")] for name in batch.fields}
     return "".join(_line(columns, row) for row in range(len(batch))).encode()
 
 
