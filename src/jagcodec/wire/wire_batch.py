@@ -28,7 +28,6 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_index import choose_rows
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import select_leaf
-from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
@@ -389,6 +388,8 @@ class MessageColumns(ColumnSource):
     def meta(self) -> dict[str, Any]:
         """See `ColumnSource`."""
         message = self.message
+        if not self.beside:
+            return message.meta()
         budget = Budget(message)
         meta: dict[str, Any] = {}
         for name, node in self.beside:
@@ -407,55 +408,48 @@ class MessageColumns(ColumnSource):
         """See `ColumnSource`."""
         if key.kind is not _JAGGED:
             return None
-        lengths: IntArray = _named(name, key, self._lengths, chosen)
+        lengths: IntArray = self._each({name: key}, self._lengths, chosen)[name]
         return lengths
 
     def leaf(self, name: str, key: Node, chosen: ChosenRows | None) -> Any:
         """See `ColumnSource`."""
-        return _named(name, key, self._leaf, chosen, Budget(self.message))
+        return self._each({name: key}, self._leaf, chosen)[name]
 
     def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `ColumnSource`."""
-        return self._each(keys, {}, chosen, Budget(self.message))
+        return self._each(keys, self._whole_leaf, chosen)
 
     def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `ColumnSource`."""
-        reads: dict[Kind, Any] = {
-            _JAGGED: self._view,
-            Kind.NON_TENSOR_ROWS: lambda *column: object_array(self._objects(*column)),
-            Kind.TENSORDICT: self._leaf,
-        }
         message = self.message
         if message.header.compressed:
             stored = [node for node in keys.values() if node.kind in LEAVES]
             prepare(message.payload, {message.numbers[node.number] for node in stored})
-        return self._each(keys, reads, chosen, Budget(message))
+        return self._each(keys, self._view, chosen)
 
     def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
         """See `ColumnSource`."""
-        reads: dict[Kind, Any] = {
-            _JAGGED: self._view,
-            _TENSOR: self._rectangle,
-            Kind.NON_TENSOR_ROWS: self._documents,
-        }
-        return self._each(keys, reads, chosen, Budget(self.message))
+        return self._each(keys, self._to_encode, chosen)
 
     def _each(
         self,
         keys: Mapping[str, Node],
-        reads: Mapping[Kind, Callable[..., Any]],
+        read: Callable[..., Any],
         chosen: ChosenRows | None,
-        budget: Budget,
+        budget: Budget | None = None,
     ) -> dict[str, Any]:
-        """What is read of each column: by its kind, or as a leaf of one TensorDict."""
+        """What is read of each column; errors name it."""
+        budget = budget or Budget(self.message)
         found: dict[str, Any] = {}
         for name, node in keys.items():
-            read = reads.get(node.kind)
-            value = _named(name, node, read or self._leaf, chosen, budget)
-            if read is None and isinstance(value, WireBatch):
-                nested: Any = value.source
-                value = _tensordict(value, nested._each(nested.columns, {}, chosen, budget))
-            found[name] = value
+            try:
+                found[name] = read(node, chosen, budget)
+            except WireFormatError as error:
+                raise inside(error, name) from error
+            except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
+                raise
+            except Exception as error:  # torch, numpy and tensordict raise all kinds
+                raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
     def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
@@ -494,7 +488,7 @@ class MessageColumns(ColumnSource):
 
     # Of a node
 
-    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+    def _lengths(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> IntArray:
         self._check_rows(node)
         return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
 
@@ -541,17 +535,39 @@ class MessageColumns(ColumnSource):
         if sizes != self.sizes:
             raise rows_differ(self.sizes, sizes)
 
-    def _view(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> RaggedView:
-        self._check_rows(node)
-        return self.message.rows(node, chosen)
+    def _whole_leaf(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+        """A leaf of a TensorDict, which a nested batch is, too."""
+        leaf = self._leaf(node, chosen, budget)
+        if isinstance(leaf, WireBatch):
+            inner: Any = leaf.source
+            return _tensordict(leaf, inner._each(inner.columns, inner._whole_leaf, chosen, budget))
+        return leaf
+
+    def _view(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+        """A column as `WireBatch.columns` has it."""
+        kind = node.kind
+        if kind is _JAGGED:
+            self._check_rows(node)
+            return self.message.rows(node, chosen)
+        if kind is Kind.NON_TENSOR_ROWS:
+            return object_array(self._objects(node, chosen, budget))
+        return self._leaf(node, chosen, budget)
+
+    def _to_encode(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+        """A column as `encode` takes it."""
+        kind = node.kind
+        if kind is _JAGGED:
+            return self._view(node, chosen, budget)
+        if kind is _TENSOR:
+            return self._rectangle(node, chosen, budget)
+        if kind is Kind.NON_TENSOR_ROWS:
+            self._check_rows(node)
+            return raw_documents(self.message, node, budget, chosen)
+        return self._whole_leaf(node, chosen, budget)
 
     def _objects(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> list[Any]:
         self._check_rows(node)
         return objects(self.message, node, budget, chosen)
-
-    def _documents(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        self._check_rows(node)
-        return raw_documents(self.message, node, budget, chosen)
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
         """A TENSOR as an array where it lies, only to be read; as its leaf, if that is not one."""
@@ -564,18 +580,6 @@ class MessageColumns(ColumnSource):
             data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
             return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
         return self._leaf(node, chosen, budget)
-
-
-def _named(name: str, node: Node, make: Callable[..., Any], *more: Any) -> Any:
-    """What is made of a column; errors name it."""
-    try:
-        return make(node, *more)
-    except WireFormatError as error:
-        raise inside(error, name) from error
-    except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
-        raise
-    except Exception as error:  # torch, numpy and tensordict raise all kinds
-        raise inside(bad(f"rows of {node.kind.name}", error), name) from error
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -627,7 +631,7 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
-    if isinstance(source, (str, os.PathLike)):
+    if type(source) is not list and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         with noted_file(name):
             mapped = read_file(name, "open_wire(source)", taken, mmap=True)
