@@ -541,7 +541,7 @@ def test_concat_refuses(other, error, message):
 
 
 def test_concat_names_columns_and_batches():
-    with pytest.raises(KeyError, match=r"batch 1.*'y' besides"):
+    with pytest.raises(KeyError, match=r"batch 1.*'y' in addition"):
         concat_rows([batch_of([1]), batch_of([1], y=torch.ones(1))])
     with pytest.raises(ValueError, match=r"\['x'\] of batch 1.*row shape"):
         concat_rows([{"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}])

@@ -483,7 +483,7 @@ def test_a_closed_pipe_is_quiet(file):
 def test_what_never_ends_is_no_message(run, command):
     status, out, err = run(command, "/dev/zero")
     assert (status, out) == (2, "")
-    assert "this is no jagcodec blob" in err
+    assert "this is not a jagcodec blob" in err
 
 
 def test_every_command_has_help(capsys):

@@ -325,7 +325,7 @@ def test_memory_is_taken_for_files_that_begin_well_alone(tmp_path, mmap):
         file.truncate(1 << 40)
     tracemalloc.start()
     try:
-        with pytest.raises(WireFormatError, match="this is no jagcodec blob"):
+        with pytest.raises(WireFormatError, match="this is not a jagcodec blob"):
             load(path, mmap=mmap)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

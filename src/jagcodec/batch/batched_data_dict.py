@@ -1,4 +1,4 @@
-"""The batch that a trainer holds: a dict of columns that all have one entry per row."""
+"""`BatchedDataDict`: a dict of columns with one entry per row."""
 
 from __future__ import annotations
 

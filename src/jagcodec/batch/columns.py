@@ -74,7 +74,7 @@ def several(batches: Iterable[Any], where: str) -> list[Any]:
 
     Raises:
         ArgumentTypeError: It is one batch.
-        ArgumentError: There are none.
+        ArgumentError: It is empty.
     """
     one = isinstance(batches, _BATCHES) or _buffer(batches) is not None
     listed = [] if one else list(batches)

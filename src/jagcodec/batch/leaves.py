@@ -75,7 +75,7 @@ def row_count(column: Any, path: str) -> int | None:
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
-    """N of a dict of columns; None where there are none.
+    """N of a dict of columns; None if it is empty.
 
     Raises:
         ArgumentError: They have not all as many rows.
@@ -178,7 +178,7 @@ def _concat_tensorclasses(leaves: Sequence[Any], pool: RowSplitsPool, path: str)
             raise ArgumentError(
                 "conflict",
                 f"{path} of batch {i}",
-                f"expected {brief(others)} beside its tensors, as in batch 0, found "
+                f"expected {brief(others)} next to its tensors, as in batch 0, found "
                 f"{brief(found)}; make such fields NonTensorStacks, with a value for each row",
             )
     return tensorclass_of(type(leaves[0]), fields, others)
@@ -199,7 +199,7 @@ def concat_columns(
                 "no_such_field",
                 f"{path} of batch {i}",
                 f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in names else 'besides'}; select the ones that all have",
+                f"{'missing' if name in names else 'in addition'}; select those that all have",
             )
     return {
         name: concat_leaves([batch[name] for batch in batches], pool, f"{path}[{name!r}]")
@@ -335,7 +335,7 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
 
 
 def without_rest(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else: itself, or a copy of what is a slice.
+    """A tensor whose storage holds nothing else: itself, or a copy if it is a slice.
 
     Pickle takes whole storages. Gradients are let be: such a tensor is pickled only where it is a
     leaf of autograd, which a slice is not.

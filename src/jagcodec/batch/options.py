@@ -1,4 +1,4 @@
-"""What `materialize` is asked for: its options, and the errors of those that cannot be."""
+"""The options of `materialize`, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
 
 PaddingSide = Literal["right", "left", "left_right"]
-"""Where the pad cells of a rectangle's row lie."""
+"""Where the pad cells of a rectangle's row are."""
 
 
 class Options(NamedTuple):

@@ -1,4 +1,4 @@
-"""The rectangles of a batch: given memory together, and filled together."""
+"""The rectangles of a batch: allocated together and filled together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Key: TypeAlias = str | tuple[str, ...]
 
 @dataclass(slots=True)
 class Rectangle(Wanted):
-    """A padded column: what its rows are, where they go, and what lies around them."""
+    """A padded column: its rows, where they go, and what is around them."""
 
     key: Key
     view: RaggedView
@@ -126,7 +126,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     """Write rectangles that have memory; those on the CPU in one call."""
     copies: list[Copy] = []
     pads: list[Pad] = []
-    rest: list[Copy] = []  # of rows in runs, behind the last of each
+    rest: list[Copy] = []  # of rows in runs, after the last of each
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
         data = rectangle.data
@@ -139,7 +139,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
             task, others = pad_tasks_of_runs(view, data, width, left_pad, bits)
             rest.append(others)
         elif view.ragged_dim == 1 and type(view.memory) is np.ndarray:
-            # Most of them: rows of a message, where they lie.
+            # Most of them: rows of a message, in place.
             row_splits = view.row_splits
             if len(data):
                 cell = len(data) // (row_splits.rows * width)
@@ -159,7 +159,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
         raise ArgumentError(
             "conflict",
             "materialize(out)",
-            "expected memory of its own for each column, apart from the batch, found an overlap",
+            "expected separate memory for each column, apart from the batch, found an overlap",
         )
     if copies:
         copy_all(copies)

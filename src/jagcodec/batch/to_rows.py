@@ -1,4 +1,4 @@
-"""A batch as samples: one mapping per row, made of views where that is possible."""
+"""`to_rows`: a batch as one dict per row."""
 
 from __future__ import annotations
 

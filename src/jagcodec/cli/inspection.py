@@ -30,7 +30,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "inspect",
-        help="say what a message is made of: columns, rows, bytes",
+        help="show what a message holds: columns, rows, bytes",
         description="Say what a message is made of: which options of encode would save bytes, the "
         "columns by size, and how long rows are. Checksums are compared. A type that is not "
         "registered here is named, and the rest described. Of a record, list the steps.",

@@ -1,4 +1,4 @@
-"""Batches between the ranks of a `torch.distributed` job, with jagged and object columns.
+"""Batches between the ranks of a `torch.distributed` job.
 
 Both functions have the same steps. All ranks exchange a row of integers: which function each one
 calls, whether it failed, and how large its header is. The headers follow. All ranks then report
@@ -8,7 +8,7 @@ where they are, each large column in one transfer, without padding and without p
 On a backend for CPU tensors (gloo, mpi) the buffers are sent from host memory to host memory. With
 NCCL, dense and jagged tensors on the current CUDA device are sent from there to the receiver's
 current device without touching the host; headers, offsets, objects and CPU tensors are copied to
-the device for the transfer.
+the device for the transfer. This path has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def broadcast(
         batch: On rank `src` anything that `encode` accepts, such as a TensorDict or a `WireBatch`;
             None on the other ranks.
         src: The global rank that has the batch, as for `torch.distributed.broadcast`.
-        group: The ranks that take part, by default all. Each of them must make this call.
+        group: The participating ranks, by default all. Each of them must make this call.
         device: Where to put tensors on this rank. None: the CPU, except that with NCCL, tensors
             from the sender's CUDA device go to this rank's current CUDA device.
         allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
@@ -187,7 +187,7 @@ def _tensor(data: Any) -> torch.Tensor:
 
 @contextmanager
 def _named(origin: str) -> Iterator[None]:
-    """Put the rank that sent a message before the path of what is wrong with it."""
+    """Put the rank that sent a message before the path of its fault."""
     try:
         yield
     except WireFormatError as error:
@@ -240,7 +240,7 @@ def _bad_group(where: str, detail: str) -> ArgumentError:
 
 _NAMES = ("broadcast", "all_gather_rows")
 _MOST_WORDS = 4096
-"""Bytes of what a rank says of its failure."""
+"""Bytes in which a rank reports its failure."""
 
 
 class _Exchange(NamedTuple):

@@ -1,4 +1,4 @@
-"""Padded columns to a batch, or to a message: what a producer calls at its write site."""
+"""`pack_jagged_fields`, `encode_fields`: padded columns to a batch or a message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pack_jagged_fields(
             `NonTensorData` of batch size (N,)). A TensorDict of such columns is also accepted.
         lengths: (N,) valid tokens per row: a tensor, an array, a list or a tuple; or a jagged
             tensor, whose row lengths count and whose offsets object the packed columns get. None
-            without a `mask` packs nothing and takes N from the columns.
+            without a `mask` packs nothing and reads N from the columns.
         token_aligned_fields: Names of the per-token columns, packed as by `pack_per_token_field`
             (with its fallback); every other one stays rectangular. Names that are not columns
             are ignored, so that one set of names serves every batch. None: each tensor is packed
@@ -90,10 +90,10 @@ def pack_jagged_fields(
     Raises:
         ArgumentError: A column does not have N rows, `lengths` is not one-dimensional, or one of
             them is negative; the mask is not (N, S) of 0 and 1, or `lengths` is given, too; or
-            `strict` refuses a column.
+            `strict` rejects a column.
         ArgumentKeyError: `mask` is not the name of a column; or `strict` is set, and a name is not
             that of a column.
-        ArgumentTypeError: A column is none of the above (it is named), or lengths are not
+        ArgumentTypeError: A column has another type (it is named), or lengths are not
             integers.
     """
     where = "pack_jagged_fields"
@@ -348,5 +348,5 @@ def tensordict_of(columns: Columns, where: str) -> TensorDict:
 
 
 def _is_whole(view: RaggedView) -> bool:
-    """Whether the rows lie end to end."""
+    """Whether the rows are end to end."""
     return view.starts is None

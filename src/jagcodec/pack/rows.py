@@ -1,4 +1,4 @@
-"""Rows as producers hold them, to a batch or a message: no rectangle and no pads in between."""
+"""`pack_rows`, `encode_rows`: rows to a batch or a message, without a rectangle."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pack_rows(
         ArgumentError: A number does not fit its cells (ints must fit exactly, finite floats must
             stay finite), rows differ in the shape of their cells, in length (`same_length`,
             `rectangular`) or in their names, columns in their number of rows; or all rows of a
-            column are empty, or there are none, and `dtypes` does not say of what. Column and row
+            column are empty, or the batch is, and `dtypes` does not name it. Column and row
             are named.
         ArgumentKeyError: A name in `dtypes`, `same_length` or `rectangular` is not that of a
             column, or a sample lacks a name that the first has, or has another.
@@ -145,12 +145,12 @@ _OF_META = {"meta", "allow_pickle", "default"}
 
 
 class _Said(NamedTuple):
-    """What a caller said of a column.
+    """What the caller set for a column.
 
     Attributes:
-        dtype: Of its cells; `object` for a column of objects; None for what the rows say.
+        dtype: Of its cells; `object` for a column of objects; None for that of the rows.
         rectangular: Whether sequences are rows of a rectangle.
-        cell_shape: Of the cells of a column without numbers; None if nobody said it.
+        cell_shape: Of the cells of a column without numbers; None if the caller did not set it.
         jagged: Whether a column without rows is jagged.
     """
 
@@ -196,7 +196,7 @@ def _without_rows(said: _Said, name: str, where: str) -> Rows | list[Any] | torc
     if said.dtype is object:
         return []
     if said.dtype is None or said.cell_shape is None:
-        detail = "expected rows, found none; to make an empty column, say what it would be with "
+        detail = "expected rows, found none; to make an empty column, describe it with "
         detail += f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object"
         raise ArgumentError("bad_shape", f"{where}({name!r})", detail)
     empty = torch.empty((0, *said.cell_shape), dtype=said.dtype)
@@ -251,7 +251,7 @@ def _ordered_columns(
             try:
                 columns.append((memoryview(pack.pack(value)), None, (1,)))
             except (struct.error, OverflowError):
-                return None  # to be refused
+                return None  # an error follows
             nodes.append(node)
             continue
         if kind is str:
@@ -365,7 +365,7 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
 def _said(
     dtypes: Any, rectangular: Any, columns: Mapping[str, Any], where: str
 ) -> dict[str, _Said]:
-    """What the caller said of columns, by name."""
+    """What the caller set for columns, by name."""
     said: dict[str, _Said] = {}
     if dtypes is not None:
         if not isinstance(dtypes, Mapping):

@@ -95,7 +95,7 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
 
 
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
-    """The error of what has no rows."""
+    """The error for a leaf without rows."""
     return ArgumentTypeError(
         "bad_type",
         path,

@@ -1,4 +1,4 @@
-"""What the wire calls the dtypes of torch, and of numpy."""
+"""Names of torch's and numpy's dtypes on the wire."""
 
 from __future__ import annotations
 

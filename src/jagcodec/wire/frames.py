@@ -1,4 +1,4 @@
-"""Frames: what a message is sent as, in one buffer or several; where its bytes come from.
+"""Frames and blobs, and where the bytes of a message come from.
 
 A blob is a message in one buffer: a preamble of 24 bytes (magic, version, header size), the header,
 and the frames of the payload, each at a multiple of 64 bytes, the bytes between them zero.
@@ -39,7 +39,7 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
             try:
                 view = memoryview(buffer)
             except TypeError:
-                raise TypeError(f"{type(buffer).__name__}, which is no buffer") from None
+                raise TypeError(f"{type(buffer).__name__}, which is not a buffer") from None
             if not view.nbytes:
                 return _NOTHING
             if not view.c_contiguous:
@@ -109,10 +109,10 @@ def read_preamble(start: ByteArray) -> int:
         raise fail("foreign", f"expected {PREAMBLE.size} bytes, found {len(start)}", path=_HERE)
     magic, version, zero, size = PREAMBLE.unpack_from(start.data)
     if magic != BLOB_MAGIC:
-        expected = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is no jagcodec blob"
+        expected = f"expected {BLOB_MAGIC!r}, found {magic!r}; this is not a jagcodec blob"
         raise fail("foreign", expected, path=_HERE)
     if version != VERSION:
-        found = f"found {version}; upgrade the side that is behind"
+        found = f"found {version}; upgrade the older side"
         raise fail("unknown_version", f"expected format version {VERSION}, {found}", path=_HERE)
     if zero:
         raise fail("bad_header", f"expected 0 at byte 12, found {zero}", path=_HERE)
@@ -243,7 +243,7 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
     ready = [part for part in message.buffers if not isinstance(part, int)]
     if not are_apart([target[:size]], [*message.sources(), *ready]):
         expected = "expected memory apart from what is encoded, found an overlap"
-        remedy = "write to memory that no tensor of the value lies in"
+        remedy = "write to memory that no tensor of the value uses"
         raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
     rest: list[ByteArray] = []
     end = 0

@@ -1,4 +1,4 @@
-"""The header of a message: bytes <-> schema, numbers and values. No torch, no numpy.
+"""The header: bytes to schema, numbers and values, and back.
 
 A header is one msgpack map::
 
@@ -40,18 +40,18 @@ class Header(NamedTuple):
 
     Attributes:
         schema: What the message is made of.
-        numbers: Those of the schema's nodes, and more behind them.
+        numbers: Those of the schema's nodes, and more after them.
         values: The documents in it, records as arrays with a tag (see `documents`).
         packed_numbers: All numbers, as bytes.
         packed_values: The values, as bytes.
         records: Whether there may be any.
         groups: The ragged groups.
-        sizes: Bytes of each frame behind the header, before it was compressed.
+        sizes: Bytes of each frame after the header, before it was compressed.
         stored: Bytes of each as it is sent; `sizes` itself where no frame is compressed.
         total: Bytes of the header and of the frames as they are sent.
         checksums: The CRC-32 of each of them, or None.
         objects: How many objects it asks for, as `Limits` count them.
-        limits: What its reader takes.
+        limits: The bounds of its reader.
     """
 
     schema: Schema
@@ -120,7 +120,7 @@ def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
 
 
 def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
-    """A header that has none with the checksum of itself, and those of the frames behind it."""
+    """A header with its own checksum and those of the frames after it."""
     _, schema, numbers, values = header_parts(header, NO_LIMITS)
     whole = _header_checksum(schema, numbers, values)
     return _with_numbers(schema, numbers, (whole, *frames), values)
@@ -139,7 +139,7 @@ def _until_numbers(schema: bytes) -> bytes:
 
 
 def behind_numbers(values: bytes) -> bytes:
-    """What ends a header: everything behind its numbers."""
+    """The end of a header: everything after its numbers."""
     return b"".join((_BEFORE_VALUES, _size(_BIN_SIZES, len(values)), values))
 
 
@@ -159,7 +159,7 @@ def _size(first: tuple[bytes, bytes, bytes], size: int) -> bytes:
         return first[1] + size.to_bytes(2, "big")
     if size < 1 << 32:
         return first[2] + size.to_bytes(4, "big")
-    raise ValueError(f"{size} bytes of schema, numbers or values, of which msgpack takes 2**32 - 1")
+    raise ValueError(f"{size} bytes of schema, numbers or values; msgpack allows 2**32 - 1")
 
 
 def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
@@ -179,11 +179,11 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
 
     Args:
         data: The header's bytes (any contiguous buffer).
-        limits: What is refused if it is larger.
+        limits: Bounds for the message.
         in_row: Whether the message is a row of another.
 
     Raises:
-        WireFormatError: `data` is not a header of this version, or says what cannot be.
+        WireFormatError: `data` is not a valid header of this version.
     """
     known = _parts_at_sight(data, limits)
     if known is not None:
@@ -365,17 +365,17 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
 
 
 def _check_start(data: Any, start: bytes) -> None:
-    """Say what is wrong with the first bytes of a header, if anything is."""
+    """Check the first bytes of a header."""
     if start[: len(_START)] != _START:
         raise fail(
             "foreign",
-            f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; this is no "
-            "jagcodec message (pickled data is never read), its frames changed places, or routing "
-            "frames of the transport stand before it",
+            f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either "
+            "this is not a jagcodec message (pickled data is never read), or its frames are out of "
+            "order, or the transport's routing frames come first",
             path="header",
         )
     version_bytes = bytes(memoryview(data)[len(_START) : len(_START) + 16])
-    # Without a bound it takes a mebibyte of memory, whatever it is fed.
+    # Without a bound it allocates a mebibyte for any input.
     unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
     unpacker.feed(version_bytes)
     try:
@@ -385,8 +385,7 @@ def _check_start(data: Any, start: bytes) -> None:
     if type(version) is not int or version != VERSION:
         raise fail(
             "unknown_version",
-            f"expected format version {VERSION}, found {brief(version)}; "
-            "upgrade the side that is behind",
+            f"expected format version {VERSION}, found {brief(version)}; upgrade the older side",
             path="header",
         )
 

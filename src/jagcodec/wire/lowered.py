@@ -1,4 +1,4 @@
-"""What the phases of encoding hand on: a value whose schema is known, and what needs a place."""
+"""Values between the steps of encoding: `Columns`, `Lowered` and its items."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMEDY_OF_BATCHES = (
 
 
 class Columns(NamedTuple):
-    """N rows as `encode` takes them from `encode_fields`: what a TensorDict of them would say.
+    """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
 
     Attributes:
         rows: N.
@@ -167,7 +167,7 @@ class Run(NamedTuple):
 
     Attributes:
         splits: How long they are.
-        cells: Where they lie.
+        cells: Their place.
         starts: At which cell each begins, an index; None: all of them at the first.
     """
 
@@ -177,7 +177,7 @@ class Run(NamedTuple):
 
 
 class EndToEnd(NamedTuple):
-    """A column whose cells lie end to end, to be stored otherwise than they are.
+    """A column whose cells are end to end, to be stored in another way.
 
     Attributes:
         cells: All of them.
@@ -211,7 +211,7 @@ class Lowered(NamedTuple):
 
 
 def refusal_of(value: Any, why: str) -> str:
-    """What an error says of a value that cannot be encoded."""
+    """The text of an error for a value that cannot be encoded."""
     cls = type(value)
     builtin = cls.__module__ == "builtins"
     name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"

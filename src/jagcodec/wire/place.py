@@ -1,4 +1,4 @@
-"""What needs a place in a message, placed: as buffers, numbers, and rows still to be copied.
+"""`Placing`: items to buffers, numbers, and rows to copy.
 
 Of the phases of encoding (see `encoder`) this is the second and the third.
 """
@@ -58,7 +58,7 @@ Place: TypeAlias = tuple[int, int]
 """A buffer, and an offset in it."""
 
 _NOWHERE: Place = (0, 0)
-"""Where values of no bytes lie."""
+"""The place of values without bytes."""
 
 _NO_COPIES = HostCopies()
 
@@ -72,7 +72,7 @@ class GrowingFrames:
         # The frames: bytes, or how many are still to be written.
         self._parts: list[Any] = [0]
         self._size = 0  # of frame 1
-        # What lies in frame 1: the offset, and contiguous memory.
+        # The contents of frame 1: the offset, and contiguous memory.
         self._small: list[tuple[int, Any]] = []
         # Rows to be copied: the frame, the offset in it, and their bytes.
         self._rows: list[tuple[int, int, int, RaggedView]] = []
@@ -157,7 +157,7 @@ class GrowingFrames:
 
 
 class Placing:
-    """The state of one walk over lowered items: where everything lies in the message."""
+    """The state of one walk over lowered items: the place of everything in the message."""
 
     def __init__(
         self, copies: HostCopies = _NO_COPIES, keep_on: torch.device | None = None
@@ -174,7 +174,7 @@ class Placing:
         self._group_of: dict[int, tuple[int, RowSplits]] = {}
         self._groups_by_offsets: dict[bytes, int] = {}
         self._documents = 0  # bytes of indirect ones that become objects
-        # Where cells lie that columns may share.
+        # The places of cells that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
 
     def message(
@@ -186,7 +186,7 @@ class Placing:
     ) -> PendingMessage:
         """The message of a lowered value, some of whose items may be stored narrow, or elided."""
         items = lowered.items
-        self._narrows = narrows  # what lies in rows, too
+        self._narrows = narrows  # also for messages in rows
         if narrows or elides:
             items = self._end_to_end(items, elides)
             items = elide(items) if elides else items
@@ -220,7 +220,7 @@ class Placing:
                 if self._keep_on is not None and view.device == self._keep_on:
                     at = self._keep(values_of(view))
                 elif view.starts is None:
-                    # Rows that lie in order already are sent from where they lie.
+                    # Rows in order already are sent from where they are.
                     memory: Any = view.memory
                     at = frames.put(memory if type(memory) is np.ndarray else as_bytes(memory))
                 else:
@@ -257,7 +257,7 @@ class Placing:
         return group
 
     def _view(self, column: Ragged) -> RaggedView:
-        """The rows of a jagged column, on the host but for a device that is to keep them."""
+        """The rows of a jagged column, on the host, except for a device that keeps them."""
         source = column.source
         if type(source) is RaggedView:
             view = source
@@ -290,7 +290,7 @@ class Placing:
 
     def _keep(self, tensor: torch.Tensor) -> Place:
         """A place for cells that stay on their device."""
-        # Where there are none, too: it says which device an empty tensor belongs on.
+        # Also without cells: the buffer names the device of an empty tensor.
         nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         return self._frames.keep(flat_bytes(tensor) if tensor.numel() else nothing)
 

@@ -1,4 +1,4 @@
-"""The schema of a message: what stays the same from batch to batch. No torch, no numpy.
+"""The schema of a message: nodes, their forms, and the checks of their numbers.
 
 A schema is a tree of *nodes*. Each kind of node has a *form*: fields that stand in the schema,
 numbers that stand in the message's array of numbers, and children. The schema fixes how many
@@ -44,11 +44,11 @@ class Node:
 
     Attributes:
         kind: Which form it has.
-        fields: What the form says stands in the schema, checked.
+        fields: Its entries in the schema, checked.
         children: The nodes in it.
         number: Index of the first of its numbers.
         dims: Index of the first of its dims, which are the last of its numbers.
-        end: Index behind the last of its numbers.
+        end: Index after the last of its numbers.
         value: Index of the first value in it.
         itemsize: Of a tensor: bytes per cell as wide as its dtype.
     """
@@ -67,7 +67,7 @@ class Node:
 
 
 class Group(NamedTuple):
-    """A ragged group: rows that columns share; from two on, their offsets lie at a place."""
+    """A ragged group: rows that columns share; from two on, their offsets are at a place."""
 
     buffer: int
     offset: int
@@ -124,8 +124,8 @@ class Form(NamedTuple):
     """What a kind of node is made of.
 
     Attributes:
-        fields: Names and checks of what stands in the schema.
-        numbers: Names of its numbers; ``"*"`` stands for as many dims as the field "rank" says.
+        fields: Names and checks of the entries in the schema.
+        numbers: Names of its numbers; ``"*"`` means as many dims as the field "rank" gives.
         children: How many, or `ANY` or `PER_KEY`.
         rank: Which field is the rank, if there is one.
     """
@@ -188,10 +188,10 @@ class Schema:
         cells: Of each TENSOR and JAGGED, what it takes to check it: whether it is jagged, `number`,
             `dims`, `end` and `itemsize`.
         batches: Of each TENSORDICT of one dim, its number.
-        others: The nodes to check that are none of these.
-        weight: About how many bytes of memory it takes.
+        others: The other nodes to check.
+        weight: About how many bytes of memory it needs.
         size: How many nodes it has, those without numbers too.
-        depth: In how many others its deepest node lies.
+        depth: How many others its deepest node is inside.
     """
 
     __slots__ = (
@@ -337,7 +337,7 @@ class Places:
         self.payload: int = sum(sizes)
         self.left: int = self.payload  # what no value has claimed yet
         self.objects: int = 0  # rows of objects, views and components
-        self.expanded: int = 0  # bytes that values take once they are made of what is stored
+        self.expanded: int = 0  # bytes that values need at full width
         self.in_row: bool = in_row
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
@@ -358,13 +358,13 @@ class Places:
         raise fail("out_of_bounds", f"expected {error}", path=path)
 
     def claim_rows(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        """The same of documents and offsets: each row of them takes more memory than it."""
+        """The same for documents and offsets, whose rows need more memory than their bytes."""
         self.claim(buffer, offset, size, path)
         self.expanded += EXPANSION * size
 
 
 def check_groups(groups: Sequence[Group], places: Places) -> None:
-    """Check what the numbers say of the ragged groups."""
+    """Check the numbers of the ragged groups."""
     for i, group in enumerate(groups):
         path = f"ragged group {i}"
         if group.min > group.max:
@@ -451,7 +451,7 @@ def runs_of(kind: Kind, stored: int) -> int:
 def _claim_table(
     node: Node, own: list[int], shape: list[int], groups: Sequence[Group], places: Places
 ) -> None:
-    """See that the table of an indirect column is there, and count what the column will take."""
+    """Check that the table of an indirect column is there, and count what the column needs."""
     kind, runs = node.kind, runs_of(node.kind, own[2])
     # What repeats would repeat again in each row, and so on for every level of rows.
     expect(not places.in_row, "out_of_bounds", "no indirect columns in a message in a row", "some")
@@ -502,7 +502,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     elif kind in INTEGER_ROWS:
         _count_integer_rows(node, numbers, places)
     elif kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        # A dim of 0 makes a large one beside it no smaller.
+        # A dim of 0 does not make a large one next to it smaller.
         rows = 1
         for dim in shape:
             rows *= dim or 1
@@ -515,7 +515,7 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
 
 
 def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> None:
-    """Count what views and components take, whose bytes were claimed as those of a tensor."""
+    """Count what views and components need, whose bytes were claimed as those of a tensor."""
     child = node.children[1]
     stored = numbers[child.number + 2]
     expect(stored == PLAIN, "bad_record", "integers as wide as their dtype", stored)
@@ -555,7 +555,7 @@ _NUMPY_DTYPE = re.compile(
 
 
 def stored_size(dtype: str, stored: int, cells: int) -> int:
-    """Bytes of `cells` cells of a torch dtype that are stored as the number `stored` says."""
+    """Bytes of `cells` cells of a torch dtype that are stored as `stored`."""
     itemsize = TORCH_DTYPES[dtype]
     if stored == PLAIN or not cells:
         return cells * itemsize
@@ -583,7 +583,7 @@ MOST_SCHEMAS = 64
 """How many schemas a reader keeps, and how many a writer."""
 
 LARGEST_KEPT = 128 << 10
-"""Bytes of memory that one may take."""
+"""Bytes of memory that one may need."""
 
 _known: dict[bytes, Schema] = {}
 

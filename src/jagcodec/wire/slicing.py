@@ -1,4 +1,4 @@
-"""A range of the rows of a message as a message of its own, made from its bytes.
+"""A range of the rows of a message as another message, cut from its bytes.
 
 No value is built: what lies together in a message lies together in a part of it, so that a part is
 bytes cut out, and numbers that say where they are now. The frames are those that `encode` makes of
@@ -22,7 +22,7 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
 class _Column(NamedTuple):
-    """A column whose rows lie end to end.
+    """A column whose rows are end to end.
 
     Attributes:
         data: Its bytes.
