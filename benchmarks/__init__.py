@@ -1,59 +1,38 @@
-"""What a trip of a rollout batch costs, beside other ways to send it: `make bench`.
+"""What jagcodec costs and saves, compared with other ways to send the same batch.
 
-A *trip* takes six padded per-token columns at the write site to the same six padded columns at
-the fetch site, in these steps, each timed by itself:
+    python -m benchmarks.bench     trips of whole batches compared with other formats; small
+                                   messages; rows in, joined and out; a guard against slow changes
+    python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
+    python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
+    python -m benchmarks.verl_v1   a training step of verl, and a batch of NeMo-RL
+
+Every program verifies each result bit for bit, outside the clock; a difference ends it with exit
+status 1. With ``--write``, it stores a record in docs/measured/ with the commit that was measured,
+and `report` writes the tables of README.md and docs/ from the records.
+
+A *trip* takes six padded per-token columns at the producer to the same six padded columns at the
+consumer, in these steps, each timed by itself:
 
     send       padded columns and lengths -> frames, in the steps of the side (pack, encode)
-    copy       each frame -> a receive buffer, once: what a transport does at the least
+    copy       each frame -> a receive buffer, once: the least that a transport does
     receive    the receive buffers -> padded columns, in the steps of the side (decode, materialize)
     touch      one byte of each page of the columns is read, so that zero pages which the kernel
                has only promised are paid for inside the clock
 
-A *side* is one way to do it: `sides` has those of jagcodec and the floor, `peers` the others. The
-floor is no codec but what no codec can beat in memory that it reuses: three copies of the valid
-bytes (pack, copy, materialize) and one fill of the rectangles with the pad.
-
-How trips are measured. Each side is a process of its own, new for every batch, because in one
-process each would live in the heap that another leaves behind, and whether memory is fresh decides
-more than anything else. Sides take turns, in an order drawn anew for every round, so that a slow
-moment of the machine, and what one side does to its memory, hits all of them. A turn is two trips,
-of which the second counts. The first, which is reported beside it, finds the code of its process
-evicted from the caches and its freed memory reclaimed, like a process that sends only occasionally.
-All read the same input, mapped from one place. The receive buffers of every side are allocated once
-and written again by each trip. Garbage is collected before a trip, never in it; what a trip made
-lives until the clock stopped and is freed after. Every column of every trip, warm-up included, is
-compared bit by bit with the input; a difference ends the benchmark with exit status 1. Times are
-medians, with quartiles. Ratios are medians of the ratios within each round, because the clock of a
-shared machine drifts. The number of threads is left as each library chose it.
+Each side is its own process, new for every batch. In one process each would live in the heap that
+another leaves, and whether memory is fresh decides more than anything else. Sides take turns, in an
+order drawn anew for every round. A turn is two trips, of which the second counts. The receive
+buffers of every side are allocated once. Garbage is collected before a trip, never in it; what a
+trip made lives until the clock stopped. Times are medians; ratios are medians of the ratios within
+each round, because the clock of a shared machine drifts. The number of threads is left as each
+library chose it.
 
 Where the comparison is biased: jagcodec's authors wrote it, and chose the batches. One process
-plays producer and consumer, so nothing here measures a network, a store, or a scheduler. Every
-column is per-token and none is a Python object: TransferQueue 0.1.11 loses non-tensor columns, so
-it could not bring them back. A frame per row is what the per-row encoder makes of jagged columns;
-batches of few long rows suit it best, of many short rows worst. Lengths are long-tailed: with
-every row equally long there is no padding to strip, and padded formats win; the sweep over fill
-shows where.
+plays producer and consumer, so trips measure no network, store, or scheduler. Every column is
+per-token and none is a Python object, because TransferQueue 0.1.11 loses non-tensor columns. A
+frame per row is what the per-row encoder makes of jagged columns; batches of few long rows suit it
+best. Lengths are long-tailed: if every row is equally long, padded formats win, and the shapes
+``512x1536@0.1`` to ``@1`` show where.
 
-    bench      the command: runs, prints, writes JSON and charts
-    shapes     batches and the grid of their sizes
-    sides      jagcodec and the floor
-    peers      the other ways
-    trips      processes, rounds, verification
-    scaling    seconds of one core, for the model below, and its page
-    scaling_model  what a step of many GPUs moves and waits for: a model, on paper
-    soaks      many producers and an account of every batch
-    reliability  the command that runs them for minutes, and its page
-    pages      tables of pages that have a record of their own
-    limits     the trip of few rows with a header that costs nothing
-    stages     single steps of jagcodec beside the copies they stand for
-    memory     peak memory of a trip
-    bars       what the project asks of itself, and whether it is met
-    bytes      what each option of `encode` saves, and what it costs
-    small      messages of few rows beside pickle
-    before     an earlier version of the library beside this one; before_worker, before_values
-    house      lines and import chains of the library
-    costs      what is counted instead of timed
-    charts     PNG
-    report     tables of README.md and docs/ from the JSON
-    guard      a quick run beside stored figures
+`before`, `before_worker` and `before_values` compare an earlier revision with the working tree.
 """

@@ -1,37 +1,26 @@
-"""An earlier version of the library beside this one, in one run: ``python -m benchmarks.before``.
+"""An earlier revision of the library compared with the working tree.
 
-    python -m benchmarks.before [--revision ac26b34] [--shapes 512x1536,small:8] [--json FILE]
+    python -m benchmarks.before [--revision 22b43f3] [--shapes 512x1536 small:8] [--seconds 20]
 
-The revision is taken from the git history, this version from the working tree. Both are copied to
-a temporary directory and compiled there in the same way, with the packages of the environment that
-runs this command; neither the working tree nor the environment is changed. The revision must
-have the public functions that the trips of `benchmarks.sides` and `benchmarks.before_values` call.
+The revision comes from the git history. Both are copied to a temporary directory and compiled there
+in the same way, with the packages of the environment that runs this command; neither the working
+tree nor the environment is changed.
 
-For every shape, each version is a process of its own, new for that shape. Both map the same batch
-and take turns, in an order drawn anew for each round: the trips are ``fused`` (encode_fields, one
-copy of every frame, materialize, before it open_wire where a version needs that), ``reused`` (the
-same with open_wire, a message buffer and an output that are reused) and ``composed``
-(pack_jagged_fields, encode, copy, decode, materialize). A turn is several trips, more of them the
-shorter they are; the first one is dropped, because the other process has had the caches, and the
-median of the rest counts. The last one is compared bit for bit with the input. Garbage is
-collected before a turn and not in it.
-
-The ratio is the time of this version over that of the earlier one: the median of the ratios
-within each round, with quartiles. A trip counts as slower where its ratio is above 1 + margin in
-all of three measurements (a second and a third are only made then). Shapes are small:N (N rows of
-about 300 tokens with a reward per row) and those of `benchmarks.bench`; without ``--shapes``, the
-former of 1, 8 and 64 rows and all of the latter from 512 rows on. What memory does not suffice for
-is skipped, and the output says so.
+For every shape, each version is its own process, new for that shape. Both map the same batch and
+take turns, in an order drawn anew for each round. The trips are the sides `fused`, `reused` and
+`composed`; small:8 is a batch of 8 rows of about 300 tokens with a reward per row. A turn is five
+trips, and the median of the last four counts: the other process has emptied the caches for the
+first. The last one is compared bit for bit with the input. The ratio is the time of this version
+over that of the earlier one: the median, lowest and highest ratio of all rounds.
 
 Values are compared first: digests of batches and trees of every kind after a trip through either
-version, then, for each shape, of every materialized column and of the decoded TensorDict.
-
-The exit status is 1 where this version is slower or a value differs.
+version (`before_values`). The exit status is 1 if a value differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import os
@@ -42,104 +31,67 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, TextIO
 
-from benchmarks.before_worker import MAKERS
-from benchmarks.machine import machine, versions
-from benchmarks.shapes import FULL, Case, make_batch, make_small_batch
-from benchmarks.trips import quieted, shared_directory, spread, too_large
+import jagcodec
+from benchmarks import before_values, report
+from benchmarks.machine import ROOT, quieted
+from benchmarks.measure import check, difference, ratio, spread
+from benchmarks.shapes import DESIGN, LARGE, SMALL, Batch, lengths_of, make_batch, make_small_batch
+from benchmarks.sides import SIDES
+from benchmarks.trips import Runner, shared_directory
 
-ROOT = Path(__file__).parents[1]
-REVISION = "ac26b34"
+REVISION = "22b43f3"
 BUILT_FROM = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-VERSIONS = ("old", "new")
+TRIPS = ("fused", "reused", "composed")
+SHAPES = ("small:1", "small:8", "small:64", SMALL, DESIGN, LARGE)
+CALLS = 5  # in a turn
+ROUNDS = 5  # at least
 
-SMALL = "small:"
-SHAPES = (*(f"{SMALL}{rows}" for rows in (1, 8, 64)), *(str(c) for c in FULL if c.rows >= 512))
-
-MARGIN = 0.1
-ATTEMPTS = 3
-SECONDS = 20.0  # of each shape
-ROUNDS = (11, 101)  # at least, at most
-TURN_MS = 15.0
-CALLS = (3, 25)  # in a turn, at least, at most
+Ms = dict[str, dict[str, list[float]]]  # by trip, by version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    quieted()
-    report: dict[str, Any] = {
-        "revision": options.revision,
-        "margin": options.margin,
-        "machine": machine(),
-        "versions": versions(),
-        "shapes": [],
-    }
-    for what in ("machine", "versions"):
-        print(", ".join(f"{name} {value}" for name, value in report[what].items()))
-    if os.getloadavg()[0] > 0.5:
-        print("something else runs here, and ratios will scatter")
-    with tempfile.TemporaryDirectory() as name:
-        sources = {version: Path(name) / version for version in VERSIONS}
-        take_revision(options.revision, sources["old"])
-        take_working_tree(sources["new"])
-        for source in sources.values():
-            build(source)
-        report["different"] = different_values(sources)
-        print(text_of_values(report["different"]), flush=True)
-        for shape in options.shapes:
-            found = compare(shape, sources, options)
-            report["shapes"].append(found)
-            print(text(found, options.margin), flush=True)
-    verdicts = failures(report)
-    print("\n" + ("\n".join(verdicts) or f"no trip is slower by more than {options.margin:.0%}"))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if verdicts else 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.before", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--revision", default=REVISION, help=f"of git, {REVISION} by default")
-    parser.add_argument("--shapes", type=_shapes, default=SHAPES, metavar="SHAPES")
-    parser.add_argument("--margin", type=float, default=MARGIN, help="0.1: up to a tenth slower")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each shape, about")
-    parser.add_argument("--rounds", type=int, default=ROUNDS[0], help="for each shape, at least")
+    parser.add_argument("--shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each shape, about")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
-    return parser
-
-
-def _shapes(text: str) -> tuple[str, ...]:
-    shapes = tuple(text.split(","))
-    for shape in shapes:
-        try:
-            small_rows(shape) or Case.parse(shape)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(
-                f"expected shapes such as small:8, 512x1536 or gsm8k:512, found {shape!r}"
-            ) from error
-    return shapes
-
-
-def small_rows(shape: str) -> int:
-    """The rows of ``small:8``; 0 for shapes of another kind."""
-    return int(shape.removeprefix(SMALL)) if shape.startswith(SMALL) else 0
+    options = parser.parse_args(arguments)
+    quieted()
+    with tempfile.TemporaryDirectory() as name:
+        sources = {version: Path(name) / version for version in ("old", "new")}
+        take_revision(options.revision, sources["old"])
+        take_working_tree(sources["new"])
+        for source in sources.values():
+            build(source)
+        found = compare_values(sources)
+        print(f"{found['compared']} values compared, {len(found['different'])} differ")
+        print("\n".join(found["different"]))
+        found["shapes"] = {
+            shape: measure(shape, sources, options.seconds) for shape in options.shapes
+        }
+    head = ("shape", "trip", "old ms", "new ms", "new / old", "rounds")
+    print(report.table(head, [row for item in found["shapes"].items() for row in _lines(*item)]))
+    if options.json:
+        report.save(options.json, found)
+    return 1 if found["different"] else 0
 
 
 # --- the two versions --------------------------------------------------------------------------
 
 
 def take_revision(revision: str, to: Path) -> None:
-    """What the library is built from, out of the git history.
+    """The files that the library is built from, out of the git history.
 
     Raises:
-        SystemExit: This is no git checkout, or it lacks the revision.
+        SystemExit: This is not a git checkout, or it lacks the revision.
     """
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", revision, "--", *BUILT_FROM]
     archive = subprocess.run(command, capture_output=True)
@@ -154,93 +106,61 @@ def take_working_tree(to: Path) -> None:
     to.mkdir()
     ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
     for name in BUILT_FROM:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, to / name, ignore=ignored)
-        else:
-            shutil.copy(path, to / name)
+        copy: Any = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, to / name, **({"ignore": ignored} if (ROOT / name).is_dir() else {}))
 
 
 def build(source: Path) -> None:
-    """Compile the extensions beside their sources.
+    """Compile the extensions next to their sources.
 
     Raises:
-        SystemExit: One of them was not compiled. The build itself takes them as optional.
+        SystemExit: The build failed.
     """
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    built = subprocess.run(command, cwd=source, capture_output=True, text=True)
-    missing = [
-        str(path.relative_to(source))
-        for path in source.rglob("src/**/*.c")
-        if not [*path.parent.glob(f"{path.stem}.*so")]
-    ]
-    if built.returncode or missing:
-        what = f"not compiled: {', '.join(missing)}" if missing else "not built"
-        raise SystemExit(f"{source.name}: {what}\n{built.stdout}\n{built.stderr}")
+    environment = {**os.environ, "JAGCODEC_REQUIRE_COMPILED": "1"}
+    run = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{source.name}: not built\n{run.stdout}\n{run.stderr}")
 
 
 class Version:
-    """The other end of a `before_worker`."""
+    """The other end of a `Worker`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.name = name
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer of the worker's method of that name."""
-        self.post(what, *arguments)
-        return self.answer()
-
-    def post(self, what: str, *arguments: Any) -> None:
-        """Let the worker begin; `answer` waits for what it says.
+        """The answer of the worker's method of that name.
 
         Raises:
-            SystemExit: The process died.
+            SystemExit: The process ended.
         """
-        questions = self._process.stdin
+        questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None
-        try:
-            questions.write(json.dumps({"ask": what, "arguments": arguments}) + "\n")
-            questions.flush()
-        except BrokenPipeError as error:
-            raise self._died() from error
-
-    def answer(self) -> Any:
-        """The answer to the last `post`.
-
-        Raises:
-            SystemExit: The process died.
-        """
-        answers = self._process.stdout
         assert answers is not None
+        questions.write(json.dumps({"ask": what, "arguments": arguments}) + "\n")
+        questions.flush()
         line = answers.readline()
         if not line:
-            raise self._died()
+            raise SystemExit("a version's process ended; its error is above")
         return json.loads(line)
-
-    def _died(self) -> SystemExit:
-        return SystemExit(f"{self.name}: the process died; its error is above")
 
 
 @contextmanager
-def running(sources: Mapping[str, Path]) -> Iterator[list[Version]]:
-    """Processes that have imported the libraries built in these directories.
-
-    Raises:
-        SystemExit: One has imported another library.
-    """
+def running(sources: Mapping[str, Path]) -> Iterator[dict[str, Version]]:
+    """Processes that have imported the libraries built in these directories."""
     with ExitStack() as stack:
-        both = [Version(name, stack.enter_context(_started(src))) for name, src in sources.items()]
-        for each, imported in _both(both, "version").items():
-            if not Path(imported).is_relative_to(sources[each]):
-                raise SystemExit(f"{each}: imported {imported}, expected {sources[each]}/src")
+        both = {name: Version(stack.enter_context(_started(src))) for name, src in sources.items()}
+        for name, each in both.items():
+            imported = each.ask("version")
+            check(Path(imported).is_relative_to(sources[name]), f"{name}: imported {imported}")
         yield both  # on leaving, their pipes are closed, and so they end
 
 
 def _started(source: Path) -> subprocess.Popen[str]:
     paths = [str(source / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.before_worker"],
+        [sys.executable, "-c", "from benchmarks.before import serve; serve()"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.PIPE,
@@ -249,163 +169,106 @@ def _started(source: Path) -> subprocess.Popen[str]:
     )
 
 
-def _both(both: Sequence[Version], what: str, *arguments: Any) -> dict[str, Any]:
-    """The answers of all to one question, on which they work at the same time."""
-    for each in both:
-        each.post(what, *arguments)
-    return {each.name: each.answer() for each in both}
-
-
 # --- comparing ---------------------------------------------------------------------------------
 
 
-def different_values(sources: Mapping[str, Path]) -> dict[str, Any]:
+def compare_values(sources: Mapping[str, Path]) -> dict[str, Any]:
     """How many values were compared, and the names of those that differ."""
     with running(sources) as both:
-        found = _both(both, "values")
-    errors = [name for name, digest in found["new"].items() if ":" in digest]
-    return {
-        "compared": len(found["new"]),
-        "errors": len(errors),
-        "names": differing(found["old"], found["new"]),
-    }
+        old, new = (each.ask("values") for each in both.values())
+    different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return {"compared": len(new), "different": different}
 
 
-def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """The names under which two mappings do not hold the same."""
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def compare(shape: str, sources: Mapping[str, Path], options: argparse.Namespace) -> dict[str, Any]:
-    """Both versions over one batch; measured again while it seems slower.
-
-    Returns:
-        What goes into the JSON; ``{"shape", "skipped"}`` where it is too large.
-    """
-    rows = small_rows(shape)
-    if not rows:
-        lengths = Case.parse(shape).lengths()
-        reason = too_large(Case.parse(shape), len(lengths) * int(lengths.max()))
-        if reason:
-            return {"shape": shape, "skipped": reason}
-    batch = make_small_batch(rows) if rows else make_batch(lengths)
-    attempts: list[dict[str, Any]] = []
-    with shared_directory() as directory:
-        batch.save(directory)
-        tokens = batch.tokens
+def measure(shape: str, sources: Mapping[str, Path], seconds: float) -> dict[str, Any]:
+    """Milliseconds and ratios of both versions over one batch."""
+    rows = shape.removeprefix("small:")
+    batch = make_small_batch(int(rows)) if rows != shape else make_batch(lengths_of(shape))
+    ms: Ms = {trip: {name: [] for name in sources} for trip in TRIPS}
+    with shared_directory(batch) as directory, running(sources) as both:
         del batch
-        while not attempts or (len(attempts) < ATTEMPTS and slower(best(attempts), options.margin)):
-            attempts.append(measure(directory, sources, options.seconds, options.rounds))
-    names = sorted({name for attempt in attempts for name in attempt["different"]})
+        for each in both.values():
+            each.ask("open", str(directory))
+        order, end = random.Random(0), perf_counter() + seconds
+        while len(ms[TRIPS[0]]["old"]) < ROUNDS or perf_counter() < end:
+            for trip in order.sample(TRIPS, len(TRIPS)):
+                for name in order.sample(list(both), len(both)):
+                    ms[trip][name].append(both[name].ask("turn", trip))
     return {
-        "shape": shape,
-        "tokens": tokens,
-        "attempts": len(attempts),
-        "different": names,
-        "trips": best(attempts),
+        trip: {
+            **{name: statistics.median(each) for name, each in found.items()},
+            "ratio": spread(ratio(found["new"], found["old"])),
+        }
+        for trip, found in ms.items()
     }
 
 
-def best(attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each trip, the attempt of the lowest ratio."""
-    return {
-        side: min((each["trips"][side] for each in attempts), key=lambda trip: trip["ratio"])
-        for side in MAKERS
-    }
+def _lines(shape: str, trips: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            shape,
+            trip,
+            f"{found['old']:.3f}",
+            f"{found['new']:.3f}",
+            f"{found['ratio']['median']:.2f}",
+        ]
+        + [f"{found['ratio']['lowest']:.2f} to {found['ratio']['highest']:.2f}"]
+        for trip, found in trips.items()
+    ]
 
 
-def slower(trips: Mapping[str, Mapping[str, float]], margin: float) -> list[str]:
-    """The trips that take longer than before by more than the margin."""
-    return [side for side, trip in trips.items() if trip["ratio"] > 1 + margin]
+# --- in the process of a version ---------------------------------------------------------------
 
 
-def measure(
-    directory: Path, sources: Mapping[str, Path], seconds: float, least_rounds: int
-) -> dict[str, Any]:
-    """Milliseconds of both versions over the batch in a directory, and what they differ in.
+class Worker:
+    """Answers questions about one version, which is the first one on PYTHONPATH."""
 
-    Raises:
-        SystemExit: A trip did not give back what was put in.
-    """
-    with running(sources) as both:
-        _both(both, "open", str(directory))
-        digests = _both(both, "digests")
-        calls = {side: _calls(both, side) for side in MAKERS}
-        ms: dict[str, dict[str, list[float]]] = {side: {"old": [], "new": []} for side in MAKERS}
-        order, start, done = random.Random(0), time.perf_counter(), 0
-        while done < least_rounds or (done < ROUNDS[1] and time.perf_counter() - start < seconds):
-            for side in order.sample(list(MAKERS), len(MAKERS)):
-                for each in order.sample(both, len(both)):
-                    ms[side][each.name].append(_turn(each, side, calls[side]))
-            done += 1
-    return {
-        "different": differing(digests["old"], digests["new"]),
-        "trips": {side: _summary(found) for side, found in ms.items()},
-    }
+    def __init__(self) -> None:
+        self._runners: dict[str, Runner] = {}
 
+    def version(self) -> str:
+        """The file that was imported."""
+        return jagcodec.__file__
 
-def _calls(both: Sequence[Version], side: str) -> int:
-    """How many trips make a turn: by a first turn of each version, which also warms them up."""
-    shortest = min(_turn(each, side, CALLS[0]) for each in both)
-    return max(CALLS[0], min(int(TURN_MS / shortest), CALLS[1]))
+    def values(self) -> dict[str, str]:
+        """Digests of values of every kind."""
+        return before_values.digests()
 
+    def open(self, directory: str) -> None:
+        """Map the batch in a directory and prepare a runner for each trip."""
+        batch = Batch.mapped(Path(directory))
+        self._runners = {trip: Runner(SIDES[trip](batch), batch) for trip in TRIPS}
+        # Walking all of what lives now before each turn would empty the caches.
+        gc.collect()
+        gc.freeze()
 
-def _turn(each: Version, side: str, calls: int) -> float:
-    answer: dict[str, Any] = each.ask("turn", side, calls)
-    if answer["wrong"]:
-        raise SystemExit(f"VERIFICATION FAILED: {each.name}, {side}: {answer['wrong']}")
-    ms: list[float] = answer["ms"][1:]
-    return statistics.median(ms)
-
-
-def _summary(ms: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    ratios = [new / old for new, old in zip(ms["new"], ms["old"], strict=True)]
-    found = spread(ratios)
-    return {
-        "old_ms": statistics.median(ms["old"]),
-        "new_ms": statistics.median(ms["new"]),
-        "ratio": found["ms"],
-        "q1": found["q1"],
-        "q3": found["q3"],
-        "rounds": len(ratios),
-    }
+    def turn(self, trip: str) -> float:
+        """The median of some trips, one right after the other; the last one is verified."""
+        runner, ms, rectangles = self._runners[trip], [], None
+        gc.collect()
+        gc.disable()
+        for _ in range(CALLS):
+            rectangles = None  # freed before the next trip, as a consumer would
+            found, rectangles = runner.run()
+            ms.append(found.total)
+        gc.enable()
+        assert rectangles is not None
+        wrong = difference(rectangles, runner.batch.columns)
+        check(not wrong, f"{trip}: {wrong}")
+        return statistics.median(ms[1:])
 
 
-# --- text --------------------------------------------------------------------------------------
-
-
-def failures(report: Mapping[str, Any]) -> list[str]:
-    """A line for each trip that is slower and for each value that differs."""
-    lines = [f"DIFFERENT: {name}" for name in report["different"]["names"]]
-    for found in report["shapes"]:
-        if "skipped" in found:
-            continue
-        lines += [f"DIFFERENT: {found['shape']}: {name}" for name in found["different"]]
-        for side in slower(found["trips"], report["margin"]):
-            ratio = found["trips"][side]["ratio"]
-            lines.append(f"SLOWER: {found['shape']}, {side}: {ratio:.2f} times the time of before")
-    return lines
-
-
-def text_of_values(found: Mapping[str, Any]) -> str:
-    return (
-        f"{found['compared']} values compared, {found['errors']} of them errors: "
-        f"{len(found['names'])} differ\n\n"
-        f"{'shape':16}{'trip':10}{'old ms':>10}{'new ms':>10}{'new/old':>9}  quartiles"
-    )
-
-
-def text(found: Mapping[str, Any], margin: float) -> str:
-    """A line for each trip of one shape."""
-    if "skipped" in found:
-        return f"{found['shape']:16}skipped: {found['skipped']}"
-    late = slower(found["trips"], margin)
-    return "\n".join(
-        f"{found['shape']:16}{side:10}{trip['old_ms']:10.3f}{trip['new_ms']:10.3f}"
-        f"{trip['ratio']:9.2f}  {trip['q1']:.2f} to {trip['q3']:.2f}"
-        f"{'  SLOWER' if side in late else ''}"
-        for side, trip in found["trips"].items()
-    )
+def serve() -> None:
+    """Answer lines of JSON on standard input until it ends; prints go to standard error."""
+    quieted()
+    answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    worker = Worker()
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer = getattr(worker, question["ask"])(*question["arguments"])
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

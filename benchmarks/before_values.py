@@ -15,7 +15,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 import jagcodec
-from jagcodec import JagcodecError, PackedColumn
+from jagcodec import JagcodecError
+from jagcodec.types import PackedColumn
 
 Made = Callable[[], Any]
 

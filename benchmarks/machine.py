@@ -1,28 +1,49 @@
-"""What ran the benchmark."""
+"""What ran the benchmark: the machine, the versions, and the revision of this repository."""
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
+import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from jagcodec import rowcopy
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    "jagcodec",
-    "torch",
-    "tensordict",
-    "numpy",
-    "msgpack",
-    "TransferQueue",
-    "msgspec",
-    "safetensors",
-    "pyarrow",
-    "zstandard",
+    *("torch", "tensordict", "numpy", "msgpack", "ray", "TransferQueue", "verl", "msgspec"),
+    *("safetensors", "pyarrow", "zstandard"),
 )
+
+
+def provenance() -> dict[str, Any]:
+    """The head of a record: when, by which command, of which code, and on which machine."""
+    return {
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD"),
+        "src": _git("rev-parse", "HEAD:src"),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def require_committed_source() -> None:
+    """Make sure that the tree of src/ in a record is the code that was measured.
+
+    Raises:
+        SystemExit: src/ differs from the last commit.
+    """
+    changed = _git("status", "--porcelain", "--", "src")
+    if changed:
+        raise SystemExit(f"a record names the commit: commit these files first\n{changed}")
 
 
 def machine() -> dict[str, str | int | float]:
@@ -33,7 +54,7 @@ def machine() -> dict[str, str | int | float]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "transparent_huge_pages": _huge_pages(),
-        "row_kernel": _row_kernel(),
+        "row_kernel": str(rowcopy.backend().name),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -44,8 +65,18 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            continue
     return found
+
+
+def quieted() -> None:
+    """Silence torch's warning, once per process, that nested tensors are a prototype."""
+    warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
+
+
+def _git(*arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return run.stdout.strip() if run.returncode == 0 else "unknown"
 
 
 def _cpu() -> str:
@@ -55,12 +86,6 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _row_kernel() -> str:
-    """Which backend copies rows, where there is a choice."""
-    backend = getattr(rowcopy, "backend", None)
-    return "numpy" if backend is None else str(backend().name)
 
 
 def _huge_pages() -> str:

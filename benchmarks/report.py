@@ -1,12 +1,14 @@
-"""The tables of README.md and of pages in docs/, written from the JSON of a run.
+"""Tables on the screen, records in docs/measured/, and the pages of README.md and docs/.
 
-``python -m benchmarks.report [JSON]``: whatever stands between ``<!-- measured: NAME -->`` and
-``<!-- end -->`` is replaced by the table of that name, so no figure is copied by hand. The picture
-of the README is drawn from it too.
+``python -m benchmarks.report`` writes every table of the pages from the records: the text between
+``<!-- measured: NAME -->`` and ``<!-- end -->`` is replaced by the table of that name. So no figure
+is copied by hand. The picture of the README is drawn from the same record.
+``python -m benchmarks.report --check`` fails if a record is not of the source that is checked out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -14,38 +16,71 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RECORD = ROOT / "docs" / "measured" / "bench.json"
-PAGES = (
-    ROOT / "README.md",
-    ROOT / "docs" / "performance.md",
-    ROOT / "docs" / "comparison.md",
-)
-PICTURE = ROOT / "docs" / "pictures" / "saving.svg"
+from benchmarks import machine
+from benchmarks.shapes import DESIGN, FIRST, FULL, SMALL, lengths_of
 
-FIRST = "gsm8k:512"  # of real lengths: the batch of the README
-_COMPARED = ("64x512", FIRST, "512x1536", "512x1536@1")  # the last of them has no padding
-_MARKED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+ROOT = machine.ROOT
+DOCS = ROOT / "docs"
+RECORDS = DOCS / "measured"
+PLANES = ("ray", "DataProto", "torch.distributed", "TransferQueue")
+PROGRAMS = ("bench", "bytes", "planes", "verl_v1")
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+PICTURE = DOCS / "pictures" / "saving.svg"
+NOT_MEASURED = "Not measured yet."
+
+_MARKED = re.compile(r"(<!-- measured: ([\w.-]+) -->\n).*?(<!-- end -->)", re.S)
+_SPEEDS = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 4, 7, 10, 25, 100)  # of links, in Gbit/s
+
+Report = Mapping[str, Any]
 
 
-def tables(report: Mapping[str, Any]) -> dict[str, str]:
-    """Name of a table to its Markdown."""
-    trips = [trip for trip in report["trips"] if "skipped" not in trip]
-    made = {
-        "machine": _machine(report),
-        "figures": _figures([trip for trip in trips if trip["case"] == FIRST]),
-        "peers": _peers([trip for trip in trips if trip["case"] in _COMPARED]),
-        "trips": _trips(trips),
-        "first": _first(trips),
-        "steps": _steps([trip for trip in trips if trip["case"] == "512x1536"]),
-        "skipped": _skipped(report["trips"]),
-        "wire": _wire(trips),
-        "break-even": _break_even(trips),
-        "stages": _stages(report["stages"]),
-        "memory": _memory(report["memory"]),
-        "bars": _bars(report["bars"]),
-    }
-    return {name: text or "Not measured in this run." for name, text in made.items()}
+def parser(program: str, doc: str | None) -> argparse.ArgumentParser:
+    """With the options that every program has."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}", description=(doc or "").splitlines()[0]
+    )
+    made.add_argument("--json", type=Path, help="write every figure to this file")
+    made.add_argument(
+        "--write", action="store_true", help="write the record, and the pages from it"
+    )
+    return made
+
+
+def finish(program: str, found: Mapping[str, Any], options: argparse.Namespace) -> int:
+    """Print the tables of a run, and write its figures where that is asked for."""
+    if options.write:
+        machine.require_committed_source()
+    made = {**machine.provenance(), **found}
+    for name, text in TABLES[program](made).items():
+        if text != NOT_MEASURED:
+            print(f"\n{name}\n\n{text}")
+    if options.json:
+        save(options.json, made)
+    if options.write:
+        save(RECORDS / f"{program}.json", made)
+        write_pages()
+    return 0
+
+
+def save(path: Path, found: Mapping[str, Any]) -> None:
+    """As JSON, a line for each part."""
+    lines = [f"{json.dumps(name)}: {json.dumps(part)}" for name, part in found.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"written: {path}")
+
+
+def record(program: str) -> dict[str, Any]:
+    """The record of a program; empty if there is none."""
+    path = RECORDS / f"{program}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def rewrite(page: Path, made: Mapping[str, str]) -> None:
+    """Put tables where the page's markers name them."""
+    page.write_text(rewritten(page.read_text(), made))
+    print(f"written: {page}")
 
 
 def rewritten(page: str, made: Mapping[str, str]) -> str:
@@ -57,205 +92,347 @@ def rewritten(page: str, made: Mapping[str, str]) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
 
 
-def trip_of(report: Mapping[str, Any], case: str) -> Mapping[str, Any]:
-    """What was measured of one batch.
+def all_tables() -> dict[str, str]:
+    """Every table of every record, by its name."""
+    made: dict[str, str] = {}
+    for program in PROGRAMS:
+        made |= TABLES[program](record(program))
+    return made
 
-    Raises:
-        KeyError: The run left it out.
-    """
-    trips = {trip["case"]: trip for trip in report["trips"] if "skipped" not in trip}
-    found: Mapping[str, Any] = trips[case]
-    return found
+
+def write_pages() -> None:
+    made = all_tables()
+    for page in PAGES:
+        rewrite(page, made)
+    PICTURE.write_text(picture(record("bench")))
+
+
+def unlike_source() -> list[str]:
+    """The records that were not measured with the source that is checked out."""
+    source = machine.provenance()["src"]
+    return [program for program in PROGRAMS if record(program).get("src") != source]
 
 
 def main(arguments: Sequence[str]) -> int:
-    from benchmarks.saving import picture
-
-    report = json.loads(Path(arguments[0] if arguments else RECORD).read_text())
-    made = tables(report)
-    PICTURE.write_text(picture(report))
-    for path in PAGES:
-        path.write_text(rewritten(path.read_text(), made))
-        print(f"written: {path}")
+    if arguments == ["--check"]:
+        stale = unlike_source()
+        if stale:
+            print(f"not of this source: {', '.join(stale)}; run make record", file=sys.stderr)
+        return int(bool(stale))
+    write_pages()
     return 0
 
 
-# --- the tables --------------------------------------------------------------------------------
+# --- tables of bench ---------------------------------------------------------------------------
 
 
-def _machine(report: Mapping[str, Any]) -> str:
-    machine, versions = report["machine"], report["versions"]
+def bench_tables(report: Report) -> dict[str, str]:
+    trips = report.get("trips", [])
+    compared = [t for t in trips if t["shape"] in (SMALL, FIRST, DESIGN, FULL)]
+    return {
+        "machine": _machine(report),
+        "figures": _figures([trip for trip in trips if trip["shape"] == FIRST]),
+        "padding": _padding(trips),
+        "peers": _peers(compared),
+        "trips": _trips(trips),
+        "steps": _steps([trip for trip in trips if trip["shape"] == DESIGN]),
+        "small": _parts(
+            {f"{rows} rows": part for rows, part in report.get("small", {}).get("rows", {}).items()}
+        ),
+        "functions": _functions(report.get("small", {}).get("functions", {})),
+        "rows": _parts(report.get("rows", {})),
+    }
+
+
+def _machine(report: Report) -> str:
+    if not report:
+        return NOT_MEASURED
+    found, versions = report["machine"], report["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"Measured {report['made'][:10]} on {machine['cpus']} cores of {machine['cpu']}, "
-        f"torch threads {machine['torch_threads']}, transparent huge pages "
-        f"{machine['transparent_huge_pages']}, row kernel {machine['row_kernel']}, load at the "
-        f"start {machine['load']}; {machine['system']}, Python {machine['python']}; "
-        f"{packages}."
+        f"Measured {report['made'][:10]} at commit {report['commit'][:7]} on {found['cpus']} cores "
+        f"of {found['cpu']}, torch threads {found['torch_threads']}, transparent huge pages "
+        f"{found['transparent_huge_pages']}, row kernel {found['row_kernel']}, load at the start "
+        f"{found['load']}; {found['system']}, Python {found['python']}; {packages}."
     )
 
 
-def _figures(trips: Sequence[Mapping[str, Any]]) -> str:
-    """Three figures of one batch: jagcodec, what it replaces, and how they compare."""
-    if not trips:
-        return ""
-    (trip,) = trips
-    fused, rows = trip["sides"]["fused"], trip["sides"]["rows"]
-    padded, sent = trip["padded_bytes"], fused["wire_bytes"]
-    saved, fewer = f"{1 - sent / padded:.1%} less", f"{rows['frames'] / fused['frames']:.0f} times"
-    ours, theirs = _side(trip, "fused"), _side(trip, "rows")
-    return _table(
-        (f"{trip['rows']} GSM8K rows, {trip['fill']:.1%} full", "jagcodec", "instead of", ""),
-        [
-            ["bytes sent", f"{sent / 1e6:.2f} MB", f"{padded / 1e6:.2f} MB, padded", saved],
-            ["pack, copy, pad", ours, f"{theirs}, row by row", _times(trip, "rows/fused")],
-            ["frames", f"{fused['frames']}", f"{rows['frames']:,}, row by row", f"{fewer} fewer"],
-        ],
-    )
+_NAMED = {
+    "fused": "**jagcodec**",
+    "rows": "row by row, TransferQueue's encoder",
+    "pickle": "padded, pickle",
+    "pickle_oob": "padded, pickle 5 out of band",
+}
 
 
-def _peers(trips: Sequence[Mapping[str, Any]]) -> str:
-    """Megabytes sent and milliseconds, one line for each way to send a batch."""
-    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+def _figures(trips: Sequence[Report]) -> str:
+    """The batch of the README: jagcodec and three named rivals."""
+    rows = [
+        [text, _mb(side["wire_bytes"]), f"{side['frames']:,}", f"{_ms(side['ms'])} ms"]
+        for trip in trips
+        for name, text in _NAMED.items()
+        if (side := trip["sides"].get(name))
+    ]
+    many = trips[0]["rows"] if trips else 0
+    return table((f"{many} GSM8K rollouts, producer to trainer", "sent", "frames", "time"), rows)
+
+
+def _padding(trips: Sequence[Report]) -> str:
+    """What padding costs: bytes and time of padded and of jagged columns, and where they meet."""
     rows = []
-    for name in names:
+    for trip in trips:
+        fused = trip["sides"].get("fused")
+        padded = [trip["sides"].get(name) for name in ("pickle", "pickle_oob")]
+        if fused and all(padded):
+            rows.append(
+                [*_shape(trip), _mb(trip["padded_bytes"]), _mb(fused["wire_bytes"])]
+                + [f"{1 - fused['wire_bytes'] / trip['padded_bytes']:.0%}"]
+                + [f"{_ms(side['ms'])} ms" for side in (*padded, fused)]
+                + [_break_even(fused, padded[1])]
+            )
+    head = ("rows x width", "full", "padded", "jagged", "saved", "padded, pickle")
+    return table((*head, "padded, out of band", "jagged", "jagged is faster"), rows)
+
+
+def _break_even(ours: Report, padded: Report) -> str:
+    """The transport at which ours and padded out-of-band pickle need the same time."""
+    saved = padded["wire_bytes"] - ours["wire_bytes"]
+    slower = ours["ms"] - padded["ms"]
+    if saved <= 0:
+        return "never" if slower >= 0 else "always"
+    return "always" if slower <= 0 else f"below {saved / slower / 1e6:.1f} GB/s"
+
+
+def _peers(trips: Sequence[Report]) -> str:
+    """Megabytes sent and milliseconds, one line for each way to send a batch."""
+    rows = []
+    for name in _sides(trips):
         cells = [f"`{name}`"]
         for trip in trips:
             side = trip["sides"].get(name)
-            cells.append("" if side is None else f"{side['wire_bytes'] / 1e6:.2f}")
-            cells.append(_side(trip, name))
+            cells += (
+                ["", ""] if side is None else [_mb(side["wire_bytes"]), f"{_ms(side['ms'])} ms"]
+            )
         rows.append(cells)
-    shapes = [f"{_shape(trip)}, {trip['fill']:.1%} full" for trip in trips]
-    return _table(("way", *(head for shape in shapes for head in (f"{shape}: MB", "time"))), rows)
+    heads = [f"{size}, {fill} full" for size, fill in map(_shape, trips)]
+    return table(("way", *(text for head in heads for text in (f"{head}: sent", "time"))), rows)
 
 
-def _trips(trips: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+def _trips(trips: Sequence[Report]) -> str:
+    names = _sides(trips)
     rows = [
-        [_shape(trip), f"{trip['fill']:.1%}", f"{trip['tokens']:,}"]
-        + [_side(trip, name) for name in names]
+        [*_shape(trip), f"{trip['tokens']:,}"]
+        + [f"{_ms(trip['sides'][n]['ms'])} ms" if n in trip["sides"] else "" for n in names]
         for trip in trips
     ]
-    return _table(("rows x width", "full", "tokens", *(f"`{name}`" for name in names)), rows)
+    return table(("rows x width", "full", "tokens", *(f"`{name}`" for name in names)), rows)
 
 
-def _first(trips: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
-    rows = [
-        [_shape(trip), f"{trip['fill']:.1%}"]
-        + [
-            _ms(trip["sides"][name]["first"]["ms"]) if name in trip["sides"] else ""
-            for name in names
-        ]
-        for trip in trips
-    ]
-    return _table(("rows x width", "full", *(f"`{name}`" for name in names)), rows)
-
-
-def _steps(trips: Sequence[Mapping[str, Any]]) -> str:
+def _steps(trips: Sequence[Report]) -> str:
     rows = [
         [f"`{name}`", _ms(side["ms"]), f"{_ms(side['q1'])} to {_ms(side['q3'])}"]
         + [", ".join(f"{step} {_ms(ms)}" for step, ms in side["steps"].items())]
         for trip in trips
         for name, side in trip["sides"].items()
     ]
-    return _table(("side", "median", "quartiles", "steps, medians in ms"), rows)
+    return table(("side", "median ms", "quartiles", "steps, medians in ms"), rows)
 
 
-def _skipped(trips: Sequence[Mapping[str, Any]]) -> str:
-    rows = [[trip["case"], trip["skipped"]] for trip in trips if "skipped" in trip]
-    return _table(("left out", "why"), rows)
-
-
-def _wire(trips: Sequence[Mapping[str, Any]]) -> str:
-    names = [n for n in ("fused", "rows", "arrow", "pickle") if all(n in t["sides"] for t in trips)]
-    rows = [
-        [_shape(trip), f"{trip['fill']:.1%}", f"{trip['valid_bytes'] / 1e6:.2f}"]
-        + [
-            f"{side['wire_bytes'] / 1e6:.2f} in {side['frames']:,}"
-            for side in (trip["sides"][name] for name in names)
-        ]
-        for trip in trips
-    ]
-    head = ("rows x width", "full", "valid MB", *(f"`{name}`, MB in frames" for name in names))
-    return _table(head, rows)
-
-
-def _break_even(trips: Sequence[Mapping[str, Any]]) -> str:
-    """The transport at which ours and padded out-of-band pickle take equally long."""
+def _parts(parts: Mapping[str, Report]) -> str:
+    """Parts of `benchmarks.rows`: times of all sides, and ratios with what is asked of them."""
     rows = []
-    for trip in trips:
-        sides = trip["sides"]
-        if not {"fused", "reused", "pickle_oob"} <= set(sides):
-            continue
-        peer = sides["pickle_oob"]
-        cells = [_shape(trip), f"{trip['fill']:.1%}"]
-        for name in ("fused", "reused"):
-            saved = peer["wire_bytes"] - sides[name]["wire_bytes"]
-            slower = sides[name]["ms"] - peer["ms"]
-            if saved <= 0:
-                cells.append("never" if slower >= 0 else "always")
-            else:
-                cells.append("always" if slower <= 0 else f"below {saved / slower / 1e6:.1f} GB/s")
-        rows.append(cells)
-    return _table(("rows x width", "full", "`fused` ahead", "`reused` ahead"), rows)
+    for name, part in parts.items():
+        times = ", ".join(f"{side} {_ms(ms)}" for side, ms in part["ms"].items())
+        for line, found in part["ratios"].items():
+            spread = f"{found['lowest']:.2f} to {found['highest']:.2f}"
+            cells = [name, times, line, f"{found['median']:.2f}", spread, _asked(found)]
+            rows.append(cells)
+            name = times = ""
+    return table(("part", "medians in ms", "ratio", "median", "rounds", "asked"), rows)
 
 
-def _stages(found: Sequence[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for each in found for name in each["stages"]))
-    rows = []
-    for name in names:
-        cells = [name]
-        for each in found:
-            stage = each["stages"].get(name)
-            cells.append("" if stage is None else f"{_ms(stage['ms'])} ({stage['share']:.0%})")
-        rows.append(cells)
-    return _table(("stage", *(each["case"] for each in found)), rows)
-
-
-def _memory(found: Mapping[str, Any]) -> str:
-    rows = [
-        [f"`{name}`"]
-        + [f"{side[key] / 1e6:.0f}" for key in ("input", "needed", "grown")]
-        + [f"{side['grown'] / side['needed']:.2f}"]
-        for name, side in found.get("sides", {}).items()
-    ]
-    head = (f"side, {found.get('case')}", "input MB", "message + receive buffers + output MB")
-    return _table((*head, "peak grew by MB", "ratio"), rows)
-
-
-def _bars(found: Sequence[Mapping[str, Any]]) -> str:
-    words = {True: "met", False: "not met", None: "not measured"}
-    rows = [
-        [bar["bar"], bar["asked"]]
-        + ["" if bar["measured"] is None else f"{bar['measured']:.2f}", bar["where"]]
-        + [words[bar["met"]]]
-        for bar in found
-    ]
-    return _table(("bar", "asked", "measured", "where", ""), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
+def _asked(found: Report) -> str:
+    if found["asked"] is None:
         return ""
+    met = "met" if found["median"] <= found["asked"] else "missed"
+    return f"{found['asked']:.2g}: {met}"
+
+
+def _functions(found: Mapping[str, int]) -> str:
+    rows = [[f"`{name}`", str(count)] for name, count in found.items()]
+    return table(("call, 64 rows", "functions of the library entered"), rows)
+
+
+def _sides(trips: Sequence[Report]) -> list[str]:
+    return list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
+
+
+def _shape(trip: Report) -> list[str]:
+    source = ", GSM8K" if trip["shape"].startswith("gsm8k") else ""
+    return [f"{trip['rows']} x {trip['width']}{source}", f"{trip['fill']:.1%}"]
+
+
+# --- tables of bytes ---------------------------------------------------------------------------
+
+
+def bytes_tables(report: Report) -> dict[str, str]:
+    batches = report.get("batches", {})
+    levels = batches.get("levels", {}).get("options", {})
+    return {
+        "bytes-machine": _machine(report),
+        "bytes": _options({name: found for name, found in batches.items() if name != "levels"}),
+        "levels": _options({"levels": {"options": levels}} if levels else {}),
+        "links": _links(levels),
+    }
+
+
+def _options(batches: Mapping[str, Any]) -> str:
+    steps = ("write", "decode", "materialize")
+    rows = []
+    for batch, found in batches.items():
+        plain = found["options"]["none"]["bytes"]
+        for name, own in found["options"].items():
+            cells = [batch, _code(name), _size(own["bytes"]), f"{own['bytes'] / plain:.3f}"]
+            for step in steps:
+                compared = own.get(f"{step} / narrow")
+                cells += [f"{_ms(own[step])} ms", "" if compared is None else f"{compared:.2f}"]
+            rows.append(
+                cells + [_speed(own.get(f"pays below, {x}", "")) for x in ("none", "narrow")]
+            )
+            batch = ""
+    head = ["batch", "options", "sent", "of none"]
+    head += [text for step in steps for text in (f"to {step}", "/ narrow")]
+    return table((*head, "pays below, none", "pays below, narrow"), rows)
+
+
+def _links(options: Mapping[str, Report]) -> str:
+    """The option that needs the least time at each speed of a link."""
+    rows = []
+    for gbits in _SPEEDS if options else ():
+        cells = [f"{gbits:g}"]
+        for overlap in (False, True):
+            times = {name: milliseconds(own, gbits, overlap) for name, own in options.items()}
+            best = min(times, key=lambda name: times[name])
+            cells += [_code(best), f"{_ms(times[best])} ms"]
+        rows.append(cells)
+    head = ("Gbit/s", "one after the other", "time", "overlapping", "time of each")
+    return table(head, rows)
+
+
+def milliseconds(option: Mapping[str, float], gbits: float, overlap: bool) -> float:
+    """The time of a message that is written, sent and decoded, or of one of many that overlap."""
+    parts = (option["write"], 8 * option["bytes"] / gbits / 1e6, option["decode"])
+    return max(parts) if overlap else sum(parts)
+
+
+def _code(option: str) -> str:
+    return option if option == "none" else f"`{option}`"
+
+
+def _speed(gbits: float | str | None) -> str:
+    if gbits is None:
+        return "any"
+    return gbits if isinstance(gbits, str) else f"{gbits:.1f}" if gbits else "never"
+
+
+# --- tables of planes and verl_v1 --------------------------------------------------------------
+
+
+def planes_tables(report: Report) -> dict[str, str]:
+    """One table for each plane, so that each can be on its own page."""
+    made = {"planes-machine": _machine(report)}
+    for plane in PLANES:
+        ways = report.get("planes", {}).get(plane, {})
+        totals = [sum(found["ms"].values()) for found in ways.values()]
+        rows = [
+            [way, ", ".join(f"{step} {_ms(ms)}" for step, ms in found["ms"].items())]
+            + [f"{_ms(total)} ms", f"{totals[0] / total:.1f}"]
+            + ([_mb(found["bytes"])] if found["bytes"] else [])
+            for (way, found), total in zip(ways.items(), totals, strict=True)
+        ]
+        head = ["way", "steps, medians in ms", "together", "times as fast", "bytes"]
+        made[f"planes-{plane}"] = table(head[: len(rows[0]) if rows else None], rows)
+    return made
+
+
+def verl_v1_tables(report: Report) -> dict[str, str]:
+    lines = report.get("lines", {})
+    ways = list(next(iter(lines.values()))) if lines else []
+    rows = [
+        [line]
+        + [f"{_ms(by_way[way]['median'])} ms" for way in ways]
+        + [f"{by_way[way]['ratio']:.2f}" for way in ways[1:]]
+        for line, by_way in lines.items()
+    ]
+    head = ("", *ways, *(f"{way} / {ways[0]}" for way in ways[1:]))
+    return {"verl-v1-machine": _machine(report), "verl-v1": table(head, rows)}
+
+
+TABLES = {
+    "bench": bench_tables,
+    "bytes": bytes_tables,
+    "planes": planes_tables,
+    "verl_v1": verl_v1_tables,
+}
+
+# --- the picture of the README -----------------------------------------------------------------
+
+SCALE, GAP, TOP = 0.4, 36, 30  # pixels per token of a row; between the two figures; above them
+TOKENS, PADDING = "#4c78a8", "#dcdcdc"
+
+
+def picture(report: Report) -> str:
+    """SVG: each row of the batch as a bar in its rectangle, and the same tokens without padding.
+
+    Both areas have one scale, a pixel wide for each row.
+    """
+    (trip,) = (trip for trip in report["trips"] if trip["shape"] == FIRST)
+    lengths = lengths_of(FIRST)
+    rows, width = len(lengths), int(lengths.max())
+    bottom = TOP + round(width * SCALE)
+    bars = "".join(f"V{bottom - n * SCALE:.4g}h1" for n in lengths.tolist())
+    packed = round(rows * lengths.sum() / (rows * width))
+    left = rows + GAP
+    sent, padded = _mb(trip["sides"]["fused"]["wire_bytes"]), _mb(trip["padded_bytes"])
+    across, height = left + packed + 12, bottom + 4
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {height}" '
+            f'width="{across}" height="{height}" role="img">',
+            "<style>text{font:19px sans-serif;fill:#666}</style>",
+            f'<text x="0" y="18">{rows} rows, padded to the longest: {padded}</text>',
+            f'<rect x="0" y="{TOP}" width="{rows}" height="{bottom - TOP}" fill="{PADDING}"/>',
+            f'<path d="M0 {bottom}{bars}V{bottom}z" fill="{TOKENS}"/>',
+            f'<text x="{left}" y="18">jagcodec: {sent}</text>',
+            f'<rect x="{left}" y="{TOP}" width="{packed}" height="{bottom - TOP}" '
+            f'fill="{TOKENS}"/>',
+            "</svg>",
+            "",
+        ]
+    )
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; a sentence if there are no rows."""
+    if not rows:
+        return NOT_MEASURED
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-
-
-def _shape(trip: Mapping[str, Any]) -> str:
-    source = ", GSM8K" if trip["source"] == "gsm8k" else ""
-    return f"{trip['rows']} x {trip['width']}{source}"
-
-
-def _side(trip: Mapping[str, Any], name: str) -> str:
-    return f"{_ms(trip['sides'][name]['ms'])} ms" if name in trip["sides"] else ""
-
-
-def _times(trip: Mapping[str, Any], name: str) -> str:
-    return f"{trip['ratios'][name]:.1f}x as fast" if name in trip["ratios"] else ""
 
 
 def _ms(ms: float) -> str:
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.2g}" if ms < 1 else f"{ms:.1f}"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
+
+
+def _size(size: int) -> str:
+    unit, name = next(x for x in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if size >= x[0])
+    return f"{size / unit:.3g} {name}"
 
 
 if __name__ == "__main__":

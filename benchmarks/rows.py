@@ -1,6 +1,17 @@
-"""Rows in, rows joined, rows out, beside what producers use today: ``python -m benchmarks.rows``.
+"""Messages of few rows, rows in, rows joined and rows out, compared with what producers use today.
 
-    python -m benchmarks.rows [--seconds 4] [--rows 512] [--only lists,join] [--json FILE]
+Parts of `python -m benchmarks.bench`. `small`, of 1, 8 and 64 rows of about 300 tokens in six
+per-token columns and a reward, all sides from padded tensors to padded tensors:
+
+    fused       encode_fields, copy, materialize(open_wire(frames))
+    decoded     encode_fields, copy, materialize(decode(frames))
+    pickle      pickle of the numpy arrays with their memory out of band (protocol 5), copy, loads,
+                torch.from_numpy
+    encode      encode_fields alone
+    in band     pickle.dumps(protocol=5) of the arrays alone: one bytes object
+
+The copy is that of a transport: the first frame becomes `bytes`, every other one a new
+`bytearray`. Also counted: how many named functions of the library one call enters. `rows`:
 
     lists       a column of 677 thousand tokens in 512 lists: encode_rows, encode, and
                 msgspec.msgpack.encode of the same lists (without msgspec: msgpack.packb)
@@ -14,27 +25,18 @@
     parts       8 messages of 64 rows to one padded batch: materialize of them as frames and as
                 blobs that are opened one by one, and of one message of the 512 rows
     narrow      a quarter of the messages of join, stored narrow and plain, opened and joined
-    split       an open message in 512 parts by split_rows, each .to_frames(), beside
+    split       an open message in 512 parts by split_rows, each .to_frames(), compared with
                 pickle.dumps(protocol=5) of 512 rows of numpy arrays; and to_rows of its seven
-                columns, beside slicing the padded columns row by row
-    tensordict  split_rows of a TensorDict into 512, and making those TensorDicts by hand
+                columns, compared with slicing the padded columns row by row
     budget      26 micro-batches by max_tokens, all materialized, and the whole batch at once
 
-One process; in a round every side of a part is called once, in an order drawn anew, and what it
-makes is freed inside the clock. A ratio is the median of the rounds' ratios, with the lowest and
-highest beside it. Results are compared with the input once, outside the clock.
+One process. Every result is compared with the input once, outside the clock.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import pickle
 import random
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,9 +48,18 @@ from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 
 import jagcodec
-from benchmarks.machine import machine, versions
-from benchmarks.small import copied
-from benchmarks.trips import quieted
+from benchmarks.measure import (
+    Calls,
+    Columns,
+    Ratio,
+    check,
+    copied,
+    functions_entered,
+    in_turns,
+    same_columns,
+    summary,
+)
+from benchmarks.shapes import PADS, Batch, make_small_batch
 
 try:
     import msgspec
@@ -59,69 +70,101 @@ else:
     pack_lists = msgspec.msgpack.encode
     PACKER = "msgspec"
 
-Calls = dict[str, Callable[[], Any]]
-
-SECONDS = 4.0
 ROWS = 512
-FEWEST = 3  # rounds
 VOCABULARY = 151_936
+ZEROS = dict.fromkeys(PADS, 0)  # the pads that `materialize` writes unless it is given others
 
-
-class Ratio(NamedTuple):
-    """The time of one side over that of another, and what is asked of it."""
-
-    ours: str
-    theirs: str
-    asked: float | None = None
-
-
-class Limit(NamedTuple):
-    """The milliseconds of one side, and how many are asked of it for 512 rows."""
-
-    ours: str
-    asked: float
+SMALL_ROWS = (1, 8, 64)
+SMALL_TURNS = 50  # calls of each side in a round
+FUSED_ASKED = {1: 1.8, 8: 1.9, 64: 2.2}
+ENCODE_ASKED = {1: 1.4}
 
 
 class Part(NamedTuple):
-    """What is measured together."""
+    """Sides that are measured together, and the ratios of interest."""
 
     calls: Calls
-    lines: Sequence[Ratio | Limit]
+    ratios: Sequence[Ratio]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    quieted()
-    report: dict[str, Any] = {"machine": machine(), "versions": versions(), "parts": {}}
-    for what in ("machine", "versions"):
-        print(", ".join(f"{name} {value}" for name, value in report[what].items()))
-    if os.getloadavg()[0] > 0.5:
-        print("something else runs here: look at the lowest ratios too")
-    for name in options.only:
-        part = PARTS[name](options.rows)
-        found = report["parts"][name] = measured(part, options.seconds)
-        print(f"\n{text(name, found)}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+def measure_small(seconds: float, rows: Sequence[int] = SMALL_ROWS) -> dict[str, Any]:
+    """Messages of few rows, by their number; and the functions that calls enter."""
+    found: dict[str, Any] = {}
+    for number in rows:
+        part = small(make_small_batch(number, pads=ZEROS))
+        ms = in_turns(part.calls, seconds, turns=SMALL_TURNS)
+        found[str(number)] = summary(ms, part.ratios)
+    calls = calls_of_one_batch(make_small_batch(rows[-1], pads=ZEROS))
+    package = Path(jagcodec.__file__).parent
+    functions = {name: functions_entered(call, package) for name, call in calls.items()}
+    return {"rows": found, "functions": functions}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rows", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each part, about")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--only", type=_names, default=tuple(PARTS), help="lists,one_row,...")
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
-    return parser
+def measure_rows(seconds: float, rows: int = ROWS) -> dict[str, Any]:
+    """Every part of `PARTS`, by its name."""
+    found = {}
+    for name, make in PARTS.items():
+        part = make(rows)
+        found[name] = summary(in_turns(part.calls, seconds), part.ratios)
+    return found
 
 
-def _names(given: str) -> tuple[str, ...]:
-    names = tuple(given.split(","))
-    if not set(names) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(PARTS)}, found {given!r}")
-    return names
+# --- small messages ----------------------------------------------------------------------------
+
+
+def small(batch: Batch) -> Part:
+    """One small message, from padded tensors to padded tensors."""
+    columns, lengths = batch.columns, batch.lengths
+
+    def encode() -> Sequence[Any]:
+        return jagcodec.encode_fields(columns, lengths=lengths, token_aligned_fields=PADS)
+
+    def fused() -> Columns:
+        return jagcodec.materialize(jagcodec.open_wire(copied(encode())))
+
+    def decoded() -> Columns:
+        return jagcodec.materialize(jagcodec.decode(copied(encode())))
+
+    def pickled() -> Columns:
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(arrays, protocol=5, buffer_callback=buffers.append)
+        received = copied([head, *buffers])
+        loaded = pickle.loads(received[0], buffers=received[1:])
+        return {name: torch.from_numpy(array) for name, array in loaded.items()}
+
+    def in_band() -> bytes:
+        return pickle.dumps({name: column.numpy() for name, column in columns.items()}, protocol=5)
+
+    calls: Calls = {
+        "fused": fused,
+        "decoded": decoded,
+        "pickle": pickled,
+        "encode": encode,
+        "in band": in_band,
+    }
+    for name in ("fused", "decoded", "pickle"):
+        same_columns(calls[name](), columns, f"{name}, {len(lengths)} rows")
+    arrays = {name: torch.from_numpy(array) for name, array in pickle.loads(in_band()).items()}
+    same_columns(arrays, columns, "in band")
+    rows = len(lengths)
+    ratios = [
+        Ratio("fused", "pickle", FUSED_ASKED.get(rows)),
+        Ratio("decoded", "pickle"),
+        Ratio("encode", "in band", ENCODE_ASKED.get(rows)),
+    ]
+    return Part(calls, ratios)
+
+
+def calls_of_one_batch(batch: Batch) -> Calls:
+    """The calls whose functions are counted."""
+    encode = small(batch).calls["encode"]
+    frames = copied(encode())
+    return {
+        "encode_fields": encode,
+        "decode": lambda: jagcodec.decode(frames),
+        "open_wire + materialize": lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
+    }
 
 
 # --- inputs ------------------------------------------------------------------------------------
@@ -298,35 +341,7 @@ def split(rows: int) -> Part:
         "to_rows": lambda: jagcodec.to_rows(batch),
         "slices": sliced,
     }
-    ratios = [Ratio("to_frames", "pickle"), Ratio("to_rows", "slices")]
-    return Part(calls, [Limit("to_frames", 10), Limit("to_rows", 5), *ratios])
-
-
-def tensordict(rows: int) -> Part:
-    """A TensorDict in parts of one row."""
-    samples = make_samples(rows)
-    batch = jagcodec.pack_rows(samples)
-
-    def by_hand() -> list[TensorDict]:
-        values = {name: batch[name].values() for name in samples[0] if name != "reward"}
-        ends = batch["input_ids"].offsets().tolist()
-        made = []
-        for i in range(rows):
-            start, end = ends[i], ends[i + 1]
-            offsets = torch.tensor([0, end - start])
-            leaves = {
-                name: torch.nested.nested_tensor_from_jagged(each[start:end], offsets)
-                for name, each in values.items()
-            }
-            leaves["reward"] = batch["reward"][i : i + 1]
-            made.append(TensorDict(leaves, batch_size=[1]))
-        return made
-
-    calls: Calls = {"split_rows": lambda: jagcodec.split_rows(batch, rows), "by hand": by_hand}
-    for name, call in calls.items():
-        for part, sample in zip(call(), samples, strict=True):
-            same_row(part, sample, name)
-    return Part(calls, [Ratio("split_rows", "by hand", 1.0)])
+    return Part(calls, [Ratio("to_frames", "pickle"), Ratio("to_rows", "slices")])
 
 
 def budget(rows: int) -> Part:
@@ -352,94 +367,15 @@ def budget(rows: int) -> Part:
     return Part(calls, [Ratio(f"{len(groups)} micro-batches", whole, 3.0)])
 
 
-_ALL = (lists, one_row, tensors, join, parts, narrow, split, tensordict, budget)
+_ALL = (lists, one_row, tensors, join, parts, narrow, split, budget)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 
-# --- verifying ---------------------------------------------------------------------------------
-
-
-def check(holds: bool, what: str) -> None:
-    """See that a result is right.
-
-    Raises:
-        SystemExit: It is not.
-    """
-    if not holds:
-        raise SystemExit(f"VERIFICATION FAILED: {what}")
-
-
 def same_row(batch: TensorDict, sample: Mapping[str, Any], what: str) -> None:
-    """See that a batch of one row is a sample."""
+    """Make sure that a batch of one row is a sample."""
     check(list(batch.keys()) == list(sample), what)
     for name, value in sample.items():
         if name == "reward":
             check(batch[name].tolist() == [value], f"{what}: {name}")
         else:
             check(np.array_equal(batch[name].values().numpy(), value), f"{what}: {name}")
-
-
-def same_columns(
-    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], what: str
-) -> None:
-    """See that columns are the same, dtypes too."""
-    check(list(found.keys()) == list(expected), what)
-    for name, column in expected.items():
-        same = found[name].dtype == column.dtype and torch.equal(found[name], column)
-        check(same, f"{what}: {name}")
-
-
-# --- measuring ---------------------------------------------------------------------------------
-
-
-def measured(part: Part, seconds: float) -> dict[str, Any]:
-    """Milliseconds of every side, and the lines: medians, and the lowest and the highest."""
-    order = random.Random(0)
-    names = list(part.calls)
-    ms: dict[str, list[float]] = {name: [] for name in names}
-    for call in part.calls.values():
-        call()  # warms up
-    end = time.perf_counter() + seconds
-    while len(ms[names[0]]) < FEWEST or time.perf_counter() < end:
-        order.shuffle(names)
-        for name in names:
-            start = time.perf_counter()
-            part.calls[name]()
-            ms[name].append(1e3 * (time.perf_counter() - start))
-    lines = {}
-    for line in part.lines:
-        if isinstance(line, Ratio):
-            name, unit = f"{line.ours} / {line.theirs}", "times"
-            pairs = zip(ms[line.ours], ms[line.theirs], strict=True)
-            each = [ours / theirs for ours, theirs in pairs]
-        else:
-            name, unit, each = line.ours, "ms", ms[line.ours]
-        lines[name] = {
-            "median": statistics.median(each),
-            "lowest": min(each),
-            "highest": max(each),
-            "unit": unit,
-            "asked": line.asked,
-        }
-    medians = {name: statistics.median(each) for name, each in ms.items()}
-    return {"rounds": len(ms[names[0]]), "ms": medians, "lines": lines}
-
-
-def text(name: str, found: Mapping[str, Any]) -> str:
-    """One part: milliseconds of each side, and every line beside what is asked."""
-    times = ", ".join(f"{side} {ms:.2f} ms" for side, ms in found["ms"].items())
-    lines = [f"{name}, {found['rounds']} rounds: {times}"]
-    for line, each in found["lines"].items():
-        spread = (
-            f"{each['median']:.3f} {each['unit']} ({each['lowest']:.3f} to {each['highest']:.3f})"
-        )
-        verdict = ""
-        if each["asked"] is not None:
-            met = "met" if each["median"] <= each["asked"] else "missed"
-            verdict = f"asked {each['asked']:g}: {met}"
-        lines.append(f"  {line:30}{spread:36}{verdict}".rstrip())
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from jagcodec.data import rollout_table
+
 PADS: dict[str, int | float] = {
     "input_ids": 151643,
     "token_mask": 0,
@@ -21,58 +23,48 @@ PADS: dict[str, int | float] = {
 }
 DTYPES = {"input_ids": torch.int64, "token_mask": torch.int32}
 TOKEN_BYTES = sum(DTYPES.get(name, torch.float32).itemsize for name in PADS)
-REAL_FILL = 0.275  # of all rows of the GSM8K rollouts, in one rectangle
+REAL_FILL = 0.275  # the share of cells that are tokens, in one rectangle of all GSM8K rollouts
 SEED = 0
+
+FIRST = "gsm8k:512"  # the batch of the README
+SMALL, DESIGN, LARGE, FULL = "64x512", "512x1536", "1024x8192", "512x1536@1"
+SHAPES = (
+    *(FIRST, "gsm8k:64", "gsm8k:4096", SMALL, "4096x512", "16384x512", DESIGN, LARGE),
+    *("512x16384", "512x1536@0.1", "512x1536@0.5", "512x1536@0.75", FULL),
+)
 
 Lengths = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A batch to make."""
+def lengths_of(shape: str) -> Lengths:
+    """The lengths of ``gsm8k:512``, ``512x1536``, or ``512x1536@0.5`` (the share of tokens).
 
-    source: str  # "gsm8k" or "lognormal"
-    rows: int
-    width: int = 0  # of gsm8k: as wide as its longest row
-    fill: float = REAL_FILL  # of gsm8k: what it is
-
-    def __str__(self) -> str:
-        if self.source == "gsm8k":
-            return f"gsm8k:{self.rows}"
-        fill = "" if self.fill == REAL_FILL else f"@{self.fill:g}"
-        return f"{self.rows}x{self.width}{fill}"
-
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """From ``512x1536``, ``512x1536@0.5`` (that share of the cells are tokens), ``gsm8k:512``.
-
-        Raises:
-            ValueError: The text has another form.
-        """
-        if text.startswith("gsm8k:"):
-            return cls("gsm8k", int(text.removeprefix("gsm8k:")))
-        shape, _, fill = text.partition("@")
-        rows, _, width = shape.partition("x")
-        return cls("lognormal", int(rows), int(width), float(fill or REAL_FILL))
-
-    def lengths(self) -> Lengths:
-        if self.source == "gsm8k":
-            return gsm8k_lengths(self.rows)
-        return lognormal_lengths(self.rows, self.width, self.fill)
+    Raises:
+        ValueError: The text has another form.
+    """
+    if shape.startswith("gsm8k:"):
+        return gsm8k_lengths(int(shape.removeprefix("gsm8k:")))
+    size, _, fill = shape.partition("@")
+    rows, _, width = size.partition("x")
+    return lognormal_lengths(int(rows), int(width), float(fill or REAL_FILL))
 
 
-DESIGN = Case("lognormal", 512, 1536)
-SMALL = Case("lognormal", 64, 512)
-LARGE = Case("lognormal", 1024, 8192)
-GROWN = Case("lognormal", 64 * 64, 512)  # 64 times the tokens of SMALL
+def gsm8k_lengths(rows: int) -> Lengths:
+    """Prompt and response tokens of the first real GSM8K rollouts."""
+    lengths: Lengths = rollout_table().lengths[:rows]
+    return lengths
 
-_SHAPES = "64x512 512x512 4096x512 16384x512 512x1536 512x4096 4096x2048 16384x2048 1024x8192"
-_LONG = "64x16384 512x16384 2048x16384 4096x16384 16384x16384"
-_REAL = "gsm8k:64 gsm8k:512 gsm8k:4096"
-_FILLS = "512x1536@0.1 512x1536@0.5 512x1536@0.75 512x1536@1"
 
-FULL = tuple(map(Case.parse, f"{_REAL} {_SHAPES} {_LONG} {_FILLS}".split()))
-QUICK = (SMALL, Case("gsm8k", 512), DESIGN)
+def lognormal_lengths(rows: int, width: int, fill: float) -> Lengths:
+    """Long-tailed lengths in 1 to `width`, the longest of them `width`, that fill about so much."""
+    shape = np.random.default_rng(SEED).lognormal(sigma=0.5, size=rows)
+    low, high = 0.0, 100.0 * width
+    for _ in range(60):  # bisect for the scale that gives the fill after clipping
+        scale = (low + high) / 2
+        lengths = np.clip(np.rint(shape * scale), 1, width).astype(np.int64)
+        lengths[np.argmax(shape)] = width
+        low, high = (scale, high) if lengths.mean() < fill * width else (low, scale)
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,7 @@ class Batch:
 
     @classmethod
     def mapped(cls, directory: Path) -> Batch:
-        """What `save` wrote, its columns mapped: copied on write, shared until then."""
+        """The batch that `save` wrote, its columns mapped: copied on write, shared until then."""
 
         def read(name: str) -> torch.Tensor:
             return torch.from_numpy(np.load(directory / f"{name}.npy", mmap_mode="c"))
@@ -131,7 +123,7 @@ def make_batch(lengths: Lengths, pads: Mapping[str, int | float] = PADS) -> Batc
 
 
 def make_small_batch(rows: int, mean: int = 300, pads: Mapping[str, int | float] = PADS) -> Batch:
-    """Columns as of `make_batch` and one more, a number per row: what a rollout worker sends.
+    """The columns of `make_batch` and a number per row: what a rollout worker sends.
 
     Lengths are spread evenly between half and one and a half `mean`; one row has `mean` tokens.
     """
@@ -147,26 +139,3 @@ def _cells(shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generato
         return torch.randn(shape, dtype=dtype, generator=generator)
     high = 2 if dtype == torch.int32 else 151_000
     return torch.randint(high, shape, dtype=dtype, generator=generator)
-
-
-def lognormal_lengths(rows: int, width: int, fill: float = REAL_FILL) -> Lengths:
-    """Long-tailed lengths in 1 to `width`, the longest of them `width`, of about that fill."""
-    shape = np.random.default_rng(SEED).lognormal(sigma=0.5, size=rows)
-    low, high = 0.0, 100.0 * width
-    for _ in range(60):  # bisect for the scale that gives the fill after clipping
-        scale = (low + high) / 2
-        lengths = np.clip(np.rint(shape * scale), 1, width).astype(np.int64)
-        lengths[np.argmax(shape)] = width
-        low, high = (scale, high) if lengths.mean() < fill * width else (low, scale)
-    return lengths
-
-
-def gsm8k_lengths(rows: int) -> Lengths:
-    """Prompt + response tokens of whole groups of real GSM8K rollouts, drawn with a fixed seed."""
-    from jagcodec.data import rollout_table  # which other versions may lack
-
-    table = rollout_table()
-    groups = table.lengths.reshape(-1, table.group_size)
-    drawn = np.random.default_rng(SEED).permutation(len(groups))[: rows // table.group_size]
-    lengths: Lengths = groups[drawn].reshape(-1)
-    return lengths

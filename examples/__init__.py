@@ -1,6 +1,6 @@
 """Programs that use the library, each to be run from a checkout.
 
-grpo_demo                    two processes, real rollout lengths, every cell checked: `make demo`
+demo                         two processes, real rollout lengths, every cell compared: `make demo`
 zmq_pipeline                 many producers and a trainer, over ZeroMQ
 torch_distributed_broadcast  a leader and its peers
 ray_store                    through Ray's object store

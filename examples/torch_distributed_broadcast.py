@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from jagcodec import decode, encode, materialize, pack_jagged_fields
-from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast, scatter_rows
+from jagcodec import decode, encode, materialize, pack_jagged_fields, split_rows
+from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast
 
 ROWS, WIDTH = 64, 128
 LEADER = 0
@@ -41,7 +41,7 @@ def work() -> None:
     assert [message["row"] for message in batch["message"]] == list(range(ROWS))
 
     # Data parallelism: each rank computes on its own rows, and all ranks get the results.
-    part = scatter_rows(td if rank == LEADER else None, src=LEADER)
+    part = split_rows(td, dist.get_world_size())[rank]
     part["score"] = torch.stack([row.double().mean() for row in part["input_ids"].unbind()])
     scored = all_gather_rows(part)
     assert scored["score"].tolist() == list(range(ROWS))

@@ -8,8 +8,9 @@ import ray
 import torch
 from verl import DataProto
 
+import jagcodec.integrations.verl  # noqa: F401  lets `encode` accept a DataProto
+from jagcodec import encode
 from jagcodec.integrations import setup
-from jagcodec.integrations.verl import encode_dataproto
 
 PROMPT, RESPONSE, PAD = 256, 1024, 151_643
 
@@ -51,7 +52,7 @@ def main() -> None:
     )
     data = make_batch(8)
     padded = sum(column.nbytes for column in data.batch.values())
-    sent = sum(memoryview(frame).nbytes for frame in encode_dataproto(data))
+    sent = sum(memoryview(frame).nbytes for frame in encode(data))
     print(f"{padded} bytes of rectangles, {sent} bytes on the wire")
 
     parts = [compute_values.remote(chunk) for chunk in data.chunk(2)]

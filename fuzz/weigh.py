@@ -27,15 +27,14 @@ import tensordict
 import torch
 from resident import MOST_PER_BYTE, cost
 
-from benchmarks import pages
-from benchmarks.report import ROOT
+from benchmarks import report
 from jagcodec import decode
 from tests.wire.forge import list_of, map_of, message, node, record
 from tests.wire.forge import tensordict as batch_of
 from tests.wire.grown import Recipe, beside, document_of, documents_in_rows, large, tall
 from tests.wire.many import DOCUMENTS, Forge
 
-PAGE = ROOT / "SECURITY.md"
+PAGE = report.ROOT / "SECURITY.md"
 SIZE = 1_000_000
 # Units of a message that is read first: for what is imported, compiled or kept once.
 FIRST = 16
@@ -194,11 +193,11 @@ def main() -> int:
         found = [[_weigh(next(index)) for _ in group] for group in groups]
         rows.append([what, words.format(*map(_shown, found))])
         most = max(most, *map(max, found))
-    made = pages.table(("what", "bytes per byte"), rows)
+    made = report.table(("what", "bytes per byte"), rows)
     versions = f"torch {torch.__version__}, tensordict {tensordict.__version__}"
     made += f"\n\nMeasured on Python {platform.python_version()}, {versions}."
     print(made)
-    pages.rewrite(PAGE, {"weights": made})
+    report.rewrite(PAGE, {"weights": made})
     if most > MOST_PER_BYTE:
         print(f"{most:.0f} bytes per byte: more than the {MOST_PER_BYTE} of fuzz/resident.py")
     return int(most > MOST_PER_BYTE)

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from jagcodec.wire import registry, stdlib_types
+from jagcodec import stdlib
+from jagcodec.wire import registry
 from tests.device import install
 
 # No deadlines, because no test looks at the clock.
@@ -71,7 +72,7 @@ def _same_random_numbers():
 def _stdlib_types_are_asked_for():
     """No test finds the types of the standard library registered because another one, or an
     example of the documentation, asked for them."""
-    for cls, (name, _, _) in stdlib_types._TYPES.items():
+    for cls, (name, _, _) in stdlib._TYPES.items():
         if registry._name_of.get(cls) == name:
             del registry._name_of[cls], registry._by_name[name]
     if "jagcodec.integrations.verl" not in sys.modules:

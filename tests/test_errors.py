@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from jagcodec import (
-    ArgumentError,
-    JagcodecError,
-    TransportTimeoutError,
-    WireFormatError,
-    decode,
-    encode_fields,
-    open_wire,
-)
-from jagcodec.errors import LONGEST_DETAIL, LONGEST_PATH
+from jagcodec import ArgumentError, JagcodecError, WireFormatError, decode, encode_fields, open_wire
+from jagcodec.errors import LONGEST_DETAIL, LONGEST_PATH, TransportTimeoutError
 from tests.wire.forge import (
     array,
     list_of,

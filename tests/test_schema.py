@@ -9,9 +9,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    FieldSchema,
     WireFormatError,
     encode,
     materialize,
@@ -20,7 +17,9 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.schema import check_schema
+from jagcodec.types import FieldSchema
 
 
 def batch(rows=2):

@@ -26,12 +26,9 @@ def check_fields(fields: Any, path: str) -> None:
         isinstance(name, str)
         for name, _ in fields.items()
     ):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a dict of names to columns, found {type(fields).__name__}"
-            + (" with keys that are not strings" if isinstance(fields, Mapping) else ""),
-        )
+        keys = " with keys that are not strings" if isinstance(fields, Mapping) else ""
+        detail = f"expected a dict of names to columns, found {type(fields).__name__}{keys}"
+        raise ArgumentTypeError("bad_type", path, detail)
 
 
 def name_set(names: Any, path: str) -> frozenset[Any]:
@@ -43,11 +40,8 @@ def name_set(names: Any, path: str) -> frozenset[Any]:
     if names == ():
         return _NO_NAMES
     if isinstance(names, str):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a set of names, found the string {names!r}; put it in a list",
-        )
+        detail = f"expected a set of names, found the string {names!r}; put it in a list"
+        raise ArgumentTypeError("bad_type", path, detail)
     try:
         return frozenset(names)
     except TypeError as error:
@@ -87,11 +81,8 @@ def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyErr
     listed = list(columns)
     more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
     named = ", ".join(map(brief, listed[:_MOST_NAMED])) or "no column"
-    return ArgumentKeyError(
-        "no_such_field",
-        f"{path}({brief(name)})",
-        f"expected one of {named}{more}, found {brief(name)}",
-    )
+    detail = f"expected one of {named}{more}, found {brief(name)}"
+    return ArgumentKeyError("no_such_field", f"{path}({brief(name)})", detail)
 
 
 _MOST_NAMED = 8
@@ -128,11 +119,8 @@ def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
 def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
     """Refuse anything but one of a few words."""
     if value not in options:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected one of {', '.join(map(repr, options))}, found {value!r}",
-        )
+        detail = f"expected one of {', '.join(map(repr, options))}, found {value!r}"
+        raise ArgumentError("bad_option", path, detail)
 
 
 def usable_device(device: torch.device | str | None, path: str) -> torch.device | None:

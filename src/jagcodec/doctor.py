@@ -13,9 +13,8 @@ from jagcodec._version import __version__
 
 REQUIRED = ("torch", "tensordict", "numpy", "msgpack")
 OPTIONAL = (
-    *("verl", "TransferQueue", "ray", "vllm", "sglang", "pyzmq", "mooncake-transfer-engine"),
-    *("mooncake-transfer-engine-non-cuda", "pillow", "omegaconf", "transformers", "zstandard"),
-    *("pyarrow", "hypothesis"),
+    *("verl", "TransferQueue", "ray", "vllm", "sglang", "pyzmq", "pillow", "omegaconf"),
+    *("transformers", "zstandard", "pyarrow", "hypothesis"),
 )
 """What integrations and options use; the versions of those that are installed are listed."""
 

@@ -48,9 +48,8 @@ Reason = Literal[
     "timed_out",
     "no_peer",
     "peer_failed",
-    # a store that does not have the message, or cannot accept it now
+    # a record that does not have the step, or is in use
     "no_such_key",
-    "no_room",
     "busy",
 ]
 """The closed set of reason codes: programs branch on these, people read the text."""
@@ -162,14 +161,14 @@ class JagcodecWarning(UserWarning):
     Python shows it once per line that called, and ``strict=True`` raises most of what it says.
 
     Example:
-        >>> import warnings, torch, jagcodec
+        >>> import warnings, torch, jagcodec.errors
         >>> columns = {"ids": torch.ones(2, 3)}
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     td = jagcodec.pack_jagged_fields(
         ...         columns, lengths=torch.tensor([2, 4]), token_aligned_fields=["ids"]
         ...     )
-        >>> caught[0].category is jagcodec.JagcodecWarning, td["ids"].shape
+        >>> caught[0].category is jagcodec.errors.JagcodecWarning, td["ids"].shape
         (True, torch.Size([2, 3]))
     """
 

@@ -39,7 +39,6 @@ def assert_same(actual: Any, expected: Any) -> None:
 
     Raises:
         AssertionError: They differ; the message names the first difference.
-        UnsupportedTypeError: An object in one of them is not one that `encode` accepts.
 
     Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
     one with the same rows and no holes.

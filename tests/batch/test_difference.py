@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from jagcodec import ArgumentKeyError, decode, encode, encode_fields, pack_jagged_fields
+from jagcodec import decode, encode, encode_fields, pack_jagged_fields
 from jagcodec.batch.compare import first_difference
 from jagcodec.batch.difference import message_difference
+from jagcodec.errors import ArgumentKeyError
 from tests.oracle import is_same
 from tests.strategies import tensordicts, trees
 

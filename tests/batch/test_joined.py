@@ -14,8 +14,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     JagcodecError,
     WireBatch,
@@ -34,6 +32,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.join import join_rows
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
 from tests.oracle import assert_same, rows_of

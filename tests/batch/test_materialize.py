@@ -11,7 +11,6 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     BatchedDataDict,
     decode,
     encode,
@@ -20,6 +19,7 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from tests.oracle import assert_same, bits, pad_rows, rows_of
 from tests.strategies import tensordicts

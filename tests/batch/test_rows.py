@@ -20,9 +20,7 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
-    ArgumentIndexError,
     BatchedDataDict,
-    PackedColumn,
     WireBatch,
     balance_rows,
     concat_rows,
@@ -37,7 +35,10 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.batch.compare import first_difference
+from jagcodec.errors import ArgumentIndexError
 from jagcodec.testing import jagged_tensors
+from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
@@ -650,6 +651,18 @@ def test_select_and_union():
         batch.union(BatchedDataDict(y=[1, 2, 3], meta_info={"step": 8}))
     with pytest.raises(ValueError, match="rows"):
         batch.union({"y": [1]})
+
+
+def test_union_and_diff_agree_on_what_is_equal():
+    tensor = torch.tensor([0.5, float("nan")])
+    batch = BatchedDataDict(w=torch.nn.Parameter(tensor.clone()), n=[1, 2])
+    for name, column in (("w", tensor), ("n", [1, 2])):
+        assert first_difference({name: column}, {name: batch[name]}) is None
+        assert list(batch.union({name: column})) == ["w", "n"]
+    for name, column in (("w", -tensor), ("n", [1, True])):
+        assert first_difference({name: column}, {name: batch[name]}) is not None
+        with pytest.raises(ValueError, match=rf"union\(other\)\['{name}'\]"):
+            batch.union({name: column})
 
 
 def test_mini_batches_come_from_the_seed_alone():

@@ -19,11 +19,8 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     RowBuilder,
-    RowsAs,
     concat_rows,
     decode,
     encode,
@@ -34,6 +31,8 @@ from jagcodec import (
     to_blob,
     to_rows,
 )
+from jagcodec.batch.to_rows import RowsAs
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches, jagged_tensors
 from tests.helpers import rollout
 from tests.oracle import assert_same, bits, rows_of

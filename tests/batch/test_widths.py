@@ -12,7 +12,6 @@ from tensordict import TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
     BatchedDataDict,
     decode,
     encode,
@@ -20,6 +19,7 @@ from jagcodec import (
     open_wire,
     stack_or_nest,
 )
+from jagcodec.errors import ArgumentKeyError
 from tests.oracle import assert_same
 
 SIDES = ("right", "left", "left_right")

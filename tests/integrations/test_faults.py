@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
 import torch
 import zmq
 
-from benchmarks import reliability, soaks
-from benchmarks.report import rewritten
 from jagcodec import (
-    TransportTimeoutError,
     WireFormatError,
     decode,
     dump,
@@ -35,10 +31,10 @@ from jagcodec import (
     pack_jagged_fields,
     to_blob,
 )
-from jagcodec.integrations.zmq import recv, send, send_frames
+from jagcodec.errors import TransportTimeoutError
+from jagcodec.integrations.zmq import recv_frames, send_frames
 from jagcodec.wire.frames import PREAMBLE
 from jagcodec.wire.spec import MAGIC, VERSION
-from tests.helpers import ROOT
 from tests.oracle import assert_same
 
 LONG = 60  # seconds, for what must come
@@ -65,11 +61,19 @@ def assert_whole(message, number):
     assert_same(message, message_of(number))
 
 
+def send(to, message, timeout=LONG):
+    return send_frames(to, encode(message), timeout=timeout)
+
+
+def recv(source, timeout=LONG):
+    return decode(recv_frames(source, timeout=timeout).frames)
+
+
 @contextmanager
 def process(work, *arguments):
     """A process that runs `work(pipe, *arguments)`, and the pipe's near end."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.trips", "jagcodec.integrations.zmq"])
+    context.set_forkserver_preload(["jagcodec.integrations.zmq"])
     near, far = context.Pipe()
     running = context.Process(target=work, args=(far, *arguments), daemon=True)
     running.start()
@@ -380,98 +384,31 @@ def test_a_slow_consumer_makes_its_producer_wait_and_loses_nothing(context):
 # --- many producers, one consumer --------------------------------------------------------------
 
 
-def test_every_batch_of_many_producers_is_accounted_for():
-    plan = soaks.Plan(
-        producers=8, seconds=3, high_water=1, rows=16, width=1024, pause=0.5, pause_every=1
-    )
-    report = soaks.soak(plan)
-    assert report["exit_codes"] == {"0": 8}
-    assert soaks.faults(report) == 0
-    assert report["finished"] == 8
-    assert report["batches"] == report["sent"] >= 8
-    assert report["tokens"] == report["tokens_sent"] > 0
-    assert report["batches_of_one_producer"][0] >= 1
+def produce_numbered(pipe, port, producer, count):
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.setsockopt(zmq.SNDHWM, 1)
+        push.connect(f"tcp://{HOST}:{port}")
+        for number in range(count):
+            send(push, {"producer": producer, "message": message_of(number, cells=1000)})
+    pipe.send("all sent")
 
 
-def test_every_batch_is_accounted_for_though_producers_are_killed():
-    plan = soaks.Plan(producers=6, seconds=4, high_water=1, kill_every=0.2)
-    report = soaks.kills(plan)
-    assert report["kills"] > 0
-    assert report["exit_codes"] == {"-9": report["kills"], "0": 6}
-    assert soaks.faults(report) == 0
-    assert report["finished"] == 6
-    assert report["batches"] == report["sent"] >= 6
-
-
-def test_what_a_killed_producer_left_on_the_way_counts_until_its_successor_asks():
-    heard = {}
-    old, new = [b"1"], [b"2"]
-    asks, batch, ends = {"producer": 0}, {"producer": 0, "sequence": 3}, {"producer": 0, "sent": 3}
-    for message, envelope, counts in (
-        (asks, old, True),
-        (batch, old, True),
-        (asks, new, True),
-        (batch, old, False),
-        (batch, new, True),
-        (ends, new, True),
-    ):
-        assert soaks.speaks(heard, message, envelope) is counts
-
-
-def ledger_of(*messages):
-    ledger = soaks.Ledger()
-    for message in messages:
-        ledger.note(message)
-    return ledger.report(soaks.Plan(producers=1))
-
-
-def numbered(*sequences):
-    plan = soaks.Plan(rows=3, width=5)
-    messages = [soaks.make_message(plan, 0, sequence)[0] for sequence in sequences]
-    return [decode(encode(message)) for message in messages]
-
-
-END = {"producer": 0, "sent": 3, "tokens": 0, "timeouts": 0, "memory": []}
-
-
-def test_the_account_finds_what_is_wrong():
-    assert soaks.faults(ledger_of(*numbered(0, 1, 2), END)) == 0
-    for sequences, name in (
-        ((0, 2), "lost"),
-        ((0, 1), "lost"),
-        ((0, 1, 1, 2), "duplicated"),
-        ((1, 0, 2), "out_of_turn"),
-    ):
-        assert ledger_of(*numbered(*sequences), END)[name] == 1
-    damaged = numbered(0, 1, 2)
-    with_rows = next(one for one in damaged if one["batch"]["ids"].values().numel())
-    with_rows["batch"]["ids"].values()[0] += 1
-    assert ledger_of(*damaged, END)["damaged"] == 1
-    assert soaks.faults(ledger_of(*numbered(0, 1, 2))) == 1  # it never finished
-
-
-# --- the page ----------------------------------------------------------------------------------
-
-
-def test_no_figure_of_the_page_is_copied_by_hand():
-    """If this fails after a new run: python -m benchmarks.reliability --page"""
-    page = reliability.PAGE.read_text()
-    made = reliability.tables(reliability.pages.read(reliability.RECORD))  # type: ignore[attr-defined]
-    assert rewritten(page, made) == page
-    for name in made:
-        assert f"<!-- measured: {name} -->" in page
-
-
-def test_the_tests_that_the_page_names_exist():
-    named = set(re.findall(r"`(test_\w+)`", reliability.PAGE.read_text()))
-    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert named
-    assert named <= set(re.findall(r"^def (test_\w+)", sources, re.M))
-
-
-@pytest.mark.parametrize("run", ["soak", "kills"])
-def test_the_recorded_run_lost_nothing(run):
-    found = reliability.pages.read(reliability.RECORD)[run]  # type: ignore[attr-defined]
-    assert soaks.faults(found) == 0
-    assert found["finished"] == found["plan"]["producers"]
-    assert found["batches"] == found["sent"]
+def test_every_batch_of_many_producers_arrives_once_and_in_turn(context):
+    producers, count = 6, 30
+    with context.socket(zmq.PULL) as pull, ExitStack() as stack:
+        pull.setsockopt(zmq.RCVHWM, 1)
+        port = pull.bind_to_random_port(f"tcp://{HOST}")
+        pipes = [
+            stack.enter_context(process(produce_numbered, port, producer, count))[1]
+            for producer in range(producers)
+        ]
+        expected = [0] * producers
+        for _ in range(producers * count):
+            received = recv(pull, timeout=LONG)
+            number = expected[received["producer"]]
+            assert_same(received["message"], message_of(number, cells=1000))
+            expected[received["producer"]] += 1
+        assert expected == [count] * producers
+        assert [told(pipe) for pipe in pipes] == ["all sent"] * producers
+        with pytest.raises(TransportTimeoutError):
+            recv(pull, timeout=SHORT)

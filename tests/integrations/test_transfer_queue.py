@@ -13,15 +13,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import jagcodec
-from jagcodec import (
-    ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    Limits,
-    WireFormatError,
-    stack_or_nest,
-)
-from jagcodec.errors import TransportError
+from jagcodec import ArgumentError, Limits, WireFormatError, stack_or_nest
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
 from tests.oracle import assert_same
 
@@ -38,7 +31,7 @@ from transfer_queue.storage import simple_storage  # noqa: E402
 
 from jagcodec.integrations import _queue_storage as stored_rows  # noqa: E402
 from jagcodec.integrations import transfer_queue as backend  # noqa: E402
-from tests.helpers import LENGTHS, PAYLOADS, ROOT, make_batch  # noqa: E402
+from tests.helpers import LENGTHS, PAYLOADS, make_batch  # noqa: E402
 
 SOURCE = str(Path(jagcodec.__file__).parents[1])
 PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
@@ -931,17 +924,6 @@ class TestImport:
         """
         assert script(code).splitlines() == ["[]", "['SimpleStorage']", "['simplestorage']"]
 
-    def test_without_transfer_queue_the_error_says_what_to_install(self):
-        code = """
-            import sys
-            sys.modules["transfer_queue"] = None
-            try:
-                import jagcodec.integrations.transfer_queue
-            except ModuleNotFoundError as error:
-                print(error)
-        """
-        assert "pip install 'jagcodec[transfer-queue]'" in script(code)
-
     @pytest.mark.parametrize(
         ("change", "named"),
         [
@@ -980,16 +962,3 @@ class TestImport:
         assert found.startswith("ImportError")
         assert named in found
         assert "found version 9.9" in found
-
-
-@pytest.mark.cluster
-def test_the_example_runs():
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "examples/transfer_queue_put_get.py")],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": PATHS},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert "3 rows back" in run.stdout

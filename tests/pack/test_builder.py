@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     RowBuilder,
     UnsupportedTypeError,
     WireFormatError,
@@ -28,6 +27,7 @@ from jagcodec import (
     stack_or_nest,
     to_rows,
 )
+from jagcodec.errors import ArgumentTypeError
 from tests.helpers import receive, rollout
 
 

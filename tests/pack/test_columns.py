@@ -17,8 +17,6 @@ from tensordict import (
 
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
     decode,
     encode,
     encode_fields,
@@ -29,6 +27,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches, tensors
 from tests.oracle import assert_same, rows_of
 from tests.strategies import lengths_in

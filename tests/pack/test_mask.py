@@ -8,17 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jagcodec import (
-    ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    JagcodecWarning,
-    decode,
-    encode,
-    encode_fields,
-    materialize,
-    pack_jagged_fields,
-)
+from jagcodec import ArgumentError, decode, encode, encode_fields, materialize, pack_jagged_fields
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecWarning
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.testing import tensors
 from tests.helpers import message

@@ -13,9 +13,6 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    FieldSchema,
     UnsupportedTypeError,
     cells,
     decode,
@@ -25,6 +22,8 @@ from jagcodec import (
     pack_rows,
 )
 from jagcodec.cells import python_cells
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.types import FieldSchema
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)
@@ -357,7 +356,7 @@ WRONG = [
     ({"a": [1], "b": [1, 2]}, {}, ArgumentError, r"'b'\): expected 1 rows like 'a', found 2"),
     ({"a": [np.zeros((2, 3)), np.zeros((2, 4))]}, {}, ArgumentError, "row 1: .*tokens, 3"),
     ({"a": [np.zeros(2), np.zeros(2, dtype="f4")]}, {}, ArgumentTypeError, "row 1: .*float32"),
-    ({"a": [np.array([300])]}, {"dtypes": {"a": torch.uint8}}, ArgumentError, "row 0: .*300"),
+    ({"a": [np.array([300])]}, {"dtypes": {"a": torch.uint8}}, ArgumentError, "cell 0: .*300"),
     (
         {"a": [torch.tensor([2**24 + 1])]},
         {"dtypes": {"a": torch.float32}},
@@ -457,7 +456,7 @@ def test_lengths_that_are_none(lengths, error):
         ([[None, -0.5], [-1.0]], "row 0, cell 0"),
         ([[None], [-0.5]], "row 0, cell 0"),
         ([[None, -0.5], [None, -1.0]], "row 0, cell 0"),
-        ([[None], [None, -1.0]], "row 1, cell 0"),
+        ([[None], [None, -1.0]], "row 0, cell 0"),
         ([(None, -0.5)], "row 0, cell 0"),
     ],
 )

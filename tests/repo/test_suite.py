@@ -27,7 +27,7 @@ import os, random
 import torch
 from hypothesis import given, strategies as st
 if "FIRST" in os.environ:
-    import benchmarks.scaling_model  # its source is full of numbers
+    import benchmarks.bytes  # its source is full of numbers
 drawn = open(os.environ["DRAWN"], "w")
 
 @given(st.lists(st.integers() | st.text() | st.floats()), st.randoms(use_true_random=False))

@@ -16,7 +16,6 @@ from hypothesis import given
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictParams
 
 from jagcodec import (
-    ArgumentTypeError,
     MsgpackDecoder,
     MsgpackEncoder,
     UnsupportedTypeError,
@@ -28,6 +27,7 @@ from jagcodec import (
     pack_jagged_fields,
     stack_or_nest,
 )
+from jagcodec.errors import ArgumentTypeError
 from tests.helpers import receive, trip
 from tests.oracle import assert_same
 from tests.strategies import trees
@@ -433,5 +433,5 @@ def test_devices_that_are_not_there(device):
 
 @pytest.mark.parametrize("read", [decode, open_wire, materialize])
 def test_rows_are_no_message(read):
-    with pytest.raises(ArgumentTypeError, match="pack_rows makes a batch of rows"):
+    with pytest.raises(ArgumentTypeError, match="and encode_rows of rows"):
         read([{"ids": [1, 2]}])

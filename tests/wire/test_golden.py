@@ -1,8 +1,9 @@
 """The bytes of the wire, kept: what every kind of value encodes to, and what is refused and why.
 
-`golden/` holds one message per file, with its frames in hex and its value in neutral JSON
-(docs/wire-format.md, section 9), and two lists of hand-made messages: `good.json`, which any reader
-must read, and `bad.json`, which any reader must refuse. The values stand below and in `corpus.py`;
+`golden/` holds three files with a message per line, its frames in hex and its value in neutral JSON
+(docs/wire-format.md, section 9): `encoded.json` is what `encode` writes, `good.json` has hand-made
+messages that any reader must read, and `bad.json` those that any reader must refuse. The values are
+below and in `corpus.py`;
 
     python -m tests.wire.test_golden --write
 
@@ -10,6 +11,7 @@ writes the files from them, so a byte that changes is a decision that shows in a
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -384,21 +386,21 @@ def frames_of(name):
 # --- files -------------------------------------------------------------------------------------
 
 
-def hex_lines(data):
-    """Bytes as lines of hex; a long run of one byte is `00*4096`."""
-    if len(data) > 64 and len(set(data)) == 1:
-        return [f"{data[:1].hex()}*{len(data)}"]
-    return [data[i : i + 32].hex(" ", 4) for i in range(0, len(data), 32)]
+RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
 
 
-def bytes_of(lines):
-    parts = []
-    for line in lines:
-        run = re.fullmatch(r"([0-9a-f]{2})\*(\d+)", line)
-        parts.append(
-            bytes.fromhex(run.group(1)) * int(run.group(2)) if run else bytes.fromhex(line)
-        )
-    return b"".join(parts)
+def hex_of(data):
+    """Bytes as hex; a run of one byte of 16 or more is a word of its own, such as `00*4096`."""
+    words, end = [], 0
+    for run in RUN.finditer(data):
+        words += [data[end : run.start()].hex(), f"{run[1].hex()}*{len(run[0])}"]
+        end = run.end()
+    return " ".join(filter(None, [*words, data[end:].hex()]))
+
+
+def bytes_of(text):
+    words = (word.partition("*") for word in text.split())
+    return b"".join(bytes.fromhex(word) * int(times or 1) for word, _, times in words)
 
 
 def neutral(value):
@@ -408,7 +410,7 @@ def neutral(value):
     if type(value) is float:
         return {"float64": struct.pack(">d", value).hex()}
     if type(value) is bytes:
-        return {"hex": hex_lines(value)}
+        return {"hex": hex_of(value)}
     if type(value) is dict:
         return {"map": [[key, neutral(item)] for key, item in value.items()]}
     if type(value) is tuple and value and type(value[0]) is str and hasattr(Kind, value[0]):
@@ -421,31 +423,17 @@ def read_neutral(message):
     return json.loads(json.dumps(neutral(spec_reader.read(message))))
 
 
-def text(document):
-    return _text(document, "") + "\n"
-
-
-def _text(node, indent):
-    """JSON, each object and long list with a line per item."""
-    flat = json.dumps(node)
-    if not isinstance(node, (dict, list)) or (isinstance(node, list) and len(flat) < 80):
-        return flat
-    deeper = indent + " "
-    if isinstance(node, dict):
-        items = [f"{json.dumps(key)}: {_text(item, deeper)}" for key, item in node.items()]
-    else:
-        items = [_text(item, deeper) for item in node]
-    if len(flat) < 80 or not items:
-        return flat
-    start, end = "{}" if isinstance(node, dict) else "[]"
-    return f"{start}\n{deeper}" + f",\n{deeper}".join(items) + f"\n{indent}{end}"
+def text(cases):
+    """JSON with a line per message."""
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def case(why, message, **more):
     """One message as it stands in a file."""
     if isinstance(message, bytes):
-        return {"why": why, "blob": hex_lines(message), **more}
-    return {"why": why, "frames": [hex_lines(frame) for frame in message], **more}
+        return {"why": why, "blob": hex_of(message), **more}
+    return {"why": why, "frames": [hex_of(frame) for frame in message], **more}
 
 
 def message_of(entry):
@@ -454,25 +442,39 @@ def message_of(entry):
     return [bytes_of(lines) for lines in entry["frames"]]
 
 
+def encoded(name):
+    """The case of one of `VALUES`."""
+    why, _, options = VALUES[name]
+    frames = frames_of(name)
+    value = {} if name in OPAQUE else {"value": read_neutral(frames)}
+    return case(why, frames, options=options, **value)
+
+
+def refused(name):
+    """The case of one of `corpus.BAD`."""
+    reason, why, message = corpus.BAD[name]
+    more = {"may_accept": True} if name in corpus.MAY_ACCEPT else {}
+    return case(why, message, reason=reason, **more)
+
+
 def files():
     """Name to text of every file in `golden/`."""
-    out = {}
-    for name in NAMES:
-        why, _, options = VALUES[name]
-        frames = frames_of(name)
-        value = {} if name in OPAQUE else {"value": read_neutral(frames)}
-        out[f"{name}.json"] = text(case(why, frames, options=options, **value))
     good = {name: case(*entry, value=read_neutral(entry[1])) for name, entry in corpus.GOOD.items()}
-    bad = {}
-    for name, (reason, why, message) in corpus.BAD.items():
-        more = {"may_accept": True} if name in corpus.MAY_ACCEPT else {}
-        bad[name] = case(why, message, reason=reason, **more)
-    out["good.json"], out["bad.json"] = text(good), text(bad)
-    return out
+    return {
+        "encoded.json": text({name: encoded(name) for name in NAMES}),
+        "good.json": text(good),
+        "bad.json": text({name: refused(name) for name in corpus.BAD}),
+    }
 
 
-def load(name):
-    return json.loads((GOLDEN / name).read_text())
+@functools.cache
+def load(file):
+    return json.loads((GOLDEN / file).read_text())
+
+
+def kept(name):
+    """The case of a message that `encode` writes, as the file keeps it."""
+    return load("encoded.json")[name]
 
 
 # --- tests: golden messages --------------------------------------------------------------------
@@ -493,7 +495,7 @@ def unpacked(message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_encode_to_the_golden_bytes(name):
-    golden = message_of(load(f"{name}.json"))
+    golden = message_of(kept(name))
     if name in PACKED:
         assert unpacked(frames_of(name)) == unpacked(golden)
     else:
@@ -505,7 +507,7 @@ def test_values_encode_to_the_golden_bytes(name):
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - OPAQUE))
 def test_the_independent_reader_reads_the_golden_bytes(name):
-    entry = load(f"{name}.json")
+    entry = kept(name)
     golden = message_of(entry)
     assert read_neutral(golden) == entry["value"]
     assert read_neutral(bytes(to_blob(golden))) == entry["value"]
@@ -514,20 +516,25 @@ def test_the_independent_reader_reads_the_golden_bytes(name):
 @pytest.mark.parametrize("name", sorted(OPAQUE))
 def test_the_independent_reader_refuses_what_it_cannot_know(name):
     with pytest.raises(spec_reader.RefusedError):
-        spec_reader.read(message_of(load(f"{name}.json")))
+        spec_reader.read(message_of(kept(name)))
 
 
 def test_files_are_those_of_the_tables():
     """A message that changes is written anew, on purpose, and seen in the diff."""
-    written = {path.name: path.read_text() for path in GOLDEN.glob("*.json")}
     expected = files()
-    assert set(written) == set(expected)
-    for name, content in expected.items():
-        found: Any = written[name]
-        wanted: Any = content
-        if Path(name).stem in PACKED:
-            found, wanted = ({**json.loads(one), "frames": []} for one in (found, content))
-        assert found == wanted, f"{name}: run python -m tests.wire.test_golden --write"
+    assert {path.name for path in GOLDEN.glob("*.json")} == set(expected)
+    for file, content in expected.items():
+        found, wanted = (GOLDEN / file).read_text(), content
+        if file == "encoded.json":
+            found, wanted = (apart_from_packed_frames(one) for one in (found, wanted))
+        assert found == wanted, f"{file}: run python -m tests.wire.test_golden --write"
+
+
+def apart_from_packed_frames(content):
+    cases = json.loads(content)
+    return text(
+        {name: {**cases[name], "frames": []} if name in PACKED else cases[name] for name in cases}
+    )
 
 
 def test_every_kind_has_a_golden_message():
@@ -535,7 +542,7 @@ def test_every_kind_has_a_golden_message():
 
 
 def test_indirect_columns_of_every_kind_have_golden_messages():
-    batch = open_wire(message_of(load("rollout_elided.json")))
+    batch = open_wire(message_of(kept("rollout_elided")))
     message, indexed = message_in(batch), {}
     for name, (_, node) in batch.by_name.items():
         assert (message.leaf(node).runs > 0) == (name != "responses"), name
@@ -558,7 +565,7 @@ def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
         )
         for seed in ("1", "4242")
     ]
-    golden = {name: [frame.hex() for frame in message_of(load(f"{name}.json"))] for name in NAMES}
+    golden = {name: [frame.hex() for frame in message_of(kept(name))] for name in NAMES}
     first, second = (json.loads(run.communicate(timeout=120)[0]) for run in runs)
     assert first == second
     assert {name: first[name] for name in NAMES if name not in PACKED} == {
@@ -568,7 +575,7 @@ def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():
 
 def test_another_version_of_zstd_changes_no_golden_test(monkeypatch):
     """Another level stands for it: other bytes, of which the same message comes out."""
-    golden = load("compressed.json")
+    golden = kept("compressed")
     why, make, options = VALUES["compressed"]
     how = {**options, "compress": ("zstd", 19)}
     monkeypatch.setitem(VALUES, "compressed", (why, make, how))
@@ -583,7 +590,7 @@ def example(title):
     found = re.search(rf"<!-- example: {title} -->\n```text\n(.*?)```", SPEC.read_text(), re.S)
     assert found is not None
     lines = [re.split(r" {3,}", line)[0] for line in found.group(1).splitlines()]
-    return bytes_of(lines)
+    return bytes_of(" ".join(lines))
 
 
 def test_the_specification_explains_the_real_bytes():
@@ -630,7 +637,7 @@ def test_bad_messages_are_refused(name):
 
 NOT_OF_MESSAGES = {
     *("timed_out", "no_peer", "peer_failed"),
-    *("no_such_key", "no_room", "busy"),
+    *("no_such_key", "busy"),
     "conflict",
     *("bad_type", "bad_dtype", "bad_shape", "bad_length", "bad_pad", "bad_option", "row_mismatch"),
     *("row_too_long", "empty_prompt", "no_such_field", "no_such_row", "new_field"),
@@ -722,7 +729,7 @@ READERS = {"decode": decode, "open_wire": opened}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_cut_anywhere_is_refused(name):
-    frames = message_of(load(f"{name}.json"))
+    frames = message_of(kept(name))
     blob = bytes(to_blob(frames))
     ends = [*range(24 + len(frames[0])), len(blob) - 1]
     for read in READERS.values():
@@ -735,7 +742,7 @@ def test_a_message_cut_anywhere_is_refused(name):
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_flipped_bit_gives_a_value_or_the_error(name, reader):
-    frames = message_of(load(f"{name}.json"))
+    frames = message_of(kept(name))
     read = READERS[reader]
     header, blob = bytearray(frames[0]), to_blob(frames)
     for bit in range(8 * len(header)):
@@ -756,4 +763,4 @@ if __name__ == "__main__":
     elif "--print" in sys.argv:
         print(json.dumps({name: [frame.hex() for frame in frames_of(name)] for name in NAMES}))
     elif "--blob" in sys.argv:
-        sys.stdout.buffer.write(to_blob(message_of(load(f"{sys.argv[-1]}.json"))))
+        sys.stdout.buffer.write(to_blob(message_of(kept(sys.argv[-1]))))

@@ -9,16 +9,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import (
-    ArgumentError,
-    TransportError,
-    WireFormatError,
-    decode,
-    encode,
-    materialize,
-    open_wire,
-    to_blob,
-)
+from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
+from jagcodec.errors import TransportError
 from jagcodec.wire import decoder
 from jagcodec.wire.spec import ALIGNMENT, BLOBS, Kind
 

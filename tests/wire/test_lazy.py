@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
-    ArgumentKeyError,
-    FieldSchema,
     WireFormatError,
     decode,
     dump,
@@ -27,7 +25,9 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec._arguments import known_names
+from jagcodec.errors import ArgumentKeyError
 from jagcodec.testing import jagged_batches
+from jagcodec.types import FieldSchema
 from tests.helpers import receive
 from tests.oracle import assert_same, bits, rows_of
 from tests.wire.forge import (

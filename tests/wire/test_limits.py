@@ -10,7 +10,6 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec import (
     ArgumentError,
-    ArgumentTypeError,
     Limits,
     MsgpackDecoder,
     WireFormatError,
@@ -22,6 +21,7 @@ from jagcodec import (
     open_wire,
     to_blob,
 )
+from jagcodec.errors import ArgumentTypeError
 from tests.wire.forge import (
     blob,
     int64s,

@@ -7,8 +7,6 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import (
-    ArgumentKeyError,
-    ArgumentTypeError,
     BatchedDataDict,
     MsgpackEncoder,
     RowBuilder,
@@ -20,6 +18,7 @@ from jagcodec import (
     stack_or_nest,
     to_blob,
 )
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.wire.header import read_header
 from jagcodec.wire.spec import PLAIN, Kind
 from tests.helpers import message, size

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 
-from examples.grpo_demo.batch import PER_TOKEN, make_batch
+from examples import demo
 from jagcodec import (
     MsgpackDecoder,
     MsgpackEncoder,
@@ -24,7 +24,6 @@ from jagcodec import (
     padding_tax,
     register_type,
 )
-from jagcodec.data import rollout_table
 from jagcodec.testing import tensors
 from jagcodec.wire.spec import INTEGER_DTYPES
 from tests.helpers import message, receive, size
@@ -90,13 +89,8 @@ def test_bool_bits_other_than_0_and_1_survive():
 
 
 def test_the_demo_batch_takes_three_quarters_of_its_valid_bytes():
-    batch = make_batch(rollout_table(), 1, 512)
-    fields = {
-        name: column if column.dtype == object else torch.from_numpy(column)
-        for name, column in batch.columns.items()
-    }
-    lengths = torch.from_numpy(batch.columns["input_lengths"])
-    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=PER_TOKEN)
+    columns, lengths = demo.make_batch()
+    td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=demo.PER_TOKEN)
     valid = sum(field.wire_bytes for field in padding_tax(td).columns)
     frames = encode(td, narrow=True)
     assert size(frames) <= 0.75 * valid

@@ -31,9 +31,9 @@ from jagcodec import (
     decode,
     encode,
     encode_fields,
-    register_stdlib_types,
     register_type,
 )
+from jagcodec.stdlib import register_stdlib_types
 from jagcodec.wire import registry
 from jagcodec.wire.registry import restore
 from tests.oracle import assert_same
@@ -254,7 +254,8 @@ def test_a_stranger_adds_no_members_to_flags():
 def test_nothing_is_imported_and_nothing_is_open_without_the_call():
     code = """
     import sys
-    from jagcodec import WireFormatError, register_stdlib_types
+    from jagcodec import WireFormatError
+    from jagcodec.stdlib import register_stdlib_types
     from jagcodec.wire.registry import restore
     import http
     def refused(name, state):

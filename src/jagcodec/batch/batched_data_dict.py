@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from jagcodec._arguments import known_names, whole_number
-from jagcodec.batch.leaves import move_leaf, row_count, row_counts, same_values
+from jagcodec.batch.compare import same_values
+from jagcodec.batch.leaves import move_leaf, row_count, row_counts
 from jagcodec.batch.rows import concat_batches, repeat_rows, select_rows, split_rows
 from jagcodec.errors import ArgumentError
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool

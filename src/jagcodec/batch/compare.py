@@ -18,12 +18,13 @@ from tensordict import (
 )
 from tensordict.tensorclass import NonTensorDataBase
 
-from jagcodec.errors import brief, child_path, shown
-from jagcodec.memory.tensor_bytes import ByteArray, as_bytes
+from jagcodec.errors import brief, child_path, describe, shown
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.numpy_dtypes import cell_bytes
+from jagcodec.wire.registry import registered_name, state_of
 
 LONGEST_VALUE = 80
 """Characters of a value in a `Difference`, at most."""
@@ -35,7 +36,7 @@ class Difference:
 
     Attributes:
         column: Its name, those of nested columns joined with dots; empty for the whole batch, and
-            a path that begins with $ in a value that is no batch.
+            a path that begins with $ in a value that is not a batch.
         row: Its number; None where a whole column differs.
         cell: Indices of the cell within its row, ``(token,)`` or more; None where there are none.
         inside: The path in a row that holds an object; empty where the whole of it differs.
@@ -88,19 +89,27 @@ def first_difference(left: Any, right: Any) -> Difference | None:
         column ids, row 1, cell [1]: value 4 and 5
 
     Args:
-        left: A TensorDict, a dict of columns, or any other value that `encode` takes.
-        right: Another. Neither is changed. Holes of nested tensors, memory maps and whether a
-            tensor is a parameter make no difference.
-
-    Raises:
-        UnsupportedTypeError: An object in one of them is not one that `encode` takes, so that its
-            bits are not known.
+        left: A TensorDict, a dict of columns, or any other value.
+        right: Another. Neither is changed. Holes of nested tensors, devices, memory maps and
+            whether a tensor is a parameter make no difference. Values of registered types are
+            compared by their states, and those of types that are not known by ``==``.
     """
-    for cells in (False, True):
-        found = compare(left, right, WHOLE, cells)
-        if found is not None:
-            return found
-    return None
+    return compare(left, right, WHOLE, False) or compare(left, right, WHOLE, True)
+
+
+def same_values(left: Any, right: Any) -> bool:
+    """Whether two values are the same, as for `first_difference`."""
+    return compare(left, right, WHOLE, True) is None
+
+
+def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of several mappings have the same."""
+    first, *others = metas or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and same_values(other[name], value) for other in others)
+    }
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -108,21 +117,22 @@ def first_difference(left: Any, right: Any) -> Difference | None:
 
 def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     """The first difference at a place; without `cells` none of cells and objects in rows."""
+    if a is b:
+        return None
     if isinstance(a, UnbatchedTensor) and isinstance(b, UnbatchedTensor):
         (size, left), (other, right) = unbatched_parts(a), unbatched_parts(b)
         return _other(at, "batch size", size, other) or compare(left, right, at, cells)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensors(a, b, at, cells)
     if type(a) is not type(b):
-        return replace(at, what="type", left=_type(a), right=_type(b))
-    if isinstance(a, NonTensorStack):
-        return _other(at, "batch size", a.batch_size, b.batch_size) or (
-            _objects(a.tolist(), b.tolist(), at) if cells else None
-        )
-    if isinstance(a, NonTensorDataBase):
-        return _other(at, "batch size", a.batch_size, b.batch_size) or (
-            _objects([a.data], [b.data], at, whole=True) if cells else None
-        )
+        return replace(at, what="type", left=type(a).__name__, right=type(b).__name__)
+    if isinstance(a, (NonTensorStack, NonTensorDataBase)):
+        found = _other(at, "batch size", a.batch_size, b.batch_size)
+        if found is not None or not cells:
+            return found
+        if isinstance(a, NonTensorStack):
+            return _items(a.tolist(), b.tolist(), at, cells)
+        return compare(a.data, b.data, replace(at, inside=at.inside or "$"), cells)
     if isinstance(a, TensorDictBase):
         return _tensordicts(a, b, at, cells)
     if is_tensorclass(a):
@@ -134,20 +144,16 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
             found = compare(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
         return found
     if isinstance(a, (list, tuple)):
-        if len(a) != len(b):
-            return replace(at, what="length", left=str(len(a)), right=str(len(b)))
-        # Most often equal, which their bytes say much sooner.
-        if cells and _same_bytes(a, b):
-            return None
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            found = compare(x, y, _step(at, i), cells)
-            if found is not None:
-                return found
-        return None
+        return _items(a, b, at, cells)
+    if isinstance(a, slice):
+        return _items((a.start, a.stop, a.step), (b.start, b.stop, b.step), at, cells)
     if isinstance(a, np.ndarray):
         return _arrays(a, b, at, cells)
-    if not cells or _same_bytes(a, b):
+    if not cells or _are_same(a, b):
         return None
+    if registered_name(type(a)) is not None:
+        found = compare(state_of(a), state_of(b), at, cells)
+        return found and replace(at, what="value", left=_text(a), right=_text(b))
     return replace(at, what="value", left=_text(a), right=_text(b))
 
 
@@ -162,15 +168,13 @@ def _step(at: Difference, key: Any) -> Difference:
     """A place one key or index further in: the column, then the row, then a path in the row."""
     if at.column == "" and type(key) is str:
         return replace(at, column=key)
-    if at.column.startswith("$") and at.row is None:  # of a value that is no batch
-        step = f"{at.column}[{brief(key)}]" if type(key) is int else child_path(at.column, key)
-        return replace(at, column=step)
-    if at.row is None and type(key) is int and not at.inside:
+    step = f"[{brief(key)}]" if type(key) is int else None
+    if at.column.startswith("$") and at.row is None:  # of a value that is not a batch
+        return replace(at, column=at.column + step if step else child_path(at.column, key))
+    if at.row is None and step and not at.inside:
         return replace(at, row=key)
     inside = at.inside or "$"
-    return replace(
-        at, inside=f"{inside}[{brief(key)}]" if type(key) is int else child_path(inside, key)
-    )
+    return replace(at, inside=inside + step if step else child_path(inside, key))
 
 
 def columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
@@ -194,20 +198,16 @@ def _columns(
 ) -> Difference | None:
     # By items, because a TensorDict iterates over its rows.
     left, right = dict(a.items()), dict(b.items())
-    same = len(left) == len(right) and _same_bytes([*left], [*right])
-    if not same:
+    if not same_values([*left], [*right]):
         return columns_differ(at, [*left], [*right])
+    # Whether the keys are those of columns within a column.
+    nested = isinstance(a, TensorDictBase) and at.column != "" and at.row is None
     for (key, x), y in zip(left.items(), right.values(), strict=True):
-        inner = replace(at, column=f"{at.column}.{key}") if _nests(at, a) else _step(at, key)
+        inner = replace(at, column=f"{at.column}.{key}") if nested else _step(at, key)
         found = compare(x, y, inner, cells)
         if found is not None:
             return found
     return None
-
-
-def _nests(at: Difference, batch: Any) -> bool:
-    """Whether the keys of this are those of columns within a column."""
-    return isinstance(batch, TensorDictBase) and at.column != "" and at.row is None
 
 
 def _tensordicts(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
@@ -216,28 +216,49 @@ def _tensordicts(a: Any, b: Any, at: Difference, cells: bool) -> Difference | No
         return found
     if isinstance(a, LazyStackedTensorDict):
         found = _other(at, "stack dim", a.stack_dim, b.stack_dim)
-        return found or compare(list(a.tensordicts), list(b.tensordicts), at, cells)
+        return found or _items(a.tensordicts, b.tensordicts, at, cells)
     return _columns(a, b, at, cells)
 
 
-def _objects(
-    a: Sequence[Any], b: Sequence[Any], at: Difference, whole: bool = False
-) -> Difference | None:
-    """Objects of rows; or, of the `whole` batch, one of all of them."""
-    if _same_bytes(a, b):
+def _items(a: Sequence[Any], b: Sequence[Any], at: Difference, cells: bool) -> Difference | None:
+    if len(a) != len(b):
+        return replace(at, what="length", left=str(len(a)), right=str(len(b)))
+    kinds = list(map(type, a))
+    if _COMPARED.issuperset(kinds) and kinds == list(map(type, b)) and (not cells or a == b):
         return None
-    for row, (x, y) in enumerate(zip(a, b, strict=True)):
-        inner = replace(at, inside=at.inside or "$") if whole else _step(at, row)
-        found = compare(x, y, inner, False) or compare(x, y, inner, True)
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        found = compare(x, y, _step(at, i), cells)
         if found is not None:
             return found
     return None
 
 
-def _same_bytes(a: Any, b: Any) -> bool:
-    """Whether two values are equal as messages: equal objects give equal bytes."""
-    first, second = (encode([value]) for value in (a, b))
-    return len(first) == len(second) and all(x == y for x, y in zip(first, second, strict=True))
+_COMPARED = frozenset((int, bool, str, bytes, type(None)))
+"""Types of values that are the same if they are equal, and of one type."""
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Whether two values of one type, which hold no columns, are the same."""
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype) and a.tobytes() == b.tobytes()
+    try:
+        return bool(_key(a) == _key(b))
+    except Exception:  # whatever an __eq__ raises
+        return False
+
+
+def _key(value: Any) -> Any:
+    """What equals only the key of the same value."""
+    kind = type(value)
+    if kind is float:
+        return struct.pack("d", value)
+    if kind is complex:
+        return kind, _key(value.real), _key(value.imag)
+    if kind in (set, frozenset):
+        return kind, frozenset(map(_key, value))
+    if kind is tuple:
+        return kind, tuple(map(_key, value))
+    return kind, value
 
 
 # --- cells -------------------------------------------------------------------------------------
@@ -252,17 +273,18 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
     if is_jagged(a):
         return _jagged(a, b, at, cells)
     if a.is_nested:
-        return compare(list(a.unbind()), list(b.unbind()), at, cells)
+        return _items(a.unbind(), b.unbind(), at, cells)
     found = _other(at, "shape", a.shape, b.shape)
     if found is not None:
         return found
-    if a.layout is torch.strided:
+    if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
         return _bits(a, b, at) if cells else None
+    if a.layout is not torch.sparse_coo:  # what `encode` refuses, of which no cell is looked at
+        return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
-        found = found or _tensors(
-            getattr(a, part)(), getattr(b, part)(), _step(at, part.strip("_")), cells
-        )
+        x, y = (getattr(tensor, part)() for tensor in (a, b))
+        found = found or _tensors(x, y, _step(at, part.strip("_")), cells)
     return found
 
 
@@ -273,15 +295,13 @@ def _layout(tensor: torch.Tensor) -> str:
 def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
     left, right = view_of(a, "left"), view_of(b, "right")
     dim = left.ragged_dim
-    found = _other(at, "ragged dim", dim, right.ragged_dim)
-    if found is not None:
-        return found
-    shapes = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
+    shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
     for shape in shapes:
-        shape[dim] = -1
-    texts = [shape_text([None if x == -1 else x for x in shape]) for shape in shapes]
-    found = _other(at, "shape", *texts) or lengths_differ(
-        left.row_splits.lengths, right.row_splits.lengths, at
+        shape[dim] = "*"
+    found = (
+        _other(at, "ragged dim", dim, right.ragged_dim)
+        or _other(at, "shape", *shapes)
+        or _lengths(left.row_splits.lengths, right.row_splits.lengths, at)
     )
     if found is not None or not cells:
         return found
@@ -297,9 +317,7 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     return replace(at, row=row, cell=tuple(index), what="value", left=texts[0], right=texts[1])
 
 
-def lengths_differ(a: Any, b: Any, at: Difference) -> Difference | None:
-    if len(a) != len(b):
-        return replace(at, what="rows", left=str(len(a)), right=str(len(b)))
+def _lengths(a: IntArray, b: IntArray, at: Difference) -> Difference | None:
     rows = np.flatnonzero(a != b)
     if not len(rows):
         return None
@@ -315,6 +333,20 @@ def _bits(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None
     return replace(_at_cell(at, cell), what="value", left=left, right=right)
 
 
+def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
+    found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
+    if found is not None or not cells:
+        return found
+    if a.dtype.hasobject or a.dtype.kind == "T":
+        differences = (compare(a[i], b[i], _at_cell(at, i), cells) for i in np.ndindex(a.shape))
+        return next((each for each in differences if each is not None), None)
+    byte = _first_byte(cell_bytes(a), cell_bytes(b))
+    if byte is None:
+        return None
+    cell = _cell_of(byte // a.itemsize, a.shape)
+    return replace(_at_cell(at, cell), what="value", left=_text(a[cell]), right=_text(b[cell]))
+
+
 def _at_cell(at: Difference, cell: tuple[int, ...]) -> Difference:
     """A cell of a column, whose first index is the row; or of an array in a row."""
     if at.row is None and not at.inside:
@@ -324,10 +356,14 @@ def _at_cell(at: Difference, cell: tuple[int, ...]) -> Difference:
 
 def _first_cell(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...] | None:
     """The index of the first cell whose bits differ, of two tensors of one dtype and shape."""
-    at = _first_byte(as_bytes(a), as_bytes(b))
-    if at is None:
+    if torch.equal(as_words(a), as_words(b.to(a.device))):
         return None
-    return tuple(int(i) for i in np.unravel_index(at // a.dtype.itemsize, tuple(a.shape)))
+    byte = _first_byte(as_bytes(a), as_bytes(b))
+    return None if byte is None else _cell_of(byte // a.dtype.itemsize, tuple(a.shape))
+
+
+def _cell_of(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(place, shape))
 
 
 def _first_byte(a: ByteArray, b: ByteArray) -> int | None:
@@ -343,7 +379,7 @@ _PIECE = 1 << 24
 
 
 def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
-    """Two cells as people read them; with their bits where that says no difference."""
+    """Two cells as people read them; with their bits where that shows no difference."""
     texts = []
     for cell in (a, b):
         try:
@@ -356,24 +392,6 @@ def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
     return [f"{text} (bits {each})".strip() for text, each in zip(texts, bits, strict=True)]
 
 
-def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    found = _other(at, "dtype", a.dtype, b.dtype) or _other(at, "shape", a.shape, b.shape)
-    if found is not None or not cells or _same_bytes(a, b):
-        return found
-    for index in np.ndindex(a.shape):
-        x, y = a[index], b[index]
-        found = compare(x, y, _at_cell(at, index), False) or compare(
-            x, y, _at_cell(at, index), True
-        )
-        if found is not None:
-            return found
-    return None
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
-
-
 def _text(value: Any) -> str:
     """A value in few words, with the bits of a float where it may take them to differ."""
     if isinstance(value, float) and value != value:
@@ -381,12 +399,8 @@ def _text(value: Any) -> str:
     try:
         if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
             return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
-        if isinstance(value, (set, frozenset, np.generic, range, slice, torch.dtype, torch.device)):
+        if isinstance(value, (set, frozenset, np.generic, range, torch.dtype, torch.device)):
             return shown(repr(value)[:1000], LONGEST_VALUE)
-    except (ValueError, RuntimeError):  # an int too long for Python, a slice with an int1 tensor
+    except ValueError:  # an int too long for Python
         pass
     return brief(value)
-
-
-def shape_text(shape: Any) -> str:
-    return str(None if shape is None else ["*" if dim is None else dim for dim in shape])

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.batch.leaves import agreed, concat_leaves, select_leaf
+from jagcodec.batch.compare import agreed
+from jagcodec.batch.leaves import concat_leaves, select_leaf
 from jagcodec.batch.messages import Messages
 from jagcodec.batch.rows import Batch, concat_batches
 from jagcodec.errors import (

@@ -7,15 +7,13 @@ depends on its release (below 0.15 nothing with jagged leaves), so nothing here 
 from __future__ import annotations
 
 import itertools
-import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
@@ -23,8 +21,9 @@ from tensordict import (
     is_tensorclass,
 )
 
+from jagcodec.batch.compare import same_values
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
-from jagcodec.memory.tensor_bytes import as_words, cat_bits
+from jagcodec.memory.tensor_bytes import cat_bits
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -34,7 +33,6 @@ from jagcodec.ragged.nested import (
     view_of,
 )
 from jagcodec.ragged.non_tensor import (
-    LIST_TYPES,
     fields_of,
     holds_rows,
     is_non_tensor,
@@ -56,8 +54,6 @@ from jagcodec.ragged.select import (
 from jagcodec.ragged.select import select_leaf as select_tensordict_leaf
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
-from jagcodec.wire.numpy_dtypes import cell_bytes
-from jagcodec.wire.registry import registered_name, state_of
 
 
 def row_count(column: Any, path: str) -> int | None:
@@ -374,134 +370,3 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
     if isinstance(leaf, torch.Tensor):
         return leaf.to(device, non_blocking=non_blocking)
     return leaf
-
-
-# --- comparing ---------------------------------------------------------------------------------
-
-
-def agreed(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of several mappings have the same."""
-    first, *others = metas or [{}]
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in other and same_values(other[name], value) for other in others)
-    }
-
-
-def same_values(a: Any, b: Any) -> bool:
-    """Whether two values are the same: types, shapes, and every bit, NaN included.
-
-    Containers are compared item by item, dicts in their order, and values of registered types by
-    their states. Tensors are compared wherever they lie, without their gradients; jagged ones by
-    their rows. Values of all other types are the same if they are one object, or if ``a == b`` is
-    exactly True.
-    """
-    if a is b:
-        return True
-    kind = type(a)
-    if kind is not type(b):
-        return False
-    if kind in _SEQUENCES:
-        return _same_items(a, b)
-    if kind is dict:
-        return _same_items(a, b) and _same_items(a.values(), b.values())
-    if kind in (set, frozenset):
-        return _same_members(a, b)
-    if kind is float:
-        return struct.pack("d", a) == struct.pack("d", b)
-    if kind is complex:
-        return _same_items((a.real, a.imag), (b.real, b.imag))
-    if kind is slice:
-        return _same_items((a.start, a.stop, a.step), (b.start, b.stop, b.step))
-    if kind in (np.ndarray, np.memmap) or isinstance(a, np.generic):
-        return _same_arrays(np.asarray(a), np.asarray(b))
-    if isinstance(a, torch.Tensor):
-        return _same_tensors(a, b)
-    if isinstance(a, TensorDictBase) or is_non_tensor(a):
-        return _same_tensordicts(a, b)
-    if registered_name(kind) is not None:
-        return same_values(state_of(a), state_of(b))
-    try:
-        return (a == b) is True
-    except Exception:  # whatever an __eq__ raises
-        return False
-
-
-_SEQUENCES = (*LIST_TYPES, tuple, torch.Size)
-
-
-def _same_items(a: Collection[Any], b: Collection[Any]) -> bool:
-    return len(a) == len(b) and all(map(same_values, a, b))
-
-
-def _same_members(a: Collection[Any], b: Collection[Any]) -> bool:
-    rest = list(b)
-    for item in a:
-        at = next((i for i, other in enumerate(rest) if same_values(item, other)), None)
-        if at is None:
-            return False
-        del rest[at]
-    return not rest
-
-
-def _same_arrays(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if a.dtype.hasobject or a.dtype.kind == "T":
-        return _same_items(a.reshape(-1).tolist(), b.reshape(-1).tolist())
-    return np.array_equal(cell_bytes(a), cell_bytes(b))
-
-
-_COMPARED_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor)
-
-
-def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or a.layout != b.layout or a.is_nested != b.is_nested:
-        return False
-    if a.is_meta or b.is_meta:  # no values to compare
-        return False
-    if is_jagged(a):
-        return _same_rows(view_of(a, "a jagged tensor"), view_of(b, "a jagged tensor"))
-    if type(a) not in _COMPARED_TYPES or a.is_quantized:
-        return False
-    a, b = a.detach(), b.detach()
-    if a.is_nested:
-        return _same_items(a.unbind(), b.unbind())
-    if a.shape != b.shape:
-        return False
-    if a.layout is torch.strided:
-        return torch.equal(as_words(a), as_words(b.to(a.device)))
-    if a.layout is torch.sparse_coo:
-        return a.is_coalesced() == b.is_coalesced() and _same_items(
-            (a._indices(), a._values()), (b._indices(), b._values())
-        )
-    if a.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return _same_items(
-            (a.crow_indices(), a.col_indices(), a.values()),
-            (b.crow_indices(), b.col_indices(), b.values()),
-        )
-    if a.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return _same_items(
-            (a.ccol_indices(), a.row_indices(), a.values()),
-            (b.ccol_indices(), b.row_indices(), b.values()),
-        )
-    return False
-
-
-def _same_rows(a: RaggedView, b: RaggedView) -> bool:
-    return (
-        a.ragged_dim == b.ragged_dim
-        and np.array_equal(a.row_splits.lengths, b.row_splits.lengths)
-        and same_values(values_of(a), values_of(b))
-    )
-
-
-def _same_tensordicts(a: Any, b: Any) -> bool:
-    if a.batch_size != b.batch_size:
-        return False
-    if isinstance(a, NonTensorData):
-        return same_values(a.data, b.data)
-    if isinstance(a, LazyStackedTensorDict):
-        return a.stack_dim == b.stack_dim and _same_items(a.tensordicts, b.tensordicts)
-    return same_values(dict(a.items()), dict(b.items()))

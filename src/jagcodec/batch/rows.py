@@ -16,7 +16,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import whole_number
-from jagcodec.batch.leaves import agreed, concat_leaves, row_counts, select_leaf
+from jagcodec.batch.compare import agreed
+from jagcodec.batch.leaves import concat_leaves, row_counts, select_leaf
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of

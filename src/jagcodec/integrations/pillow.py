@@ -6,15 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from jagcodec.integrations._needed import needed
 from jagcodec.wire.registry import register_type
 
-try:
+with needed(__name__, "Pillow: pip install 'jagcodec[pillow]'"):
     from PIL import Image, ImageFile, PngImagePlugin
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.pillow needs Pillow: pip install 'jagcodec[pillow]'",
-        name=_error.name,
-    ) from _error
 
 
 def register_images() -> None:

@@ -5,33 +5,30 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
+from jagcodec.integrations._needed import needed
 from jagcodec.integrations._reducers import Reducer, carry, restore
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
 from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import encode
+from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-try:
+with needed(__name__, "Ray: pip install 'jagcodec[ray]'"):
     import ray.cloudpickle  # noqa: F401
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.ray needs Ray: pip install 'jagcodec[ray]'", name=_error.name
-    ) from _error
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)
 
 
-def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None = None) -> None:
+def register(**options: Unpack[EncodeOptions]) -> None:
     """Make Ray write batches to its object store in this wire format, from this process.
 
     Example:
@@ -44,8 +41,8 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
             td = ray.get(ray.put(td))
 
     Args:
-        allow_pickle: Pickle objects inside batches that cannot be encoded, instead of raising.
-        default: As for `encode`: what to write in place of an object that cannot be encoded.
+        options: Those of `encode`, such as `allow_pickle` and `default` for objects inside batches
+            that cannot be encoded.
 
     Raises:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
@@ -66,8 +63,7 @@ def register(*, allow_pickle: bool = False, default: Callable[[Any], Any] | None
     this way: it finds no ObjectRef there (`encode` raises for those) and no tensor to send by a
     `tensor_transport`.
     """
-    read = _with_pickles if allow_pickle else _value
-    carry(reducers(read, allow_pickle=allow_pickle, default=default))
+    carry(reducers(_with_pickles if options.get("allow_pickle") else _value, **options))
 
 
 def unregister() -> None:
@@ -92,7 +88,7 @@ def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> 
 
 
 # Above this threshold Ray starts six threads for each buffer and waits for them. Up to eight times
-# the threshold, that takes longer than the copy: see `python -m benchmarks.ray_store`.
+# the threshold, that takes longer than the copy: see `python -m benchmarks.planes`.
 _COPIED_AT_ONCE = 1 << 20
 _WORTH_THREADS = 8 << 20
 

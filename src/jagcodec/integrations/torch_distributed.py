@@ -1,9 +1,9 @@
 """Batches between the ranks of a `torch.distributed` job, with jagged and object columns.
 
-Every collective here has the same steps. All ranks exchange a row of integers: which function each
-one calls, who failed, and how large the headers are. The headers follow. All ranks then report
-whether they could allocate memory for the announced buffers. Finally the buffers of each message
-are sent from where they are, each large column in one transfer, without padding and without pickle.
+Both functions have the same steps. All ranks exchange a row of integers: which function each one
+calls, whether it failed, and how large its header is. The headers follow. All ranks then report
+whether they could read them and allocate memory for the buffers. Finally the buffers are sent from
+where they are, each large column in one transfer, without padding and without pickle.
 
 On a backend for CPU tensors (gloo, mpi) the buffers are sent from host memory to host memory. With
 NCCL, dense and jagged tensors on the current CUDA device are sent from there to the receiver's
@@ -16,26 +16,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from jagcodec._arguments import usable_device
-from jagcodec.batch.rows import Batch, concat_batches, split_rows
+from jagcodec.batch.join import concat_rows
+from jagcodec.batch.rows import Batch
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentTypeError,
     TransportError,
     TransportTimeoutError,
+    WireFormatError,
     brief,
 )
-from jagcodec.integrations._rank_message import RankMessage, packed_meta, read_meta
 from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.wire.encoder import encode, encode_resident
+from jagcodec.wire.decoder import decode_resident
+from jagcodec.wire.encoder import encode_resident
 from jagcodec.wire.frames import buffer_bytes, writable
-from jagcodec.wire.limits import Limits
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.header import read_header
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 
 if not dist.is_available():
     raise ModuleNotFoundError(
@@ -44,9 +45,7 @@ if not dist.is_available():
         name="torch.distributed",
     )
 
-__all__ = ["all_gather_rows", "broadcast", "recv", "scatter_rows", "send"]
-
-T = TypeVar("T")
+__all__ = ["all_gather_rows", "broadcast"]
 
 
 def broadcast(
@@ -72,24 +71,24 @@ def broadcast(
         >>> dist.destroy_process_group()
 
     Args:
-        batch: On rank `src` anything that `encode` takes, or a `WireBatch` (all of which is
-            read); None on the other ranks.
+        batch: On rank `src` anything that `encode` accepts, such as a TensorDict or a `WireBatch`;
+            None on the other ranks.
         src: The global rank that has the batch, as for `torch.distributed.broadcast`.
         group: The ranks that take part, by default all. Each of them must make this call.
         device: Where to put tensors on this rank. None: the CPU, except that with NCCL, tensors
             from the sender's CUDA device go to this rank's current CUDA device.
         allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
         default: As for `encode`.
-        limits: As for `decode`. What a rank announces has been received before they are looked at.
+        limits: As for `decode`. They are checked before memory is allocated.
 
     Returns:
         The batch. On rank `src` it is the object that was passed or, if `device` is given, a
         value that may alias it; on other ranks it owns its memory.
 
     Raises:
-        TransportError: Rank `src` or another rank failed before anything was sent, or could not
-            allocate memory for the batch; the error names the rank, and repeats its own. Or the
-            connection to a rank was lost.
+        TransportError: Another rank failed before the buffers were sent: it could not encode its
+            batch, read a header, or allocate memory. The error names the rank, and repeats its
+            own. Or the connection to a rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
         ArgumentError: Ranks called different functions, or passed a different `src` (every rank
             raises); a rank other than `src` passed a batch; `src` or this process is not in the
@@ -98,84 +97,15 @@ def broadcast(
         WireFormatError: As `decode`, only on the rank that cannot decode the message; `.path`
             names the rank that sent it.
     """
-    line = _line(group, "broadcast")
-    target: torch.device | None = None
-    message: RankMessage | None = None
+    exchange = _exchange(group, "broadcast", device, allow_pickle, limits)
 
-    def prepare() -> None:
-        nonlocal target, message
-        target = usable_device(device, "broadcast(device)")
-        if line.is_source(src, batch, "batch"):
-            message = line.message(_readable(batch), allow_pickle, default)
+    def prepare() -> _Message | None:
+        return exchange.message(batch, default) if exchange.is_source(src, batch) else None
 
-    sizes = line.agree(src, prepare, lambda: [message.size if message else 0] * line.world)
-    place = line.ranks.index(src)
-    (received,) = line.broadcast(src, {place: sizes[place][0]}, message)
-    if message is not None and target is None:
+    sent, (received,) = exchange.messages(src, prepare)
+    if sent and device is None:
         return batch
-    return received.value(target, allow_pickle, limits)
-
-
-def scatter_rows(
-    batch: Batch | None,
-    src: int,
-    group: dist.ProcessGroup | None = None,
-    *,
-    device: torch.device | str | None = None,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-    limits: Limits | None = None,
-) -> Any:
-    """Scatter one rank's rows: rank i of the group receives the i-th contiguous part.
-
-    Example:
-        >>> import torch, torch.distributed as dist
-        >>> from jagcodec import BatchedDataDict
-        >>> from jagcodec.integrations.torch_distributed import scatter_rows
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> scatter_rows(BatchedDataDict(x=torch.arange(3)), src=0)["x"].tolist()
-        [0, 1, 2]
-        >>> dist.destroy_process_group()
-
-    Args:
-        batch: On rank `src` a TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns;
-            None on the other ranks.
-        src: The global rank that has the batch.
-        group: As for `broadcast`.
-        device: As for `broadcast`.
-        allow_pickle: As for `broadcast`.
-        default: As for `encode`.
-        limits: As for `broadcast`.
-
-    Returns:
-        This rank's part of ``split_rows(batch, world_size)``: parts differ by one row at most,
-        longer ones first. On rank `src` it may alias `batch`.
-
-    Raises:
-        ArgumentTypeError: On rank `src`, `batch` is not a kind of batch that has rows; the others
-            raise TransportError.
-        JagcodecError: As `broadcast`.
-    """
-    line = _line(group, "scatter_rows")
-    target: torch.device | None = None
-    mine: Any = None
-    messages: list[RankMessage] = []
-
-    def prepare() -> None:
-        nonlocal target, mine
-        target = usable_device(device, "scatter_rows(device)")
-        if line.is_source(src, batch, "batch"):
-            parts = _parts(_readable(batch), line.world, line.where)
-            mine = parts[line.place]
-            messages.extend(line.message(part, allow_pickle, default) for part in parts)
-
-    sizes = line.agree(
-        src, prepare, lambda: [message.size for message in messages] or [0] * line.world
-    )
-    received = line.scatter(src, sizes[line.ranks.index(src)][line.place], messages)
-    if messages and target is None:
-        return mine
-    return received.value(target, allow_pickle, limits)
+    return exchange.value(received)
 
 
 def all_gather_rows(
@@ -212,125 +142,43 @@ def all_gather_rows(
         ``concat_rows`` of all batches, in new memory.
 
     Raises:
-        ArgumentError: As `broadcast`; or the batches differ in their columns, as for
-            `concat_rows`, in which case every rank raises.
+        ArgumentError: As `broadcast`. If the batches differ in their columns, or one of them is
+            not a kind of batch that has rows, every rank raises the error of `concat_rows`.
         JagcodecError: As `broadcast`. A rank whose batch cannot be encoded raises the error of
             `encode`; the others raise TransportError.
     """
-    line = _line(group, "all_gather_rows")
-    target: torch.device | None = None
-    message: RankMessage | None = None
-
-    def prepare() -> None:
-        nonlocal target, message
-        target = usable_device(device, "all_gather_rows(device)")
-        whole = _readable(batch)
-        # Checks that this batch has rows before the other ranks wait for them.
-        _parts(whole, 1, line.where)
-        message = line.message(whole, allow_pickle, default)
-
-    sizes = line.agree(0, prepare, lambda: [message.size if message else 0] * line.world)
-    received = line.broadcast(0, {i: row[line.place] for i, row in enumerate(sizes)}, message)
-    values = [one.value(target, allow_pickle, limits) for one in received]
-    return concat_batches(values, "concat_rows")
-
-
-def send(
-    batch: Any,
-    dst: int,
-    group: dist.ProcessGroup | None = None,
-    *,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-) -> None:
-    """Send a batch to one rank, which calls `recv`.
-
-    When this returns, the batch may be written to again.
-
-    Example:
-        See `docs/torch-distributed.md`.
-
-    Args:
-        batch: Anything that `encode` takes, or a `WireBatch`.
-        dst: The global rank to send it to.
-        group: As for `broadcast`, but only the two ranks make the call.
-        allow_pickle: As for `encode`.
-        default: As for `encode`.
-
-    Raises:
-        UnsupportedTypeError: As `encode`; rank `dst` raises TransportError.
-        TransportError: The connection to rank `dst` was lost.
-        TransportTimeoutError: The group's time-out passed.
-        ArgumentError: `dst` is this rank or not in the group; or there is no process group.
-    """
-    line = _line(group, "send")
-    line.check_peer(dst, "dst")
-    try:
-        message = line.message(_readable(batch), allow_pickle, default)
-    except Exception as error:
-        text = _words(error)
-        line.send_tensors(dst, [_numbers([_FAILED, len(text)]), _tensor(text)])
-        raise
-    line.send_tensors(dst, [_numbers([_FINE, message.size]), message.meta])
-    line.send_buffers(message, dst)
-
-
-def recv(
-    src: int,
-    group: dist.ProcessGroup | None = None,
-    *,
-    device: torch.device | str | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """Receive a batch from one rank, which calls `send`.
-
-    Example:
-        See `docs/torch-distributed.md`.
-
-    Args:
-        src: The global rank that sends it.
-        group: As for `send`.
-        device: As for `broadcast`.
-        allow_pickle: As for `decode`.
-        limits: As for `broadcast`.
-
-    Returns:
-        The value, which owns its memory.
-
-    Raises:
-        TransportError: Rank `src` could not encode its batch (the error repeats its own), or the
-            connection was lost.
-        TransportTimeoutError: The group's time-out passed.
-        WireFormatError: As `decode`.
-        ArgumentError: `src` is this rank or not in the group; there is no process group; or
-            `device` is not a valid device.
-    """
-    line = _line(group, "recv")
-    line.check_peer(src, "src")
-    target = usable_device(device, "recv(device)")
-    status, size = line.receive_tensor(src, 16).view(torch.int64).tolist()
-    if status not in (_FINE, _FAILED) or not 0 <= size <= (_MOST_WORDS if status else size):
-        raise line.peer_sent(src, [status, size])
-    if status == _FAILED:
-        raise line.peer_failed(src, line.receive_tensor(src, size))
-    received = line.room(line.receive_tensor(src, size), src)
-    return line.receive_buffers(src, received).value(target, allow_pickle, limits)
+    exchange = _exchange(group, "all_gather_rows", device, allow_pickle, limits)
+    _, received = exchange.messages(None, lambda: exchange.message(batch, default))
+    return concat_rows([exchange.value(message) for message in received])
 
 
 # --- messages ----------------------------------------------------------------------------------
 
 
-_FINE, _FAILED = 0, 1
-_MOST_WORDS = 4096
-"""Bytes of what a rank says of its failure."""
-_NAMES = ("broadcast", "scatter_rows", "all_gather_rows", "send", "recv")
+class _Message(NamedTuple):
+    """A message as tensors of bytes.
+
+    Attributes:
+        meta: On the CPU: the header, then one flag per buffer: whether it stays on its device.
+        buffers: The frames after the header.
+        origin: The function that is running, and the rank that sends the message.
+    """
+
+    meta: torch.Tensor
+    buffers: list[torch.Tensor]
+    origin: str
+
+    @property
+    def header(self) -> torch.Tensor:
+        return self.meta[: self.meta.numel() - len(self.buffers)]
+
+    @property
+    def kept(self) -> list[bool]:
+        return _flags(self.meta, len(self.buffers))
 
 
-def _numbers(numbers: Sequence[int]) -> torch.Tensor:
-    # On the CPU, whatever `torch.set_default_device` says: a tensor on another device makes gloo
-    # terminate the process.
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu").view(torch.uint8)
+def _flags(meta: torch.Tensor, count: int) -> list[bool]:
+    return meta[meta.numel() - count :].bool().tolist()
 
 
 def _tensor(data: Any) -> torch.Tensor:
@@ -338,82 +186,66 @@ def _tensor(data: Any) -> torch.Tensor:
     return torch.from_numpy(writable(buffer_bytes(data, "frame"), copy=False))
 
 
-def _is_one_of(ranks: Sequence[int], rank: Any) -> bool:
-    # A bool is an Integral too, and 1.0 is in [1].
-    return isinstance(rank, Integral) and not isinstance(rank, bool) and rank in ranks
-
-
-def _wait(works: Sequence[Any]) -> None:
-    for work in works:
-        work.wait()
-
-
-def _words(error: BaseException) -> bytes:
-    return f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
-
-
-def _readable(batch: Any) -> Any:
-    return batch.to_tensordict() if isinstance(batch, WireBatch) else batch
-
-
-def _parts(batch: Any, count: int, where: str) -> list[Any]:
+@contextmanager
+def _named(origin: str) -> Iterator[None]:
+    """Put the rank that sent a message before the path of what is wrong with it."""
     try:
-        return split_rows(batch, count)
-    except (ArgumentError, ArgumentTypeError) as error:  # which name the function
-        path = error.path.replace("split_rows", where, 1)
-        raise type(error)(error.reason, path, error.detail) from error
+        yield
+    except WireFormatError as error:
+        path = f"{origin}: {error.path}"
+        raise WireFormatError(error.reason, path, error.detail) from error
 
 
 # --- a group -----------------------------------------------------------------------------------
 
 
-def _line(group: dist.ProcessGroup | None, where: str) -> _Line:
-    """A group as this rank sees it.
+def _exchange(
+    group: dist.ProcessGroup | None,
+    where: str,
+    device: Any,
+    allow_pickle: bool,
+    limits: Limits | None,
+) -> _Exchange:
+    """A call of this rank to the others of a group.
 
     Raises:
         ArgumentError: There is no process group, or this process is not in it.
     """
     if not dist.is_initialized():
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(group)",
-            "expected a process group, found none; call torch.distributed.init_process_group",
-        )
+        detail = "expected a process group, found none; call torch.distributed.init_process_group"
+        raise _bad_group(where, detail)
     try:
         place = dist.get_rank(group)
     except ValueError as error:
-        raise ArgumentError(
-            "bad_option", f"{where}(group)", f"expected a process group of this job: {error}"
-        ) from error
+        raise _bad_group(where, f"expected a process group of this job: {error}") from error
     if place < 0:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(group)",
-            f"expected a group that this process is in, found one without rank {dist.get_rank()}",
-        )
-    ranks = dist.get_process_group_ranks(group)
-    backends = _backends(group)
+        without = f"found one without rank {dist.get_rank()}"
+        raise _bad_group(where, f"expected a group that this process is in, {without}")
+    # Device type to backend, out of "cpu:gloo,cuda:nccl".
+    pairs = dist.get_backend_config(group).split(",")
+    backends = dict(pair.split(":", 1) for pair in pairs)
     cuda = None
     if backends.get("cuda") == "nccl":
         cuda = torch.device("cuda", torch.cuda.current_device())
     if "cpu" not in backends and cuda is None:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(group)",
-            f"expected a backend for CPU tensors, or NCCL, found {backends}",
-        )
+        expected = "expected a backend for CPU tensors, or NCCL"
+        raise _bad_group(where, f"{expected}, found {backends}")
     host = torch.device("cpu") if "cpu" in backends or cuda is None else cuda
-    return _Line(group, where, place, ranks, host, cuda)
+    ranks = dist.get_process_group_ranks(group)
+    return _Exchange(group, where, place, ranks, host, cuda, device, allow_pickle, limits)
 
 
-def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
-    """Device type to backend, out of ``"cpu:gloo,cuda:nccl"``."""
-    pairs = dist.get_backend_config(group).split(",")
-    return dict(pair.split(":", 1) for pair in pairs)
+def _bad_group(where: str, detail: str) -> ArgumentError:
+    return ArgumentError("bad_option", f"{where}(group)", detail)
 
 
-class _Line(NamedTuple):
-    """A group, and how bytes are transferred in it.
+_NAMES = ("broadcast", "all_gather_rows")
+_MOST_WORDS = 4096
+"""Bytes of what a rank says of its failure."""
+
+
+class _Exchange(NamedTuple):
+    """One call of a function above, and how bytes are transferred in its group.
 
     Attributes:
         where: The public function that is running, for errors.
@@ -430,16 +262,13 @@ class _Line(NamedTuple):
     ranks: list[int]
     host: torch.device
     resident: torch.device | None
+    device: Any
+    allow_pickle: bool
+    limits: Limits | None
 
-    @property
-    def world(self) -> int:
-        return len(self.ranks)
-
-    # Checks, and agreement between the ranks
-
-    def is_source(self, src: Any, batch: Any, name: str) -> bool:
+    def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
-        if not _is_one_of(self.ranks, src):
+        if not self._is_rank(src):
             raise ArgumentError(
                 "bad_option",
                 f"{self.where}(src)",
@@ -450,102 +279,194 @@ class _Line(NamedTuple):
         if batch is not None:
             raise ArgumentError(
                 "conflict",
-                f"{self.where}({name})",
+                f"{self.where}(batch)",
                 f"expected None on every rank but src={src}, found {type(batch).__name__} on "
                 f"rank {self.ranks[self.place]}",
             )
         return False
 
-    def check_peer(self, peer: Any, name: str) -> None:
-        others = [rank for rank in self.ranks if rank != self.ranks[self.place]]
-        if not _is_one_of(others, peer):
-            raise ArgumentError(
-                "bad_option",
-                f"{self.where}({name})",
-                f"expected the global rank of another member, one of {others}, found {peer!r:.80}",
+    def _is_rank(self, src: Any) -> bool:
+        # A bool is an Integral too, and 1.0 is in [1].
+        return isinstance(src, Integral) and not isinstance(src, bool) and src in self.ranks
+
+    def message(self, batch: Any, default: Callable[[Any], Any] | None) -> _Message:
+        """A batch encoded, ready to be sent."""
+        header, *frames = encode_resident(
+            batch, self.resident, allow_pickle=self.allow_pickle, default=default
+        )
+        flags = bytes(isinstance(frame, torch.Tensor) for frame in frames)
+        buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in frames]
+        return _Message(_tensor(bytes(header) + flags), buffers, self._origin(self.place))
+
+    def value(self, message: _Message) -> Any:
+        """The batch of a message."""
+        with _named(message.origin):
+            return decode_resident(
+                message.header.numpy(),
+                message.buffers,
+                message.kept,
+                device=usable_device(self.device, f"{self.where}(device)"),
+                allow_pickle=self.allow_pickle,
+                limits=self.limits,
             )
 
-    def agree(
-        self,
-        src: Any,
-        prepare: Callable[[], None],
-        sizes: Callable[[], list[int]] | None = None,
-    ) -> list[list[int]]:
+    def messages(
+        self, src: int | None, prepare: Callable[[], _Message | None]
+    ) -> tuple[bool, list[_Message]]:
+        """Whether this rank sent a message, and the message of rank `src`, or those of all."""
+        mine: list[_Message] = []
+        rooms: list[_Message] = []
+
+        def start() -> tuple[int, int]:
+            usable_device(self.device, f"{self.where}(device)")
+            usable_limits(self.limits or DEFAULT_LIMITS, f"{self.where}(limits)")
+            message = prepare()
+            if message is None:
+                return 0, 0
+            mine.append(message)
+            return message.meta.numel(), len(message.buffers)
+
+        sizes = self._agree(src, start)
+        places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
+        metas = [
+            self._broadcast_bytes(place, sizes[place][0], mine[0].meta if mine else None)
+            for place in places
+        ]
+
+        def make_room() -> tuple[int, int]:
+            for place, meta in zip(places, metas, strict=True):
+                own = mine and place == self.place
+                rooms.append(mine[0] if own else self._room(place, meta, sizes[place][1]))
+            return 0, 0
+
+        self._agree(src, make_room)
+        # Those on the host, copied to where the group transfers them.
+        moving = [[self._outgoing(b) for b in message.buffers] for message in rooms]
+        with self._reported():
+            works = [
+                dist.broadcast(buffer, self.ranks[place], self.group, async_op=True)
+                for place, buffers in zip(places, moving, strict=True)
+                for buffer in buffers
+                if buffer.numel()
+            ]
+            for work in works:
+                work.wait()
+        received = []
+        for message, buffers in zip(rooms, moving, strict=True):
+            pairs = zip(buffers, message.kept, strict=True)
+            arrived = [buffer if stays else buffer.cpu() for buffer, stays in pairs]
+            received.append(message._replace(buffers=arrived))
+        return bool(mine), received
+
+    def _room(self, place: int, meta: torch.Tensor, count: int) -> _Message:
+        """A message to be received, with memory for its buffers."""
+        origin = self._origin(place)
+        with _named(origin):
+            header = read_header(
+                meta[: max(meta.numel() - count, 0)].numpy(), self.limits or DEFAULT_LIMITS
+            )
+            if len(header.stored) != count:
+                found = f"found {len(header.stored)}"
+                raise WireFormatError("bad_header", "header", f"expected {count} frames, {found}")
+        places = [(stays and self.resident) or self.host for stays in _flags(meta, count)]
+        buffers = [
+            Wanted((size,), torch.uint8, device)
+            for size, device in zip(header.stored, places, strict=True)
+        ]
+        with self._has_room(place, sum(header.stored)):
+            allocate(buffers)
+        return _Message(meta, [buffer.tensor for buffer in buffers], origin)
+
+    # What the ranks tell each other
+
+    def _agree(
+        self, src: int | None, prepare: Callable[[], tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         """Call `prepare`, and tell all ranks the outcome, so that none waits for one that failed.
 
         Returns:
-            For each rank, the sizes of the headers that it has for each rank, if `sizes` is given.
+            What it returned on each rank: the size of its meta, and how many buffers it sends.
 
         Raises:
             JagcodecError: Some rank failed, or the ranks do not make the same call.
         """
         failure: Exception | None = None
-        text = b""
+        words, numbers = b"", (0, 0)
         try:
-            prepare()
+            numbers = prepare()
         except Exception as error:
-            failure, text = error, _words(error)
-        call = [_NAMES.index(self.where), src if _is_one_of(self.ranks, src) else -1]
-        mine = [0] * self.world if failure or sizes is None else sizes()
-        table = self._exchanged([*call, len(text), *mine])
-        for rank, row in zip(self.ranks, table, strict=True):
+            failure = error
+            words = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
+        call = [_NAMES.index(self.where), src if self._is_rank(src) else -1]
+        table = self._exchanged([*call, len(words), *numbers])
+        for place, row in enumerate(table):
             known = 0 <= row[0] < len(_NAMES) and 0 <= row[2] <= _MOST_WORDS
-            if not known or min(row[3:], default=0) < 0:
-                raise self.peer_sent(rank, row)
-        failed = [i for i, row in enumerate(table) if row[2]]
-        if failed:
-            first = failed[0]
-            words = self._broadcast_tensor(first, table[first][2], text if failure else None)
-            raise failure or self.peer_failed(self.ranks[first], words)
+            if not known or not 0 <= row[4] <= row[3]:
+                raise self._failed(
+                    place,
+                    f"expected what this function sends, found the numbers {brief(row)}; run the "
+                    "same version of jagcodec on every rank, and make the group anew",
+                )
+        failed = next((place for place, row in enumerate(table) if row[2]), None)
+        if failed is not None:
+            words = bytes(self._broadcast_bytes(failed, table[failed][2], _tensor(words)).numpy())
+            said = words.decode(errors="replace")
+            raise failure or self._failed(
+                failed, f"expected this rank to take part, found that it failed: {said}"
+            )
         if any(row[:2] != table[0][:2] for row in table):
             calls = ", ".join(
-                f"{_NAMES[row[0]]}(src={row[1]}) on rank {rank}"
+                f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
                 for row, rank in zip(table, self.ranks, strict=True)
             )
             raise ArgumentError(
                 "conflict", self.where, f"expected the same call on every rank, found {calls}"
             )
-        return [row[3:] for row in table]
+        return [(row[3], row[4]) for row in table]
 
-    def _exchanged(self, row: list[int]) -> list[list[int]]:
+    def _exchanged(self, row: Sequence[Any]) -> list[list[int]]:
         mine = torch.tensor(row, dtype=torch.int64, device=self.host)
         rows = [torch.empty_like(mine) for _ in self.ranks]
-        with self.reported():
+        with self._reported():
             dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
-    def peer_failed(self, rank: int, words: torch.Tensor) -> TransportError:
-        text = bytes(words.numpy()).decode(errors="replace")
-        return TransportError(
-            "peer_failed",
-            f"{self.where}, rank {rank}",
-            f"expected this rank to take part, found that it failed: {text}",
-        )
+    def _broadcast_bytes(self, place: int, size: int, mine: torch.Tensor | None) -> torch.Tensor:
+        """So many bytes of the rank at this place, on the CPU of every rank."""
+        with self._has_room(place, size):
+            tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
+        if place == self.place and mine is not None:
+            tensor = self._outgoing(mine)
+        with self._reported():
+            dist.broadcast(tensor, self.ranks[place], group=self.group)
+        return tensor.cpu()
 
-    def peer_sent(self, rank: int, numbers: list[int]) -> TransportError:
-        return TransportError(
-            "peer_failed",
-            f"{self.where}, rank {rank}",
-            f"expected what this function sends, found the numbers {brief(numbers)}; run the same "
-            "version of jagcodec on every rank, and make the group anew",
-        )
+    def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
+
+    # Errors
+
+    def _origin(self, place: int) -> str:
+        return f"{self.where}, rank {self.ranks[place]}"
+
+    def _failed(self, place: int, detail: str) -> TransportError:
+        return TransportError("peer_failed", self._origin(place), detail)
 
     @contextmanager
-    def has_room(self, rank: int, size: int) -> Iterator[None]:
-        """Say who announced what does not fit into memory."""
+    def _has_room(self, place: int, size: int) -> Iterator[None]:
+        """Name the rank that announced what does not fit into memory."""
         try:
             yield
         # Of torch, which has many words for it, of numpy, and of Python.
         except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
-            raise TransportError(
-                "peer_failed",
-                f"{self.where}, rank {rank}",
+            raise self._failed(
+                place,
                 f"expected a message that fits into this rank's memory, found one of {size} bytes: "
                 f"{type(error).__name__}: {error!s:.200}",
             ) from error
 
     @contextmanager
-    def reported(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         """Raise the backends' errors about lost peers and time-outs as errors of this library."""
         try:
             yield
@@ -560,129 +481,3 @@ class _Line(NamedTuple):
                 "expected every rank of the group to take part, found that one did not: "
                 f"{error!s:.400}. Messages may be lost: make the group anew",
             ) from error
-
-    # Bytes
-
-    def message(
-        self, obj: Any, allow_pickle: bool, default: Callable[[Any], Any] | None
-    ) -> RankMessage:
-        """A value encoded as a message, ready to be sent."""
-        frames: Sequence[Any]
-        if self.resident is None:
-            frames = encode(obj, allow_pickle=allow_pickle, default=default)
-        else:
-            frames = encode_resident(obj, self.resident, allow_pickle=allow_pickle, default=default)
-        header: Any
-        header, *rest = frames
-        kept = bytes(isinstance(frame, torch.Tensor) for frame in rest)
-        buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in rest]
-        meta = _tensor(packed_meta(header, kept, [buffer.numel() for buffer in buffers]))
-        origin = f"{self.where}, rank {self.ranks[self.place]}"
-        flags = [bool(flag) for flag in kept]
-        return RankMessage(meta, memoryview(header), flags, buffers, origin)
-
-    def room(self, meta: torch.Tensor, rank: int) -> RankMessage:
-        """Allocate the buffers of a message that is about to be received from a rank."""
-        origin = f"{self.where}, rank {rank}"
-        header, kept, sizes = read_meta(meta.numpy().data, origin)
-        places = [(stays and self.resident) or self.host for stays in kept]
-        buffers = [
-            Wanted((size,), torch.uint8, place) for size, place in zip(sizes, places, strict=True)
-        ]
-        with self.has_room(rank, sum(sizes)):
-            allocate(buffers)
-        return RankMessage(meta, header, kept, [buffer.tensor for buffer in buffers], origin)
-
-    def _arrived(self, message: RankMessage) -> RankMessage:
-        """A received message, with the buffers that belong on the host copied there."""
-        pairs = zip(message.buffers, message.kept, strict=True)
-        return message._replace(buffers=[b if stays else b.cpu() for b, stays in pairs])
-
-    def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
-
-    def _moving(self, message: RankMessage) -> list[torch.Tensor]:
-        """The non-empty buffers of a message, on the device that they are transferred on."""
-        return [self._outgoing(buffer) for buffer in message.buffers if buffer.numel()]
-
-    def _empty(self, size: int, rank: int) -> torch.Tensor:
-        with self.has_room(rank, size):
-            return torch.empty(size, dtype=torch.uint8, device=self.host)
-
-    # to all
-
-    def _broadcast_tensor(self, place: int, size: int, data: Any) -> torch.Tensor:
-        tensor = self._empty(size, self.ranks[place])
-        if place == self.place:
-            tensor = self._outgoing(data if isinstance(data, torch.Tensor) else _tensor(data))
-        with self.reported():
-            dist.broadcast(tensor, self.ranks[place], group=self.group)
-        return tensor.cpu()
-
-    def broadcast(
-        self, src: int, sizes: dict[int, int], mine: RankMessage | None
-    ) -> list[RankMessage]:
-        """The messages of the ranks at these places, whose metas have these sizes."""
-        metas = {
-            place: self._broadcast_tensor(place, size, mine and mine.meta)
-            for place, size in sizes.items()
-        }
-        messages: list[RankMessage] = []
-        moving: list[tuple[int, torch.Tensor]] = []
-
-        def make_room() -> None:
-            for place, meta in metas.items():
-                message = (
-                    mine if mine and place == self.place else self.room(meta, self.ranks[place])
-                )
-                messages.append(message)
-                moving.extend((self.ranks[place], tensor) for tensor in self._moving(message))
-
-        self.agree(src, make_room)
-        with self.reported():
-            _wait([dist.broadcast(t, rank, self.group, async_op=True) for rank, t in moving])
-        return [self._arrived(message) for message in messages]
-
-    # to one
-
-    def scatter(self, src: int, size: int, messages: Sequence[RankMessage]) -> RankMessage:
-        """The message for this rank, its meta of `size` bytes; rank `src` has all of them."""
-        if messages:
-            others = {r: m for r, m in zip(self.ranks, messages, strict=True) if r != src}
-            for rank, message in others.items():
-                self.send_tensors(rank, [message.meta])
-            moving: dict[int, list[torch.Tensor]] = {}
-            self.agree(src, lambda: moving.update((r, self._moving(m)) for r, m in others.items()))
-            self._send_all(moving)
-            return messages[self.place]
-        meta = self.receive_tensor(src, size)
-        rooms: list[RankMessage] = []
-        self.agree(src, lambda: rooms.append(self.room(meta, src)))
-        return self.receive_buffers(src, rooms[0])
-
-    def send_tensors(self, dst: int, tensors: Sequence[torch.Tensor]) -> None:
-        with self.reported():
-            for tensor in tensors:
-                dist.send(self._outgoing(tensor), dst, group=self.group)
-
-    def send_buffers(self, message: RankMessage, dst: int) -> None:
-        """Send the buffers of a message, for `receive_buffers`."""
-        self._send_all({dst: self._moving(message)})
-
-    def _send_all(self, moving: dict[int, list[torch.Tensor]]) -> None:
-        """Send tensors to ranks; the transfers run concurrently."""
-        pairs = [(rank, tensor) for rank, tensors in moving.items() for tensor in tensors]
-        with self.reported():
-            _wait([dist.isend(tensor, rank, group=self.group) for rank, tensor in pairs])
-
-    def receive_tensor(self, src: int, size: int) -> torch.Tensor:
-        tensor = self._empty(size, src)
-        with self.reported():
-            dist.recv(tensor, src, group=self.group)
-        return tensor.cpu()
-
-    def receive_buffers(self, src: int, room: RankMessage) -> RankMessage:
-        """Receive the buffers of a message into the memory that `room` allocated."""
-        with self.reported():
-            _wait([dist.irecv(tensor, src, group=self.group) for tensor in self._moving(room)])
-        return self._arrived(room)

@@ -26,6 +26,7 @@ from tensordict import NonTensorData, TensorDict
 
 from jagcodec import concat_rows
 from jagcodec.errors import ArgumentError, JagcodecError, TransportError, UnsupportedTypeError
+from jagcodec.integrations._needed import needed
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of
@@ -33,15 +34,9 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-try:
+with needed(__name__, "TransferQueue: pip install 'jagcodec[transfer-queue]'"):
     import ray
     import transfer_queue
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.transfer_queue needs TransferQueue: "
-        "pip install 'jagcodec[transfer-queue]'",
-        name=_error.name,
-    ) from _error
 
 
 def _changed(difference: str) -> ImportError:
@@ -418,38 +413,34 @@ def _not_importable(error: Exception) -> Exception:
     )
 
 
-_RELIED_ON: list[tuple[Any, str, tuple[str, ...]]] = [
-    (AsyncSimpleStorageManager, "__init__", ("controller_info", "config")),
-    (AsyncSimpleStorageManager, "put_data", ("data", "metadata", "data_parser")),
-    (AsyncSimpleStorageManager, "get_data", ("metadata",)),
-    (
-        AsyncSimpleStorageManager,
-        "notify_data_update",
-        ("partition_id", "global_indexes", "field_schema"),
-    ),
-    (AsyncSimpleStorageManager, "_group_by_hash", ("global_indexes",)),
-    (AsyncSimpleStorageManager, "_pack_field_values", ("values",)),
-    (
-        AsyncSimpleStorageManager,
-        "_put_to_single_storage_unit",
-        ("global_indexes", "storage_data", "target_storage_unit", "data_parser"),
-    ),
-    (
-        AsyncSimpleStorageManager,
-        "_get_from_single_storage_unit",
-        ("global_indexes", "fields", "target_storage_unit"),
-    ),
-    (_Stock, "get_zmq_server_info", ()),
-    (_Stock, "_handle_put", ("data_parts",)),
-    (_Stock, "_handle_get", ("data_parts",)),
-    (_Stock, "_handle_save_checkpoint", ("data_parts",)),
-    (_Stock, "_handle_load_checkpoint", ("data_parts",)),
-    (simple_storage.StorageUnitData, "__init__", ("storage_size",)),
-    (simple_storage.StorageUnitData, "put_data", ("field_data", "global_indexes")),
-    (simple_storage.StorageUnitData, "get_data", ("fields", "global_indexes")),
-    (simple_storage.StorageUnitData, "clear", ("keys",)),
-    (ZMQServerInfo, "__init__", ("role", "id", "ip", "ports")),
-]
+_RELIED_ON: dict[Any, str] = {
+    AsyncSimpleStorageManager: """
+        __init__(controller_info, config)
+        put_data(data, metadata, data_parser)
+        get_data(metadata)
+        notify_data_update(partition_id, global_indexes, field_schema)
+        _group_by_hash(global_indexes)
+        _pack_field_values(values)
+        _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit, data_parser)
+        _get_from_single_storage_unit(global_indexes, fields, target_storage_unit)
+    """,
+    _Stock: """
+        get_zmq_server_info()
+        _handle_put(data_parts)
+        _handle_get(data_parts)
+        _handle_save_checkpoint(data_parts)
+        _handle_load_checkpoint(data_parts)
+    """,
+    simple_storage.StorageUnitData: """
+        __init__(storage_size)
+        put_data(field_data, global_indexes)
+        get_data(fields, global_indexes)
+        clear(keys)
+    """,
+    ZMQServerInfo: """
+        __init__(role, id, ip, ports)
+    """,
+}
 
 
 def _check_version() -> None:
@@ -458,11 +449,12 @@ def _check_version() -> None:
     Raises:
         ImportError: The version, and the first difference.
     """
-    for cls, name, parameters in _RELIED_ON:
-        method = getattr(cls, name, None)
-        known = () if method is None else inspect.signature(method).parameters
-        if method is None or not set(parameters).issubset(known):
-            raise _changed(f"{cls.__name__}.{name}({', '.join(parameters)})")
+    for cls, methods in _RELIED_ON.items():
+        for method in methods.strip().splitlines():
+            name, *parameters = re.findall(r"\w+", method)
+            known = inspect.signature(getattr(cls, name, lambda: None)).parameters
+            if not hasattr(cls, name) or not set(parameters).issubset(known):
+                raise _changed(f"{cls.__name__}.{method.strip()}")
     place = getattr(simple_storage_bootstrap.initialize_simple_storage, "__wrapped__", None)
     if place is None or "SimpleStorageUnit" not in place.__code__.co_names:
         raise _changed("initialize_simple_storage(conf), which starts each SimpleStorageUnit")

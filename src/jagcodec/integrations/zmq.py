@@ -1,8 +1,9 @@
-"""Values over ZeroMQ: one multipart message each, without copying large tensors.
+"""Messages over ZeroMQ: one multipart message each, without copying large tensors.
 
-`send` and `recv` take sockets of `zmq.Context`, `async_send` and `async_recv` those of
-`zmq.asyncio.Context`. The `…_frames` functions neither encode nor decode: use them with
-`open_wire`, and with sockets whose messages have an envelope (a ROUTER's identities, a topic).
+`send_frames` and `recv_frames` work on sockets of `zmq.Context`, `async_send_frames` and
+`async_recv_frames` on those of `zmq.asyncio.Context`. They neither encode nor decode: pass what
+`encode`, `encode_fields` or `encode_rows` returned, and give what arrives to `decode`,
+`open_wire` or `materialize`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from typing import Any, NamedTuple, TypeAlias
 
-import torch
-
-from jagcodec._arguments import usable_device
 from jagcodec.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,36 +21,18 @@ from jagcodec.errors import (
     TransportTimeoutError,
     WireFormatError,
 )
+from jagcodec.integrations._needed import needed
 from jagcodec.memory.buffers import Buffer
-from jagcodec.wire.decoder import decode
-from jagcodec.wire.encoder import EncodeOptions, encode
-from jagcodec.wire.limits import Limits
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
-try:
+with needed(__name__, "pyzmq: pip install 'jagcodec[zmq]'"):
     import zmq
     import zmq.asyncio
-except ModuleNotFoundError as _error:
-    if _error.name is None or _error.name.split(".")[0] != "zmq":
-        raise
-    raise ModuleNotFoundError(
-        "jagcodec.integrations.zmq needs pyzmq: pip install 'jagcodec[zmq]'", name=_error.name
-    ) from _error
 
 Envelope: TypeAlias = "bytes | Sequence[bytes]"
 """The frames before a message: peer identities, an empty delimiter, or a topic."""
 
-__all__ = [
-    "Received",
-    "async_recv",
-    "async_recv_frames",
-    "async_send",
-    "async_send_frames",
-    "recv",
-    "recv_frames",
-    "send",
-    "send_frames",
-]
+__all__ = ["Received", "async_recv_frames", "async_send_frames", "recv_frames", "send_frames"]
 
 
 class Received(NamedTuple):
@@ -61,7 +41,7 @@ class Received(NamedTuple):
     Attributes:
         envelope: The frames before the message: on a ROUTER socket the identity of the sender
             (and the empty delimiter of a REQ), on a SUB socket the topic if there is one,
-            otherwise nothing. Reply with ``send(socket, obj, envelope=envelope)``.
+            otherwise nothing. Reply with ``send_frames(socket, frames, envelope=envelope)``.
         frames: The message, for `jagcodec.decode` or `jagcodec.open_wire`.
     """
 
@@ -72,106 +52,6 @@ class Received(NamedTuple):
 # --- sync sockets ------------------------------------------------------------------------------
 
 
-def send(
-    socket: zmq.Socket[Any],
-    obj: Any,
-    *,
-    envelope: Envelope = (),
-    timeout: float | None = None,
-    **options: Unpack[EncodeOptions],
-) -> zmq.MessageTracker:
-    """Encode a value and send it, entirely or not at all.
-
-    Example:
-        >>> import zmq
-        >>> from jagcodec.integrations.zmq import recv, send
-        >>> with zmq.Context() as context:
-        ...     with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
-        ...         port = push.bind_to_random_port("tcp://127.0.0.1")
-        ...         _ = pull.connect(f"tcp://127.0.0.1:{port}")
-        ...         _ = send(push, {"step": 3}, timeout=10)
-        ...         recv(pull, timeout=10)
-        {'step': 3}
-
-    Args:
-        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
-            (``ROUTER_MANDATORY``), because it would otherwise silently drop messages that it
-            cannot route.
-        obj: Anything that `encode` takes.
-        envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
-            peer's identity, or the topic of a PUB socket.
-        timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
-            does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
-            never wait: libzmq drops messages for subscribers that are too slow.
-        options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
-
-    Returns:
-        A tracker. Frames of 64 KiB and more alias the tensors of `obj`, and keep them alive:
-        write to them only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
-        ``inproc://`` nothing is copied at all: the receiver gets the same memory.
-
-    Raises:
-        TransportTimeoutError: The message could not be queued in time; nothing was sent.
-        TransportError: A ROUTER has no peer with this identity; nothing was sent.
-        UnsupportedTypeError: As `encode`; nothing was sent.
-        ArgumentError: `timeout` is not a valid number of seconds, or sockets of this type do not
-            carry multipart messages.
-        ArgumentTypeError: This is an asyncio socket, or `envelope` is neither bytes nor a list
-            of bytes.
-        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
-            send (REQ, REP).
-    """
-    _check(socket, "send", of_asyncio=False)
-    return _send(socket, encode(obj, **options), envelope, timeout, "send")
-
-
-def recv(
-    socket: zmq.Socket[Any],
-    *,
-    timeout: float | None = None,
-    copy: bool | None = None,
-    device: torch.device | str | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """Receive a message and decode it.
-
-    Example:
-        See `send`.
-
-    Args:
-        socket: A socket whose messages have no envelope. For a ROUTER, or where a topic or a
-            delimiter precedes the message, use `recv_frames`.
-        timeout: Seconds to wait for a message; 0 does not wait. None: the socket's own
-            ``RCVTIMEO``, by default no limit.
-        copy: As for `decode`. Tensors alias the received memory, which belongs to this process,
-            except over ``inproc://``, where it is the sender's: there, pass True to write to them.
-        device: As for `decode`.
-        allow_pickle: As for `decode`.
-        limits: As for `decode`; they are looked at once the message has been received.
-
-    Returns:
-        The value. Its tensors keep the frames that they alias alive.
-
-    Raises:
-        TransportTimeoutError: No message arrived in time.
-        WireFormatError: The message was not written by jagcodec, is damaged, or has more than
-            `MOST_SMALL_FRAMES` frames beyond one for every `BYTES_PER_FRAME` bytes. It has been
-            taken from the socket, which is ready for the next one. But a REP has to answer first,
-            as ever: ``send(socket, {"error": str(error)})`` tells the REQ, and makes it ready.
-        ArgumentError: The socket is a ROUTER, `timeout` is not a valid number of seconds, or
-            `device` is not a valid device; nothing was taken from the socket.
-        ArgumentTypeError: This is an asyncio socket.
-        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
-            receive (REQ, REP).
-    """
-    _check_plain(socket, "recv")
-    _check(socket, "recv", of_asyncio=False)
-    target = usable_device(device, "recv(device)")
-    parts = _recv(socket, timeout, "recv")
-    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
-
-
 def send_frames(
     socket: zmq.Socket[Any],
     frames: Sequence[Buffer],
@@ -179,13 +59,51 @@ def send_frames(
     envelope: Envelope = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
-    """Send the frames that `encode` or `encode_fields` returned; otherwise the same as `send`.
+    """Send the frames of a message, all of them or none.
 
     Example:
-        See `recv_frames`.
+        >>> import zmq
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.integrations.zmq import recv_frames, send_frames
+        >>> with zmq.Context() as context:
+        ...     with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+        ...         port = push.bind_to_random_port("tcp://127.0.0.1")
+        ...         _ = pull.connect(f"tcp://127.0.0.1:{port}")
+        ...         _ = send_frames(push, encode({"step": 3}), timeout=10)
+        ...         decode(recv_frames(pull, timeout=10).frames)
+        {'step': 3}
+
+    Args:
+        socket: A socket of any type that sends multipart messages. A ROUTER is made *mandatory*
+            (``ROUTER_MANDATORY``), because it would otherwise silently drop messages that it
+            cannot route.
+        frames: What `encode`, `encode_fields` or `encode_rows` returned.
+        envelope: Frames to send before the message: the envelope that `recv_frames` returned, a
+            peer's identity, or the topic of a PUB socket.
+        timeout: Seconds to wait while the high-water mark is reached or no peer is connected; 0
+            does not wait. None: the socket's own ``SNDTIMEO``, by default no limit. PUB and XPUB
+            never wait: libzmq drops messages for subscribers that are too slow.
+
+    Returns:
+        A tracker. Frames of 64 KiB and more alias the encoded tensors, and keep them alive: write
+        to these only after ``tracker.wait()``, or when ``tracker.done`` is true. Over
+        ``inproc://`` nothing is copied at all: the receiver gets the same memory.
+
+    Raises:
+        TransportTimeoutError: The message could not be queued in time; nothing was sent.
+        TransportError: A ROUTER has no peer with this identity; nothing was sent.
+        ArgumentError: `timeout` is not a valid number of seconds, or a ROUTER got no envelope.
+        ArgumentTypeError: This is an asyncio socket, or `envelope` is neither bytes nor a list
+            of bytes.
+        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
+            send (REQ, REP).
     """
-    _check(socket, "send_frames", of_asyncio=False)
-    return _send(socket, frames, envelope, timeout, "send_frames")
+    where = "send_frames"
+    _check(socket, where, of_asyncio=False)
+    parts, tracker = _message(socket, frames, envelope, where)
+    with _reported(where, _SENDING, timeout), _waiting(socket, zmq.SNDTIMEO, timeout, where):
+        socket.send_multipart(parts, copy=False)
+    return tracker
 
 
 def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Received:
@@ -194,94 +112,47 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
     Example:
         >>> import zmq
         >>> from jagcodec import decode, encode
-        >>> from jagcodec.integrations.zmq import recv, recv_frames, send, send_frames
+        >>> from jagcodec.integrations.zmq import recv_frames, send_frames
         >>> with zmq.Context() as context:
         ...     with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
         ...         port = server.bind_to_random_port("tcp://127.0.0.1")
         ...         _ = client.connect(f"tcp://127.0.0.1:{port}")
         ...         _ = send_frames(client, encode([1, 2]), timeout=10)
         ...         envelope, frames = recv_frames(server, timeout=10)
-        ...         _ = send(server, sum(decode(frames)), envelope=envelope, timeout=10)
-        ...         recv(client, timeout=10)
+        ...         reply = encode(sum(decode(frames)))
+        ...         _ = send_frames(server, reply, envelope=envelope, timeout=10)
+        ...         decode(recv_frames(client, timeout=10).frames)
         3
 
     Args:
         socket: A socket of any type that receives multipart messages.
-        timeout: As for `recv`.
+        timeout: Seconds to wait for a message; 0 does not wait. None: the socket's own
+            ``RCVTIMEO``, by default no limit.
 
     Returns:
-        The envelope and the frames, which hold the received memory. `decode` and `open_wire`
-        raise if the frames are not a message of jagcodec's; with the envelope, a server can
-        still reply to the sender of such a message.
+        The envelope and the frames, which hold the received memory. It belongs to this process,
+        except over ``inproc://``, where it is the sender's: there, decode with ``copy=True`` to
+        write to the tensors. `decode` and `open_wire` raise if the frames are not a jagcodec
+        message; with the envelope, a server can still reply to the sender of such a message.
 
     Raises:
         TransportTimeoutError: No message arrived in time.
-        WireFormatError: The message has too many small frames, as for `recv`.
-        ArgumentError: Sockets of this type do not carry multipart messages, or `timeout` is not
-            a valid number of seconds.
+        WireFormatError: The message has more than `MOST_SMALL_FRAMES` frames beyond one for every
+            `BYTES_PER_FRAME` bytes. It has been taken from the socket, which is ready for the
+            next one. But a REP has to answer first, as ever.
+        ArgumentError: `timeout` is not a valid number of seconds.
         ArgumentTypeError: This is an asyncio socket.
         zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
             receive (REQ, REP).
     """
-    _check(socket, "recv_frames", of_asyncio=False)
-    return _opened(socket, _recv(socket, timeout, "recv_frames"))
+    where = "recv_frames"
+    _check(socket, where, of_asyncio=False)
+    with _reported(where, _RECEIVING, timeout), _waiting(socket, zmq.RCVTIMEO, timeout, where):
+        parts = _parts(socket, lambda: socket.recv(copy=False))
+    return _opened(socket, parts)
 
 
 # --- asyncio sockets ---------------------------------------------------------------------------
-
-
-async def async_send(
-    socket: zmq.asyncio.Socket,
-    obj: Any,
-    *,
-    envelope: Envelope = (),
-    timeout: float | None = None,
-    **options: Unpack[EncodeOptions],
-) -> zmq.MessageTracker:
-    """`send` on a `zmq.asyncio` socket.
-
-    Example:
-        >>> import asyncio, zmq, zmq.asyncio
-        >>> from jagcodec.integrations.zmq import async_recv, async_send
-        >>> async def main():
-        ...     with zmq.asyncio.Context() as context:
-        ...         with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
-        ...             port = push.bind_to_random_port("tcp://127.0.0.1")
-        ...             _ = pull.connect(f"tcp://127.0.0.1:{port}")
-        ...             await async_send(push, {"step": 3}, timeout=10)
-        ...             return await async_recv(pull, timeout=10)
-        >>> asyncio.run(main())
-        {'step': 3}
-
-    Encoding itself runs in the event loop. If the call is cancelled while it waits, nothing was
-    sent.
-    """
-    _check(socket, "async_send", of_asyncio=True)
-    return await _async_send(socket, encode(obj, **options), envelope, timeout, "async_send")
-
-
-async def async_recv(
-    socket: zmq.asyncio.Socket,
-    *,
-    timeout: float | None = None,
-    copy: bool | None = None,
-    device: torch.device | str | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """`recv` on a `zmq.asyncio` socket.
-
-    Example:
-        See `async_send`.
-
-    Decoding itself runs in the event loop. If the call is cancelled while it waits, no message is
-    lost: the next call receives it.
-    """
-    _check_plain(socket, "async_recv")
-    _check(socket, "async_recv", of_asyncio=True)
-    target = usable_device(device, "async_recv(device)")
-    parts = await _async_recv(socket, timeout, "async_recv")
-    return decode(parts, copy=copy, device=target, allow_pickle=allow_pickle, limits=limits)
 
 
 async def async_send_frames(
@@ -291,42 +162,24 @@ async def async_send_frames(
     envelope: Envelope = (),
     timeout: float | None = None,
 ) -> zmq.MessageTracker:
-    """`send_frames` on a `zmq.asyncio` socket.
+    """`send_frames` on a `zmq.asyncio` socket. A call that is cancelled has sent nothing.
 
     Example:
-        See `async_send`.
+        >>> import asyncio, zmq, zmq.asyncio
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.integrations.zmq import async_recv_frames, async_send_frames
+        >>> async def main():
+        ...     with zmq.asyncio.Context() as context:
+        ...         with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+        ...             port = push.bind_to_random_port("tcp://127.0.0.1")
+        ...             _ = pull.connect(f"tcp://127.0.0.1:{port}")
+        ...             await async_send_frames(push, encode({"step": 3}), timeout=10)
+        ...             return decode((await async_recv_frames(pull, timeout=10)).frames)
+        >>> asyncio.run(main())
+        {'step': 3}
     """
-    _check(socket, "async_send_frames", of_asyncio=True)
-    return await _async_send(socket, frames, envelope, timeout, "async_send_frames")
-
-
-async def async_recv_frames(
-    socket: zmq.asyncio.Socket, *, timeout: float | None = None
-) -> Received:
-    """`recv_frames` on a `zmq.asyncio` socket.
-
-    Example:
-        See `async_send`.
-    """
-    _check(socket, "async_recv_frames", of_asyncio=True)
-    return _opened(socket, await _async_recv(socket, timeout, "async_recv_frames"))
-
-
-# --- both --------------------------------------------------------------------------------------
-
-
-def _send(
-    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
-) -> zmq.MessageTracker:
-    parts, tracker = _message(socket, frames, envelope, where)
-    with _reported(where, _SENDING, timeout), _waiting(socket, zmq.SNDTIMEO, timeout, where):
-        socket.send_multipart(parts, copy=False)
-    return tracker
-
-
-async def _async_send(
-    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
-) -> zmq.MessageTracker:
+    where = "async_send_frames"
+    _check(socket, where, of_asyncio=True)
     parts, tracker = _message(socket, frames, envelope, where)
     with _reported(where, _SENDING, timeout):
         # pyzmq reads the time-out when the call is made, and then runs its own timer.
@@ -336,32 +189,42 @@ async def _async_send(
     return tracker
 
 
-def _recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
-    with _reported(where, _RECEIVING, timeout), _waiting(socket, zmq.RCVTIMEO, timeout, where):
-        return _parts(socket, lambda: socket.recv(copy=False))
+async def async_recv_frames(
+    socket: zmq.asyncio.Socket, *, timeout: float | None = None
+) -> Received:
+    """`recv_frames` on a `zmq.asyncio` socket. A call that is cancelled has taken no message.
+
+    Example:
+        See `async_send_frames`.
+    """
+    _check(socket, "async_recv_frames", of_asyncio=True)
+    return _opened(socket, await _async_parts(socket, timeout, "async_recv_frames"))
 
 
-async def _async_recv(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
+async def _async_parts(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
+    _check_timeout(timeout, where)
+    own = socket.getsockopt(zmq.RCVTIMEO)
+    limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
+    clock = asyncio.get_running_loop().time
+    end = clock() + limit
     with _reported(where, _RECEIVING, timeout):
-        _check_timeout(timeout, where)
-        own = socket.getsockopt(zmq.RCVTIMEO)
-        limit = timeout if timeout is not None else own / 1000 if own >= 0 else None
-        clock = asyncio.get_running_loop().time
-        end = None if limit is None else clock() + limit
         while True:
             try:
                 # Without a wait, so that no other task can take parts of this message.
                 parts = _parts(socket, lambda: socket.recv(zmq.NOBLOCK, copy=False).result())
             except zmq.Again:
-                left = None if end is None else end - clock()
-                if left is not None and left <= 0:
+                left = end - clock()
+                if left <= 0:
                     raise
-                with _waiting(socket, zmq.RCVTIMEO, left, where):
+                with _waiting(socket, zmq.RCVTIMEO, left if left < math.inf else None, where):
                     message = socket.poll()
                 await message
             else:
                 socket.get(zmq.EVENTS)  # wakes whoever waits for the next message
                 return parts
+
+
+# --- both --------------------------------------------------------------------------------------
 
 
 MOST_SMALL_FRAMES = 1024
@@ -501,14 +364,6 @@ def _check_timeout(timeout: Any, where: str) -> None:
 _LONGEST = (2**31 - 1) // 1000
 """libzmq counts milliseconds in an int."""
 
-_MULTIPART = frozenset(
-    getattr(zmq, name)
-    for name in (
-        *("PAIR", "PUB", "SUB", "XPUB", "XSUB", "PUSH", "PULL"),
-        *("REQ", "REP", "DEALER", "ROUTER"),
-    )
-)
-
 
 def _check(socket: Any, where: str, *, of_asyncio: bool) -> None:
     if isinstance(socket, zmq.asyncio.Socket) != of_asyncio:
@@ -518,20 +373,4 @@ def _check(socket: Any, where: str, *, of_asyncio: bool) -> None:
             f"{where}(socket)",
             f"expected a socket of {'zmq.asyncio.Context' if of_asyncio else 'zmq.Context'}, found "
             f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
-        )
-    if socket.type not in _MULTIPART:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(socket)",
-            f"expected a socket type that carries multipart messages, found {socket.type!r}",
-        )
-
-
-def _check_plain(socket: Any, where: str) -> None:
-    if socket.type == zmq.ROUTER:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(socket)",
-            f"expected a socket without envelopes, found a ROUTER; use {where}_frames, which also "
-            "returns the sender's identity",
         )

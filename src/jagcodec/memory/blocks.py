@@ -1,4 +1,4 @@
-"""Large blocks of new memory, kept for the next batch (docs/decisions/0001, docs/performance.md).
+"""Large blocks of new memory, kept for the next batch (docs/performance.md).
 
 The system zeroes fresh memory page by page, which takes several times as long as the rows do. So a
 block that nothing refers to is lent to the system with ``MADV_FREE``, and the next batch of about

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import contiguous_bits
-from jagcodec.pack.cells import MisfitError, Rows, cast, cells_of, described, torch_dtype_of
+from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
+from jagcodec.pack.cells import MisfitError, Rows, cells_of, described, torch_dtype_of
 from jagcodec.pack.rows import encode_rows
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -31,28 +32,38 @@ class _Grown:
     dtype: torch.dtype | None = None  # until a number says it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
-    chunks: list[Any] = field(default_factory=list)
+    # None of them is empty. Integers of the same bits if numpy does not have the dtype.
+    chunks: list[npt.NDArray[Any]] = field(default_factory=list)
 
-    def whole(self) -> Any:
-        """All cells, which from now on are one chunk; a tensor only if numpy lacks the dtype."""
+    def whole(self) -> npt.NDArray[Any]:
+        """All cells, which from now on are one chunk."""
         if not self.chunks:
             # float32 if nothing says the dtype, as torch.tensor([]) is
-            return _values([torch.empty(0, dtype=self.dtype or torch.float32)])
+            return _bits(torch.empty(0, dtype=self.dtype or torch.float32))
         if len(self.chunks) > 1:
-            self.chunks = [_values(self.chunks)]
+            self.chunks = [np.concatenate(self.chunks)]
         return self.chunks[0]
 
+    def cells(self) -> Any:
+        """A copy of all cells: an array, or a tensor if numpy does not have the dtype."""
+        bits = self.whole().copy()
+        cells = torch.from_numpy(bits)
+        return bits if self.dtype in (None, cells.dtype) else cells.view(self.dtype)
 
-def _values(chunks: list[Any]) -> Any:
-    made = cells_of(chunks)
-    return _as_array(made.values if isinstance(made, Rows) else made)
+    def as_floats(self) -> _Grown:
+        """The column with its ints as float32; an error if one of them is not exact there."""
+        made: Any = cells_of([self.whole()], torch.float32)
+        return replace(self, dtype=torch.float32, chunks=[made.values] if self.tokens else [])
 
 
-def _as_array(cells: Any) -> Any:
-    try:
-        return cells.numpy() if isinstance(cells, torch.Tensor) else cells
-    except TypeError:  # numpy does not have the dtype
+def _bits(cells: Any) -> npt.NDArray[Any]:
+    """Cells as an array, or as integers of the same bits if numpy does not have the dtype."""
+    if isinstance(cells, np.ndarray):
         return cells
+    try:
+        return np.asarray(cells.numpy())
+    except TypeError:
+        return np.asarray(cells.view(same_width_ints(cells.dtype)).numpy())
 
 
 class RowBuilder:
@@ -145,43 +156,33 @@ class RowBuilder:
         for name, chunk in columns.items():
             path = f"{where}({name!r})"
             if name in self._values:
-                raise ArgumentError(
-                    "conflict",
-                    path,
-                    "expected a per-token column, found a value that was set once for the row",
-                )
+                detail = "expected a per-token column, found a value that was set once for the row"
+                raise ArgumentError("conflict", path, detail)
             read[name] = _read(self._columns.get(name) or _Grown(), chunk, path, name)
         fill = self._tokens_to_fill(read, where)
-        added = {
-            name: fill if rows.lengths is None else rows.lengths[0]
-            for name, (_, rows) in read.items()
-        }
+        added = {name: fill if n is None else n for name, (_, _, n) in read.items()}
         self._check_lengths(added, where)
-        chunks = {
-            name: rows.values if rows.lengths else _repeated(rows.values, added[name], column)
-            for name, (column, rows) in read.items()
-        }
-        for name, (column, _) in read.items():
+        for name, (column, cells, tokens) in read.items():
             if added[name]:
-                column.chunks.append(chunks[name])
+                if tokens is None:
+                    shape = column.chunks[0].shape[1:] if column.chunks else ()
+                    cells = np.broadcast_to(cells, (added[name], *shape))
+                column.chunks.append(cells)
                 column.tokens += added[name]
             self._columns[name] = column
 
-    def _tokens_to_fill(self, read: Mapping[str, tuple[_Grown, Rows]], where: str) -> int:
+    def _tokens_to_fill(self, read: Mapping[str, _Read], where: str) -> int:
         """How many tokens a number stands for."""
-        tokens = {name: rows.lengths[0] for name, (_, rows) in read.items() if rows.lengths}
+        tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
         counted = {name: n for name, n in tokens.items() if self._counts(name)} or tokens
         if not counted or len(tokens) == len(read):
             return 1
         first, found = next(iter(counted.items()))
         for name, other in counted.items():
             if other != found:
-                raise ArgumentError(
-                    "bad_length",
-                    f"{where}({name!r})",
-                    f"expected {found} tokens like {first!r}, so that a number can fill as many, "
-                    f"found {other}",
-                )
+                detail = f"expected {found} tokens like {first!r}, so that a number can fill as "
+                detail += f"many, found {other}"
+                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
         return found
 
     def _check_lengths(self, added: Mapping[str, int], where: str) -> None:
@@ -193,13 +194,10 @@ class RowBuilder:
         names = [name for name in lengths if self._counts(name)]
         for name in names:
             if lengths[name] != lengths[names[0]]:
-                raise ArgumentError(
-                    "bad_length",
-                    f"{where}({name!r})",
-                    f"expected {lengths[names[0]]} tokens in all like {names[0]!r}, found "
-                    f"{lengths[name]}, of which {added.get(name, 0)} are new; append to all "
-                    "columns that must be as long as each other, or name those in same_length",
-                )
+                detail = f"expected {lengths[names[0]]} tokens in all like {names[0]!r}, found "
+                detail += f"{lengths[name]}, of which {added.get(name, 0)} are new; append to all "
+                detail += "columns that must be as long as each other, or name those in same_length"
+                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
 
     def _counts(self, name: str) -> bool:
         return not self._same or name in self._same
@@ -217,11 +215,8 @@ class RowBuilder:
         """
         for name in values:
             if name in self._columns:
-                raise ArgumentError(
-                    "conflict",
-                    f"RowBuilder.set({name!r})",
-                    "expected a name that no per-token column has, found one that is appended to",
-                )
+                detail = "expected a name that no per-token column has, found one of a column"
+                raise ArgumentError("conflict", f"RowBuilder.set({name!r})", detail)
         self._values.update(values)
 
     def truncate(self, tokens: int) -> None:
@@ -237,12 +232,12 @@ class RowBuilder:
         path = "RowBuilder.truncate(tokens)"
         most = whole_number(tokens, 0, path, f"0 to {len(self)}")
         if most > len(self):
-            raise ArgumentError(
-                "bad_option", path, f"expected at most the {len(self)} tokens, found {most}"
-            )
+            detail = f"expected at most the {len(self)} tokens, found {most}"
+            raise ArgumentError("bad_option", path, detail)
         for name, column in self._columns.items():
             if self._counts(name) and column.tokens > most:
-                column.chunks, column.tokens = [_copied(column.whole()[:most])], most
+                column.chunks = [column.whole()[:most].copy()] if most else []
+                column.tokens = most
 
     def to_row(self) -> dict[str, Any]:
         """What there is so far, by name: a snapshot, which no later call changes.
@@ -251,8 +246,7 @@ class RowBuilder:
             Per-token columns as numpy arrays of their own (as tensors, where numpy lacks the
             dtype), then the values that were set, as they are.
         """
-        row = {name: _copied(column.whole()) for name, column in self._columns.items()}
-        return {**row, **self._values}
+        return {name: column.cells() for name, column in self._columns.items()} | self._values
 
     def to_frames(self, **options: Unpack[EncodeOptions]) -> list[Frame]:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
@@ -299,24 +293,19 @@ class RowBuilder:
         where = "RowBuilder.from_message"
         batch = message if isinstance(message, WireBatch) else open_wire(message)
         if tuple(batch.batch_size) != (1,):
-            raise ArgumentError(
-                "row_mismatch",
-                f"{where}(message)",
-                f"expected one row, found batch size {tuple(batch.batch_size)}; choose one with "
-                "open_wire(message).rows([i])",
-            )
+            detail = f"expected one row, found batch size {tuple(batch.batch_size)}; choose one "
+            detail += "with open_wire(message).rows([i])"
+            raise ArgumentError("row_mismatch", f"{where}(message)", detail)
         row, schema = cls(same_length=same_length), batch.schema
         for name, leaf in batch.columns():
             path = f"{where}({name!r})"
             if isinstance(leaf, RaggedView):
                 if leaf.ragged_dim != 1:
-                    raise ArgumentError(
-                        "bad_shape",
-                        path,
-                        f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}",
-                    )
-                values = _values(gathered([leaf]))
-                row._columns[name] = _Grown(leaf.dtype, True, len(values), [values])
+                    detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
+                    raise ArgumentError("bad_shape", path, detail)
+                cells = _bits(gathered([leaf])[0]).copy()
+                chunks = [cells] if len(cells) else []
+                row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
                 continue
             if isinstance(leaf, np.ndarray):
                 value = leaf[0]
@@ -325,27 +314,19 @@ class RowBuilder:
             elif schema[name].kind == "tensor":
                 value = contiguous_bits(leaf[0]).clone()
             else:
-                raise ArgumentTypeError(
-                    "bad_type",
-                    path,
-                    f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
-                    "other columns",
-                )
+                detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
+                raise ArgumentTypeError("bad_type", path, detail + "other columns")
             row._values[name], row._dtypes[name] = value, schema[name]
         row._check_lengths({}, where)
         return row
 
     def __getstate__(self) -> dict[str, Any]:
-        columns = {}
-        for name, column in self._columns.items():
-            column.whole()
-            columns[name] = replace(column, chunks=list(column.chunks))
-        return {
-            **vars(self),
-            "_columns": columns,
-            "_values": dict(self._values),
-            "_dtypes": dict(self._dtypes),
+        """What a copy or a pickle has: whole columns, which later appends do not change."""
+        columns = {
+            name: replace(column, chunks=[column.whole()] if column.tokens else [])
+            for name, column in self._columns.items()
         }
+        return {**vars(self), "_columns": columns, "_values": dict(self._values)}
 
 
 def _checked(dtypes: Any) -> list[tuple[str, Any]]:
@@ -353,66 +334,43 @@ def _checked(dtypes: Any) -> list[tuple[str, Any]]:
     if dtypes is None:
         return []
     if not isinstance(dtypes, Mapping):
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a dict of names to dtypes, found {type(dtypes).__name__}"
-        )
+        found = f"found {type(dtypes).__name__}"
+        raise ArgumentTypeError("bad_type", path, f"expected a dict of names to dtypes, {found}")
     for name, said in dtypes.items():
         known = said in TORCH_NAMES if isinstance(said, torch.dtype) else said is object
         if not isinstance(name, str) or not (known or isinstance(said, FieldSchema)):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{path}[{name!r:.80}]",
-                f"expected a name and a torch dtype, object or a FieldSchema, found {said!r:.80}",
-            )
+            detail = "expected a name and a torch dtype, object or a FieldSchema, found "
+            raise ArgumentTypeError("bad_type", f"{path}[{name!r:.80}]", f"{detail}{said!r:.80}")
     return list(dtypes.items())
 
 
-def _read(column: _Grown, chunk: Any, path: str, name: str) -> tuple[_Grown, Rows]:
+_Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]
+"""A column, the cells to append to it, and their tokens; None for one number."""
+
+
+def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
     """The cells of a chunk, and the column that they go to, whose dtype they may decide."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()
-    made: Any
+    if not is_typed and isinstance(chunk, Sized) and not len(chunk):
+        return column, np.empty(0), 0
+    ints = column.dtype == torch.int64 and not column.is_chosen
     try:
-        if not is_typed and isinstance(chunk, Sized) and not len(chunk):
-            return column, Rows(np.empty(0), (0,))
-        try:
+        made: Any = cells_of([chunk], None if ints else column.dtype)
+        if ints and isinstance(made, Rows) and torch_dtype_of(made.values) != torch.int64:
+            if torch_dtype_of(made.values).is_floating_point:
+                column = column.as_floats()
             made = cells_of([chunk], column.dtype)
-        except MisfitError as misfit:
-            if column.is_chosen or not isinstance(misfit.found, float):
-                raise
-            made = cells_of([chunk], torch.float32)
-            chunks = [cast(column.whole(), torch.float32)] if column.chunks else []
-            column = replace(column, dtype=torch.float32, chunks=chunks)
     except MisfitError as misfit:
         raise misfit.error(path, name, of_rows=False) from None
     if not isinstance(made, Rows):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            "expected numbers (a list, a tuple, a range, an array or a tensor of them, or one), "
-            f"found {described(chunk)}",
-        )
-    shape = made.values.shape[1:]
-    if column.chunks and made.lengths and shape != column.chunks[0].shape[1:]:
-        raise ArgumentError(
-            "bad_shape",
-            path,
-            f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
-            f"found {tuple(shape)}",
-        )
+        detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
+        raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
+    cells = _bits(made.values)
+    if column.chunks and made.lengths and cells.shape[1:] != column.chunks[0].shape[1:]:
+        detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
+        raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")
     if column.dtype is None:
         column = replace(column, dtype=torch_dtype_of(made.values), is_chosen=is_typed)
-    return column, Rows(_as_array(made.values), made.lengths)
-
-
-def _repeated(values: Any, tokens: int, column: _Grown) -> Any:
-    """One number as the cells of so many tokens."""
-    shape = (tokens, *(column.chunks[0].shape[1:] if column.chunks else ()))
-    if isinstance(values, torch.Tensor):
-        return values.view(*[1] * len(shape)).expand(shape).clone()
-    return np.full(shape, values[0], dtype=values.dtype)
-
-
-def _copied(cells: Any) -> Any:
-    return cells.clone() if isinstance(cells, torch.Tensor) else cells.copy()
+    return column, cells, made.lengths[0] if made.lengths else None

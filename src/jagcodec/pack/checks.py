@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from jagcodec.errors import ArgumentError, JagcodecWarning
-from jagcodec.memory.tensor_bytes import as_words, plain_array, to_device
+from jagcodec.memory.tensor_bytes import as_words, to_device
 from jagcodec.ragged.row_splits import RowSplits
 
 
@@ -48,22 +48,25 @@ def refuse_rectangle(
         return ArgumentError(
             "bad_option", path, "expected lengths or a mask to pack it by, found neither"
         )
-    return ArgumentError(
-        "bad_shape",
-        path,
+    detail = (
         f"expected a per-token column ({expected[0]}, {expected[1]}, ...), found shape {shape}; if "
-        "it does not hold one value per token, leave it out of token_aligned_fields",
+        "it does not hold one value per token, leave it out of token_aligned_fields"
     )
+    return ArgumentError("bad_shape", path, detail)
 
 
-def look_after_rows(column: torch.Tensor, row_splits: RowSplits, path: str) -> None:
-    """Warn if a rectangle of integers that is packed does not look padded."""
-    array = plain_array(column)
-    if array is not None and array.dtype.kind in "iu" and differ_after_rows(array, row_splits):
-        warn_of_pads(path)
+def look_after_rows(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -> None:
+    """Warn if a rectangle that is packed does not look padded."""
+    if _differ_after_rows(array, row_splits):
+        warn(
+            path,
+            "cells after rows are left out, and they do not look like padding: the first and the "
+            "last of a row differ. Did you pass prompt or response lengths for a column of both? "
+            "strict=True names the row",
+        )
 
 
-def differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
+def _differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
     """Whether the first cell after a row of an array (N, S, ...) and the last of its width differ.
 
     No other cells are read.
@@ -85,16 +88,6 @@ def differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
 _FEW_ROWS = 16
 
 
-def warn_of_pads(path: str) -> None:
-    """Warn that cells after rows differ."""
-    warn(
-        path,
-        "cells after rows are left out, and they do not look like padding: the first and the "
-        "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-        "strict=True names the row",
-    )
-
-
 def check_pads(columns: list[tuple[str, torch.Tensor]], valid: npt.NDArray[np.bool_]) -> None:
     """Refuse a batch if no column has the same bits in all cells that are not valid.
 
@@ -109,12 +102,11 @@ def check_pads(columns: list[tuple[str, torch.Tensor]], valid: npt.NDArray[np.bo
     uneven = [(path, row) for path, column in columns for row in [_uneven_row(column, valid)]]
     if uneven and all(row is not None for _, row in uneven):
         path, row = uneven[0]
-        raise ArgumentError(
-            "bad_length",
-            f"{path}, row {row}",
+        detail = (
             "expected one constant in all cells past row ends, in at least one column of "
-            "integers, found others; did you pass prompt or response lengths for a column of both?",
+            "integers, found others; did you pass prompt or response lengths for a column of both?"
         )
+        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
 
 
 def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:

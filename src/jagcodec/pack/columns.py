@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from jagcodec._arguments import check_fields, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, describe
+from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.checks import look_after_rows
 from jagcodec.pack.fields import check_rows
 from jagcodec.ragged.copy_rows import values_of
@@ -119,7 +120,9 @@ def merge_columns(
             check_rectangle(column, path)
             row_splits = _the_one(known, path)
             view = rows_of_rectangle(column, row_splits, path)
-            look_after_rows(column, row_splits, path)
+            array = plain_array(column)
+            if array is not None and array.dtype.kind in "iu":
+                look_after_rows(array, row_splits, path)
             values = values_of(view)
             if batch.device is not None:
                 values = values.to(batch.device)

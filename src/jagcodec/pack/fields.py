@@ -16,9 +16,8 @@ from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
 from jagcodec.pack.checks import (
     check_pads,
-    differ_after_rows,
+    look_after_rows,
     refuse_rectangle,
-    warn_of_pads,
     warn_of_rectangle,
 )
 from jagcodec.pack.mask import read_mask
@@ -97,16 +96,9 @@ def pack_jagged_fields(
             integers.
     """
     where = "pack_jagged_fields"
-    rows, columns = _columns(fields, lengths, token_aligned_fields, mask, where, strict)
-    pool = RowSplitsPool()
-    leaves: list[tuple[str, Any]] = []
-    for name, column in columns.items():
-        if is_jagged(column):
-            column = view_of(column, f"{where}({name!r})", pool)
-        elif isinstance(column, (torch.Tensor, np.ndarray)):
-            column = contiguous_bits(fields[name])
-        leaves.append((name, column))
-    return batch_of(leaves_of(leaves), rows)
+    return tensordict_of(
+        _columns(fields, lengths, token_aligned_fields, mask, where, strict), where
+    )
 
 
 @overload
@@ -201,9 +193,8 @@ def _columns(
     masked = None
     if mask is not None:
         if row_splits is not None:
-            raise ArgumentError(
-                "conflict", f"{where}(mask)", "expected lengths or a mask, found both; pass one"
-            )
+            detail = "expected lengths or a mask, found both; pass one"
+            raise ArgumentError("conflict", f"{where}(mask)", detail)
         masked = read_mask(mask, fields, where)
         row_splits = masked.row_splits
     named = None
@@ -252,8 +243,7 @@ def _columns(
                 integers.append((f"{where}({name!r})", column))
         elif not looked and array is not None and array.dtype.kind in "iu":
             looked = True  # of one column is enough: lengths are common to all
-            if differ_after_rows(array, row_splits):
-                warn_of_pads(f"{where}({name!r})")
+            look_after_rows(array, row_splits, f"{where}({name!r})")
         if array is not None and array.flags.c_contiguous:
             cells = (shape[0] * shape[1], *shape[2:])
             view = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
@@ -322,36 +312,33 @@ def _rows(column: Any, path: str) -> int:
         found = f"a {found} without batch dims"
     elif isinstance(column, torch.Tensor):
         found = f"a {'nested' if column.is_nested else ''} tensor of layout {column.layout}"
-    raise ArgumentTypeError(
-        "bad_type",
-        path,
-        "expected a tensor, an (N,) object array, a list of N strings, bytes, dicts and None, or "
-        "payloads as a TensorDict holds them, "
-        f"found {found}; {_REMEDY}",
-    )
+    detail = "expected a tensor, an (N,) object array, a list of N strings, bytes, dicts and None, "
+    detail += f"or payloads as a TensorDict holds them, found {found}; {_REMEDY}"
+    raise ArgumentTypeError("bad_type", path, detail)
 
 
-def leaves_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Checked columns to leaves: `RaggedView`s, lists of N objects, other tensors as they are.
+def tensordict_of(columns: Columns, where: str) -> TensorDict:
+    """Checked columns as a TensorDict.
 
-    Rows that lie apart are copied, all of them into one block; rows that lie end to end are
-    aliased. Columns of equal rows share one offsets tensor.
+    Rows that lie apart are copied, all of them into one block; other cells are aliased. Columns of
+    equal rows share one offsets tensor.
     """
-    columns = list(columns)
-    apart = [view for _, view in columns if isinstance(view, RaggedView) and not _is_whole(view)]
-    copied = iter(gathered(apart))
     pool = RowSplitsPool()
-    leaves: dict[str, Any] = {}
-    for name, column in columns:
-        if isinstance(column, RaggedView):
-            values = values_of(column) if _is_whole(column) else next(copied)
-            row_splits = pool.unique(column.row_splits)
-            leaves[name] = nested_tensor(values, row_splits, column.ragged_dim)
-        elif isinstance(column, list):
-            leaves[name] = leaf_of_rows(column)
-        else:
-            leaves[name] = column
-    return leaves
+    leaves = {
+        name: view_of(column, f"{where}({name!r})", pool) if is_jagged(column) else column
+        for name, column in columns.columns.items()
+    }
+    views = [leaf for leaf in leaves.values() if isinstance(leaf, RaggedView)]
+    copied = iter(gathered(view for view in views if not _is_whole(view)))
+    for name, leaf in leaves.items():
+        if isinstance(leaf, RaggedView):
+            values = values_of(leaf) if _is_whole(leaf) else next(copied)
+            leaves[name] = nested_tensor(values, pool.unique(leaf.row_splits), leaf.ragged_dim)
+        elif isinstance(leaf, list):
+            leaves[name] = leaf_of_rows(leaf)
+        elif isinstance(leaf, (torch.Tensor, np.ndarray)):
+            leaves[name] = contiguous_bits(torch.as_tensor(leaf))
+    return batch_of(leaves, columns.rows)
 
 
 def _is_whole(view: RaggedView) -> bool:

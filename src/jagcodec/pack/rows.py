@@ -12,11 +12,11 @@ from tensordict import TensorDict
 
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, plain_array
-from jagcodec.pack.cells import MisfitError, Rows, cells_of
-from jagcodec.pack.fields import leaves_of
+from jagcodec.memory.tensor_bytes import plain_array
+from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of
+from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
-from jagcodec.ragged.non_tensor import batch_of, is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
@@ -81,12 +81,8 @@ def pack_rows(
         ArgumentTypeError: A row is of another type than the first (a string, a bool or None among
             numbers), or `rows` or an argument is of another type.
     """
-    columns = _columns(rows, dtypes, same_length, rectangular, "pack_rows", own=True)
-    leaves = [
-        (name, torch.from_numpy(column) if type(column) is np.ndarray else column)
-        for name, column in columns.columns.items()
-    ]
-    return batch_of(leaves_of(leaves), columns.rows)
+    where = "pack_rows"
+    return tensordict_of(_columns(rows, dtypes, same_length, rectangular, where, own=True), where)
 
 
 def encode_rows(
@@ -200,12 +196,9 @@ def _without_rows(said: _Said, name: str, where: str) -> Rows | list[Any] | torc
     if said.dtype is object:
         return []
     if said.dtype is None or said.cell_shape is None:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}({name!r})",
-            "expected rows, found none; to make an empty column, say what it would be with "
-            f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object",
-        )
+        detail = "expected rows, found none; to make an empty column, say what it would be with "
+        detail += f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object"
+        raise ArgumentError("bad_shape", f"{where}({name!r})", detail)
     empty = torch.empty((0, *said.cell_shape), dtype=said.dtype)
     return Rows(empty, ()) if said.jagged else empty
 
@@ -214,7 +207,7 @@ def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], p
     """The column that cells make; columns of equal row lengths share one `RowSplits`."""
     values: Any
     values, lengths = made
-    if type(values) is np.ndarray and values.dtype not in _TORCH_DTYPES:
+    if type(values) is np.ndarray and values.dtype not in PLAIN_DTYPES:
         values = torch.from_numpy(values)
     if lengths is None:
         return values
@@ -223,22 +216,15 @@ def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], p
     if said.rectangular:
         for i, length in enumerate(lengths):
             if length != lengths[0]:
-                raise ArgumentError(
-                    "bad_length",
-                    f"{path}, row {i}",
-                    f"expected {lengths[0]} items like row 0, since rectangular= names the column, "
-                    f"found {length}",
-                )
+                expected = f"expected {lengths[0]} items like row 0, since rectangular= names it"
+                raise ArgumentError("bad_length", f"{path}, row {i}", f"{expected}, found {length}")
         return values.reshape(len(lengths), lengths[0], *values.shape[1:])
     row_splits = splits.get(lengths)
     if row_splits is None:
         row_splits = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
         splits[lengths] = row_splits
-    dtype = _TORCH_DTYPES[values.dtype] if type(values) is np.ndarray else values.dtype
+    dtype = PLAIN_DTYPES[values.dtype] if type(values) is np.ndarray else values.dtype
     return RaggedView(values, dtype, tuple(values.shape), 1, None, row_splits)
-
-
-_TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in NUMPY_DTYPES.items()}
 
 
 # --- one row -----------------------------------------------------------------------------------
@@ -301,20 +287,13 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
     elif isinstance(rows, Mapping):
         return _of_mapping(rows, where)
     elif not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(rows)",
-            "expected a sequence of samples (mappings) or a mapping of names to rows, found "
-            f"{describe(rows)}; put what an iterator or a generator gives into a list",
-        )
+        detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
+        raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
         if not dtypes or not isinstance(dtypes, Mapping):
-            raise ArgumentError(
-                "bad_shape",
-                f"{where}(rows)",
-                "expected samples, found none, which have no names; say what the columns are with "
-                "dtypes= (the schema of a WireBatch), or pass a mapping of names to rows",
-            )
+            detail = "expected samples, found none, which have no names; say what the columns are "
+            detail += "with dtypes= (the schema of a WireBatch), or pass names with their rows"
+            raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
     first = rows[0]
     if type(first) is not dict or len(rows) > 1:
@@ -326,29 +305,25 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
     return len(rows), {name: [row[name] for row in rows] for name in names}
 
 
+_IN_LIST = "; put what an iterator or a generator gives into a list"
+
+
 def _check_samples(rows: Sequence[Any], where: str) -> None:
     """See that every sample is a mapping with the names of the first."""
     names: Any = None
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}(rows), row {i}",
-                f"expected a mapping of names to values, found {describe(row)}",
-            )
+            detail = f"expected a mapping of names to values, found {describe(row)}"
+            raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
         if names is None:
             names = row.keys()
         elif row.keys() != names:
-            known, found = set(names), set(row.keys())
-            lacks = next((name for name in names if name not in found), None)
-            name = lacks if lacks is not None else next(iter(found - known))
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where}({brief(name)}), row {i}",
-                "expected the names of row 0, found a sample "
-                + ("without" if lacks is not None else "with")
-                + f" {brief(name)}",
-            )
+            known, found_names = set(names), set(row.keys())
+            lacking = [name for name in names if name not in found_names]
+            name = brief(lacking[0] if lacking else next(iter(found_names - known)))
+            found = f"found a sample {'without' if lacking else 'with'} {name}"
+            detail = f"expected the names of row 0, {found}"
+            raise ArgumentKeyError("no_such_field", f"{where}({name}), row {i}", detail)
 
 
 def _of_mapping(rows: Mapping[str, Any], where: str) -> tuple[int, dict[str, Sequence[Any]]]:
@@ -362,11 +337,8 @@ def _of_mapping(rows: Mapping[str, Any], where: str) -> tuple[int, dict[str, Seq
         if count is None:
             count, first = len(column), name
         elif len(column) != count:
-            raise ArgumentError(
-                "row_mismatch",
-                f"{where}({name!r})",
-                f"expected {count} rows like {first!r}, found {len(column)}",
-            )
+            detail = f"expected {count} rows like {first!r}, found {len(column)}"
+            raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
         given[name] = column
     return count or 0, given
 
@@ -386,12 +358,8 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
         return list(rows_of_leaf(column, column.batch_size[0]))
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
         return list(column)
-    raise ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected a list, tuple, array or tensor of N rows, found {describe(column)}; put what an "
-        "iterator or a generator gives into a list",
-    )
+    detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}"
+    raise ArgumentTypeError("bad_type", path, detail + _IN_LIST)
 
 
 def _said(
@@ -401,11 +369,8 @@ def _said(
     said: dict[str, _Said] = {}
     if dtypes is not None:
         if not isinstance(dtypes, Mapping):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}(dtypes)",
-                f"expected a mapping of names to dtypes, found {describe(dtypes)}",
-            )
+            detail = f"expected a mapping of names to dtypes, found {describe(dtypes)}"
+            raise ArgumentTypeError("bad_type", f"{where}(dtypes)", detail)
         for name in known_names(dtypes, columns, f"{where}(dtypes)"):
             said[name] = _said_of(dtypes[name], f"{where}(dtypes)[{brief(name)}]")
     if rectangular != ():
@@ -419,11 +384,8 @@ def _said_of(dtype: Any, path: str) -> _Said:
     if isinstance(dtype, torch.dtype) or dtype is object:
         return _Said(dtype)
     if not isinstance(dtype, FieldSchema):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a torch.dtype, object or a FieldSchema, found {brief(dtype)}",
-        )
+        detail = f"expected a torch.dtype, object or a FieldSchema, found {brief(dtype)}"
+        raise ArgumentTypeError("bad_type", path, detail)
     if dtype.kind == "object":
         return _Said(object)
     if dtype.kind == "jagged" and dtype.shape is not None and dtype.shape[1] is None:
@@ -432,11 +394,8 @@ def _said_of(dtype: Any, path: str) -> _Said:
     if dtype.kind == "tensor" and dtype.shape is not None:
         cell = dtype.shape[1:]
         return _Said(dtype.dtype, rectangular=len(dtype.shape) > 1, cell_shape=cell)
-    raise ArgumentError(
-        "bad_type",
-        path,
-        f"expected the schema of a column that rows can make, found {dtype.kind!r}",
-    )
+    detail = f"expected the schema of a column that rows can make, found {dtype.kind!r}"
+    raise ArgumentError("bad_type", path, detail)
 
 
 def _check_lengths(
@@ -453,15 +412,11 @@ def _check_lengths(
         if name not in lengths:
             column = columns[name]
             found = "Python objects" if isinstance(column, list) else "one number per row"
-            raise ArgumentTypeError(
-                "bad_type", path, f"expected columns of sequences, found {found} in {name!r}"
-            )
+            detail = f"expected columns of sequences, found {found} in {name!r}"
+            raise ArgumentTypeError("bad_type", path, detail)
         expected, found_lengths = lengths[named[0]], lengths[name]
         if found_lengths == expected:
             continue
         row = next(i for i, length in enumerate(expected) if length != found_lengths[i])
-        raise ArgumentError(
-            "bad_length",
-            f"{where}({name!r}), row {row}",
-            f"expected {expected[row]} items like {named[0]!r}, found {found_lengths[row]}",
-        )
+        detail = f"expected {expected[row]} items like {named[0]!r}, found {found_lengths[row]}"
+        raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)

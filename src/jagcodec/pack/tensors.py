@@ -58,11 +58,8 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     where = "to_nested_by_length"
     check_rectangle(padded, f"{where}(padded)")
     if padded.dim() < 2:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(padded)",
-            f"expects (N, S, ...), found shape {tuple(padded.shape)}",
-        )
+        detail = f"expects (N, S, ...), found shape {tuple(padded.shape)}"
+        raise ArgumentError("bad_shape", f"{where}(padded)", detail)
     row_splits = read_rows(lengths, f"{where}(lengths)", rows=padded.shape[0])
     return _pack(padded, row_splits, f"{where}(padded)")
 
@@ -163,11 +160,8 @@ def stack_or_nest(
     """
     where = "stack_or_nest"
     if not isinstance(tensors, Iterable):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(tensors)",
-            f"expected a list of tensors, found {describe(tensors)}",
-        )
+        detail = f"expected a list of tensors, found {describe(tensors)}"
+        raise ArgumentTypeError("bad_type", f"{where}(tensors)", detail)
     tensors = list(tensors)
     if not tensors:
         return torch.empty(0)
@@ -177,31 +171,24 @@ def stack_or_nest(
         found = [getattr(tensor, what) for tensor in tensors]
         for i, each in enumerate(found):
             if each != found[0]:
-                raise ArgumentError(
-                    "bad_dtype",
-                    f"{where}(tensors[{i}])",
-                    f"expected {what} {found[0]} like tensors[0], found {each}",
-                )
+                detail = f"expected {what} {found[0]} like tensors[0], found {each}"
+                raise ArgumentError("bad_dtype", f"{where}(tensors[{i}])", detail)
     shapes = [tuple(tensor.shape) for tensor in tensors]
     dim = _differing_dim(shapes, where)
     if dim is None and not always_nest:
         return torch.stack(tensors)
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
-            raise ArgumentError(
-                "bad_shape",
-                f"{where}(ragged_dim)",
+            detail = (
                 f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
-                f"{shapes[0]} and {next((s for s in shapes if s != shapes[0]), shapes[0])}",
+                f"{shapes[0]} and {next((s for s in shapes if s != shapes[0]), shapes[0])}"
             )
+            raise ArgumentError("bad_shape", f"{where}(ragged_dim)", detail)
         dim = ragged_dim - 1
     dim = dim or 0
     if not shapes[0]:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(tensors)",
-            "expected rows of at least one dim to nest, found 0-d tensors; stack them",
-        )
+        detail = "expected rows of at least one dim to nest, found 0-d tensors; stack them"
+        raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
     return nested_tensor(torch.cat(tensors, dim=dim), RowSplits.from_lengths(lengths), dim + 1)
 
@@ -209,18 +196,12 @@ def stack_or_nest(
 def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
     for i, shape in enumerate(shapes):
         if len(shape) != len(shapes[0]):
-            raise ArgumentError(
-                "bad_shape",
-                f"{where}(tensors[{i}])",
-                f"expected {len(shapes[0])} dims like tensors[0], found shape {shape}",
-            )
+            detail = f"expected {len(shapes[0])} dims like tensors[0], found shape {shape}"
+            raise ArgumentError("bad_shape", f"{where}(tensors[{i}])", detail)
     differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
     if len(differing) > 1:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(tensors)",
-            f"expected rows that differ in one dim, found dims {differing} differing",
-        )
+        detail = f"expected rows that differ in one dim, found dims {differing} differing"
+        raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     return differing[0] if differing else None
 
 
@@ -269,18 +250,12 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     view = view_of_parts(parts, f"{where}(full)", pool, copies)
     mask = view_of_parts(mask_parts, f"{where}(response_mask)", pool, copies)
     if view.ragged_dim != 1 or mask.ragged_dim != 1:
-        raise ArgumentError(
-            "bad_shape",
-            f"{where}(full, response_mask)",
-            f"expected ragged dim 1, found {view.ragged_dim} and {mask.ragged_dim}",
-        )
+        detail = f"expected ragged dim 1, found {view.ragged_dim} and {mask.ragged_dim}"
+        raise ArgumentError("bad_shape", f"{where}(full, response_mask)", detail)
     lengths, responses = view.row_splits.lengths, mask.row_splits.lengths
     if len(lengths) != len(responses):
-        raise ArgumentError(
-            "row_mismatch",
-            f"{where}(response_mask)",
-            f"expected {len(lengths)} rows like full, found {len(responses)}",
-        )
+        detail = f"expected {len(lengths)} rows like full, found {len(responses)}"
+        raise ArgumentError("row_mismatch", f"{where}(response_mask)", detail)
     prompts = lengths - responses
     # An empty response asks for nothing, so it may lie in an empty row.
     wrong = np.flatnonzero((prompts <= 0) & (responses > 0))
@@ -288,17 +263,13 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         row = int(wrong[0])
         n, r = int(lengths[row]), int(responses[row])
         if r > n:
-            raise ArgumentError(
-                "bad_length",
-                f"{where}(response_mask), row {row}",
-                f"expected a response within its row of {n} tokens, found {r}",
-            )
-        raise ArgumentError(
-            "empty_prompt",
-            f"{where}(full), row {row}",
+            detail = f"expected a response within its row of {n} tokens, found {r}"
+            raise ArgumentError("bad_length", f"{where}(response_mask), row {row}", detail)
+        detail = (
             f"expected a prompt before the response, found {r} response tokens in a row of {n}: "
-            "no position predicts the first of them; keep at least a begin-of-sequence token",
+            "no position predicts the first of them; keep at least a begin-of-sequence token"
         )
+        raise ArgumentError("empty_prompt", f"{where}(full), row {row}", detail)
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
     responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
@@ -306,12 +277,11 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
 
 def _check_jagged(value: Any, path: str) -> None:
     if not is_jagged(value):
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
+        detail = (
             f"expected a jagged tensor, found {describe(value)}; "
-            "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)",
+            "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)"
         )
+        raise ArgumentTypeError("bad_type", path, detail)
 
 
 def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
@@ -327,7 +297,9 @@ def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bo
         return detached
     check_rectangle(val, path)
     if is_per_token(tuple(val.shape), row_splits, exact_width):
-        look_after_rows(val, row_splits, path)
+        array = plain_array(val)
+        if array is not None and array.dtype.kind in "iu":
+            look_after_rows(array, row_splits, path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)

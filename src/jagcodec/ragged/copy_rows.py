@@ -106,12 +106,6 @@ def _flat(memory: Any) -> ByteArray:
 # --- apart -------------------------------------------------------------------------------------
 
 
-def padded_shape(view: RaggedView, width: int) -> tuple[int, ...]:
-    """(N, A..., width, B...): the shape of a view's rectangle."""
-    dim, shape = view.ragged_dim, view.shape
-    return (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
-
-
 def pad_task(
     view: RaggedView, out: ByteArray, width: int, left_pad: IntArray | None, pad_bits: bytes
 ) -> Pad | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 
 from jagcodec._arguments import usable_device
@@ -14,7 +13,7 @@ from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
-from jagcodec.wire.frames import blob_size, finished, is_blob, writable_bytes, write_blob
+from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 
 
@@ -38,12 +37,10 @@ def to_blob(frames: Sequence[Buffer]) -> bytearray:
         {'a': 1}
     """
     where = "to_blob(frames)"
-    message = finished(frames, where)
-    if not message.buffers and is_blob(np.frombuffer(message.header, dtype=np.uint8)):
+    arrays = frame_arrays(frames, where)
+    if len(arrays) == 1 and is_blob(arrays[0]):
         raise ArgumentError("bad_option", where, "expected frames, found what is a blob already")
-    blob = bytearray(blob_size(message))
-    write_blob(message, writable_bytes(blob, "to_blob"))
-    return blob
+    return bytearray().join(blob_pieces(arrays))
 
 
 def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:

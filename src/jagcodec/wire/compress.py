@@ -6,31 +6,27 @@ and the header know of it. The library is imported when a message needs it.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from jagcodec.errors import ArgumentError, WireFormatError, brief
-from jagcodec.memory.blocks import new_block
-from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.wire.checks import fail
 from jagcodec.wire.frames import (
     Fetch,
     FramePayload,
     Payload,
     PendingMessage,
-    RangePayload,
     blob_end,
     written,
 )
-from jagcodec.wire.header import Header, read_header, with_checksums, with_stored_sizes
+from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
 T = TypeVar("T")
@@ -61,36 +57,30 @@ def usable_level(compress: Any) -> int:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def compressed(message: PendingMessage, level: int, checksum: bool) -> PendingMessage:
+def compressed(message: PendingMessage, level: int) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes."""
-    compress = library().compress
+    library = zstandard()
     frames = written(message.buffers, message.write)
+    compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
     sent = list(frames)
-    for i, small in _in_threads(lambda i: compress(frames[i], level), large).items():
+    for i, small in _in_threads(compress, large).items():
         if len(small) < len(frames[i]):
             sent[i] = np.frombuffer(small, dtype=np.uint8)
     header = with_stored_sizes(message.header, [len(frame) for frame in sent])
-    if not _is_worth_it(header, sent, message.header, frames):
+    smaller = _is_smaller(header, sent, message.header, frames)
+    if not smaller or not is_accepted(header, message.documents):
         header, sent = message.header, frames
-    if checksum:
-        header = with_checksums(header, [zlib.crc32(frame.data) for frame in sent])
-    return PendingMessage(header, [*sent], lambda memory: None, list)
+    return PendingMessage(header, [*sent])
 
 
-def _is_worth_it(
+def _is_smaller(
     header: bytes, sent: Sequence[ByteArray], plain: bytes, frames: Sequence[ByteArray]
 ) -> bool:
-    """Whether a message is smaller than the plain one, and default limits accept it."""
+    """Whether a message takes less than the plain one, as frames and as a blob."""
     stored, sizes = (list(map(len, one)) for one in (sent, frames))
     saved = len(plain) + sum(sizes) - len(header) - sum(stored)
-    if saved < 64 or blob_end(len(header), stored) > blob_end(len(plain), sizes):
-        return False
-    try:
-        read_header(header)
-    except WireFormatError:
-        return False
-    return True
+    return saved >= 64 and blob_end(len(header), stored) <= blob_end(len(plain), sizes)
 
 
 def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int, T]:
@@ -110,172 +100,106 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 
 def opened(
     header: Header, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False
-) -> FramePayload:
+) -> Payload:
     """The buffers of a message in memory; `by_range` decompresses each frame at its first use."""
     if not header.compressed:
         return FramePayload(frames, copy, by_range=by_range)
     if not by_range:
         return FramePayload(opened_frames(header, frames), copy)
-    return _LazyPayload(_Frames(header, frames.__getitem__), copy)
+    fetch = lambda buffer, offset, size: frames[buffer][offset : offset + size]  # noqa: E731
+    return opened_ranges(header, fetch, copy)
 
 
 def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
     """The frames of a message before they were compressed. What is decompressed is new memory."""
-    library()
+    zstandard()
     sizes = {i: size for i, size in enumerate(header.sizes) if header.stored[i] < size}
     found = _in_threads(lambda i: _decompressed(frames[i], sizes[i], i), sizes)
-    return [found.get(i, frame) for i, frame in enumerate(frames)]
+    # These bytes are referred to by nothing else, so they may be written to.
+    owned = {i: borrowed(address(data), len(data), data) for i, data in found.items()}
+    return [owned.get(i, frame) for i, frame in enumerate(frames)]
 
 
-def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> RangePayload:
+def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> Payload:
     """As `opened`, of a message whose buffers are fetched: a compressed frame is fetched whole."""
-    if not header.compressed:
-        return RangePayload(fetch, copy)
-    frames = _Frames(header, lambda i: fetch(i, 0, header.stored[i]))
-
-    def fetch_inside(buffer: int, offset: int, size: int) -> ByteArray:
-        if header.stored[buffer] == header.sizes[buffer]:
-            return fetch(buffer, offset, size)
-        data: ByteArray = frames[buffer][offset : offset + size]
-        return data
-
-    return RangePayload(fetch_inside, copy)
+    return _CompressedPayload(header, fetch, copy) if header.compressed else Payload(fetch, copy)
 
 
 def prepare(payload: Payload, buffers: Iterable[int]) -> None:
     """Decompress buffers in several threads; an error is left to the reader of its column."""
-    if isinstance(payload, _LazyPayload):
+    if isinstance(payload, _CompressedPayload):
         with suppress(WireFormatError):
-            payload.inside.prepare(buffers)
+            payload.prepare(buffers)
 
 
-class _Frames(Sequence[Any]):
-    """The frames of a message, each decompressed once, when it is first asked for: read-only."""
+class _CompressedPayload(Payload):
+    """Ranges of frames, each decompressed once, whole, when it is first asked for: read-only."""
 
-    def __init__(self, header: Header, stored: Callable[[int], Any]) -> None:
-        library()
-        self._header = header
-        self._stored = stored
+    def __init__(self, header: Header, fetch: Fetch, copy: bool | None) -> None:
+        zstandard()
+        super().__init__(fetch, copy)
+        self._sizes = header.sizes
+        self._stored = header.stored
         self._known: dict[int, ByteArray] = {}
 
-    def __len__(self) -> int:
-        return len(self._header.sizes)
+    def prepare(self, buffers: Iterable[int]) -> None:
+        """Decompress frames now."""
+        sizes = self._sizes
+        held = [i for i in buffers if i < len(sizes)]  # an empty column needs no frame
+        _in_threads(self._whole, {i: sizes[i] for i in held if self._stored[i] < sizes[i]})
 
-    def __getitem__(self, index: Any) -> Any:
-        size = self._header.sizes[index]
-        if self._header.stored[index] == size:
-            return self._stored(index)
-        known = self._known.get(index)
+    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        if not size or self._stored[buffer] == self._sizes[buffer]:
+            return super().read(buffer, offset, size)
+        return self._whole(buffer)[offset : offset + size]
+
+    def _whole(self, buffer: int) -> ByteArray:
+        known = self._known.get(buffer)
         if known is None:
             # Two threads may both come here: without a lock, none is held while a process forks.
-            found = _decompressed(self._stored(index), size, index)
-            found.flags.writeable = False  # it is read more than once
-            known = self._known.setdefault(index, found)
+            data = self._fetch(buffer, 0, self._stored[buffer])
+            found = _decompressed(data, self._sizes[buffer], buffer)
+            known = self._known.setdefault(buffer, found)
         return known
-
-    def prepare(self, indices: Iterable[int]) -> None:
-        """Decompress frames now."""
-        sizes = self._header.sizes
-        _in_threads(self.__getitem__, {i: sizes[i] for i in indices if i < len(sizes)})
-
-
-class _LazyPayload(FramePayload):
-    """Frames in memory that are decompressed when they are asked for."""
-
-    def __init__(self, frames: _Frames, copy: bool | None) -> None:
-        super().__init__(frames, copy, by_range=True)
-        self.inside: _Frames = frames
-
-    @property
-    def frames(self) -> None:
-        """None: to look at all of them would be to decompress them."""
-        return
 
 
 def _decompressed(data: Any, size: int, index: int) -> ByteArray:
-    """A frame of `size` bytes in new memory, from what is stored of it."""
+    """A frame of `size` bytes in new memory, read-only, from what is stored of it."""
     path = f"frame {index + 1}"
     if type(data) is not np.ndarray:
         raise fail("bad_value", "expected bytes on the host, found a frame on a device", path=path)
-    zstd = library()
-    _check_zstd(data, size, path)
-    frame: ByteArray = new_block(size).data
+    zstd = zstandard()
+    # A copy: what was checked must not change with the message's memory.
+    stored = data.tobytes()
     try:
-        whole = zstd.decompress(data, frame)
-    except zstd.error as error:
-        raise _not_whole(size, f"{error!s:.200}", path) from error
-    if not whole:
-        raise _not_whole(size, "one of another size", path)
-    return frame
-
-
-def _not_whole(size: int, found: str, path: str) -> WireFormatError:
-    expected = f"expected a zstd frame of {size} bytes"
-    return fail("bad_value", f"{expected}, found {found}; it was cut or damaged", path=path)
-
-
-_MAGIC = b"\x28\xb5\x2f\xfd"
-_RUN = 1
-
-
-def _check_zstd(data: ByteArray, size: int, path: str) -> None:
-    """Check what a zstd frame says of itself, before any memory is allocated for its content.
-
-    RFC 8878, section 3.1.1.
-    """
-    start = data[:18].tobytes()
-    if start[:4] != _MAGIC or len(start) < 6:
-        raise _not_whole(size, f"{start[:4]!r}", path)
-    flags = start[4]
-    if flags & 0b1011:  # of a dictionary, and one that is reserved
-        raise fail("bad_value", "expected zstd without a dictionary, found one", path=path)
-    at = 5
-    one_segment = flags & 0b100000
-    if not one_segment:
-        base = 1 << (10 + (start[at] >> 3))
-        window = base + base // 8 * (start[at] & 7)
-        if window > MAX_WINDOW:
+        parameters = zstd.get_frame_parameters(stored)
+        if stored[:4] != zstd.FRAME_HEADER or parameters.content_size != size:
+            found = f"{stored[:4]!r} and a size of {parameters.content_size}"
+            raise fail(
+                "bad_value", f"expected a zstd frame of {size} bytes, found {found}", path=path
+            )
+        if parameters.dict_id:
+            raise fail("bad_value", "expected zstd without a dictionary, found one", path=path)
+        if not stored[4] & _SINGLE_SEGMENT and parameters.window_size > MAX_WINDOW:
             expected = f"expected a window of at most {MAX_WINDOW}"
-            raise fail("bad_value", f"{expected}, found {window}", path=path)
-        at += 1
-    width = (1 if one_segment else 0, 2, 4, 8)[flags >> 6]
-    found = int.from_bytes(start[at : at + width], "little") + (256 if width == 2 else 0)
-    if not width or found != size:
-        raise _not_whole(size, f"one of {found if width else 'unknown'} bytes", path)
-    at += width
-    # The blocks: a library may stop at the last byte of the content, before the end of the frame.
-    blocks, last = data.data, 0
-    while not last and at + 3 <= len(blocks):
-        block = int.from_bytes(blocks[at : at + 3], "little")
-        last = block & 1
-        at += 3 + (1 if block >> 1 & 3 == _RUN else block >> 3)
-    at += 4 if flags & 0b100 else 0  # the checksum
-    if not last or at != len(blocks):
-        raise _not_whole(size, f"one that ends at byte {at} of {len(blocks)}", path)
+            raise fail("bad_value", f"{expected}, found {parameters.window_size}", path=path)
+        # No more memory than the size of its content, and a window.
+        frame = zstd.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
+            stored, allow_extra_data=False
+        )
+    except zstd.ZstdError as error:
+        expected = f"expected a zstd frame of {size} bytes, found {error!s:.200}"
+        raise fail("bad_value", f"{expected}; it was cut or damaged", path=path) from error
+    return np.frombuffer(frame, dtype=np.uint8)
 
 
-# --- the library -------------------------------------------------------------------------------
+_SINGLE_SEGMENT = 0b100000  # a flag of a frame whose content is its window
 
 
-class Zstd(NamedTuple):
-    """A library for zstd."""
-
-    # (bytes, level) -> one frame, which gives the size of its content
-    compress: Callable[[ByteArray, int], bytes]
-    # (frame, memory) -> whether the content fills the memory; it allocates no more than a window
-    decompress: Callable[[ByteArray, ByteArray], bool]
-    error: type[Exception]  # which `decompress` raises for damaged bytes
-
-
-@functools.cache
-def library() -> Zstd:
-    """The one of the standard library, from Python 3.14 on, or the package zstandard."""
+def zstandard() -> Any:
+    """The package zstandard."""
     try:
-        return _of_standard_library(importlib.import_module("compression.zstd"))
-    except ImportError:
-        pass
-    try:
-        return _of_package(importlib.import_module("zstandard"))
+        return importlib.import_module("zstandard")
     except ImportError as error:
         raise ArgumentError(
             "bad_option",
@@ -283,34 +207,3 @@ def library() -> Zstd:
             "expected the package zstandard, which both sides of a compressed message need, found "
             "none; pip install 'jagcodec[zstd]'",
         ) from error
-
-
-def _of_package(library: Any) -> Zstd:
-    def compress(data: ByteArray, level: int) -> bytes:
-        frame: bytes = library.ZstdCompressor(level=level).compress(data)
-        return frame
-
-    def decompress(data: ByteArray, target: ByteArray) -> bool:
-        source = library.ZstdDecompressor(max_window_size=MAX_WINDOW)
-        reader = source.stream_reader(data, read_across_frames=False)
-        return reader.readinto(target) == len(target) and not reader.read(1)
-
-    return Zstd(compress, decompress, library.ZstdError)
-
-
-def _of_standard_library(library: Any) -> Zstd:
-    log_max = library.DecompressionParameter.window_log_max
-    largest = log_max.bounds()[1]
-
-    def decompress(data: ByteArray, target: ByteArray) -> bool:
-        # A single segment may be larger than a window.
-        log = min(max(MAX_WINDOW, len(target)).bit_length(), largest)
-        reader = library.ZstdDecompressor(options={log_max: log})
-        frame = reader.decompress(data, max_length=len(target))
-        if len(frame) != len(target):
-            return False
-        target[:] = np.frombuffer(frame, dtype=np.uint8)
-        # The end of the frame may be all that is left.
-        return bool(reader.eof or (not reader.decompress(b"", max_length=1) and reader.eof))
-
-    return Zstd(library.compress, decompress, library.ZstdError)

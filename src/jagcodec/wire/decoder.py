@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,15 @@ from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
 
 AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The options of `decode`."""
+
+    copy: bool | None
+    device: torch.device | str | None
+    allow_pickle: bool
+    limits: Limits | None
 
 
 def decode(
@@ -132,24 +141,15 @@ def decode_resident(
     allow_pickle: bool = False,
     limits: Limits | None = None,
 ) -> Any:
-    """The value of a message of `encode_resident`, some of whose buffers are kept on a device.
+    """The value of a message of `encode_resident`, given its header and flat uint8 tensors.
 
-    Args:
-        header: The first frame.
-        buffers: The others, flat uint8 tensors; they are aliased.
-        kept: Which of them hold cells of tensors that stay where the buffer lies.
-        device: Where all tensors go, as for `decode`; None leaves each where its buffer lies.
-        allow_pickle: As for `decode`.
-        limits: As for `decode`.
-
-    Raises:
-        WireFormatError: As `decode`; or something other than cells of a tensor, stored as wide as
-            their dtype, lies in a kept buffer.
+    The buffers that are `kept` hold nothing but cells of tensors, as wide as their dtype. Without
+    `device`, these stay where they are.
     """
-    budget = read_header(header, limits or DEFAULT_LIMITS)
+    read = read_header(header, limits or DEFAULT_LIMITS)
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(budget, [header, *frames], device=device, allow_pickle=allow_pickle)
+    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
     return build(message, message.header.schema.root)
 
 
@@ -163,20 +163,9 @@ class MsgpackDecoder:
         {'a': 1}
     """
 
-    def __init__(
-        self,
-        *,
-        copy: bool | None = None,
-        device: torch.device | str | None = None,
-        allow_pickle: bool = False,
-        limits: Limits | None = None,
-    ) -> None:
-        self._options: Any = {
-            "copy": copy,
-            "device": device,
-            "allow_pickle": allow_pickle,
-            "limits": limits,
-        }
+    def __init__(self, **options: Unpack[DecodeOptions]) -> None:
+        """Take the options of `decode`."""
+        self._options = options
 
     def decode(self, frames: MessageLike) -> Any:
         """See `decode`."""
@@ -486,15 +475,10 @@ def _stacked_rows(leaf: Any) -> int | None:
 
 def _rising(indices: torch.Tensor) -> bool:
     """Whether the columns of (dims, nnz) indices rise in lexicographic order, none twice."""
-    if indices.shape[0] == 0:
+    if 0 in indices.shape:
         return indices.shape[1] <= 1
-    steps = indices[:, 1:] - indices[:, :-1]
-    open_steps = torch.ones(steps.shape[1], dtype=torch.bool, device=steps.device)
-    for step in steps:
-        if (open_steps & (step < 0)).any():
-            return False
-        open_steps &= step == 0
-    return not open_steps.any()
+    in_order: torch.Tensor = torch.unique(indices, dim=1)
+    return torch.equal(indices, in_order)
 
 
 _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {

@@ -50,21 +50,13 @@ def _packed_int(value: Any) -> list[Any]:
 # --- reading -----------------------------------------------------------------------------------
 
 
-class Tag:
-    """A tag that was read; there is one of each kind."""
-
-    __slots__ = ("kind",)
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind: Kind = kind
+_KINDS = {int(kind): kind for kind in RECORDS}
 
 
-_TAGS = {int(kind): Tag(kind) for kind in RECORDS}
-
-
-def _known_tag(code: int, data: bytes) -> Tag:
-    tag = _TAGS.get(code)
-    if tag is None:
+def _tag(code: int, data: bytes) -> Kind:
+    """What a tag is read as: the kind of its record."""
+    kind = _KINDS.get(code)
+    if kind is None:
         raise WireFormatError(
             "unknown_kind",
             "$",
@@ -73,7 +65,7 @@ def _known_tag(code: int, data: bytes) -> Tag:
         )
     if data:
         raise WireFormatError("bad_record", "$", f"expected an empty tag, found {brief(data)}")
-    return tag
+    return kind
 
 
 def may_hold_records(data: bytes) -> bool:
@@ -91,13 +83,18 @@ def may_hold_records(data: bytes) -> bool:
     )
 
 
-def unpack(data: bytes, path: str = "$") -> Any:
-    """One document, its records still as arrays that begin with a `Tag`."""
+_OPTIONS: dict[str, Any] = {"strict_map_key": True, "unicode_errors": "surrogatepass"}
+
+
+def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
+    """One document, its records still as arrays that begin with their kind.
+
+    Without `records`, extensions are msgpack's own type.
+    """
+    hook = {"ext_hook": _tag} if records else {}
     try:
         _walk(data)
-        return msgpack.unpackb(
-            data, ext_hook=_known_tag, strict_map_key=True, unicode_errors="surrogatepass"
-        )
+        return msgpack.unpackb(data, **hook, **_OPTIONS)
     except WireFormatError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -110,15 +107,10 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
     In errors the first is called row `first`.
     """
     size = len(data)
-    unpacker = msgpack.Unpacker(
-        ext_hook=_known_tag,
-        strict_map_key=True,
-        unicode_errors="surrogatepass",
-        max_buffer_size=max(size, 1),
-    )
+    unpacker = msgpack.Unpacker(ext_hook=_tag, max_buffer_size=max(size, 1), **_OPTIONS)
     items: list[Any] = []
     try:
-        _walk_rows(data, len(ends))
+        _walk(data, len(ends))
         unpacker.feed(data)
         for end in ends:
             item = unpacker.unpack()
@@ -137,24 +129,6 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
     return items
 
 
-def _walk_rows(data: bytes, rows: int) -> None:
-    """`_walk`, of documents that lie end to end."""
-    if len(data) > _TRUSTED_SIZE:
-        scanner = msgpack.Unpacker(max_buffer_size=len(data))
-        scanner.feed(data)
-        for _ in range(rows):
-            scanner.skip()
-
-
-def unpack_plain(data: bytes, path: str) -> Any:
-    """Msgpack's own types out of bytes that a stranger chose."""
-    try:
-        _walk(data)
-        return msgpack.unpackb(data, strict_map_key=True, unicode_errors="surrogatepass")
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise not_msgpack(error, path) from error
-
-
 def not_msgpack(error: Exception, path: str) -> WireFormatError:
     """What to say of bytes that msgpack does not take."""
     text = str(error) or type(error).__name__
@@ -169,7 +143,7 @@ def not_msgpack(error: Exception, path: str) -> WireFormatError:
 _TRUSTED_SIZE = 512
 
 
-def _walk(data: bytes) -> None:
+def _walk(data: bytes, documents: int = 1) -> None:
     """See that the counts in msgpack bytes have bytes behind them, without building anything.
 
     msgpack allocates a list as soon as it reads its count.
@@ -177,4 +151,5 @@ def _walk(data: bytes) -> None:
     if len(data) > _TRUSTED_SIZE:
         scanner = msgpack.Unpacker(max_buffer_size=len(data))
         scanner.feed(data)
-        scanner.skip()
+        for _ in range(documents):
+            scanner.skip()

@@ -7,9 +7,11 @@ is left as it is.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +20,8 @@ from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
-from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Cells, EndToEnd, Packed, Run
-from jagcodec.wire.narrow import narrow_bits
-from jagcodec.wire.spec import (
-    EXPANSION,
-    MOST_RUNS,
-    ROW_COST,
-    RUN_NUMBERS,
-    TORCH_DTYPES,
-)
+from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_DTYPES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -50,45 +44,13 @@ _AT_ONCE = 1 << 20  # bytes that are put together to be compared, so that they s
 
 
 def elide(items: Sequence[Any]) -> list[Any]:
-    """The items, with what columns and rows of documents repeat sent once.
-
-    As they are if a reader would by default refuse to make so much of so little.
-    """
+    """The items, with what columns and rows of documents repeat sent once."""
     made: list[Any] = [_once(item) if type(item) is Packed else item for item in items]
-    columns = {i: column for i, item in enumerate(items) if (column := _column_of(item))}
+    columns = {i: item for i, item in enumerate(items) if _is_looked_at(item)}
     for i, runs in zip(columns, _found(list(columns.values())), strict=True):
         if runs is not None:
             made[i] = made[i]._replace(runs=runs)
-    return made if _is_taken(made) else list(items)
-
-
-def _is_taken(items: Sequence[Any]) -> bool:
-    """Whether a message of these items is within the limits that readers have by default."""
-    expanded = documents = payload = 0
-    for cells in {cells for item in items for cells in _cells_of(item)}:
-        # A bit may be all that is stored of an int64.
-        payload += len(cells.data) // EXPANSION if cells.narrow else len(cells.data)
-    for item in items:
-        if type(item) is EndToEnd and item.runs is not None:
-            expanded += len(item.cells.data) + ROW_COST * item.runs[0].splits.rows * len(item.runs)
-        elif type(item) is EndToEnd and item.cells.narrow:
-            expanded += len(item.cells.data)
-        elif type(item) is Packed and item.like is not None:
-            sizes = list(map(_size, item.rows))
-            own = sum(sizes[i] for i in set(item.like))
-            payload += own
-            total = sum(sizes)
-            expanded += total + ROW_COST * len(sizes)
-            documents += own if item.one_object else total
-    free = EXPANSION * payload
-    return max(expanded - free, EXPANSION * (documents - free)) <= Limits.expanded
-
-
-def _cells_of(item: Any) -> list[Cells]:
-    """The cells that a column is sent with."""
-    if type(item) is not EndToEnd:
-        return []
-    return [item.cells] if item.runs is None else [run.cells for run in item.runs]
+    return made
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -131,49 +93,33 @@ def _equal_pieces(a: Any, b: Any) -> bool:
 # --- columns -----------------------------------------------------------------------------------
 
 
-class _Column(NamedTuple):
-    """A column whose rows lie end to end.
-
-    Attributes:
-        cells: All of them.
-        size: Bytes of one, 1 at least.
-        splits: The rows, one object for equal ones; None of a rectangle, whose rows are one cell.
-    """
-
-    cells: Cells
-    size: int
-    splits: RowSplits | None
-
-    @property
-    def total(self) -> int:
-        """How many cells there are."""
-        return len(self.cells.data) // self.size
-
-    def rows(self) -> RowSplits:
-        """The rows, those of a rectangle too."""
-        if self.splits is not None:
-            return self.splits
-        return RowSplits.from_lengths(np.ones(self.total, dtype=np.int64))
+def _is_looked_at(item: Any) -> bool:
+    """Whether an item is a column in which something may repeat."""
+    if type(item) is not EndToEnd or len(item.cells.data) < FEWEST or not item.shape:
+        return False
+    return item.splits is None or item.ragged_dim == 1
 
 
-def _column_of(item: Any) -> _Column | None:
-    """The column of an item in which something may repeat."""
-    if type(item) is not EndToEnd or len(item.cells.data) < FEWEST:
-        return None
-    cells, splits, shape, ragged_dim, _ = item
-    if splits is None:
-        return _Column(cells, len(cells.data) // shape[0], None) if shape else None
-    return _Column(cells, len(cells.data) // splits.total, splits) if ragged_dim == 1 else None
+def _cell(column: EndToEnd) -> int:
+    """Bytes of a cell, 1 at least."""
+    return len(column.cells.data) // column.shape[0]
 
 
-def _found(columns: Sequence[_Column]) -> list[list[Run] | None]:
+def _rows(column: EndToEnd) -> RowSplits:
+    """The rows; those of a rectangle are one cell each."""
+    if column.splits is not None:
+        return column.splits
+    return RowSplits.from_lengths(np.ones(column.shape[0], dtype=np.int64))
+
+
+def _found(columns: Sequence[EndToEnd]) -> list[list[Run] | None]:
     """For each column its runs, of cells that are sent once; None where that does not pay."""
     found: list[list[Run] | tuple[int, ...] | None] = []
     first: dict[Any, int] = {}
     alike: dict[Any, list[int]] = {}
-    for i, (cells, size, splits) in enumerate(columns):
-        like = alike.setdefault((cells.dtype, size), [])
-        if splits is not None and len(like) < _MOST_ALIKE:
+    for i, column in enumerate(columns):
+        like = alike.setdefault((column.cells.dtype, _cell(column)), [])
+        if column.splits is not None and len(like) < _MOST_ALIKE:
             like.append(i)
     looked: dict[Any, IntArray] = {}  # by the identity of the rows
     for i, column in enumerate(columns):
@@ -182,7 +128,7 @@ def _found(columns: Sequence[_Column]) -> list[list[Run] | None]:
         found.append(
             same
             or (_prefixes(column) if repeats else None)
-            or _end_to_end(columns, i, alike[column.cells.dtype, column.size])
+            or _end_to_end(columns, i, alike[column.cells.dtype, _cell(column)])
             or (_rows_alike(column) if repeats else None)
         )
     in_order: dict[int, Run] = {}
@@ -198,69 +144,69 @@ def _found(columns: Sequence[_Column]) -> list[list[Run] | None]:
     def all_of(i: int) -> Run:
         """All of a column that is sent as it is."""
         if i not in in_order:
-            rows = columns[i].rows()
+            rows = _rows(columns[i])
             in_order[i] = Run(rows, columns[i].cells, Cells.of_index(rows.starts))
         return in_order[i]
 
     return [resolved(i) for i in range(len(columns))]
 
 
-def _may_repeat(column: _Column, looked: dict[Any, IntArray]) -> bool:
+def _may_repeat(column: EndToEnd, looked: dict[Any, IntArray]) -> bool:
     """Whether some of a few rows begin with the same cell, as they do if enough rows repeat."""
-    splits = column.splits
-    key = "rectangle" if splits is None else "rows", column.total if splits is None else id(splits)
+    splits, total = column.splits, column.shape[0]
+    key = ("rectangle", total) if splits is None else ("rows", id(splits))
     if key not in looked:
-        rows = column.total if splits is None else splits.rows
+        rows = total if splits is None else splits.rows
         few = np.arange(rows)
         if rows > _FEW_ROWS:
             # Neighbours, as repeats often are; so many that about four pairs are among them if
             # rows are in no order, but each is there twice.
             few = np.linspace(0, rows - 4, math.isqrt(rows // 2)).astype(np.int64)
             few = (few[:, None] + np.arange(4)).reshape(-1)
-        looked[key] = few if splits is None else np.minimum(splits.starts[few], column.total - 1)
-    firsts = _firsts(column.cells.data, column.size, looked[key])
+        looked[key] = few if splits is None else np.minimum(splits.starts[few], total - 1)
+    firsts = _firsts(column.cells.data, _cell(column), looked[key])
     return len(set(firsts.tolist())) < len(firsts)
 
 
-def _pays(column: _Column, saved: int, cost: int) -> bool:
+def _pays(column: EndToEnd, saved: int, cost: int) -> bool:
     """Whether so many cells of a column take more bytes than that where they are sent."""
-    name, bits = column.cells.dtype, 8 * column.size
-    if column.cells.narrow and name is not None:
-        numbers = column.cells.data.view(f"u{TORCH_DTYPES[name]}")
-        few = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)])
-        # All of them take as many bits, or more.
-        bits = column.size // TORCH_DTYPES[name] * narrow_bits(few.view(np.uint8), name)
-    return saved * bits > 8 * cost
+    cells, taken = column.cells, saved * _cell(column)
+    if cells.narrow and cells.dtype is not None:
+        numbers = cells.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
+        few = np.ascontiguousarray(numbers[:: -(-len(numbers) // _FEW_CELLS)]).view(np.uint8)
+        # All of them take as many bits each, or more.
+        taken = taken * len(cells.like(few).stored()[1]) // len(few)
+    return taken > cost
 
 
 def _index_cost(starts: IntArray) -> int:
     """Bytes that a run takes with its index."""
-    stored = Cells.of_index(starts).stored()
-    return TABLE + len(stored[1]) + 2 * SLACK
+    return TABLE + len(Cells.of_index(starts).stored()[1]) + 2 * SLACK
 
 
 # What is looked for
 
 
 def _same_cells(
-    columns: Sequence[_Column], i: int, first: dict[Any, int]
+    columns: Sequence[EndToEnd], i: int, first: dict[Any, int]
 ) -> tuple[int, ...] | None:
     """Another column, before it, with the same cells in the same rows."""
     column = columns[i]
-    cells, size, splits = column
-    other = first.setdefault((cells.dtype, size, id(splits), *_sample(cells.data)), i)
+    cells, splits, *_ = column
+    key = cells.dtype, _cell(column), id(splits), *_sample(cells.data)
+    other = first.setdefault(key, i)
     if other == i or not _equal(columns[other].cells.data, cells.data):
         return None
-    rows = column.total if splits is None else splits.rows
-    return (other,) if _pays(column, column.total, TABLE + 8 * rows + 2 * SLACK) else None
+    cost = TABLE + 8 * _rows(column).rows + 2 * SLACK
+    return (other,) if _pays(column, column.shape[0], cost) else None
 
 
-def _prefixes(column: _Column) -> list[Run] | None:
+def _prefixes(column: EndToEnd) -> list[Run] | None:
     """Rows that all begin the longest of them: one value, positions."""
-    cells, size, splits = column
+    cells, splits, *_ = column
     if splits is None or splits.rows < 2:
         return None
-    start = int(splits.starts[splits.lengths.argmax()])
+    size, start = _cell(column), int(splits.starts[splits.lengths.argmax()])
     longest = cells.data[start * size : (start + splits.max) * size]
     if not _holds(column, longest, np.zeros(splits.rows, dtype=np.int64)):
         return None
@@ -269,59 +215,56 @@ def _prefixes(column: _Column) -> list[Run] | None:
     return [Run(splits, cells.like(longest), None)]
 
 
-def _end_to_end(columns: Sequence[_Column], i: int, alike: Sequence[int]) -> tuple[int, int] | None:
+def _end_to_end(
+    columns: Sequence[EndToEnd], i: int, alike: Sequence[int]
+) -> tuple[int, int] | None:
     """Two columns whose rows are the heads and the tails of a column's rows."""
     column, whole = columns[i], columns[i].splits
     if whole is None:
         return None
     data = column.cells.data
-    for head in alike:
-        if columns[head].total >= column.total:
+    for head, tail in itertools.product(alike, repeat=2):
+        first, last = _rows(columns[head]), _rows(columns[tail])
+        if first.total + last.total != whole.total or not (first.total and last.total):
             continue
-        for tail in alike:
-            if columns[head].total + columns[tail].total != column.total:
-                continue
-            first, last = columns[head].rows(), columns[tail].rows()
-            if not first.rows == last.rows == whole.rows:
-                continue
-            if (first.lengths + last.lengths != whole.lengths).any():
-                continue
-            if not _holds(columns[head], data, whole.starts):
-                continue
-            if not _holds(columns[tail], data, whole.starts + first.lengths):
-                continue
+        if not first.rows == last.rows == whole.rows:
+            continue
+        if (
+            (first.lengths + last.lengths == whole.lengths).all()
+            and _holds(columns[head], data, whole.starts)
+            and _holds(columns[tail], data, whole.starts + first.lengths)
+        ):
             cost = 2 * (TABLE + 8 * whole.rows) + 3 * SLACK
-            return (head, tail) if _pays(column, column.total, cost) else None
+            return (head, tail) if _pays(column, whole.total, cost) else None
     return None
 
 
-def _holds(column: _Column, data: ByteArray, starts: IntArray) -> bool:
+def _holds(column: EndToEnd, data: ByteArray, starts: IntArray) -> bool:
     """Whether the rows of a column are the cells of others that begin at `starts`."""
-    splits, size, own = column.rows(), column.size, column.cells.data
+    splits, size, own = _rows(column), _cell(column), column.cells.data
     held = np.flatnonzero(splits.lengths)
     few = held[:: -(-len(held) // 16)]
     numbers, others = _words(own, size), _words(data, size)
     for at in (0, splits.lengths[few] - 1):
         if (numbers[splits.starts[few] + at] != others[starts[few] + at]).any():
             return False
-    for rows in _chunks(splits, size):
-        there = _gathered(data, starts[rows], splits.lengths[rows], size)
-        a, b = splits.host[rows.start] * size, splits.host[rows.stop] * size
-        if not _equal(own[a:b], there):
+    first, host = 0, splits.host
+    while first < splits.rows:
+        # As many rows as stay in a cache, but one at least.
+        end = int(np.searchsorted(host, host[first] + _AT_ONCE // size, side="right")) - 1
+        end = min(max(end, first + 1), splits.rows)
+        there = _gathered(data, starts[first:end], splits.lengths[first:end], size)
+        if not _equal(own[host[first] * size : host[end] * size], there):
             return False
+        first = end
     return True
 
 
-def _rows_alike(column: _Column) -> list[Run] | None:
+def _rows_alike(column: EndToEnd) -> list[Run] | None:
     """Rows that are equal to others, or begin like them."""
-    cells, size, _ = column
-    splits = column.rows()
-    if column.splits is None and size in (1, 2, 4, 8):
-        distinct, places = np.unique(_words(cells.data, size), return_inverse=True)
-        cost = _index_cost(places) + SLACK
-        if not _pays(column, column.total - len(distinct), cost):
-            return None
-        return [Run(splits, cells.like(distinct.view(np.uint8)), Cells.of_index(places))]
+    cells, size, splits = column.cells, _cell(column), _rows(column)
+    if column.splits is None and size <= 8:
+        return None  # an index could take as much
     like, shared = _beginnings(cells.data, splits, size)
     equal = shared == splits.lengths
     partly = int(shared[~equal].sum())
@@ -353,8 +296,10 @@ def _beginnings(data: ByteArray, splits: RowSplits, size: int) -> tuple[IntArray
     """(N,) a row that each row begins like, which begins like no other; and by how many cells."""
     like, shared = np.arange(splits.rows), np.zeros(splits.rows, dtype=np.int64)
     order = _sorted_twins(data, splits, size)
+    words, lengths = _words(data, size), splits.lengths.tolist()
+    rows = [words[a : a + n] for a, n in ((int(splits.host[i]), lengths[i]) for i in order)]
     # Of sorted rows, two have in common what all neighbours between them have.
-    after = _common(data, splits, size, np.array(order, dtype=np.int64)) if order else []
+    after = list(itertools.starmap(_common, itertools.pairwise(rows)))
     kept, with_kept = -1, 0
     for row, before, behind in zip(order, [0, *after], [*after, 0], strict=False):
         with_kept = min(with_kept, before)
@@ -368,21 +313,32 @@ def _beginnings(data: ByteArray, splits: RowSplits, size: int) -> tuple[IntArray
 def _sorted_twins(data: ByteArray, splits: RowSplits, size: int) -> list[int]:
     """The rows that begin like others, sorted by their bytes, longer ones first."""
     firsts = _firsts(data, size, np.minimum(splits.starts, len(data) // size - 1))
-    ordered = np.sort(firsts)
-    again = np.isin(firsts, ordered[1:][ordered[1:] == ordered[:-1]]) & (splits.lengths > 0)
+    _, which, counts = np.unique(firsts, return_inverse=True, return_counts=True)
+    again = np.flatnonzero((counts[which] > 1) & (splits.lengths > 0)).tolist()
     bounds = (splits.host * size).tolist()
 
     def heads(rows: Sequence[int], most: int) -> dict[int, bytes]:
         view = data.data
         return {i: bytes(view[bounds[i] : min(bounds[i] + most, bounds[i + 1])]) for i in rows}
 
-    counts: dict[bytes, int] = {}
-    found = heads(np.flatnonzero(again).tolist(), _HEAD)
-    for head in found.values():
-        counts[head] = counts.get(head, 0) + 1
-    several = [row for row, head in found.items() if counts[head] > 1]
+    found = heads(again, _HEAD)
+    among = Counter(found.values())
+    several = [row for row, head in found.items() if among[head] > 1]
     keys = heads(several, max(_HEAD, _MOST_SORTED // max(1, len(several))))
     return sorted(several, key=keys.__getitem__, reverse=True)
+
+
+def _common(one: AnyArray, other: AnyArray) -> int:
+    """How many cells two rows have in common, from the first on."""
+    most, done, step = min(len(one), len(other)), 0, 256
+    while done < most:
+        end = min(done + step, most)
+        differ = one[done:end] != other[done:end]
+        wrong = np.flatnonzero(differ if differ.ndim == 1 else differ.any(axis=1))
+        if len(wrong):
+            return done + int(wrong[0])
+        done, step = end, 4 * step
+    return most
 
 
 # Cells
@@ -415,42 +371,6 @@ def _equal(a: ByteArray, b: ByteArray) -> bool:
         if not (one == other).all():
             return False
     return True
-
-
-def _common(data: ByteArray, splits: RowSplits, size: int, rows: IntArray) -> list[int]:
-    """How many cells each of these rows has in common with the next, from its first cell on."""
-    firsts, others = splits.starts[rows[:-1]], splits.starts[rows[1:]]
-    most = np.minimum(splits.lengths[rows[:-1]], splits.lengths[rows[1:]])
-    found = most.copy()
-    left, done, step = np.flatnonzero(most), 0, 64
-    while len(left):
-        cells = np.minimum(most[left] - done, step)
-        one, other = (
-            _words(_gathered(data, starts[left] + done, cells, size), size)
-            for starts in (firsts, others)
-        )
-        differ = one != other
-        wrong = np.flatnonzero(differ if differ.ndim == 1 else differ.any(axis=1))
-        ends = cells.cumsum()
-        pairs, at = np.unique(np.searchsorted(ends, wrong, side="right"), return_index=True)
-        found[left[pairs]] = done + wrong[at] - (ends - cells)[pairs]
-        done += step
-        ended = most[left] <= done
-        ended[pairs] = True
-        left = left[~ended]
-        step = max(1, min(4 * step, _AT_ONCE // (size * max(1, len(left)))))
-    shared: list[int] = found.tolist()
-    return shared
-
-
-def _chunks(splits: RowSplits, size: int) -> Iterator[slice]:
-    """The rows, as many at once as are compared at once."""
-    start, host = 0, splits.host
-    while start < splits.rows:
-        end = int(np.searchsorted(host, host[start] + _AT_ONCE // size, side="right")) - 1
-        end = min(max(end, start + 1), splits.rows)
-        yield slice(start, end)
-        start = end
 
 
 def _gathered(data: ByteArray, starts: IntArray, lengths: IntArray, size: int) -> ByteArray:

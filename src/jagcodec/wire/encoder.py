@@ -10,6 +10,7 @@ Encoding has four phases, and data is handed from one to the next:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
@@ -24,7 +25,8 @@ from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
-from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to
+from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
+from jagcodec.wire.header import is_accepted, with_checksums
 from jagcodec.wire.lowered import Columns, Name, OpenBatch, Ragged
 from jagcodec.wire.lowering import Lowering
 from jagcodec.wire.place import Placing
@@ -170,12 +172,12 @@ def encode(
 
 def encode_resident(
     obj: Any,
-    device: torch.device,
+    device: torch.device | None,
     *,
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> list[Frame | torch.Tensor]:
-    """As `encode`, but what dense and jagged tensors on `device` hold stays there.
+    """As `encode`, but what dense and jagged tensors on `device`, if any, hold stays there.
 
     A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header says of it
     is the usual, so such a message is an ordinary one once it is copied.
@@ -231,10 +233,17 @@ def pending(
         leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
         copies.fetch([*leaving, *lowering.off_devices])
         lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
-    message = Placing(copies, keep_on).message(
-        lowered, checksum=checksum and level is None, narrows=bool(narrow), elides=elide
-    )
-    return message if level is None else compressed(message, level, checksum)
+    narrows = bool(narrow)
+    message = Placing(copies, keep_on).message(lowered, narrows=narrows, elides=elide)
+    if elide and not is_accepted(message.header, message.documents):
+        message = Placing(copies, keep_on).message(lowered, narrows=narrows)
+    if level is not None:
+        message = compressed(message, level)
+    if checksum:
+        frames = written(message.buffers, message.write)
+        header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
+        message = PendingMessage(header, [*frames])
+    return message
 
 
 def _narrow_columns(narrow: Any) -> bool | frozenset[Name]:

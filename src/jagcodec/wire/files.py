@@ -8,7 +8,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -33,17 +33,10 @@ def file_path(path: Any, where: str, remedy: str) -> str:
 
 def _regular(status: os.stat_result, where: str) -> os.stat_result:
     """Refuse files that wait, never end, or act when they are opened."""
-    kind = stat.S_IFMT(status.st_mode)
-    if kind != stat.S_IFREG:
-        found = _KINDS.get(kind, "something else")
+    if not stat.S_ISREG(status.st_mode):
+        found = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
         raise ArgumentError("bad_option", where, f"expected a regular file, found {found}")
     return status
-
-
-_KINDS = {
-    **{stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"},
-    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
-}
 
 
 def write_file(path: str, frames: Sequence[Any], where: str) -> None:
@@ -55,25 +48,15 @@ def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
     """Write buffers to a file end to end, whole or not at all.
 
     They go to a temporary file next to `path`, to the disk, and then take its name: a crash at any
-    moment leaves the old file, or no file.
+    moment leaves the old file, or no file. An error removes the temporary file; a process that is
+    killed may leave it.
     """
     mode = None
     with suppress(FileNotFoundError):
         mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777
     directory, _ = os.path.split(path)
     # A name of fixed length: file systems limit it.
-    name = os.path.join(directory, f".{secrets.token_hex(8)}.part")
-    replace_file(name, path, pieces, mode)
-    # The file exists, even if the directory cannot be synchronised.
-    with suppress(OSError):
-        sync_directory(directory or os.curdir)
-
-
-def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | None = None) -> None:
-    """Write bytes to a new file and to the disk, and then give it the name `path`.
-
-    An error removes the temporary file; a process that is killed may leave it.
-    """
+    temporary = os.path.join(directory, f".{secrets.token_hex(8)}.part")
     # Not tempfile, whose files are for their owner alone, whatever the umask.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
@@ -81,7 +64,7 @@ def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | N
         with open(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(descriptor, mode)  # which the umask may have narrowed
-            _write(file, pieces)
+            file.writelines(pieces)
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
@@ -89,20 +72,13 @@ def replace_file(temporary: str, path: str, pieces: Iterable[Any], mode: int | N
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def _write(file: BinaryIO, pieces: Iterable[Any]) -> None:
-    for piece in pieces:
-        file.write(piece)
-
-
-def sync_directory(directory: str) -> None:
-    """Write the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    # The file exists, even if the directory cannot be synchronised.
+    with suppress(OSError):
+        opened = os.open(directory or os.curdir, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

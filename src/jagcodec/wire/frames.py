@@ -6,10 +6,9 @@ and the frames of the payload, each at a multiple of 64 bytes, the bytes between
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,26 +32,23 @@ _MAX_HEADER = 1 << 33
 
 def buffer_bytes(buffer: Any, path: str) -> ByteArray:
     """Any contiguous buffer, or a CPU tensor, as flat bytes that alias it."""
-    array: ByteArray
     try:
-        if type(buffer) is bytearray or type(buffer) is bytes:
-            array = np.frombuffer(buffer, dtype=np.uint8)
-            return array
-        if isinstance(buffer, torch.Tensor):
-            buffer = buffer.detach().numpy()
-        try:
-            view = memoryview(buffer)
-        except TypeError:
-            raise TypeError(f"{type(buffer).__name__}, which is no buffer") from None
-        if not view.nbytes:
-            return np.empty(0, dtype=np.uint8)
-        if not view.c_contiguous:
-            raise TypeError("one with gaps")
-        array = np.frombuffer(view.cast("B"), dtype=np.uint8)
+        if type(buffer) is not bytearray and type(buffer) is not bytes:
+            if isinstance(buffer, torch.Tensor):
+                buffer = buffer.detach().numpy()
+            try:
+                view = memoryview(buffer)
+            except TypeError:
+                raise TypeError(f"{type(buffer).__name__}, which is no buffer") from None
+            if not view.nbytes:
+                return _NOTHING
+            if not view.c_contiguous:
+                raise TypeError("one with gaps")
+            buffer = view.cast("B")
+        return np.frombuffer(buffer, dtype=np.uint8)
     except (TypeError, ValueError, RuntimeError) as error:
         expected = f"expected a contiguous buffer, found {error}"
         raise WireFormatError("foreign", path, expected) from error
-    return array
 
 
 def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
@@ -62,12 +58,14 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
     other object that is not a buffer is the caller's mistake.
     """
     if type(frames) is not list and _is_one(frames):
-        return [_one_buffer(frames, path)]
+        try:
+            return [buffer_bytes(frames, path)]
+        except WireFormatError as error:
+            raise _no_message(frames, path) from error
     if not frames:
         raise WireFormatError("no_message", "frames", "expected a header frame, found no frame")
     if type(frames[0]) is dict:  # which no peer sends
-        remedy = "pack_rows makes a batch of rows, and encode_rows a message"
-        raise _no_message(path, frames, remedy)
+        raise _no_message(frames, path)
     return [
         # Most frames, as sockets return them.
         np.frombuffer(frame, _BYTE)
@@ -78,6 +76,7 @@ def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
 
 
 _BYTE = np.dtype(np.uint8)
+_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 def _is_one(frames: Any) -> bool:
@@ -91,27 +90,14 @@ def _is_one(frames: Any) -> bool:
     return True
 
 
-def _one_buffer(buffer: Any, path: str) -> ByteArray:
-    try:
-        return buffer_bytes(buffer, path)
-    except WireFormatError as error:
-        remedy = "encode makes them of a value"
-        if isinstance(buffer, (str, os.PathLike)):
-            remedy = "load(path) reads a file, and open_wire takes a path"
-        elif isinstance(buffer, (torch.Tensor, np.ndarray, memoryview)):
-            remedy = "a blob is contiguous, and on the CPU: copy it there first"
-        elif buffer is None:
-            remedy = "pass what encode returned, or what was received"
-        elif hasattr(buffer, "to_frames"):
-            remedy = "its to_frames() makes them"
-        elif callable(buffer):
-            remedy = "open_wire reads from a callable"
-        raise _no_message(path, buffer, remedy) from error
-
-
-def _no_message(path: str, found: Any, remedy: str) -> ArgumentTypeError:
-    expected = "expected the frames of a message, or a blob"
-    return ArgumentTypeError("bad_type", path, f"{expected}, found {describe(found)}; {remedy}")
+def _no_message(found: Any, path: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "bad_type",
+        path,
+        f"expected the frames of a message, or a blob, found {describe(found)}; encode makes them "
+        "of a value, and encode_rows of rows; load and open_wire read files; a blob is contiguous, "
+        "and on the CPU",
+    )
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -195,8 +181,10 @@ class PendingMessage(NamedTuple):
 
     header: bytes
     buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
-    write: Callable[[list[ByteArray]], None]  # fills memory for all of these in one call
-    sources: Callable[[], list[np.ndarray[Any, Any]]]  # the memory that `write` reads
+    # Fills memory for all of these in one call.
+    write: Callable[[list[ByteArray]], None] = lambda memory: None
+    sources: Callable[[], list[np.ndarray[Any, Any]]] = list  # the memory that `write` reads
+    documents: int = 0  # bytes of indirect documents that become objects
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:
@@ -215,12 +203,6 @@ def written(
     write(memory)
     fresh = iter(memory)
     return [next(fresh) if isinstance(part, int) else part for part in buffers]
-
-
-def finished(frames: Sequence[Any], path: str) -> PendingMessage:
-    """Frames as a `PendingMessage`."""
-    header, *buffers = frame_arrays(frames, path)
-    return PendingMessage(header.tobytes(), list(buffers), lambda memory: None, list)
 
 
 def blob_size(message: PendingMessage) -> int:
@@ -256,19 +238,16 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
         found = f"found {len(target)}; pass a function as out=, which is called with the size"
         expected = f"expected a buffer of at least {size} bytes"
         raise ArgumentError("too_large", "buffer", f"{expected}, {found}")
-    preamble = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header))
-    start = [np.frombuffer(data, dtype=np.uint8) for data in (preamble, message.header)]
-    parts: list[Any] = [*start, *message.buffers]
-    begins = [0, PREAMBLE.size, *starts]
-    sizes = [PREAMBLE.size, len(message.header), *_sizes(message.buffers)]
-    ready = [part for part in parts[2:] if not isinstance(part, int)]
+    first = PREAMBLE.pack(BLOB_MAGIC, VERSION, 0, len(message.header)) + message.header
+    parts: list[Any] = [np.frombuffer(first, dtype=np.uint8), *message.buffers]
+    ready = [part for part in message.buffers if not isinstance(part, int)]
     if not are_apart([target[:size]], [*message.sources(), *ready]):
         expected = "expected memory apart from what is encoded, found an overlap"
         remedy = "write to memory that no tensor of the value lies in"
         raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
     rest: list[ByteArray] = []
     end = 0
-    for part, begin, length in zip(parts, begins, sizes, strict=True):
+    for part, begin, length in zip(parts, [0, *starts], _sizes(parts), strict=True):
         target[end:begin] = 0
         end = begin + length
         if isinstance(part, int):
@@ -296,29 +275,35 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 Fetch: TypeAlias = Callable[[int, int, int], ByteArray]
 """(buffer, offset, size) -> those bytes, aliased or new."""
 
-_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
+class Payload:
+    """The buffers of a message, of which ranges are fetched as they are asked for.
 
-class Payload(Protocol):
-    """The buffers of a message. The header vouches for every place that is asked for."""
+    The header vouches for every place that is asked for. A read-only range is copied by itself.
+    """
 
-    in_memory: bool  # whether whole buffers can be read without a cost
+    in_memory: bool = False
+    """Whether whole buffers can be read without a cost."""
+
+    def __init__(self, fetch: Fetch, copy: bool | None) -> None:
+        self._fetch = fetch
+        self._copy = copy
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
         """The buffers as arrays; None if not all of them are in the memory of the host."""
-        ...
+        return None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
-        ...
+        return _usable(self.read(buffer, offset, size), self._copy, alignment)
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         """Bytes as they came, only to be read."""
-        ...
+        return self._fetch(buffer, offset, size) if size else _NOTHING
 
 
-class FramePayload:
+class FramePayload(Payload):
     """Frames in memory: arrays; or flat uint8 tensors, if a frame is on a device.
 
     A read-only frame is copied at the first value in it, once for all of them; with `by_range`
@@ -336,10 +321,8 @@ class FramePayload:
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        for frame in self._frames:
-            if type(frame) is not np.ndarray:
-                return None
-        return self._frames
+        on_host = all(type(frame) is np.ndarray for frame in self._frames)
+        return self._frames if on_host else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         known = self._owned.get(buffer)
@@ -369,23 +352,6 @@ class FramePayload:
             raise fail("bad_value", expected, path=f"frame {buffer + 1}")
         data: ByteArray = frame[offset : offset + size]
         return data
-
-
-class RangePayload:
-    """Ranges that are fetched as they are asked for. A read-only range is copied by itself."""
-
-    in_memory = False
-    frames = None
-
-    def __init__(self, fetch: Fetch, copy: bool | None) -> None:
-        self._fetch = fetch
-        self._copy = copy
-
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> ByteArray:
-        return _usable(self.read(buffer, offset, size), self._copy, alignment)
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        return self._fetch(buffer, offset, size) if size else _NOTHING
 
 
 def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from jagcodec.errors import brief
+from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.documents import not_msgpack
@@ -76,19 +76,15 @@ class Header(NamedTuple):
 # --- writing -----------------------------------------------------------------------------------
 
 _KEYS = (MAGIC, "schema", "numbers", "values")
-_known: dict[Any, tuple[bytes, bytes]] = {}
+_known: dict[Any, bytes] = {}
 
 
-def _packed_schema(tree: Any) -> tuple[bytes, bytes]:
-    """The bytes of a schema, given as nested tuples of names, numbers, True, False and None.
-
-    And a header up to its numbers, which holds them.
-    """
+def _start_of(tree: Any) -> bytes:
+    """A header up to its numbers: with its schema, nested tuples of names, numbers and so on."""
     known = _known.get(tree)
     if known is None:
         schema: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
-        size = _size(_EXT_SIZES, len(schema))
-        known = schema, b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
+        known = _until_numbers(schema)
         # The tuples of names and numbers take more memory than their bytes.
         keep(_known, tree, known, 64 * len(schema))
     return known
@@ -100,24 +96,20 @@ def write_header(
     values: bytes,
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    checksums: Sequence[int] | None,
 ) -> bytes:
-    """The header of a message, from the parts of `Header`.
+    """The header of a message without stored sizes and checksums, from the parts of `Header`.
 
     Raises:
         ValueError: It is too large for msgpack.
     """
-    schema, before = _packed_schema(tree)
+    start = _start_of(tree)
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
     all_numbers += sizes
     packed = struct.pack(f"<{len(all_numbers)}q", *all_numbers)
-    if checksums is not None:
-        whole = _header_checksum(schema, packed, values)
-        packed += struct.pack(f"<{1 + len(checksums)}q", whole, *checksums)
     # Put together from what msgpack makes of the keys: it takes longer to begin than this does.
-    return b"".join((before, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
+    return b"".join((start, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
@@ -135,12 +127,14 @@ def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
 
 def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: bytes) -> bytes:
     more = numbers + struct.pack(f"<{len(added)}q", *added)
-    return b"".join(
-        (
-            *(_BEFORE_SCHEMA, _size(_EXT_SIZES, len(schema)), _SCHEMA_CODE, schema),
-            *(_BEFORE_NUMBERS, _size(_BIN_SIZES, len(more)), more, behind_numbers(values)),
-        )
-    )
+    size = _size(_BIN_SIZES, len(more))
+    return b"".join((_until_numbers(schema), size, more, behind_numbers(values)))
+
+
+def _until_numbers(schema: bytes) -> bytes:
+    """What begins a header: everything before its numbers."""
+    size = _size(_EXT_SIZES, len(schema))
+    return b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
 
 
 def behind_numbers(values: bytes) -> bytes:
@@ -262,6 +256,18 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
         *(total, frames, objects, limits),
     )
+
+
+def is_accepted(header: bytes, documents: int) -> bool:
+    """Whether readers accept a message by default, as many bytes of whose documents are indirect.
+
+    A writer that makes a message smaller asks this, because less may be made of few bytes.
+    """
+    try:
+        total = read_header(header, DEFAULT_LIMITS).total
+    except WireFormatError:
+        return False
+    return EXPANSION * (documents - EXPANSION * total) <= DEFAULT_LIMITS.expanded
 
 
 def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) -> None:

@@ -53,13 +53,6 @@ class Run(NamedTuple):
     index_stored: int
 
 
-class PickedRows(NamedTuple):
-    """Some rows of a column: (R,) which, and how long they are."""
-
-    rows: IntArray
-    splits: RowSplits
-
-
 def runs_at(source: Source, leaf: Leaf) -> list[Run]:
     """The table that lies at the place of an indirect column."""
     size = 8 * len(RUN_NUMBERS) * leaf.runs
@@ -70,11 +63,13 @@ def runs_at(source: Source, leaf: Leaf) -> list[Run]:
 
 
 def view_of_runs(
-    source: Source, leaf: Leaf, rows: RowSplits, picked: PickedRows | None = None
+    source: Source, leaf: Leaf, rows: RowSplits, picked: tuple[IntArray, RowSplits] | None = None
 ) -> RaggedView:
-    """The rows of an indirect column where their cells lie; of some rows only theirs are read."""
-    splits = rows if picked is None else picked.splits
-    chosen = slice(None) if picked is None else picked.rows
+    """The rows of an indirect column where their cells lie.
+
+    Of rows that are `picked`, given with their own splits, only the cells are read.
+    """
+    chosen, splits = (slice(None), rows) if picked is None else picked
     cell, inner = leaf.cell_bytes, leaf.shape[1:]
     runs = runs_at(source, leaf)
     memories: list[ByteArray] = []

@@ -19,7 +19,7 @@ from jagcodec.wire.spec import PLAIN
 REMEDY = (
     "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
     "type with register_type (datetime, enums and others of the standard library: "
-    "register_stdlib_types), or pass allow_pickle=True on both sides"
+    "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
 )
 """What to do about a value that cannot be encoded."""
 

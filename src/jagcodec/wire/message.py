@@ -35,7 +35,7 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.indirect import PickedRows, view_of_runs
+from jagcodec.wire.indirect import view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
     Leaf,
@@ -483,7 +483,7 @@ class Message:
             if leaf.runs:
                 if chosen is not None and not in_memory:
                     index = np.asarray(chosen.index, dtype=np.int64)
-                    picked = PickedRows(index, chosen.among(leaf.group, splits)[0])
+                    picked = index, chosen.among(leaf.group, splits)[0]
                     return view_of_runs(self, leaf, splits, picked)
                 whole = self._wholes[i] = view_of_runs(self, leaf, splits)
             else:

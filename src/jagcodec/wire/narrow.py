@@ -23,15 +23,6 @@ def narrowed(data: ByteArray, name: str) -> tuple[int, ByteArray] | None:
     return stored, _low_bytes(data, itemsize, STORED_WIDTHS[stored][0])
 
 
-def narrow_bits(data: ByteArray, name: str) -> int:
-    """How many bits `narrowed` stores each cell in."""
-    cells = _numbers(data, name)
-    stored = _narrowest(cells)
-    if stored is None:
-        return 8 * cells.dtype.itemsize
-    return 1 if stored == BITS else 8 * STORED_WIDTHS[stored][0]
-
-
 def _numbers(data: ByteArray, name: str) -> npt.NDArray[Any]:
     # A bool is a byte, and one that is neither 0 nor 1 keeps its bits.
     return data.view("u1" if name == "bool" else name)

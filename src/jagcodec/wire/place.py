@@ -6,8 +6,7 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -26,7 +25,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.elide import elide
-from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of, written
+from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
 from jagcodec.wire.header import write_header
 from jagcodec.wire.lowered import (
     Cells,
@@ -171,6 +170,7 @@ class Placing:
         # Ragged groups by the identity of their rows, which are kept, and by their offsets.
         self._group_of: dict[int, tuple[int, RowSplits]] = {}
         self._groups_by_offsets: dict[bytes, int] = {}
+        self._documents = 0  # bytes of indirect ones that become objects
         # Where cells lie that columns may share.
         self._shared: dict[Cells, tuple[int, int, int]] = {}
 
@@ -178,7 +178,6 @@ class Placing:
         self,
         lowered: Lowered,
         *,
-        checksum: bool = False,
         narrows: bool = False,
         elides: bool = False,
     ) -> PendingMessage:
@@ -191,8 +190,6 @@ class Placing:
         self._place(items)
         frames = self._frames
         buffers = frames.buffers()
-        write: Callable[[list[ByteArray]], None] = frames.write
-        sources: Callable[[], list[np.ndarray[Any, Any]]] = frames.sources
         sizes = [part if type(part) is int else part.nbytes for part in buffers]
         for path, rows in lowered.unbacked:
             if rows > sum(sizes):
@@ -201,19 +198,12 @@ class Placing:
                     path,
                     f"expected at most {MAX_UNBACKED_ROWS} rows without data, found {rows}",
                 )
-        checksums = None
-        if checksum:
-            buffers = written(buffers, write)
-            checksums = [zlib.crc32(part.data) for part in buffers]
-            write, sources = nothing_left, list
+        numbers, groups = self._numbers, self._groups
         try:
-            header = write_header(
-                *(lowered.schema, self._numbers, lowered.values),
-                *(self._groups, sizes, checksums),
-            )
+            header = write_header(lowered.schema, numbers, lowered.values, groups, sizes)
         except ValueError as error:
             raise UnsupportedTypeError("too_large", "$", f"msgpack: {error}") from error
-        return PendingMessage(header, buffers, write, sources)
+        return PendingMessage(header, buffers, frames.write, frames.sources, self._documents)
 
     def _place(self, items: Sequence[Any]) -> None:
         numbers, frames = self._numbers, self._frames
@@ -322,6 +312,7 @@ class Placing:
             place, stored = self._frames.put(data), PLAIN
         else:
             runs = [Run(row_splits, Cells(data), Cells.of_index(starts))]
+            self._documents += len(data) if documents.one_object else row_splits.total
             stored = ONE_OBJECT if documents.one_object else INDIRECT + 1
             place = self._place_table(runs, 1, ragged=True)
         stored += BLOBS if documents.blobs else 0
@@ -405,10 +396,6 @@ class Placing:
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
-def nothing_left(memory: list[ByteArray]) -> None:
-    """Writes what is left to be written of a message that is finished."""
-
-
 def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
     """The bytes of rows of documents, where each begins, and how long they are."""
     pieces: list[Any] = []
@@ -479,4 +466,4 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))
     sizes = [buffer.nbytes for buffer in large]
-    return [write_header(tree, numbers, values, groups, sizes, None), *large]
+    return [write_header(tree, numbers, values, groups, sizes), *large]

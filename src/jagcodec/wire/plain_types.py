@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from jagcodec.errors import brief
+
+NamedType: TypeAlias = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+"""A name on the wire, a way to a state, and the way back."""
 
 
 def of_type(state: Any, cls: type) -> Any:
@@ -26,14 +29,20 @@ _DTYPES = {
 }
 
 
-def _complex(state: Any) -> complex:
-    real, imag = state
-    return complex(of_type(real, float), of_type(imag, float))
+def of_fields(make: Callable[..., Any], *types: type) -> Callable[[Any], Any]:
+    """`make` of the fields of a state, which is a tuple of exactly these types."""
+
+    def from_state(state: Any) -> Any:
+        if [type(part) for part in of_type(state, tuple)] != list(types):
+            raise ValueError(f"expected {[cls.__name__ for cls in types]}")
+        return make(*state)
+
+    return from_state
 
 
-def _range(state: Any) -> range:
-    start, stop, step = of_type(state, tuple)
-    return range(of_type(start, int), of_type(stop, int), of_type(step, int))
+def of_one(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+    """`make` of a state that is exactly of a type."""
+    return lambda state: make(of_type(state, cls))
 
 
 def _slice(state: Any) -> slice:
@@ -65,14 +74,17 @@ def _device(state: Any) -> torch.device:
     return torch.device(kind, number)
 
 
-PLAIN_TYPES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    complex: ("complex", lambda value: (value.real, value.imag), _complex),
-    range: ("range", lambda value: (value.start, value.stop, value.step), _range),
+PLAIN_TYPES: dict[type, NamedType] = {
+    complex: ("complex", lambda value: (value.real, value.imag), of_fields(complex, float, float)),
+    range: (
+        "range",
+        lambda value: (value.start, value.stop, value.step),
+        of_fields(range, int, int, int),
+    ),
     slice: ("slice", lambda value: (value.start, value.stop, value.step), _slice),
     torch.Size: ("torch.Size", list, _size),
     torch.dtype: ("torch.dtype", lambda value: str(value).removeprefix("torch."), _dtype),
     torch.device: ("torch.device", lambda value: (value.type, value.index), _device),
-    np.str_: ("numpy.str_", str, lambda state: np.str_(of_type(state, str))),
-    np.bytes_: ("numpy.bytes_", bytes, lambda state: np.bytes_(of_type(state, bytes))),
+    np.str_: ("numpy.str_", str, of_one(np.str_, str)),
+    np.bytes_: ("numpy.bytes_", bytes, of_one(np.bytes_, bytes)),
 }
-"""Name on the wire, a way to a state, and the way back, by type."""

@@ -12,7 +12,7 @@ from jagcodec import cells
 from jagcodec.errors import WireFormatError
 from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import bad, check_distinct, expect, inside
-from jagcodec.wire.documents import RECORDS, Tag
+from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import numpy_itemsize
@@ -41,7 +41,7 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
                 if type(item) not in _NATIVE:
                     value[step] = revived(item, depth, most, allow_pickle)
             return value
-        tag = value[0].kind if value and type(value[0]) is Tag else None
+        tag = value[0] if value and type(value[0]) is Kind else None
         if tag in (Kind.SCALAR, Kind.NUMBERS):
             return _record(tag, value[1:], allow_pickle)  # whose fields are plain
         parts = value if tag is None else value[1:]

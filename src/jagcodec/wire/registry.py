@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,7 +81,7 @@ def register_type(
         ArgumentTypeError: `cls` is not a class, or is none of the above and one of the two
             functions is missing.
 
-    For `OrderedDict`, `datetime`, `Path` and others see `register_stdlib_types`.
+    For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
 
     Example:
         >>> import dataclasses
@@ -99,7 +100,7 @@ def register_type(
             "bad_type", f"{where}(cls)", f"expected a class, found {type(cls).__name__}"
         )
     if to_state is None and from_state is None:
-        to_state, from_state = _short_way(cls)
+        to_state, from_state = _ways_of(cls)
     if to_state is None or from_state is None:
         raise ArgumentTypeError(
             "bad_type",
@@ -124,9 +125,9 @@ def register_type(
 def registered_name(cls: type) -> str | None:
     """What a class is called in messages, or None if it is not registered."""
     name = _name_of.get(cls)
-    if name is None and _loaded_too and _is_known_by_name(cls):
+    if name is None and _loaded_class(_qualified(cls)) is cls:
         register_type(cls)
-        return _qualified(cls)
+        name = _name_of[cls]
     return name
 
 
@@ -137,12 +138,10 @@ def state_of(value: Any) -> Any:
 
 def restore(name: str, state: Any) -> Any:
     """The value of a registered type from its state."""
+    cls = _loaded_class(name) if name not in _by_name else None
+    if cls is not None:
+        register_type(cls)
     registration = _by_name.get(name)
-    if registration is None and _loaded_too:
-        cls = _loaded_class(name)
-        if cls is not None and _is_known_by_name(cls):
-            register_type(cls)
-            registration = _by_name[name]
     if registration is None:
         raise WireFormatError(
             "unknown_type",
@@ -167,56 +166,39 @@ def _qualified(cls: type) -> str:
 
 # --- types that are registered by the class alone ----------------------------------------------
 
-_State = tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]
+_Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""To a state, and back."""
 
 
-def _short_way(cls: Any) -> _State:
+def _ways_of(cls: Any) -> _Ways | tuple[None, None]:
+    if issubclass(cls, enum.Flag):
+        return lambda value: _known_bits(cls, int(value.value)), partial(_flag, cls)
     if issubclass(cls, enum.Enum):
-        return _enum_state(cls)
+        return lambda value: value.name, lambda name: cls.__members__[of_type(name, str)]
     if is_named_tuple(cls):
-        return tuple, _named_tuple_from(cls)
+        return tuple, partial(_named_tuple, cls)
     if issubclass(cls, NonTensorDataBase):
-        return _non_tensor_data, _non_tensor_from(cls)
+        return _non_tensor_data, partial(_non_tensor, cls)
     if is_tensorclass(cls):
-        return _tensorclass_state, _tensorclass_from(cls)
+        return _parts_of_tensorclass, partial(_tensorclass, cls)
     if issubclass(cls, TensorDictBase) and hasattr(cls, "__required_keys__"):
-        return source_of, _typed_from(cls)
+        return source_of, lambda td: cls.from_tensordict(_tensordict(td), check=False)
     if dataclasses.is_dataclass(cls):
-        return _dataclass_state(cls)
+        names = [field.name for field in dataclasses.fields(cls)]
+        return partial(_fields, names), partial(_dataclass, cls, names)
     return None, None
 
 
-def _dataclass_state(cls: Any) -> _State:
-    names = [field.name for field in dataclasses.fields(cls)]
-
-    def to_state(value: Any) -> Any:
-        return {name: getattr(value, name) for name in names}
-
-    def from_state(state: Any) -> Any:
-        if type(state) is not dict or list(state) != names:
-            raise ValueError(f"expected the fields {names}")
-        make: Any = object.__new__
-        value = make(cls)
-        for name, item in state.items():
-            # Past a frozen class's own __setattr__, as its __init__ does.
-            object.__setattr__(value, name, item)
-        return value
-
-    return to_state, from_state
+def _known_bits(cls: Any, bits: int) -> int:
+    # Python keeps every combination that was ever made: of known bits there are so many.
+    known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
+    if bits & ~known:
+        raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {bits}")
+    return bits
 
 
-def _enum_state(cls: Any) -> _State:
-    if issubclass(cls, enum.Flag):  # combinations of members have no name of their own
-        known = functools.reduce(operator.or_, (each.value for each in cls.__members__.values()), 0)
-
-        def bits(value: Any) -> Any:
-            # Python keeps every combination that was ever made: of known bits there are so many.
-            if of_type(value, int) & ~known:
-                raise ValueError(f"expected bits of {cls.__qualname__}'s members, found {value}")
-            return value
-
-        return lambda value: bits(int(value.value)), lambda state: cls(bits(state))
-    return lambda value: value.name, lambda state: cls.__members__[of_type(state, str)]
+def _flag(cls: Any, bits: Any) -> Any:
+    return cls(_known_bits(cls, of_type(bits, int)))
 
 
 def is_named_tuple(cls: type) -> bool:
@@ -224,34 +206,38 @@ def is_named_tuple(cls: type) -> bool:
     return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
-def _named_tuple_from(cls: Any) -> Callable[[Any], Any]:
-    def from_state(state: Any) -> Any:
-        if len(of_type(state, tuple)) != len(cls._fields):
-            raise ValueError(f"expected the fields {list(cls._fields)}")
-        return tuple.__new__(cls, state)
+def _named_tuple(cls: Any, items: Any) -> Any:
+    if len(of_type(items, tuple)) != len(cls._fields):
+        raise ValueError(f"expected the fields {list(cls._fields)}")
+    return tuple.__new__(cls, items)
 
-    return from_state
+
+def _fields(names: list[str], value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _dataclass(cls: Any, names: list[str], fields: Any) -> Any:
+    if list(of_type(fields, dict)) != names:
+        raise ValueError(f"expected the fields {names}")
+    make: Any = object.__new__
+    value = make(cls)
+    for name, item in fields.items():
+        # Past a frozen class's own __setattr__, as its __init__ does.
+        object.__setattr__(value, name, item)
+    return value
 
 
 # --- tensordict's ------------------------------------------------------------------------------
 
 
-def _tensorclass_state(value: Any) -> Any:
+def _parts_of_tensorclass(value: Any) -> Any:
     fields, others = fields_of(value)
     return (fields, others) if others else fields
 
 
-def _tensorclass_from(cls: Any) -> Callable[[Any], Any]:
-    def from_state(state: Any) -> Any:
-        fields, others = state if type(state) is tuple else (state, {})
-        of_type(others, dict)
-        return tensorclass_of(cls, _tensordict(fields), others)
-
-    return from_state
-
-
-def _typed_from(cls: Any) -> Callable[[Any], Any]:
-    return lambda state: cls.from_tensordict(_tensordict(state), check=False)
+def _tensorclass(cls: Any, state: Any) -> Any:
+    fields, others = state if type(state) is tuple else (state, {})
+    return tensorclass_of(cls, _tensordict(fields), of_type(others, dict))
 
 
 def _tensordict(state: Any) -> TensorDictBase:
@@ -264,15 +250,12 @@ def _non_tensor_data(value: Any) -> NonTensorData:
     return NonTensorData(value.data, batch_size=value.batch_size, names=value.names)
 
 
-def _non_tensor_from(cls: Any) -> Callable[[Any], Any]:
-    def from_state(state: Any) -> Any:
-        of_type(state, NonTensorData)
-        return cls(state.data, batch_size=state.batch_size)
-
-    return from_state
+def _non_tensor(cls: Any, payload: Any) -> Any:
+    of_type(payload, NonTensorData)
+    return cls(payload.data, batch_size=payload.batch_size)
 
 
-def _unbatched_from(state: Any) -> Any:
+def _unbatched(state: Any) -> Any:
     size, tensor = state
     if not (size is None or type(size) is torch.Size) or type(tensor) is not torch.Tensor:
         raise ValueError("expected a batch size or None, and a tensor")
@@ -287,37 +270,23 @@ BATCHED_DATA_DICT = "jagcodec.BatchedDataDict"
 """What a `BatchedDataDict` is called."""
 
 register_type(MetaData, "tensordict.MetaData")
-register_type(
-    UnbatchedTensor,
-    "tensordict.UnbatchedTensor",
-    to_state=unbatched_parts,
-    from_state=_unbatched_from,
-)
+_unbatched_name = "tensordict.UnbatchedTensor"
+register_type(UnbatchedTensor, _unbatched_name, to_state=unbatched_parts, from_state=_unbatched)
 
 
 # --- classes that the other side knows by their name -------------------------------------------
 
-_loaded_too: list[type] = []
-"""Once `use_loaded` was called: which subclasses need no registration where they are loaded."""
+_loaded_too: set[type] = set()
+"""Subclasses of these need no registration where they are loaded."""
 
 
 def use_loaded(*bases: type) -> None:
-    """Let named tuples and members of `Enum` be encoded and decoded without registration.
+    """Let named tuples or members of `Enum` be encoded and decoded without registration.
 
     Nothing is imported: `decode` finds a class only in a module that this process has imported
     already, under the name that it has there.
     """
-    _loaded_too[:] = dict.fromkeys((*_loaded_too, *bases))
-
-
-def _is_known_by_name(cls: type) -> bool:
-    if enum.Enum in _loaded_too and issubclass(cls, enum.Enum):
-        return _loaded_class(_qualified(cls)) is cls
-    if tuple in _loaded_too and is_named_tuple(cls):
-        # This library's own mean something to `encode`.
-        ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
-        return not ours and _loaded_class(_qualified(cls)) is cls
-    return False
+    _loaded_too.update(bases)
 
 
 _LONGEST_NAME = 1024
@@ -325,8 +294,8 @@ _LONGEST_NAME = 1024
 
 
 def _loaded_class(name: str) -> Any:
-    """The class of this qualified name, if its module is loaded, else None. Runs no code of it."""
-    steps = name.split(".") if len(name) <= _LONGEST_NAME else []
+    """The class that needs no registration under this name, or None. Runs no code of it."""
+    steps = name.split(".") if _loaded_too and len(name) <= _LONGEST_NAME else []
     for i in range(len(steps) - 1, 0, -1):
         module = sys.modules.get(".".join(steps[:i]))
         if isinstance(module, ModuleType):
@@ -334,5 +303,16 @@ def _loaded_class(name: str) -> Any:
             for step in steps[i:]:
                 # From its dict: a module may import what is asked of it.
                 found = vars(found).get(step) if isinstance(found, (ModuleType, type)) else None
-            return found if isinstance(found, type) else None
+            return found if _is_found(found) and _qualified(found) == name else None
     return None
+
+
+def _is_found(found: Any) -> bool:
+    """Whether something is a class that needs no registration."""
+    if not isinstance(found, type):
+        return False
+    if is_named_tuple(found):
+        # This library's own mean something to `encode`.
+        ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return tuple in _loaded_too and not ours
+    return enum.Enum in _loaded_too and issubclass(found, enum.Enum)

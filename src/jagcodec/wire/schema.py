@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
-from jagcodec.wire.documents import unpack_plain
+from jagcodec.wire.documents import unpack
 from jagcodec.wire.spec import (
     BITS,
     BLOBS,
@@ -200,7 +200,7 @@ class Schema:
         self.size: int = 0
         self.depth: int = 0
         self._stacks = 0  # around the node that is being read
-        self.root: Node = self._node(unpack_plain(data, "schema"), 0)
+        self.root: Node = self._node(unpack(data, "schema", records=False), 0)
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160

@@ -1,0 +1,112 @@
+"""Types of the standard library that `encode` takes once they were asked for."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, defaultdict, deque
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from jagcodec.wire.plain_types import NamedType, of_fields, of_one
+from jagcodec.wire.registry import register_type, registered_name, use_loaded
+
+
+def register_stdlib_types() -> None:
+    """Let `encode` and `decode` of this process take types of the standard library.
+
+    Both sides call it, once, for example where they import jagcodec.
+
+    Example:
+        >>> import datetime, pathlib
+        >>> from collections import OrderedDict
+        >>> from jagcodec import decode, encode
+        >>> from jagcodec.stdlib import register_stdlib_types
+        >>> register_stdlib_types()
+        >>> value = {"at": datetime.datetime(2026, 1, 2), "log": pathlib.Path("runs/7/log")}
+        >>> decode(encode(value)) == value
+        True
+        >>> list(decode(encode(OrderedDict(b=1, a=2))))
+        ['b', 'a']
+
+    These arrive as they were, alone, inside other values, and as dict keys if they can be hashed:
+
+    * `OrderedDict`, `bytearray`, `deque` without `maxlen`, and `defaultdict` with a factory of the
+      builtins list, dict, set, tuple, str, bytes, int, float, bool, or with None;
+    * `datetime` without a time zone or with an offset for one; `date`, `timedelta`, `UUID`,
+      `Decimal`;
+    * `Path` (it arrives as the `Path` of the receiver's platform);
+    * members of any `Enum`, and named tuples, if their class stands in a module under its own
+      name, and the receiver has imported that module.
+
+    Nothing is ever imported on the word of a message: a class that the receiver has not imported
+    is refused, and `register_type` lets you give it a name. A sender can thereby choose among all
+    enums and named tuples that the receiver has imported, but not run any code by it, except for
+    `_missing_` of a `Flag`.
+
+    Subclasses of these types are refused, as is everything else that `register_type` was not
+    called for. Calling this again does no harm, and changes nothing of what was registered.
+    """
+    for cls, (name, to_state, from_state) in _TYPES.items():
+        if registered_name(cls) is None:
+            register_type(cls, name, to_state=to_state, from_state=from_state)
+    use_loaded(enum.Enum, tuple)
+
+
+_FACTORIES = {cls.__name__: cls for cls in (list, dict, set, tuple, str, bytes, int, float, bool)}
+
+
+def _defaultdict_state(value: defaultdict[Any, Any]) -> Any:
+    factory: Any = value.default_factory
+    name = getattr(factory, "__name__", None)
+    if factory is not None and _FACTORIES.get(str(name)) is not factory:
+        raise ValueError(
+            f"expected None or one of {', '.join(_FACTORIES)} for its factory, found {factory!r}; "
+            "call dict(x)"
+        )
+    return name or "", dict(value)
+
+
+def _defaultdict(name: str, items: dict[Any, Any]) -> defaultdict[Any, Any]:
+    return defaultdict(_FACTORIES[name] if name else None, items)
+
+
+def _deque_items(value: deque[Any]) -> list[Any]:
+    if value.maxlen is not None:
+        raise ValueError(f"expected a deque without maxlen, found {value.maxlen}; call list(x)")
+    return list(value)
+
+
+def _datetime_text(value: datetime) -> str:
+    zone, offset = value.tzinfo, value.utcoffset()
+    plain = zone is None if offset is None else repr(zone) == repr(timezone(offset))
+    if value.fold or not plain:
+        raise ValueError(
+            f"expected no fold, and an offset for a time zone, found fold {value.fold} and "
+            f"{zone!r}; call x.astimezone(datetime.UTC)"
+        )
+    return value.isoformat()
+
+
+_TYPES: dict[type, NamedType] = {
+    OrderedDict: ("collections.OrderedDict", dict, of_one(OrderedDict, dict)),
+    defaultdict: (
+        "collections.defaultdict",
+        _defaultdict_state,
+        of_fields(_defaultdict, str, dict),
+    ),
+    deque: ("collections.deque", _deque_items, of_one(deque, list)),
+    bytearray: ("bytearray", bytes, of_one(bytearray, bytes)),
+    datetime: ("datetime.datetime", _datetime_text, of_one(datetime.fromisoformat, str)),
+    date: ("datetime.date", date.isoformat, of_one(date.fromisoformat, str)),
+    timedelta: (
+        "datetime.timedelta",
+        lambda value: (value.days, value.seconds, value.microseconds),
+        of_fields(timedelta, int, int, int),
+    ),
+    UUID: ("uuid.UUID", lambda value: value.bytes, of_one(lambda data: UUID(bytes=data), bytes)),
+    Decimal: ("decimal.Decimal", str, of_one(Decimal, str)),
+    type(Path()): ("pathlib.Path", str, of_one(Path, str)),
+}

@@ -1,0 +1,9 @@
+"""Types of arguments and results, for annotations."""
+
+from __future__ import annotations
+
+from jagcodec.batch.options import Layout, PaddingSide
+from jagcodec.ragged.varlen import PackedColumn
+from jagcodec.wire.field_schema import FieldSchema
+
+__all__ = ["FieldSchema", "Layout", "PackedColumn", "PaddingSide"]
