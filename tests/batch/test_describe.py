@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from jagcodec import cli, dump, encode, encode_fields
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.describe import describe, describe_message, open_message
+from jagcodec.batch.describe import describe_message, description_of, open_source
 from jagcodec.batch.difference import message_difference
 from jagcodec.wire import message as messages
 from tests.wire.forge import jagged, message, tensor, tensordict
@@ -77,13 +77,13 @@ class Number(int):
 def test_a_ragged_group_is_found_without_a_search():
     n = 200
     columns = {f"c{i}": jagged(group=i, shape=[1], offset=8 * i) for i in range(n)}
-    found = open_message(
+    found = open_source(
         message(tensordict([1], columns), bytes(8 * n), groups=[[0, 0, 1, 1, 1]] * n), "x"
     )
     for entry in found.columns:
         at = entry.node.number + 3
         found.message.numbers[at] = Number(found.message.numbers[at])
-    described = describe(found)
+    described = description_of(found)
     assert [column.rows for column in described.columns] == [*range(n)]
     assert Number.compared < 20 * n
 

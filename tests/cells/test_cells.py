@@ -165,7 +165,7 @@ def test_what_items_raise_is_raised(half, error):
 def test_lists_of_one_type_come_back(numbers):
     packed = [half.pack(numbers) for half in HALVES]
     assert packed == [packed[0]] * len(HALVES)
-    back: Any = cells.unpack(*packed[0])
+    back: Any = cells.unpack_numbers(*packed[0])
     assert list(map(type, back)) == list(map(type, numbers))
     assert struct.pack(f"{len(back)}d", *map(float, back)) == struct.pack(
         f"{len(back)}d", *map(float, numbers)
@@ -204,4 +204,4 @@ def test_other_lists_are_not_packed(half, numbers):
     ("dtype", "data"), [("float32", b"1234"), ("int16", b"123"), ("bool", b"\0\2"), ("|O", b"")]
 )
 def test_bytes_that_no_list_has(dtype, data):
-    assert cells.unpack(dtype, data) is None
+    assert cells.unpack_numbers(dtype, data) is None

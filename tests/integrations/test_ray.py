@@ -27,6 +27,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagc
 
 from jagcodec.integrations import ray as integration  # noqa: E402
 from tests.helpers import PAYLOADS, make_batch  # noqa: E402
+from tests.oracle import assert_same  # noqa: E402
 
 SECONDS = 60
 
@@ -67,19 +68,6 @@ def there_and_back(value):
 
 def rows_of(column):
     return [row.tolist() for row in column.unbind()]
-
-
-def assert_same(found, sent):
-    assert type(found) is type(sent)
-    assert found.batch_size == sent.batch_size
-    assert list(found.keys()) == list(sent.keys())
-    for name in ("ids", "logprobs"):
-        assert found[name].layout is torch.jagged
-        assert found[name].dtype == sent[name].dtype
-        assert rows_of(found[name]) == rows_of(sent[name])
-    assert found["reward"].tolist() == sent["reward"].tolist()
-    assert found.get("message").tolist() == PAYLOADS
-    assert found["tag"] == "gsm8k"
 
 
 # As a message of Ray's, in the store in pieces, and in the store in one piece.

@@ -771,11 +771,11 @@ except Exception as error:
 
 class TestOptions:
     def test_defaults_and_what_is_given(self):
-        assert stored_rows.options_of({}) == stored_rows.Options()
+        assert stored_rows.options_of({}) == stored_rows.StorageOptions()
         given = OmegaConf.create(
             {"jagcodec": {"narrow": True, "allow_pickle": False, "limits": {"depth": 9}}}
         )
-        assert stored_rows.options_of(given) == stored_rows.Options(
+        assert stored_rows.options_of(given) == stored_rows.StorageOptions(
             narrow=True, limits=Limits(depth=9)
         )
 
@@ -805,10 +805,10 @@ class TestStorage:
 
     @staticmethod
     def body(columns, rows):
-        return stored_rows.body_of(stored_rows.Options().encode(Columns(rows, columns)))
+        return stored_rows.body_of(stored_rows.StorageOptions().encode(Columns(rows, columns)))
 
     def test_a_damaged_message_is_refused_and_nothing_is_stored(self):
-        storage = stored_rows.RowStorage(None, stored_rows.Options())
+        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
         body = self.body({"x": torch.ones(2, 3)}, 2)
         body[stored_rows.MESSAGE][0] = body[stored_rows.MESSAGE][0][:-1]
         with pytest.raises(WireFormatError):
@@ -819,14 +819,14 @@ class TestStorage:
         assert storage.field_data == {}
 
     def test_capacity(self):
-        storage = stored_rows.RowStorage(3, stored_rows.Options())
+        storage = stored_rows.RowStorage(3, stored_rows.StorageOptions())
         storage.put_data(self.body({"x": torch.ones(2, 3)}, 2), [0, 1])
         with pytest.raises(ValueError, match="capacity exceeded"):
             storage.put_data(self.body({"x": torch.ones(2, 3)}, 2), [2, 3])
         assert storage.active_key_count == 2
 
     def test_one_block_per_column_whatever_puts_the_rows_came_from(self):
-        storage = stored_rows.RowStorage(None, stored_rows.Options())
+        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
         for i in range(50):
             row = {"ids": torch.full((1, 3000), i), "o": [{"i": i}]}
             storage.put_data(self.body(row, 1), [i])
@@ -849,7 +849,7 @@ class TestStorage:
         ],
     )
     def test_no_column_of_one_kind_is_a_list_of_tensors(self, column):
-        storage = stored_rows.RowStorage(None, stored_rows.Options())
+        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
         storage.put_data(self.body({"x": column}, 2), [0, 1])
         batch = jagcodec.open_wire(
             storage.get_data({stored_rows.MESSAGE: ["x"]}, [1, 0])[stored_rows.MESSAGE]
@@ -862,7 +862,7 @@ class TestStorage:
 
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
     def test_a_request_of_another_kind(self, body):
-        storage = stored_rows.RowStorage(None, stored_rows.Options())
+        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
         for request in (storage.put_data, storage.get_data):
             with pytest.raises(
                 TransportError, match=f"expected a message of {stored_rows.MESSAGE}"

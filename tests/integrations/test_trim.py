@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode
-from jagcodec.integrations._trim import Trimmed, padded_batch, restore, trim, trimmed_batch
+from jagcodec.integrations._trim import Trimmed, padded_batch, trim, trimmed_batch, untrimmed
 from tests.oracle import assert_same
 
 DTYPES = [
@@ -26,7 +26,7 @@ DTYPES = [
 
 
 def put_back(column):
-    return restore({"column": trim(column)})["column"]
+    return untrimmed({"column": trim(column)})["column"]
 
 
 @st.composite
@@ -120,7 +120,7 @@ def test_an_image_grid_is_trimmed_along_its_widest_dim():
 
 def test_columns_are_restored_together():
     columns = {"a": torch.arange(12).view(3, 4), "b": torch.zeros(2, 5), "c": torch.ones(1, 1)}
-    found = restore({name: trim(column) for name, column in columns.items()})
+    found = untrimmed({name: trim(column) for name, column in columns.items()})
     assert list(found) == list(columns)
     for name, column in columns.items():
         assert_same(found[name], column)
@@ -166,10 +166,10 @@ def sent(**changes):
     ids=str,
 )
 def test_parts_that_contradict_each_other_are_refused(changes):
-    assert restore({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
+    assert untrimmed({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
     assert isinstance(sent(**changes), Trimmed)
     with pytest.raises(ValueError, match="a: expected"):
-        restore({"a": sent(**changes)})
+        untrimmed({"a": sent(**changes)})
 
 
 # --- whole batches -----------------------------------------------------------------------------

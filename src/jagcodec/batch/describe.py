@@ -23,8 +23,7 @@ from jagcodec.wire.decoder import build
 from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import Leaf, leaf_of
-from jagcodec.wire.message import Message
-from jagcodec.wire.message import open_message as opened
+from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import (
     FORMS,
@@ -61,9 +60,9 @@ class OpenMessage(NamedTuple):
     batch: Node | None  # which holds the columns
 
 
-def open_message(source: Any, path: str) -> OpenMessage:
+def open_source(source: Any, path: str) -> OpenMessage:
     """Open a message of any value, and compare its checksums, if it has any."""
-    message = opened(source, path, by_range=True)
+    message = open_message(source, path, by_range=True)
     arrays: Any = message.frames
     header = message.header
     total, behind = sum(map(len, arrays)), 0
@@ -265,10 +264,10 @@ def describe_message(source: MessageLike) -> MessageDescription:
         WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
         ArgumentError: Frames are compressed, and the library for that is not installed.
     """
-    return describe(open_message(source, "describe_message(source)"))
+    return description_of(open_source(source, "describe_message(source)"))
 
 
-def describe(found: OpenMessage) -> MessageDescription:
+def description_of(found: OpenMessage) -> MessageDescription:
     """As `describe_message`, for a message that is open."""
     message, header = found.message, found.message.header
     root = header.schema.root
@@ -484,7 +483,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
         WireFormatError: The message is not sound; where, and why.
         ArgumentError: As `describe_message`.
     """
-    found = open_message(source, "check_message(source)")
+    found = open_source(source, "check_message(source)")
     message, unknown = found.message, {}
     for entry in (*found.columns, *found.beside):
         try:

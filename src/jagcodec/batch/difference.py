@@ -9,7 +9,7 @@ from typing import Any
 
 from jagcodec._arguments import check_known
 from jagcodec.batch.compare import WHOLE, Difference, columns_differ, compare
-from jagcodec.batch.describe import Entry, OpenMessage, describe, in_entry, open_message
+from jagcodec.batch.describe import Entry, OpenMessage, description_of, in_entry, open_source
 from jagcodec.errors import WireFormatError
 from jagcodec.wire.decoder import build
 from jagcodec.wire.message import Message
@@ -42,8 +42,8 @@ def message_difference(
         WireFormatError: A message is malformed, or it holds a value of a type that this process
             does not know.
     """
-    a = open_message(left, "message_difference(left)")
-    b = open_message(right, "message_difference(right)")
+    a = open_source(left, "message_difference(left)")
+    b = open_source(right, "message_difference(right)")
     return difference_of(a, b, columns)
 
 
@@ -92,7 +92,7 @@ def _differences(
 
 
 def _differences_of_batches(a: OpenMessage, b: OpenMessage) -> Iterator[tuple[Any, Difference]]:
-    types = [describe(x).value for x in (a, b)]
+    types = [description_of(x).value for x in (a, b)]
     if types[0] != types[1]:
         yield "type", replace(WHOLE, what="type", left=types[0], right=types[1])
     left, right = (dict(_batch_sizes(x.message, x.batch, "")) for x in (a, b))

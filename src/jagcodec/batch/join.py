@@ -41,7 +41,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import Frames, Stack, open_stacks, stacked
-from jagcodec.wire.wire_batch import As, Column, MessageColumns, Source, WireBatch, open_whole
+from jagcodec.wire.wire_batch import As, Column, MessageColumns, ColumnSource, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
 
@@ -49,7 +49,7 @@ B = TypeVar("B", bound=Batch)
 # --- rows one after the other ------------------------------------------------------------------
 
 
-class JoinedRows(Source):
+class JoinedRows(ColumnSource):
     """The rows of several batches, one batch after the other. A column is known by its name."""
 
     def __init__(
@@ -262,7 +262,7 @@ def _leaf(column: Any) -> Any:
 # --- columns side by side ----------------------------------------------------------------------
 
 
-class JoinedColumns(Source):
+class JoinedColumns(ColumnSource):
     """The columns of several batches of the same rows, each of which its own source reads."""
 
     def __init__(self, columns: Mapping[str, Column], batches: Sequence[WireBatch]) -> None:

@@ -26,7 +26,7 @@ from jagcodec.batch.options import (
     too_long,
     too_long_in,
 )
-from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill, path_of
+from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill_rectangles, path_of
 from jagcodec.errors import ArgumentError, ArgumentKeyError, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
@@ -278,7 +278,7 @@ class _Materializing:
         if self._strict:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
-        fill(self._rectangles, reused=out is not None)
+        fill_rectangles(self._rectangles, reused=out is not None)
         result = self._contained(plan)
         if isinstance(td, WireBatch) and type(result) is BatchedDataDict:
             result.meta_info = td.meta

@@ -19,7 +19,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import Cells, Frames, Stack
+from jagcodec.wire.stacked import StackedCells, Frames, Stack
 
 
 class Place(NamedTuple):
@@ -110,7 +110,7 @@ class Messages:
 
     def _find(self, name: str) -> Place | None:
         form: tuple[Kind, str, tuple[int, ...]] | None = None
-        found: list[Cells] = []
+        found: list[StackedCells] = []
         for stack, columns in self._stacks:
             node = columns[name]
             if node.kind is Kind.NON_TENSOR_ROWS:

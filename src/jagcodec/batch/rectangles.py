@@ -117,7 +117,7 @@ def _needs_gradient(view: RaggedView) -> bool:
     return isinstance(view.memory, torch.Tensor) and view.memory.requires_grad
 
 
-def fill(rectangles: list[Rectangle], *, reused: bool) -> None:
+def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     """Write rectangles that have memory; those on the CPU in one call."""
     copies: list[Copy] = []
     pads: list[Pad] = []

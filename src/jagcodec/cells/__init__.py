@@ -16,7 +16,7 @@ import numpy as np
 from jagcodec.cells import python_cells
 from jagcodec.memory.tensor_bytes import IntArray
 
-__all__ = ["PACKED", "fill", "missing", "pack", "unpack"]
+__all__ = ["PACKED", "fill", "missing", "pack", "unpack_numbers"]
 
 _active: Any = python_cells
 _missing: str | None = "JAGCODEC_ROWCOPY=numpy"
@@ -82,7 +82,7 @@ PACKED = {name: np.dtype(name) for name in ("bool", "int8", "int16", "int32", "i
 """The dtypes that `pack` names."""
 
 
-def unpack(dtype: str, data: bytes) -> list[Any] | None:
+def unpack_numbers(dtype: str, data: bytes) -> list[Any] | None:
     """The list that `pack` was given, or None if these are not such bytes."""
     known = PACKED.get(dtype)
     if known is None or len(data) % known.itemsize:

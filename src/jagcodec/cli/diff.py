@@ -35,7 +35,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.batch.describe import open_message
+    from jagcodec.batch.describe import open_source
     from jagcodec.batch.difference import difference_of, differences_of
 
     if options.left == options.right == "-":
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     opened = []
     for file in (options.left, options.right):
         with naming(file):
-            opened.append(open_message(read_message(file), display_name(file)))
+            opened.append(open_source(read_message(file), display_name(file)))
     if options.all:
         found = differences_of(opened[0], opened[1], options.columns)
     else:

@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.batch.describe import chosen_entries, describe, open_message
+    from jagcodec.batch.describe import chosen_entries, description_of, open_source
 
     if options.all and options.row is None:
         options.fail("expected --row N with --all")
@@ -63,13 +63,13 @@ def run(options: argparse.Namespace) -> int:
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
-        found = open_message(source, name)
+        found = open_source(source, name)
         entries = chosen_entries(found, options.columns)
         if options.row is not None:
             cells = dict(_row_of(found.message, entries, options.row))
             _print_row(options.row, cells, options.json, options.all)
             return 0
-        description = describe(found)
+        description = description_of(found)
     wanted = None if options.columns is None else {entry.name for entry in entries}
     tax, unknown = None, None
     if not options.no_taxes and found.batch and description.rows is not None:

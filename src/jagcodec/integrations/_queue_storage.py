@@ -48,7 +48,7 @@ APART = "apart"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StorageOptions:
     """What stands in the configuration under ``backend.SimpleStorage.jagcodec``.
 
     Attributes:
@@ -71,7 +71,7 @@ class Options:
         return open_wire(frames, allow_pickle=self.allow_pickle, limits=self.limits)
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> StorageOptions:
     """The options in the configuration of the backend.
 
     Raises:
@@ -81,8 +81,8 @@ def options_of(config: Mapping[str, Any]) -> Options:
     where = f"backend.{NAME}.jagcodec"
     given = config.get("jagcodec")
     if given is None:
-        return Options()
-    values = _known(given, {field.name for field in dataclasses.fields(Options)}, where)
+        return StorageOptions()
+    values = _known(given, {field.name for field in dataclasses.fields(StorageOptions)}, where)
     for name in ("allow_pickle", "narrow"):
         if type(values.get(name, False)) is not bool:
             raise ArgumentTypeError(
@@ -93,7 +93,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
     if "limits" in values:
         names = {field.name for field in dataclasses.fields(Limits)}
         values["limits"] = Limits(**_known(values["limits"], names, f"{where}.limits"))
-    return Options(**values)
+    return StorageOptions(**values)
 
 
 def _known(given: Any, names: set[str], where: str) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class _Places(NamedTuple):
 class RowStorage(StorageUnitData):  # type: ignore[misc]
     """What a storage unit holds: `_Row`s where TransferQueue has tensors and objects."""
 
-    def __init__(self, storage_size: int | None, options: Options) -> None:
+    def __init__(self, storage_size: int | None, options: StorageOptions) -> None:
         super().__init__(storage_size)
         self.options = options
 
@@ -294,7 +294,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         return body_of(message)
 
     @classmethod
-    def of_stock(cls, data: StorageUnitData, options: Options) -> RowStorage:
+    def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> RowStorage:
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():

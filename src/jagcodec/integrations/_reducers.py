@@ -28,14 +28,14 @@ _before: dict[type, Reducer | None] = {}
 
 
 def carry(reducers: Mapping[type, Reducer]) -> None:
-    """Make Ray use these reducers for values of these types, until `restore`."""
+    """Make Ray use these reducers for values of these types, until `restore_reducers`."""
     dispatch = import_module(_PICKLER).CloudPickler.dispatch
     for cls, reducer in reducers.items():
         _before.setdefault(cls, dispatch.get(cls))
         dispatch[cls] = reducer
 
 
-def restore() -> None:
+def restore_reducers() -> None:
     """Undo `carry` and `start`."""
     global _finder
     if _finder is not None:

@@ -68,7 +68,7 @@ def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> Te
         raise ValueError(f"expected every column once in the order, found {order!s:.200}")
     if not trimmed:
         return batch
-    columns = restore({name: Trimmed(**parts) for name, parts in trimmed.items()})
+    columns = untrimmed({name: Trimmed(**parts) for name, parts in trimmed.items()})
     leaves = {name: columns[name] if name in columns else batch.get(name) for name in order}
     return TensorDict(leaves, batch_size=batch.batch_size, device=batch.device)
 
@@ -193,7 +193,7 @@ def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
 
 
-def restore(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
+def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
     """Rebuild the rectangles that were trimmed, bit for bit.
 
     Returns:

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.integrations._needed import needed
-from jagcodec.integrations._reducers import Reducer, carry, restore
+from jagcodec.integrations._reducers import Reducer, carry, restore_reducers
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.ragged.nested import NESTED_TENSOR
@@ -71,7 +71,7 @@ def unregister() -> None:
 
     Ray writes batches as before, and what is in its store stays readable.
     """
-    restore()
+    restore_reducers()
 
 
 def reducers(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:

@@ -62,8 +62,8 @@ try:
         APART,
         MESSAGE,
         NAME,
-        Options,
         RowStorage,
+        StorageOptions,
         body_of,
         column_of,
         content_of,
@@ -108,7 +108,7 @@ _Stock: Any = simple_storage.SimpleStorageUnit.__ray_metadata__.modified_class
 class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     """A storage unit whose rows are in the messages that it received."""
 
-    def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, options: StorageOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # No client knows the address before this returns.
         self.storage_data = RowStorage(self.storage_unit_size, options)
@@ -353,7 +353,9 @@ def _field(dtype: torch.dtype | None, shape: torch.Size | None) -> dict[str, Any
 class _UnitActors:
     """Stands where TransferQueue's code that places storage units expects its own actor class."""
 
-    def __init__(self, options: Options, chosen: Mapping[str, Any] = types.MappingProxyType({})):
+    def __init__(
+        self, options: StorageOptions, chosen: Mapping[str, Any] = types.MappingProxyType({})
+    ):
         self._options, self._chosen = options, chosen
 
     def options(self, **given: Any) -> _UnitActors:

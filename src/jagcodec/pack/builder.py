@@ -13,7 +13,7 @@ import torch
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
-from jagcodec.pack.cells import MisfitError, Rows, cells_of, described, torch_dtype_of
+from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows, described, torch_dtype_of
 from jagcodec.pack.rows import encode_rows
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -52,7 +52,7 @@ class _Grown:
 
     def as_floats(self) -> _Grown:
         """The column with its ints as float32; an error if one of them is not exact there."""
-        made: Any = cells_of([self.whole()], torch.float32)
+        made: Any = cells_of_rows([self.whole()], torch.float32)
         return replace(self, dtype=torch.float32, chunks=[made.values] if self.tokens else [])
 
 
@@ -357,11 +357,11 @@ def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
         return column, np.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
-        made: Any = cells_of([chunk], None if ints else column.dtype)
+        made: Any = cells_of_rows([chunk], None if ints else column.dtype)
         if ints and isinstance(made, Rows) and torch_dtype_of(made.values) != torch.int64:
             if torch_dtype_of(made.values).is_floating_point:
                 column = column.as_floats()
-            made = cells_of([chunk], column.dtype)
+            made = cells_of_rows([chunk], column.dtype)
     except MisfitError as misfit:
         raise misfit.error(path, name, of_rows=False) from None
     if not isinstance(made, Rows):

@@ -112,7 +112,7 @@ _ARRAYS, _TENSORS, _SEQUENCES = {np.ndarray}, {torch.Tensor}, {list, tuple}
 _PLAIN_OBJECTS = {str, bytes, dict, type(None)}
 
 
-def cells_of(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -> Rows | list[Any]:
+def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -> Rows | list[Any]:
     """The cells of N rows, of which there is one at least; or the rows as a list, of objects.
 
     Args:
@@ -394,7 +394,7 @@ def _as_array(row: Any, i: int, dtype: torch.dtype | None) -> Any:
         elif isinstance(row, (np.ndarray, np.generic)):
             part = torch.from_numpy(np.array(row, dtype=row.dtype.newbyteorder("=")))
         else:
-            made: Any = cells_of([row], dtype)
+            made: Any = cells_of_rows([row], dtype)
             part = torch.as_tensor(made.values if made.lengths is not None else made.values[0])
         part = part if dtype is None else _cast(part, dtype)
     except MisfitError as misfit:

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from jagcodec._arguments import check_fields, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import plain_array
-from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of
+from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of_rows
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -179,7 +179,7 @@ def _columns(
             made = _without_rows(how, name, where)
         else:
             try:
-                made = cells_of(column, how.dtype, own=own)
+                made = cells_of_rows(column, how.dtype, own=own)
             except MisfitError as misfit:
                 raise misfit.error(f"{where}({name!r})", name) from None
         if type(made) is Rows:
@@ -261,7 +261,7 @@ def _ordered_columns(
             continue
         if kind is list or kind is tuple:
             try:
-                made = cells_of((value,), own=False)
+                made = cells_of_rows((value,), own=False)
             except MisfitError as misfit:
                 raise misfit.error(f"{where}({name!r})", name) from None
             value = made.values if type(made) is Rows else None

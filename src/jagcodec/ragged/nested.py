@@ -39,15 +39,6 @@ def is_jagged(value: object) -> bool:
     return isinstance(value, NestedTensor)
 
 
-def row_count(leaf: object) -> int | None:
-    """Rows of a dense or a jagged tensor, ``leaf.size(0)``; None of anything else."""
-    if isinstance(leaf, NestedTensor):
-        return int(leaf._offsets.shape[0]) - 1
-    if type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested:
-        return leaf.shape[0] if leaf.dim() else None
-    return None
-
-
 # --- apart -------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 # --- reading -----------------------------------------------------------------------------------
 
 
-def opened(
+def opened_payload(
     header: Header, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False
 ) -> Payload:
     """The buffers of a message in memory; `by_range` decompresses each frame at its first use."""
@@ -121,7 +121,7 @@ def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
 
 
 def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> Payload:
-    """As `opened`, of a message whose buffers are fetched: a compressed frame is fetched whole."""
+    """As `opened_payload`, of buffers that are fetched: a compressed frame is fetched whole."""
     return _CompressedPayload(header, fetch, copy) if header.compressed else Payload(fetch, copy)
 
 

@@ -17,7 +17,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import expect, fail
 from jagcodec.wire.frames import Payload
 from jagcodec.wire.header import Header
-from jagcodec.wire.leaf import MOST_RANGES, Leaf, Place, cell_range
+from jagcodec.wire.leaf import MOST_RANGES, CellPlace, Leaf, cell_range
 from jagcodec.wire.schema import stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, RUN_NUMBERS
 
@@ -33,14 +33,14 @@ class Source(Protocol):
 
     header: Header
     payload: Payload
-    widened: dict[Place, ByteArray]
+    widened: dict[CellPlace, ByteArray]
 
     def row_splits(self, group: int, /) -> RowSplits:
         """The rows of a ragged group."""
         ...
 
 
-class Run(NamedTuple):
+class RunNumbers(NamedTuple):
     """The numbers of a run, in the order of `RUN_NUMBERS`."""
 
     group: int
@@ -53,13 +53,13 @@ class Run(NamedTuple):
     index_stored: int
 
 
-def runs_at(source: Source, leaf: Leaf) -> list[Run]:
+def runs_at(source: Source, leaf: Leaf) -> list[RunNumbers]:
     """The table that lies at the place of an indirect column."""
     size = 8 * len(RUN_NUMBERS) * leaf.runs
     data = source.payload.read(leaf.place.buffer, leaf.place.offset, size)
     # A copy: what was checked must not change with the message's memory.
     numbers = np.frombuffer(bytes(data), dtype=np.int64).reshape(leaf.runs, len(RUN_NUMBERS))
-    return [Run(*run) for run in numbers.tolist()]
+    return [RunNumbers(*run) for run in numbers.tolist()]
 
 
 def view_of_runs(
@@ -95,7 +95,7 @@ def view_of_runs(
     return RaggedView(tuple(memories), leaf.dtype, shape, 1, starts, splits, lengths)
 
 
-def _rows_of(source: Source, leaf: Leaf, run: Run) -> RowSplits:
+def _rows_of(source: Source, leaf: Leaf, run: RunNumbers) -> RowSplits:
     """The rows of a run of a column that has a group."""
     if leaf.runs == 1 and run.group != leaf.group:
         raise _other_rows(run)
@@ -104,13 +104,13 @@ def _rows_of(source: Source, leaf: Leaf, run: Run) -> RowSplits:
     return source.row_splits(run.group)
 
 
-def _other_rows(run: Run) -> WireFormatError:
+def _other_rows(run: RunNumbers) -> WireFormatError:
     text = f"expected runs of the column's rows, found others in ragged group {run.group}"
     return fail("bad_offsets", text)
 
 
 def _cells(
-    source: Source, leaf: Leaf, run: Run, splits: RowSplits, chosen: slice | IntArray
+    source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits, chosen: slice | IntArray
 ) -> tuple[ByteArray, IntArray]:
     """Cells of a run, and where the chosen ones of its rows begin among them."""
     most = splits.total
@@ -122,7 +122,7 @@ def _cells(
     return _ranges(source, place, starts[chosen], splits.lengths[chosen], run.cells)
 
 
-def _starts(source: Source, leaf: Leaf, run: Run, splits: RowSplits) -> IntArray:
+def _starts(source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> IntArray:
     """At which cell each row of a run begins."""
     if run.index_buffer == NO_INDEX:
         expect(leaf.group is not None, "bad_record", "an index for each row of a tensor", "none")
@@ -143,7 +143,7 @@ def _starts(source: Source, leaf: Leaf, run: Run, splits: RowSplits) -> IntArray
     return starts
 
 
-def _place(source: Source, place: tuple[int, ...], cells: int, name: str) -> Place:
+def _place(source: Source, place: tuple[int, ...], cells: int, name: str) -> CellPlace:
     """A place of some cells that a table names, which is in the payload."""
     buffer, offset, stored = place
     sizes = source.header.sizes
@@ -155,10 +155,10 @@ def _place(source: Source, place: tuple[int, ...], cells: int, name: str) -> Pla
             f"expected {size} bytes of a run in the payload, found buffer {brief(buffer)}, "
             f"offset {brief(offset)}",
         )
-    return Place(buffer, offset, stored, cells, name)
+    return CellPlace(buffer, offset, stored, cells, name)
 
 
-def _read(source: Source, place: Place) -> ByteArray:
+def _read(source: Source, place: CellPlace) -> ByteArray:
     """All cells of a place, made as wide as their dtype only once."""
     if not place.cells:
         return np.empty(0, dtype=np.uint8)
@@ -171,7 +171,7 @@ def _read(source: Source, place: Place) -> ByteArray:
 
 
 def _ranges(
-    source: Source, place: Place, starts: IntArray, lengths: IntArray, cells: int
+    source: Source, place: CellPlace, starts: IntArray, lengths: IntArray, cells: int
 ) -> tuple[ByteArray, IntArray]:
     """The cells of some rows alone, and where each begins among these."""
     held = np.flatnonzero(lengths)

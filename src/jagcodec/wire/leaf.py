@@ -19,7 +19,7 @@ MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
 
 
-class Place(NamedTuple):
+class CellPlace(NamedTuple):
     """Where cells lie."""
 
     buffer: int
@@ -41,7 +41,7 @@ class Leaf(NamedTuple):
         blobs: Whether each row is a message of its own.
     """
 
-    place: Place
+    place: CellPlace
     shape: tuple[int, ...]
     ragged_dim: int
     group: int | None
@@ -88,11 +88,13 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     # `stored` is ignored where there are no cells.
     runs = runs_of(kind, stored) if cells else 0
     blobs = kind in DOCUMENT_ROWS and bool(stored & BLOBS) and cells > 0
-    place = Place(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
+    place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)
 
 
-def cell_range(payload: Payload, place: Place, start: int, end: int, *, keep: bool) -> ByteArray:
+def cell_range(
+    payload: Payload, place: CellPlace, start: int, end: int, *, keep: bool
+) -> ByteArray:
     """The bytes of cells `start` to `end` of a place whose bounds were checked.
 
     With `keep`, memory that a tensor may alias; otherwise to be looked at only.

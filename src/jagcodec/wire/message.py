@@ -20,7 +20,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, bad, inside
-from jagcodec.wire.compress import opened, opened_ranges
+from jagcodec.wire.compress import opened_payload, opened_ranges
 from jagcodec.wire.dtypes import DTYPES, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
@@ -38,8 +38,8 @@ from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.indirect import view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
+    CellPlace,
     Leaf,
-    Place,
     cell_range,
     leaf_of,
 )
@@ -116,7 +116,7 @@ def open_frames(
         check_sizes(header, sizes)
     if verify and header.checksums is not None:
         check_frames(buffers, header.checksums)
-    payload = opened(header, buffers, copy, by_range=by_range)
+    payload = opened_payload(header, buffers, copy, by_range=by_range)
     return Message(header, payload, device, allow_pickle, frames)
 
 
@@ -349,7 +349,7 @@ class Message:
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
         self.frames: Sequence[Any] | None = frames
-        self.widened: dict[Place, ByteArray] = {}
+        self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that somebody has. Whoever pops the list owns
         # it until it is put back.
         self._unread: list[list[Any]] = [header.values]

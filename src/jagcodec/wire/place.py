@@ -60,7 +60,7 @@ _NOWHERE: Place = (0, 0)
 _NO_COPIES = HostCopies()
 
 
-class Frames:
+class GrowingFrames:
     """The frames of a message as they fill: small buffers end to end in frame 1, then the large."""
 
     __slots__ = ("_parts", "_rows", "_size", "_small")
@@ -164,7 +164,7 @@ class Placing:
         self._keep_on = keep_on
         self._narrows = False
         self._pool = RowSplitsPool()
-        self._frames = Frames()
+        self._frames = GrowingFrames()
         self._numbers: list[int] = []
         self._groups: list[tuple[int, ...]] = []
         # Ragged groups by the identity of their rows, which are kept, and by their offsets.

@@ -98,7 +98,7 @@ def _numbers(_: bool, dtype: Any, data: Any) -> list[Any]:
     known = type(dtype) is str and dtype in cells.PACKED
     expect(known, "unknown_dtype", f"one of {', '.join(cells.PACKED)}", dtype)
     expect(type(data) is bytes, "bad_record", "bytes", data)
-    numbers = cells.unpack(dtype, data)
+    numbers = cells.unpack_numbers(dtype, data)
     if numbers is None:
         raise bad(f"cells of {dtype}, bools of 0 and 1", f"{len(data)} bytes")
     return numbers

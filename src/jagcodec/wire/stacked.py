@@ -23,7 +23,7 @@ from jagcodec.wire.schema import Node, Schema, read_schema
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
-class Cells(NamedTuple):
+class StackedCells(NamedTuple):
     """Where a column lies in several messages.
 
     Attributes:
@@ -58,12 +58,12 @@ class Stack(NamedTuple):
     groups: IntArray
     values: Sequence[bytes]
 
-    def cells(self, node: Node) -> Cells:
+    def cells(self, node: Node) -> StackedCells:
         """The numbers of one of `_IN_PLACE`."""
         own = self.numbers[:, node.number : node.end]
         if node.kind is Kind.TENSOR:
-            return Cells(own[:, 0], own[:, 1], own[:, 2], None, own[:, 3:])
-        return Cells(own[:, 0], own[:, 1], own[:, 2], own[:, 3], own[:, 4:])
+            return StackedCells(own[:, 0], own[:, 1], own[:, 2], None, own[:, 3:])
+        return StackedCells(own[:, 0], own[:, 1], own[:, 2], own[:, 3], own[:, 4:])
 
 
 class Frames(NamedTuple):

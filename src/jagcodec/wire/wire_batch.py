@@ -67,12 +67,12 @@ class Column(NamedTuple):
         key: By what the source knows it.
     """
 
-    source: Source
+    source: ColumnSource
     key: Any
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class ColumnSource:
     """What a batch is over: one message, or several (`batch/join.py`).
 
     Attributes:
@@ -149,12 +149,12 @@ class WireBatch(OpenBatch):
 
     def __init__(
         self,
-        source: Source,
+        source: ColumnSource,
         columns: Mapping[str, Column] | None = None,
         chosen: ChosenRows | None = None,
     ) -> None:
         """Use `open_wire`. Without `columns`: all those of the source."""
-        self.source: Source = source
+        self.source: ColumnSource = source
         self.chosen: ChosenRows | None = chosen
         self._columns = columns
 
@@ -344,7 +344,7 @@ class WireBatch(OpenBatch):
 
     def _read(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
         """Columns in one form: those of each source together."""
-        keys: dict[Source, dict[str, Any]] = {}
+        keys: dict[ColumnSource, dict[str, Any]] = {}
         for name, (source, key) in columns.items():
             keys.setdefault(source, {})[name] = key
         found = [source.read(own, self.chosen, form) for source, own in keys.items()]
@@ -378,7 +378,7 @@ class WireBatch(OpenBatch):
 # --- the columns of one message ----------------------------------------------------------------
 
 
-class MessageColumns(Source):
+class MessageColumns(ColumnSource):
     """The columns of a batch in one message, each known by its node.
 
     Attributes:
