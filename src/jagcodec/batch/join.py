@@ -41,7 +41,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import Frames, Stack, open_stacks, stacked
-from jagcodec.wire.wire_batch import As, Column, MessageColumns, ColumnSource, WireBatch, open_whole
+from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
 
 B = TypeVar("B", bound=Batch)
 

@@ -19,7 +19,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import StackedCells, Frames, Stack
+from jagcodec.wire.stacked import Frames, Stack, StackedCells
 
 
 class Place(NamedTuple):
