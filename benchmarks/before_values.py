@@ -16,7 +16,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 import jagcodec
 from jagcodec import JagcodecError
-from jagcodec.types import PackedColumn
 
 Made = Callable[[], Any]
 
@@ -280,7 +279,7 @@ def _pieces(value: Any) -> Iterator[Any]:
         for name in list(value.keys()):
             yield name.encode()
             yield from _pieces(value.get(name))
-    elif isinstance(value, PackedColumn):
+    elif type(value).__name__ == "PackedColumn":  # which moved
         for part in (value.values, value.cu_seqlens, value.max_seqlen):
             yield from _pieces(part)
     elif isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """Put a batch into Ray's object store once; a worker reads a part of it in place.
 
-pip install 'jagcodec[ray]'; python examples/ray_store.py
+pip install '.[ray]'; python examples/ray_store.py
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Put a rollout batch into TransferQueue, packed, and pad it again for the trainer.
 
-pip install 'jagcodec[transfer-queue]'; python examples/transfer_queue_put_get.py
+pip install '.[transfer-queue]'; python examples/transfer_queue_put_get.py
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Rollout workers, each a process, push batches over ZeroMQ to a trainer with one PULL socket.
 
-Run it with ``python examples/zmq_pipeline.py``; it needs ``pip install 'jagcodec[zmq]'``.
+Run it with ``python examples/zmq_pipeline.py``; it needs ``pip install '.[zmq]'``.
 """
 
 from multiprocessing import get_context

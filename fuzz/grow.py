@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Read messages that grow: ``make grow``, ``make grow GROW="--inputs 10000"``.
+"""Read messages that grow: ``python fuzz/grow.py --seconds 60``.
 
 Each seed names a recipe (`tests/wire/grown.py`), which makes messages of n and 4n units. Every
 reader gets both, and an input fails if

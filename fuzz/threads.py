@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The row kernel with many threads, for ThreadSanitizer: ``make sanitize-threads``.
+"""The row kernel with many threads, for ThreadSanitizer: ``make sanitize``.
 
 Tasks that are large enough for the kernel's own threads, of all three functions, from one thread of
 Python and from several at once: over buffers of their own, and reading the same. What they write is

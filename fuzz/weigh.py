@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Weigh messages: ``make weigh`` writes the table of SECURITY.md, of memory per byte of a message.
+"""Weigh messages, in memory per byte: ``python fuzz/weigh.py`` writes the table of SECURITY.md.
 
 Each figure is the peak by which resident memory grows during `decode`, divided by the bytes of the
 header and the payload. The messages are of `SIZE` bytes and hold nothing but the smallest nodes or
 records of one kind (`tests/wire/many.py`). Each is made in one process and read in another, because
 memory that a process freed before hides what it takes next. Fails if a figure passes
-`MOST_PER_BYTE`, on which `make grow` relies.
+`MOST_PER_BYTE`, on which `fuzz/grow.py` relies.
 """
 
 from __future__ import annotations

@@ -55,6 +55,23 @@ def pytest_configure(config):
         providers._get_local_constants = lambda: nothing
 
 
+def pytest_addoption(parser):
+    parser.addoption("--max-skips", type=int, help="fail if more tests than this are skipped")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """A package that is missing skips tests: on machines that have it, that is an error."""
+    most = session.config.getoption("--max-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if most is None or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    skipped = reporter.stats.get("skipped", [])
+    if len(skipped) > most:
+        reporter.write_line(f"expected {most} skipped tests or fewer, found {len(skipped)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file():
     """Files here are not doctests, since --doctest-ignore-import-errors would hide broken ones."""

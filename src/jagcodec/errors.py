@@ -67,7 +67,7 @@ LONGEST_DETAIL = 600
 class JagcodecError(Exception):
     """Base of every error this library raises on purpose.
 
-    Its texts are safe to log whoever sent what they are about: they have no control characters
+    Its texts are safe to log, even for bytes of a stranger: they have no control characters
     (those are escaped), and at most `LONGEST_PATH` and `LONGEST_DETAIL` characters; of more, the
     middle is left out.
 
@@ -158,7 +158,7 @@ def describe(value: Any) -> str:
 class JagcodecWarning(UserWarning):
     """A batch was packed in a way that its producer may not have meant.
 
-    Python shows it once per line that called, and ``strict=True`` raises most of what it says.
+    Python shows it once per calling line. ``strict=True`` raises an error for most of these cases.
 
     Example:
         >>> import warnings, torch, jagcodec.errors
@@ -190,7 +190,7 @@ class ArgumentIndexError(JagcodecError, IndexError):
 
 
 class UnsupportedTypeError(JagcodecError, TypeError):
-    """`encode` was given an object it cannot encode; `path` says where; also a `TypeError`."""
+    """`encode` was given an object it cannot encode; `path` names it; also a `TypeError`."""
 
 
 class WireFormatError(JagcodecError, ValueError):

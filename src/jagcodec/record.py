@@ -1,4 +1,4 @@
-"""A record of batches on disk, for debugging and replay: a directory with one message per step.
+"""`RecordWriter`, `RecordReader`: a directory with one message per step.
 
 A record is a directory that one `RecordWriter` writes and any number of `RecordReader`s read:
 
@@ -62,7 +62,7 @@ class RecordWriter:
         ArgumentError: Another writer has this record open (reason ``"busy"``), in this process or
             in another; or `keep` is less than 1.
         ArgumentTypeError: `directory` is not a path.
-        OSError: The file system refuses.
+        OSError: The file system failed.
 
     If a writer is killed, the step that it was writing is lost and no other. The next writer
     removes the rest of that step, which readers do not see. Close the writer, or use it in
@@ -127,7 +127,7 @@ class RecordWriter:
                 is closed, or of another process; or an option is not as for `encode`.
             ArgumentTypeError: `batch` is not a batch.
             UnsupportedTypeError: As `encode`.
-            OSError: The file system refuses; no step was deleted.
+            OSError: The file system failed; no step was deleted.
         """
         where = "RecordWriter.write"
         number = _step(step, f"{where}(step)")
@@ -154,7 +154,7 @@ class RecordWriter:
 
         Raises:
             ArgumentError: The writer is closed, or of another process; or `step` is negative.
-            OSError: The file system refuses.
+            OSError: The file system failed.
         """
         where = "RecordWriter.rewind"
         first = _step(step, f"{where}(step)")

@@ -1,4 +1,4 @@
-"""What the columns of a batch must be."""
+"""`check_schema`: whether a batch has the columns that a stage expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of the standard library that `encode` takes once they were asked for."""
+"""`register_stdlib_types`: types of the standard library that `encode` then accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jagcodec.wire.registry import register_type, registered_name, use_loaded
 
 
 def register_stdlib_types() -> None:
-    """Let `encode` and `decode` of this process take types of the standard library.
+    """Let `encode` and `decode` in this process accept types of the standard library.
 
     Both sides call it, once, for example where they import jagcodec.
 
@@ -38,7 +38,7 @@ def register_stdlib_types() -> None:
     * `datetime` without a time zone or with an offset for one; `date`, `timedelta`, `UUID`,
       `Decimal`;
     * `Path` (it arrives as the `Path` of the receiver's platform);
-    * members of any `Enum`, and named tuples, if their class stands in a module under its own
+    * members of any `Enum`, and named tuples, if their class is in a module under its own
       name, and the receiver has imported that module.
 
     Nothing is ever imported on the word of a message: a class that the receiver has not imported
@@ -47,7 +47,7 @@ def register_stdlib_types() -> None:
     `_missing_` of a `Flag`.
 
     Subclasses of these types are refused, as is everything else that `register_type` was not
-    called for. Calling this again does no harm, and changes nothing of what was registered.
+    called for. You may call this again; it does not change what was registered.
     """
     for cls, (name, to_state, from_state) in _TYPES.items():
         if registered_name(cls) is None:

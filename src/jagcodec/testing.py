@@ -1,4 +1,4 @@
-"""For tests of an adapter: hypothesis strategies of batches, and a comparison bit for bit.
+"""Hypothesis strategies of batches, and a bitwise comparison, for your tests.
 
 Example:
     >>> from jagcodec.testing import assert_same, jagged_batches
@@ -10,7 +10,7 @@ Example:
     >>> my_adapter = dict
     >>> test_my_adapter()
 
-The strategies need ``pip install 'jagcodec[testing]'``; `is_same` and `assert_same` need only the
+The strategies need hypothesis; `is_same` and `assert_same` need only the
 library.
 """
 
@@ -97,7 +97,7 @@ def _strategies() -> Any:
         from hypothesis import strategies
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "the strategies of jagcodec.testing need hypothesis: pip install 'jagcodec[testing]'",
+            "the strategies of jagcodec.testing need hypothesis: pip install 'hypothesis>=6.100'",
             name=error.name,
         ) from error
     return strategies

@@ -155,4 +155,4 @@ to_arrow({})
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "ArgumentError: to_arrow: expected pyarrow" in run.stderr
-    assert "pip install 'jagcodec[arrow]'" in run.stderr
+    assert "pip install 'pyarrow>=15'" in run.stderr

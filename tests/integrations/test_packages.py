@@ -28,10 +28,10 @@ def python(*arguments):
 @pytest.mark.parametrize(
     ("integration", "package", "remedy"),
     [
-        ("zmq", "zmq", "pip install 'jagcodec[zmq]'"),
-        ("ray", "ray", "pip install 'jagcodec[ray]'"),
-        ("pillow", "PIL", "pip install 'jagcodec[pillow]'"),
-        ("transfer_queue", "transfer_queue", "pip install 'jagcodec[transfer-queue]'"),
+        ("zmq", "zmq", "pip install 'pyzmq>=25'"),
+        ("ray", "ray", "pip install 'ray>=2.40'"),
+        ("pillow", "PIL", "pip install 'pillow>=10'"),
+        ("transfer_queue", "transfer_queue", "pip install 'TransferQueue>=0.1.9'"),
         ("verl", "verl", "docs/verl.md"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from jagcodec import WireFormatError, decode, encode
 
-pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillow]'")
 
 from PIL import Image, PngImagePlugin
 

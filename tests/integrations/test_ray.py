@@ -23,7 +23,7 @@ from jagcodec import (
     to_rows,
 )
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jagcodec[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
 from tests.helpers import PAYLOADS, make_batch  # noqa: E402

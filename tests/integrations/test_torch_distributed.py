@@ -823,6 +823,7 @@ def do_nccl(rank):
     return listed(whole.cpu()), listed(found.cpu())
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs CUDA and NCCL"
 )

@@ -225,7 +225,7 @@ class TestFrames:
         assert data.meta_info["metrics"]["loss"].aggregation == metric.aggregation
 
     def test_images_come_back(self):
-        pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+        pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillow]'")
         from PIL import Image
 
         images = [Image.new("RGB", (4, 3), (row, 0, 255)) for row in range(2)]
@@ -467,7 +467,7 @@ class TestRay:
         assert get(read.remote(data)) == (data.batch["input_ids"].sum().item(), 200)
 
     def test_tensordicts_and_images_of_theirs(self, installed):
-        pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'jagcodec[pillow]'")
+        pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillow]'")
         from PIL import Image
 
         image = Image.new("RGB", (3, 2), (9, 8, 7))

@@ -1,4 +1,4 @@
-"""What is built for an index: tags, metadata, what the sdist holds, and what CI says of retries."""
+"""What is built for an index: tags, metadata and what the sdist holds."""
 
 import email
 import os
@@ -135,7 +135,7 @@ def test_all_is_every_extra_that_is_installed_beside_the_others():
     ]
     (everything,) = map(Requirement, extras["all"])
     # verl decides over the whole environment.
-    assert everything.extras == set(extras) - {"all", "verl", "bench", "fuzz", "dev"}
+    assert everything.extras == set(extras) - {"all", "verl", "dev"}
 
 
 def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
@@ -156,59 +156,11 @@ def test_the_sdist_holds_every_file_of_the_checkout(tmp_path):
     assert not [name for name in held if name.endswith((".so", ".pyc"))]
 
 
-# --- retries -------------------------------------------------------------------------------------
-
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.a" name="test_one"/>
-<testcase classname="tests.a" name="test_two[x]"><failure message="m">m</failure></testcase>
-<testcase classname="tests.b" name="test_three"><error message="m">m</error></testcase>
-</testsuite></testsuites>"""
-
-
-def run_integrations(tmp_path, statuses, report=REPORT):
-    """`.ci/integrations` with a make that ends with one status after the other."""
-    make = tmp_path / "make"
-    make.write_text(f"""#!/usr/bin/env bash
-echo "make $*" >> {tmp_path}/asked
-for word in "$@"; do
-    case $word in *--junit-xml=*) cp {tmp_path}/report "${{word##*--junit-xml=}}" ;; esac
-done
-statuses=({" ".join(map(str, statuses))})
-exit ${{statuses[$(($(wc -l < {tmp_path}/asked) - 1))]}}
-""")
-    make.chmod(0o755)
-    (tmp_path / "report").write_text(report)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
-    run = subprocess.run(
-        [ROOT / ".ci" / "integrations"], env=environment, capture_output=True, text=True
-    )
-    return run, (tmp_path / "asked").read_text().splitlines()
-
-
-def test_what_passes_at_once_is_run_once(tmp_path):
-    run, asked = run_integrations(tmp_path, [0])
-    assert (run.returncode, len(asked)) == (0, 1)
-    assert "RETRIED" not in run.stdout
-
-
-def test_what_passes_the_second_time_only_is_named(tmp_path):
-    run, asked = run_integrations(tmp_path, [2, 0])
-    assert run.returncode == 0
-    assert asked[1].endswith("ARGS=--last-failed")
-    assert "RETRIED: these tests failed first" in run.stdout
-    named = run.stdout.partition("RETRIED")[2].splitlines()[1:]
-    assert named == ["  tests.a::test_two[x]", "  tests.b::test_three"]
-    assert "tests.b::test_three" in (tmp_path / "summary").read_text()
-
-
-def test_what_fails_twice_fails(tmp_path):
-    run, asked = run_integrations(tmp_path, [2, 2])
-    assert (run.returncode, len(asked)) == (1, 2)
-    assert "RETRIED" not in run.stdout
-
-
-@pytest.mark.parametrize("report", ["<testsuites/>", "", REPORT[:120]])
-def test_a_run_that_did_not_get_as_far_as_a_failed_test_is_not_run_again(tmp_path, report):
-    run, asked = run_integrations(tmp_path, [2, 0], report)
-    assert (run.returncode, len(asked)) == (1, 1)
+def test_the_workflow_runs_the_steps_of_ci_run():
+    script = (ROOT / ".ci" / "run").read_text()
+    local, elsewhere = re.findall(r'^(?:LOCAL|ELSEWHERE)="(.*)"$', script, re.M)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    listed = re.findall(r"^          - ([\w.-]+)$", workflow, re.M)
+    nightly = re.findall(r"run: \.ci/run (\w+)$", workflow, re.M)
+    assert [*listed, *nightly] == [*local.split(), *elsewhere.split()]
+    assert re.findall(r"^    ([\w.-]+)\)", script, re.M) == [*listed, *nightly]

@@ -397,7 +397,7 @@ BLOB: Any = to_blob(encode(1))
         (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
         (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
         (lambda: load(NOTHING), ArgumentTypeError, r"load\(path\): .* found NoneType"),
-        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode takes"),
+        (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode accepts"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
     ],
@@ -556,5 +556,5 @@ def test_wrong_bytes_are_a_bad_message():
 def test_a_blob_is_not_made_a_blob_again():
     blob = to_blob(encode(1))
     for already in (blob, [blob]):
-        with pytest.raises(ArgumentError, match="a blob already"):
+        with pytest.raises(ArgumentError, match="found a blob"):
             to_blob(already)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The work of reading grows no faster than the message: counted in operations, not by the clock.
 
-`make grow` reads larger messages of the same recipes, and looks at time and memory.
+`fuzz/grow.py` reads larger messages of the same recipes, and looks at time and memory.
 """
 
 import itertools

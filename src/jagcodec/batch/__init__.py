@@ -1,1 +1,1 @@
-"""The fetch site: batches to what a trainer takes, and the rows of a batch."""
+"""The trainer's side: batches to rectangles, and the rows of a batch."""

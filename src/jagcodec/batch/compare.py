@@ -1,4 +1,4 @@
-"""The only comparator: where two values first differ, bit for bit."""
+"""Where two values first differ, bit for bit: the only comparator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Difference:
         column: Its name, those of nested columns joined with dots; empty for the whole batch, and
             a path that begins with $ in a value that is not a batch.
         row: Its number; None where a whole column differs.
-        cell: Indices of the cell within its row, ``(token,)`` or more; None where there are none.
+        cell: Indices of the cell within its row, ``(token,)`` or more; None without cells.
         inside: The path in a row that holds an object; empty where the whole of it differs.
         what: What differs: ``"type"``, ``"dtype"``, ``"shape"``, ``"columns"``, ``"value"`` ...
         left: What it is in the first of the two, shortened.
@@ -279,7 +279,7 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
         return _bits(a, b, at) if cells else None
-    if a.layout is not torch.sparse_coo:  # what `encode` refuses, of which no cell is looked at
+    if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
     for part in ("_indices", "_values"):
@@ -367,7 +367,7 @@ def _cell_of(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _first_byte(a: ByteArray, b: ByteArray) -> int | None:
-    """Where bytes differ first; compared a piece at a time, as each comparison takes memory."""
+    """Where bytes differ first; compared piece by piece, because each comparison needs memory."""
     for start in range(0, len(a), _PIECE):
         places = np.flatnonzero(a[start : start + _PIECE] != b[start : start + _PIECE])
         if len(places):

@@ -1,6 +1,6 @@
-"""What a message says about itself: columns, rows and bytes; and whether it is sound.
+"""Descriptions of messages: columns, rows, bytes, and whether they are sound.
 
-To describe a message takes its header and the offsets of its rows. No cell is read, and no value
+Describing a message reads its header and the offsets of its rows. No cell is read, and no value
 of a type that this process does not know is made.
 """
 
@@ -151,8 +151,8 @@ class ColumnDescription:
         kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
         dtype: The name of its dtype on the wire; None for a value without one.
         shape: Its dims, with None for the ragged dim; None for a value without dims.
-        stored: ``"narrow"`` if cells take fewer bytes than their dtype, ``"indirect"`` if its
-            rows lie where other rows or columns may share them, otherwise empty.
+        stored: ``"narrow"`` if cells have fewer bytes than their dtype, ``"indirect"`` if its
+            rows are where other rows or columns may share them, otherwise empty.
         bytes: Its bytes in the message; cells that columns share count for the first of them.
         share: The same as a share of the message before compression, 0 to 1.
         rows: The index of its rows in `MessageDescription.rows_of`; None if it is not jagged.

@@ -126,7 +126,7 @@ def _meta(found: OpenMessage) -> dict[str, Any]:
 
 @contextmanager
 def _naming(found: OpenMessage) -> Iterator[None]:
-    """Put what a message is called in front of what errors say of it."""
+    """Put the name of a message before the path of its errors."""
     try:
         yield
     except WireFormatError as error:

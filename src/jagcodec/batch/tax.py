@@ -1,4 +1,4 @@
-"""What a batch costs as rectangles, on this wire, and under the options of `encode`."""
+"""`padding_tax`: bytes of a batch as rectangles, as a message, and with each option."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def padding_tax(
 
     Raises:
         ArgumentError: A row is longer than `padded_width`, or as from `pack_jagged_fields`.
-        ArgumentTypeError: `source` is none of these, or as from `pack_jagged_fields`.
+        ArgumentTypeError: `source` has another type, or as from `pack_jagged_fields`.
         UnsupportedTypeError: As `encode`.
         WireFormatError: A message is malformed.
     """
@@ -167,7 +167,7 @@ def padding_tax(
     batch = opened(source, f"{_HERE}(source)")
     if isinstance(batch, WireBatch):
         return _measured(batch.to_encode(), {"meta": batch.meta or None}, {}, width, options)
-    columns = columns_of(batch, f"{_HERE}(source)")  # which refuses what is not a batch
+    columns = columns_of(batch, f"{_HERE}(source)")  # which raises if it is not a batch
     return _measured(
         batch if isinstance(batch, TensorDictBase) else columns, {}, {}, width, options
     )

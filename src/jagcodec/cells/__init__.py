@@ -1,4 +1,4 @@
-"""Python's numbers to cells, and back: ints, floats and bools in lists, with nothing lost.
+"""Lists of Python numbers to cells and back, with nothing lost.
 
 One pass over the items: in C, or by the standard library if the extension of this package was not
 built. ``JAGCODEC_ROWCOPY=numpy`` turns this extension off too.

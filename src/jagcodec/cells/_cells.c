@@ -193,7 +193,7 @@ cells_fill(PyObject *Py_UNUSED(module), PyObject *args)
                           &cells.convert)) {
         return NULL;
     }
-    PyObject *rows = PySequence_Tuple(given); /* a copy, which nobody else can change */
+    PyObject *rows = PySequence_Tuple(given); /* a copy, which no other thread can change */
     Py_ssize_t count = rows ? PyTuple_Size(rows) : 0, left = out.len, index = 0;
     unsigned char *at = out.buf;
     int done = rows ? 1 : -1;

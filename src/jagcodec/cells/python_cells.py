@@ -1,4 +1,4 @@
-"""What `_cells.c` does, by the standard library: more slowly, with the same results."""
+"""`_cells.c` in Python: slower, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line. Each command is a module, and imports what it needs when it runs."""
+"""The command line: one module per command, which imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS = (inspection, diff, verify, export, tax, doctor)
 """Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
 
 INTERRUPTED, CLOSED_PIPE = 130, 141
-"""What shells say of a process that SIGINT or SIGPIPE ended."""
+"""The exit status that shells report after SIGINT or SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ def names(text: str) -> list[str]:
 
 
 def add_message(parser: argparse.ArgumentParser, name: str = "file", **more: Any) -> None:
-    """Let a command take a message."""
+    """Let a command accept a message."""
     metavar = more.pop("metavar", "FILE")
     parser.add_argument(
         name, metavar=metavar, help="a message as dump writes it; - reads standard input", **more

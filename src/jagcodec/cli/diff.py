@@ -13,7 +13,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "diff",
-        help="say where two messages differ: column, row and cell",
+        help="show where two messages differ: column, row and cell",
         description="Say where the values of two messages first differ. Columns, batch sizes, "
         "dtypes, shapes and lengths of rows are compared first, then cells, bit for bit: a NaN "
         "equals the same NaN, and 0.0 is not -0.0. How messages are stored (narrow, elided, "

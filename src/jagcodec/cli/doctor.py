@@ -12,7 +12,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is installed here, and what copies rows",
+        help="show what is installed here, and what copies rows",
         description="Say which versions are installed, which kernel copies rows and with how many "
         "threads, and which frameworks are here.",
         epilog="Exit status: 0; 1 where the library cannot be imported.",

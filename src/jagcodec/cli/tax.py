@@ -18,9 +18,9 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "tax",
-        help="say what padding costs rows of given lengths",
-        description="Say what padding costs a column of int64 tokens whose rows have these "
-        "lengths. For a message, inspect says it of every column.",
+        help="estimate what padding costs rows of given lengths",
+        description="Estimate what padding costs a column of int64 tokens whose rows have these "
+        "lengths. For a message, inspect shows it.",
     )
     parser.add_argument(
         "file",

@@ -94,7 +94,7 @@ class _Short(reprlib.Repr):
 
 
 def _is_too_long(number: int) -> bool:
-    """Whether Python may refuse to write its digits, as it does of more than 4,300."""
+    """Whether Python may refuse to print its digits, as it does above 4,300."""
     return number.bit_length() > 14_000
 
 

@@ -15,7 +15,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "verify",
-        help="say whether messages are sound",
+        help="check whether messages are sound",
         description="Read messages whole, as decode does, with their checksums: header, offsets, "
         "blocks, objects. Values of types that are not registered here are read up to these.",
         epilog="Exit status: 0 where all are sound, 2 where one is not, or cannot be read.",

@@ -1,4 +1,4 @@
-"""The data shipped with the library: lengths and rewards of real rollouts."""
+"""Lengths and rewards of real rollouts."""
 
 from __future__ import annotations
 

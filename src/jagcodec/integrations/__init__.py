@@ -1,4 +1,4 @@
-"""The codec inside existing data planes: one thin module for each, imported by name.
+"""Integrations: one module each, imported by name; and the hook for Ray's workers.
 
 Importing this package imports none of these modules and none of their dependencies.
 """
@@ -45,10 +45,10 @@ def setup() -> None:
     keep their options; a call of these functions afterwards replaces the options. Undo it with
     `jagcodec.integrations.ray.unregister`.
 
-    Ray takes one ``worker_process_setup_hook`` per job. If you have another one, put its name into
-    the environment variable ``JAGCODEC_NEXT_HOOK``, as ``module.function``: `setup` imports the
-    module and calls the function, at the end and once per process. What it raises gets a note that
-    names the variable. Calling `setup` twice is harmless.
+    Ray accepts one ``worker_process_setup_hook`` per job. If you have another one, put its name
+    into the environment variable ``JAGCODEC_NEXT_HOOK``, as ``module.function``: `setup` imports
+    the module and calls the function, at the end and once per process. Its errors get a note
+    with the name of the variable. Calling `setup` twice is harmless.
     """
     _reducers.start()
     name = os.environ.get(_VARIABLE)

@@ -1,4 +1,4 @@
-"""Rows of what inference engines return: the checks that all engines share."""
+"""Rows from inference engines: the checks that all engines share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a storage unit of TransferQueue holds, and the messages between it and its clients."""
+"""Storage of a TransferQueue unit, and the messages between it and its clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ APART = "apart"
 
 @dataclasses.dataclass(frozen=True)
 class StorageOptions:
-    """What stands in the configuration under ``backend.SimpleStorage.jagcodec``.
+    """The configuration under ``backend.SimpleStorage.jagcodec``.
 
     Attributes:
         allow_pickle: Pickle objects in columns that cannot be encoded, and unpickle them on

@@ -1,4 +1,4 @@
-"""What Ray's pickler does with batches: set by `register`, and by `setup` when types are imported.
+"""Reducers for Ray's pickler, registered at once or when a type is imported.
 
 This module imports neither torch nor tensordict, Ray or verl.
 """
@@ -103,7 +103,7 @@ def _reduced(value: Any) -> Any:
 
 
 def _failed(name: str, error: Exception) -> ArgumentError:
-    """Not an ImportError, which programs take for a library that is not installed."""
+    """Not an ImportError: programs read that as a library that is not installed."""
     version = getattr(sys.modules[name.partition(".")[0]], "__version__", "unknown")
     return ArgumentError(
         "bad_option",

@@ -1,4 +1,4 @@
-"""Rectangles without the constant ends of their rows, and back to identical rectangles.
+"""Rectangles without the constant ends of their rows, and back.
 
 A row of a padded column begins with a run of one value, ends with one, or both: its left and right
 padding. The two values may differ, and may differ from row to row (position ids are padded on the

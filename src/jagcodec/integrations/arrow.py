@@ -1,4 +1,4 @@
-"""Batches as Arrow tables, for pandas, polars and duckdb. It imports pyarrow when it is called."""
+"""`to_arrow`: batches as Arrow tables, for pandas, polars and duckdb."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def to_arrow(batch: Any) -> pyarrow.Table:
     try:
         import pyarrow as pa
     except ImportError as error:
-        detail = "expected pyarrow, which is not installed; pip install 'jagcodec[arrow]'"
+        detail = "expected pyarrow, which is not installed; pip install 'pyarrow>=15'"
         raise ArgumentError("bad_option", "to_arrow", detail) from error
     columns = columns_of(batch, "to_arrow(batch)").columns
     arrays = [_array(pa, column, f"column {brief(name)}") for name, column in columns.items()]

@@ -9,7 +9,7 @@ import numpy as np
 from jagcodec.integrations._needed import needed
 from jagcodec.wire.registry import register_type
 
-with needed(__name__, "Pillow: pip install 'jagcodec[pillow]'"):
+with needed(__name__, "Pillow: pip install 'pillow>=10'"):
     from PIL import Image, ImageFile, PngImagePlugin
 
 
@@ -64,7 +64,7 @@ def _state(image: Image.Image) -> dict[str, Any]:
 
 def _image(state: Any) -> Image.Image:
     mode, (width, height), pixels = state["mode"], state["size"], state["pixels"]
-    # Checked before any memory is allocated: every mode takes at least one bit per pixel.
+    # Checked before any memory is allocated: every mode needs at least one bit per pixel.
     if width < 0 or height < 0 or width * height > 8 * pixels.nbytes:
         raise ValueError(f"expected pixels of {width} x {height}, found {pixels.nbytes} bytes")
     image = Image.new(mode, (width, height))

@@ -1,4 +1,4 @@
-"""Batches in Ray's object store, in this wire format, from processes that call `register`."""
+"""Batches in Ray's object store as messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jagcodec.wire.frames import Frame
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-with needed(__name__, "Ray: pip install 'jagcodec[ray]'"):
+with needed(__name__, "Ray: pip install 'ray>=2.40'"):
     import ray.cloudpickle  # noqa: F401
 
 VALUES: tuple[type, ...] = (TensorDict, LazyStackedTensorDict, NESTED_TENSOR, BatchedDataDict)

@@ -1,4 +1,4 @@
-"""What SGLang returns, as rows for `encode_rows` and `pack_rows`. It does not import SGLang."""
+"""`rows_of`: outputs of SGLang as rows; imports no SGLang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jagcodec.integrations._engine_rows import (
 
 
 def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]]:
-    """One row per sample of what `Engine.generate` and the endpoint ``/generate`` return.
+    """One row per sample that `Engine.generate` or the endpoint ``/generate`` returns.
 
     Example:
         >>> from jagcodec import encode_rows, materialize

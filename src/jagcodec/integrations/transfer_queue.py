@@ -34,7 +34,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import Columns, encode
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
-with needed(__name__, "TransferQueue: pip install 'jagcodec[transfer-queue]'"):
+with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
     import ray
     import transfer_queue
 
@@ -411,7 +411,7 @@ def _not_importable(error: Exception) -> Exception:
         "peer_failed",
         f"node {node[1] if node else 'unknown'}",
         f"expected {MESSAGE} in the environment of TransferQueue's controller and storage units, "
-        f"found no module named {missing[1]!r}; pip install 'jagcodec[transfer-queue]' there",
+        f"found no module named {missing[1]!r}; install this version of jagcodec there",
     )
 
 

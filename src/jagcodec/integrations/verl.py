@@ -1,4 +1,4 @@
-"""verl's `DataProto` in this wire format, without its padding, and through Ray with `install`.
+"""verl's `DataProto` as messages without padding, also through Ray.
 
 Once this module is imported, `encode` and `decode` accept a DataProto, alone or anywhere inside
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
@@ -29,7 +29,7 @@ from jagcodec.wire.encoder import EncodeOptions
 from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.registry import register_type, use_loaded
 
-with needed(__name__, "verl, installed as docs/verl.md says"):
+with needed(__name__, "verl, installed as docs/verl.md shows"):
     from verl.protocol import DataProto
     from verl.utils import metric as metrics
 

@@ -1,4 +1,4 @@
-"""What vLLM returns, as rows for `encode_rows` and `pack_rows`. It does not import vLLM."""
+"""`rows_of`: outputs of vLLM as rows; imports no vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jagcodec.integrations._engine_rows import (
 
 
 def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
-    """One row per sample of what `LLM.generate` returns.
+    """One row per sample that `LLM.generate` returns.
 
     Example:
         >>> from types import SimpleNamespace as Of  # in place of vLLM's own classes

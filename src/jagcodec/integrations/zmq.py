@@ -25,7 +25,7 @@ from jagcodec.integrations._needed import needed
 from jagcodec.memory.buffers import Buffer
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
-with needed(__name__, "pyzmq: pip install 'jagcodec[zmq]'"):
+with needed(__name__, "pyzmq: pip install 'pyzmq>=25'"):
     import zmq
     import zmq.asyncio
 
@@ -220,7 +220,7 @@ async def _async_parts(socket: Any, timeout: float | None, where: str) -> list[z
                     message = socket.poll()
                 await message
             else:
-                socket.get(zmq.EVENTS)  # wakes whoever waits for the next message
+                socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
                 return parts
 
 

@@ -1,6 +1,6 @@
-"""Large blocks of new memory, kept for the next batch (docs/performance.md).
+"""Large blocks of memory, kept for the next batch (docs/performance.md).
 
-The system zeroes fresh memory page by page, which takes several times as long as the rows do. So a
+The system zeroes fresh memory page by page, which needs several times as long as the rows. So a
 block that nothing refers to is lent to the system with ``MADV_FREE``, and the next batch of about
 that size writes to the same pages. `release` gives all blocks back; ``JAGCODEC_KEEP_BLOCKS=0``
 keeps none. Smaller memory is the C library's; without ``MADV_FREE`` all memory is.
@@ -104,7 +104,7 @@ def _let_go(room: int) -> mmap.mmap | None:
         _collect()
     try:
         return kept.pop()
-    except IndexError:  # there is none, or another thread has it
+    except IndexError:  # the list is empty, or another thread took the block
         return None
 
 

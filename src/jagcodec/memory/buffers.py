@@ -1,4 +1,4 @@
-"""What callers hand in as memory, as type checkers know it."""
+"""Protocols for memory that callers pass in."""
 
 from __future__ import annotations
 

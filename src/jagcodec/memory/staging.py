@@ -1,4 +1,4 @@
-"""Device tensors to the host: copied together, and waited for once.
+"""Device tensors to the host: copied together, with one wait.
 
 A copy by itself, as `Tensor.cpu` makes it, waits for everything the device was asked to do before.
 """
@@ -50,7 +50,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 class HostCopies:
-    """Host copies of device tensors, by where the tensor lies and how.
+    """Host copies of device tensors, by address and layout.
 
     Not by identity: the parts of a jagged or sparse tensor are new objects each time.
     """

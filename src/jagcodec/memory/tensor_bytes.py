@@ -21,7 +21,7 @@ _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with lazy conjugation and negation carried out; itself where there is none."""
+    """`tensor` with lazy conjugation and negation carried out; itself without any."""
     if tensor._is_zerotensor():
         tensor = tensor.clone()
     if tensor.is_conj():
@@ -119,7 +119,7 @@ def array_bytes(array: npt.NDArray[Any]) -> ByteArray:
 
 
 def address(data: npt.NDArray[Any]) -> int:
-    """Where the first cell lies."""
+    """The address of the first cell."""
     place: int = data.__array_interface__["data"][0]  # `data.ctypes` takes twice as long
     return place
 

@@ -1,1 +1,1 @@
-"""The write site: padded columns to batches and messages."""
+"""The producer's side: padded columns and rows to batches and messages."""

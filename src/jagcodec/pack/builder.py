@@ -1,4 +1,4 @@
-"""A row that grows: partial rollouts, and conversations of many turns."""
+"""`RowBuilder`: a row that grows."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class RowBuilder:
         )
 
     def append(self, /, **columns: Any) -> None:
-        """More tokens: a chunk for each column. If one is refused, none is appended.
+        """More tokens: a chunk for each column. After an error, nothing was appended.
 
         Args:
             **columns: Name to chunk: what can be a row of a jagged column for `encode_rows`, such
@@ -148,7 +148,7 @@ class RowBuilder:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
                 tokens of another shape, a number does not fit the dtype of its column (ints must
                 be exact, finite floats must stay finite), or the name is that of a value.
-            ArgumentTypeError: A chunk is none of these, such as a generator, or holds what the
+            ArgumentTypeError: A chunk has another type, such as a generator, or holds what the
                 column cannot: floats among integers, bools among numbers, strings, None.
         """
         where = "RowBuilder.append"
@@ -172,7 +172,7 @@ class RowBuilder:
             self._columns[name] = column
 
     def _tokens_to_fill(self, read: Mapping[str, _Read], where: str) -> int:
-        """How many tokens a number stands for."""
+        """How many tokens a single number fills."""
         tokens = {name: n for name, (_, _, n) in read.items() if n is not None}
         counted = {name: n for name, n in tokens.items() if self._counts(name)} or tokens
         if not counted or len(tokens) == len(read):
@@ -275,7 +275,7 @@ class RowBuilder:
         """A row that goes on where one ended: at an abort, or in another process.
 
         Args:
-            message: A message of one row, as `open_wire` takes it; or an open one, such as
+            message: A message of one row, as for `open_wire`; or an open one, such as
                 ``open_wire(frames).rows([3])``.
             same_length: As for `RowBuilder`; of those columns that are jagged.
 

@@ -1,4 +1,4 @@
-"""Rows of one column as cells: numbers exactly, or refused. One rule for rows and for chunks."""
+"""Rows of one column as cells, exactly or with an error: one rule for rows and chunks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MisfitError(Exception):
 _OBJECTS = ("a column of Python objects", "object")
 _OTHER_CELLS = ("other cells", "...")
 
-# How C writes numbers as cells of a dtype, as `cells.fill` takes it: code, stored dtype, and bits
+# How C writes numbers as cells of a dtype, for `cells.fill`: code, stored dtype, and bits
 # of precision. float16 and bfloat16 by way of float32, as torch rounds Python's floats.
 _CODES: dict[torch.dtype, tuple[str, np.dtype[Any], int]] = {
     getattr(torch, name): (code, np.dtype(stored), precision)
@@ -117,7 +117,7 @@ def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -
 
     Args:
         rows: Numbers, sequences of numbers, arrays or tensors; or objects.
-        dtype: Of the cells; `object` for a column of objects; None for what the rows say: ints
+        dtype: Of the cells; `object` for a column of objects; None for that of the rows: ints
             become int64, or float32 if a float follows, floats float32 and bools bool. Arrays and
             tensors keep their dtype.
         own: Copy where the cells would alias a row.
@@ -129,7 +129,7 @@ def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -
         return list(rows)
     types: set[Any] = set(map(type, rows))
     if types == _TENSORS:
-        # Each attribute of a tensor takes longer than making an array of it.
+        # Each attribute of a tensor costs more than making an array of it.
         arrays = plain_arrays(rows)
         if not any(plain is None for plain in arrays):
             rows, types = arrays, _ARRAYS
@@ -285,7 +285,7 @@ def _filled(
     Args:
         rows: Lists or tuples.
         sizes: How long each of them is.
-        dtype: Of the cells; None for the one that the numbers say.
+        dtype: Of the cells; None for the one that the numbers imply.
         first: The first number.
         cell: How many numbers a cell has; None if `rows` is one list with a number per row.
     """

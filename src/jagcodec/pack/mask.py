@@ -1,4 +1,4 @@
-"""Where a mask is True: rows with padding on both sides, or with holes."""
+"""Rows where a mask is True: padded on both sides, or with holes."""
 
 from __future__ import annotations
 

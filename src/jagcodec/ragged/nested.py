@@ -1,4 +1,4 @@
-"""Nested tensors, taken apart and made: all of private torch that is used is here.
+"""Nested tensors, made and taken apart: the only use of private torch.
 
 `torch.jagged` ones throughout; those of torch's older layout, strided, at the end.
 
@@ -31,7 +31,7 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import NestedParts, RaggedView
 
 NESTED_TENSOR: type[torch.Tensor] = NestedTensor
-"""The type of `torch.jagged` nested tensors, for those who dispatch by type."""
+"""The type of `torch.jagged` nested tensors, for dispatch by type."""
 
 
 def is_jagged(value: object) -> bool:
@@ -54,7 +54,7 @@ def parts_of(jagged: torch.Tensor, *, detach: bool = True) -> NestedParts:
 def view_of(
     jagged: torch.Tensor, path: str, pool: RowSplitsPool | None = None, *, detach: bool = True
 ) -> RaggedView:
-    """The rows of a nested tensor where they lie. One device sync, none for a CPU tensor."""
+    """The rows of a nested tensor in place. One device sync, none for a CPU tensor."""
     return view_of_parts(parts_of(jagged, detach=detach), path, pool or RowSplitsPool())
 
 

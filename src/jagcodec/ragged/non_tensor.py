@@ -1,4 +1,4 @@
-"""How tensordict stores what is not a tensor: all of private tensordict that is used is here.
+"""How tensordict stores Python objects: the only use of private tensordict.
 
 Everything else sees plain lists of rows. Holds for tensordict 0.10 to 0.15: a Python object is a
 `NonTensorData` of its batch's size, a list of them a `NonTensorStack`, and an object array put
@@ -43,7 +43,7 @@ LIST_TYPES: tuple[type, ...] = (list, LinkedList)
 
 
 def unwrap_wire_stripped_payload(item: Any) -> Any:
-    """The Python object that one non-tensor row stands for.
+    """The Python object of one non-tensor row.
 
     Args:
         item: Anything.

@@ -1,4 +1,4 @@
-"""What may stand for rows: slices, integers, booleans."""
+"""Row indices: slices, integers, booleans; ranges that meet, joined."""
 
 from __future__ import annotations
 
@@ -46,3 +46,16 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
             "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
         )
     return np.where(array < 0, array + rows, array) if low < 0 else array
+
+
+def joined_ranges(starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Where ranges begin and end once those that meet are one; how far each moves if they are
+    laid end to end.
+    """
+    order = np.argsort(starts, kind="stable")
+    begins, reach = starts[order], np.maximum.accumulate(ends[order])
+    apart = np.append(True, begins[1:] > reach[:-1])
+    firsts, lasts = begins[apart], reach[np.append(apart[1:], True)]
+    sizes = lasts - firsts
+    moves = sizes.cumsum() - sizes - firsts
+    return firsts, lasts, moves[np.searchsorted(firsts, starts, side="right") - 1]

@@ -1,4 +1,4 @@
-"""Row splits: where the rows of a column begin and end.
+"""`RowSplits`: where the rows of a column start and end.
 
 PyTorch compares the raggedness of two nested tensors by the *identity* of their offsets. So there
 is one `RowSplits` for each set of rows in a batch, and it owns the offsets tensors.
@@ -23,7 +23,7 @@ Lengths: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
 
 class RowSplits:
-    """N rows that lie end to end in a run of cells. Immutable, and free to share.
+    """N rows, end to end in a run of cells. Immutable, so share it freely.
 
     Attributes:
         host: (N + 1,) int64 offsets, starting at 0.
@@ -199,7 +199,7 @@ def _length(item: Any, path: str) -> int:
 class RowSplitsPool:
     """Makes equal rows one object, for the columns of one batch.
 
-    Rows are looked up by the identity of what they were read from first, and by value second.
+    Rows are looked up by the identity of their source first, and by value second.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Strided nested tensors: rows of any shapes, ``torch.nested`` without a layout."""
+"""Strided nested tensors: rows of any shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A jagged column as variable-length attention takes it."""
+"""A jagged column as input for varlen attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 
 
 class PackedColumn(NamedTuple):
-    """A jagged column as variable-length attention takes it (flash-attention's ``varlen``).
+    """A jagged column as input for varlen attention, such as flash-attention's.
 
     Attributes:
         values: (total, ...): the rows end to end; the column's own memory. Of a column of ragged

@@ -1,4 +1,4 @@
-"""The rows of a column where they lie: in a rectangle, in a nested tensor, or in a message."""
+"""`RaggedView`: the rows of a column, in a rectangle, a nested tensor or a message."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True, eq=False)  # which is made in half the time of a named tuple
 class RaggedView:
-    """N rows of a column, where they lie in memory. Nothing is copied to make one.
+    """N rows of a column in memory. Making one copies nothing.
 
     Attributes:
         memory: A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells
             in row-major order, an array of anything; or several buffers in each of which some of
-            the rows lie.
+            the rows are.
         dtype: Of the cells.
-        shape: (A..., M, B...): M cells lie along the ragged dim, in each of A runs.
+        shape: (A..., M, B...): M cells are along the ragged dim, in each of A runs.
         ragged_dim: Of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`.
         starts: Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i
-            begins at ``i * s``; None where the rows lie end to end and fill M. In several
-            buffers: (N,) bytes, as if the buffers lay end to end, and `ragged_dim` is 1.
+            begins at ``i * s``; None if the rows are end to end and fill M. In several
+            buffers: (N,) bytes, as if the buffers were end to end, and `ragged_dim` is 1.
         row_splits: How long the rows are.
-        runs: (N, K) where a row is K runs of cells, which do not lie end to end: how long they are.
+        runs: (N, K) where a row is K runs of cells, which are not end to end: how long they are.
             `starts` are (N, K) then, and `ragged_dim` is 1.
     """
 
@@ -59,7 +59,7 @@ class RaggedView:
 
     @property
     def values_shape(self) -> tuple[int, ...]:
-        """(A..., total, B...): of the rows, once they lie end to end."""
+        """(A..., total, B...): of the rows, once they are end to end."""
         if self.starts is None:
             return self.shape
         dim = self.ragged_dim - 1
@@ -94,7 +94,7 @@ class NestedParts(NamedTuple):
 
 
 def end_to_end(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int = 1) -> RaggedView:
-    """Rows that lie end to end in a tensor, and fill it."""
+    """Rows that are end to end in a tensor, and fill it."""
     return RaggedView(values, values.dtype, tuple(values.shape), ragged_dim, None, row_splits)
 
 

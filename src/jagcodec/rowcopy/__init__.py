@@ -1,4 +1,4 @@
-"""The hot loop: copies of ragged rows, end to end or into a rectangle.
+"""The hot loop: copies ragged rows end to end or into a rectangle.
 
 A *row* is a run of cells, and a *cell* is everything under one index of dim 0. The functions move
 bytes and know no dtype. CPU memory has two backends:
@@ -52,7 +52,7 @@ Name = Literal["compiled", "numpy"]
 _KERNELS: dict[str, Kernel] = {"numpy": numpy_kernel}
 _missing: str | None = None
 try:
-    import jagcodec.rowcopy._kernel as _kernel  # says "no module" where there is none
+    import jagcodec.rowcopy._kernel as _kernel  # raises "no module" if it was not built
 except ImportError as _error:
     _missing = str(_error)
 else:

@@ -5,7 +5,7 @@
  * one for each column of a batch, because all columns together are worth starting threads for when
  * a single column is not. Every row of every task is checked against its buffers before the first
  * byte is written, so no argument can make this code read or write outside them. The call runs
- * without the GIL, and nobody else may change the buffers meanwhile. There is no global state, and
+ * without the GIL, and no other thread may change the buffers meanwhile. There is no global state, and
  * no thread outlives the call that started it.
  *
  * Only the limited API of Python 3.11 is used, so that one binary serves that and all later
@@ -54,7 +54,7 @@ typedef struct {
 /* Where rows begin, in cells. */
 typedef struct {
     int64_t *numbers; /* one for each row; or NULL: */
-    int64_t stride;   /* row i begins at i times this; or -1: the rows lie end to end */
+    int64_t stride;   /* row i begins at i times this; or -1: the rows are end to end */
 } Starts;
 
 /* One column. Everything is checked; sizes and positions are in bytes unless a comment says
@@ -68,7 +68,7 @@ typedef struct Task {
     unsigned char *src; /* read only, as are all numbers but results */
     Starts dst_starts;
     Starts src_starts;
-    const unsigned char **from; /* where each row is, if they lie in several buffers; or NULL */
+    const unsigned char **from; /* where each row is, if they are in several buffers; or NULL */
     int64_t *lengths;           /* in cells */
     size_t cell;
     /* `pad` only */
@@ -89,7 +89,7 @@ typedef struct {
     bool written;
 } View;
 
-/* Several buffers that the rows of a column lie in, as if they lay end to end. */
+/* Several buffers with the rows of a column, as if they were end to end. */
 typedef struct {
     PyObject *given; /* the tuple of them; columns of a batch share it */
     const View *views;
@@ -110,7 +110,7 @@ typedef struct {
     atomic_size_t next; /* the first part that no thread has taken */
 } Batch;
 
-/* The position of a row, which is `at` where rows lie end to end. */
+/* The position of a row, which is `at` if rows are end to end. */
 static inline size_t
 position(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
 {
@@ -120,7 +120,7 @@ position(Starts starts, size_t row, size_t cell, size_t skip, size_t at)
     return starts.stride < 0 ? at : row * (size_t)starts.stride * cell + skip;
 }
 
-/* A byte of a row: `skip` from its beginning on, or `at` where rows lie end to end. */
+/* A byte of a row: `skip` from its beginning on, or `at` if rows are end to end. */
 static inline const unsigned char *
 source(const Task *task, size_t row, size_t skip, size_t at)
 {
@@ -132,7 +132,7 @@ source(const Task *task, size_t row, size_t skip, size_t at)
 
 /* --- the loops ------------------------------------------------------------------------------ */
 
-/* Copies bytes `begin` to `end` of all rows, counted as if the rows lay end to end. */
+/* Copies bytes `begin` to `end` of all rows, counted as if the rows were end to end. */
 static void
 run_copy(const Task *task, Cursor *cursor, size_t begin, size_t end)
 {
@@ -286,7 +286,7 @@ run(Batch *batch, size_t threads)
     size_t count = 0;
     while (count + 1 < threads && count < MAX_THREADS
            && pthread_create(&started[count], NULL, run_chunks, batch) == 0) {
-        count++; /* if the system refuses one, those that run do its work */
+        count++; /* if the system starts none, those that run do its work */
     }
     run_chunks(batch);
     while (count > 0) {
@@ -346,7 +346,7 @@ get_cells(Batch *batch, PyObject *object, const char *name, int flags, Py_ssize_
     return true;
 }
 
-/* A view of these numbers that was taken and checked shortly before; NULL if there is none.
+/* A view of these numbers that was taken and checked shortly before; NULL if it does not exist.
  * Columns of a batch share their lengths, and asking for a format again takes longer than the rest
  * of a small task. */
 static const View *
@@ -398,7 +398,7 @@ get_numbers(Batch *batch, PyObject *object, const char *name, int flags, Py_ssiz
     return true;
 }
 
-/* Where rows begin: int64 numbers, a stride, or None where they lie end to end. */
+/* Where rows start: int64 numbers, a stride, or None if they are end to end. */
 static bool
 get_starts(Batch *batch, PyObject *object, const char *name, Py_ssize_t rows, Starts *starts)
 {
@@ -446,7 +446,7 @@ get_fields(PyObject *given, const char *kind, Py_ssize_t count, PyObject **field
     return true;
 }
 
-/* Whether all rows lie within `limit` cells, and fill them exactly where they lie end to end. */
+/* Whether all rows are within `limit` cells, and fill them exactly if they are end to end. */
 static bool
 rows_are_within(const char *name, Starts starts, const int64_t *lengths, Py_ssize_t rows,
                 int64_t limit)
@@ -509,7 +509,7 @@ get_sources(Batch *batch, PyObject *given)
     return true;
 }
 
-/* The rows of several buffers, each of which lies in one of them. Starts count bytes. */
+/* The rows of several buffers, each of which is in one of them. Starts count bytes. */
 static bool
 get_scattered(Batch *batch, PyObject *given, Py_ssize_t rows, Py_ssize_t cell, Task *task)
 {
@@ -532,12 +532,12 @@ get_scattered(Batch *batch, PyObject *given, Py_ssize_t rows, Py_ssize_t cell, T
     for (Py_ssize_t row = 0; row < rows; row++) {
         int64_t start = starts[row], length = task->lengths[row];
         if (length == 0) {
-            task->from[row] = NULL; /* lies nowhere, and is not read */
+            task->from[row] = NULL; /* is nowhere, and is not read */
             continue;
         }
         if (start < begin || start >= end) {
             size_t low = 0, high = sources->count;
-            while (low < high) { /* for the first buffer that ends behind the start */
+            while (low < high) { /* for the first buffer that ends after the start */
                 size_t middle = low + (high - low) / 2;
                 if (sources->ends[middle] <= start) {
                     low = middle + 1;
@@ -609,7 +609,7 @@ targets_are_apart(const Batch *batch)
     return apart;
 }
 
-/* What the rows are read from, one buffer or several; all of them lie within it. */
+/* What the rows are read from, one buffer or several; all of them are within it. */
 static bool
 get_source(Batch *batch, PyObject *given, Py_ssize_t rows, Py_ssize_t cell, Task *task)
 {
@@ -834,7 +834,7 @@ do_batch(PyObject *const *args, Py_ssize_t nargs, const char *name, Reader read)
     if (!get_size(args[1], "threads", PY_SSIZE_T_MIN, &threads)) {
         return NULL;
     }
-    batch.given = PySequence_Tuple(args[0]); /* a copy, which nobody else can change */
+    batch.given = PySequence_Tuple(args[0]); /* a copy, which no other thread can change */
     if (!batch.given) {
         return NULL;
     }

@@ -1,6 +1,6 @@
-"""What a kernel is asked to do: one task for each column, all columns of a batch in one call.
+"""Tasks of a kernel: one per column, all columns of a batch in one call.
 
-A kernel takes the fields of a task by position, so their order is part of its interface.
+A kernel reads the fields of a task by position, so their order is part of its interface.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def numbers(starts: Starts, rows: int) -> IntArray:
 
 Source: TypeAlias = npt.NDArray[Any] | tuple[ByteArray, ...]
 """The memory of an array, or several buffers of bytes. Starts in several buffers are (N,) numbers
-that count *bytes*, as if the buffers lay end to end. Each row lies in one of them."""
+that count *bytes*, as if the buffers were end to end. Each row is in one of them."""
 
 
 class Copy(NamedTuple):
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
 
     Buffers are contiguous bytes, except for the source, which may be an array of any dtype: only
     its memory counts. No target may overlap any other buffer. Starts and lengths count cells of
-    `cell_bytes` (1 or more) bytes. If starts are None, the rows lie end to end and fill the buffer.
+    `cell_bytes` (1 or more) bytes. If starts are None, the rows are end to end and fill the buffer.
     """
 
     dst: ByteArray

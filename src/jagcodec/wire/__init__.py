@@ -1,1 +1,1 @@
-"""The message: `spec` (constants), `records` and `header` (no torch), `encoder`, `decoder`."""
+"""Messages: constants, header, writer and reader."""

@@ -1,4 +1,4 @@
-"""Messages in one buffer: for stores, and for files."""
+"""`to_blob`, `dump`, `load`: messages in one buffer or file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
-    """The frames of a message as one buffer, which `decode` and `open_wire` take in their place.
+    """The frames of a message as one buffer, which `decode` and `open_wire` accept too.
 
     Args:
         frames: As `encode` returns them, or as they were received.
@@ -27,7 +27,7 @@ def to_blob(frames: Sequence[Buffer]) -> bytearray:
         New memory: preamble, header, and every buffer at a multiple of 64 bytes.
 
     Raises:
-        ArgumentTypeError: `frames` is not a list of frames, but a value that is not encoded, say.
+        ArgumentTypeError: `frames` is not a list of frames, but for example a plain value.
         ArgumentError: It is a blob already.
         WireFormatError: There is no frame, or one of them is not a buffer.
 
@@ -39,7 +39,7 @@ def to_blob(frames: Sequence[Buffer]) -> bytearray:
     where = "to_blob(frames)"
     arrays = frame_arrays(frames, where)
     if len(arrays) == 1 and is_blob(arrays[0]):
-        raise ArgumentError("bad_option", where, "expected frames, found what is a blob already")
+        raise ArgumentError("bad_option", where, "expected frames, found a blob")
     return bytearray().join(blob_pieces(arrays))
 
 
@@ -47,14 +47,14 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
     """Write a value to a file, whole or not at all: a crash leaves the old file, or none.
 
     Args:
-        obj: Anything that `encode` takes.
+        obj: Anything that `encode` accepts.
         path: The file; its directory must exist and hold a second copy for a moment. A file that
             is there is replaced and its permissions are kept; a new one has those of the umask.
         options: Those of `encode`: `narrow`, `elide`, `checksum` and so on.
 
     Raises:
         UnsupportedTypeError: As `encode`.
-        OSError: The file system says no; an old file is still there.
+        OSError: The file system failed; an old file is still there.
         ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it.
         ArgumentTypeError: It is not a path.
 
@@ -106,7 +106,7 @@ def load(
     """
     target = usable_device(device, "load(device)")
     where = "load(path)"
-    name = file_path(path, where, "decode takes a message in memory")
+    name = file_path(path, where, "decode accepts a message in memory")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "load(limits)")
     with noted_file(name):
         data = read_file(name, where, taken, mmap=mmap)

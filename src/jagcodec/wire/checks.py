@@ -1,4 +1,4 @@
-"""Checks of single values that came in a message. Plain Python: no torch, no numpy, no msgpack."""
+"""Checks of single values of a message, in plain Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def inside(error: WireFormatError, step: Any) -> WireFormatError:
     path = f"$[{step}]" if type(step) is int else child_path("$", step)
     if error.path.startswith("$"):
         path += error.path[1:]
-    else:  # a part of a message that lies in a row
+    else:  # a part of a message in a row
         path += f" ({error.path})"
     return WireFormatError(error.reason, path, error.detail)
 
@@ -79,7 +79,7 @@ def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
     step = MAX_EQUAL_HASHES
     ordered = sorted(hashes)
     if any(a == b for a, b in zip(ordered, ordered[step:], strict=False)):
-        raise fail("bad_value", f"expected {what} of distinct hashes, found over {step} alike")
+        raise fail("bad_value", f"expected {what} of distinct hashes, found over {step} equal ones")
     # A table is doubled when two thirds are in use. Each size sees the keys that came by then.
     size = FEW_KEYS
     while len(hashes) > FEW_KEYS:

@@ -39,7 +39,7 @@ from jagcodec.ragged.non_tensor import (
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
-from jagcodec.wire.checks import bad, inside
+from jagcodec.wire.checks import bad, cells_of, inside
 from jagcodec.wire.frames import FramePayload, Payload
 from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
@@ -55,7 +55,6 @@ from jagcodec.wire.message import (
 )
 from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
-from jagcodec.wire.row_shapes import checked_bounds, checked_shapes
 from jagcodec.wire.schema import Node, child_step
 from jagcodec.wire.spec import ONE_OBJECT, PLAIN, Kind
 
@@ -232,16 +231,41 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
 
 def _tensor_views(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
     base, bounds = node.children
-    found = checked_bounds(message.integers(bounds), message.numbers[base.dims])
-    rows = message.tensor(base)
-    return [rows[a:b] for a, b in found.tolist()]
+    found, rows = message.integers(bounds), message.numbers[base.dims]
+    starts, ends = found.T
+    good = (starts >= 0) & (starts <= ends) & (ends <= rows)
+    if not good.all():
+        i = int(np.argmin(good))
+        expected = f"expected a range within {rows}, found {brief(found[i].tolist())}"
+        raise WireFormatError("out_of_bounds", f"$[{i}]", expected)
+    values = message.tensor(base)
+    return [values[a:b] for a, b in found.tolist()]
 
 
 def _strided_nested(message: Message, node: Node, budget: Budget) -> torch.Tensor:
     cells, sizes = node.children
     (rank,) = node.fields
-    shapes = checked_shapes(message.integers(sizes), rank, message.numbers[cells.dims])
+    shapes = _checked_shapes(message.integers(sizes), rank, message.numbers[cells.dims])
     return strided_nested(message.tensor(cells), shapes)
+
+
+def _checked_shapes(shapes: IntArray, rank: int, cells: int) -> IntArray:
+    """(components, rank) shapes, of so many cells in all; of rank 0 from a 1 for each."""
+    if not rank:
+        if (shapes != 1).any():
+            raise bad("a 1 for each component without dims", "another number")
+        shapes = shapes[:, :0]
+    # Strides are products of the other dims even where one dim is 0. A float does not wrap around.
+    large = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) >= 1 << 62
+    for shape in shapes[large | (shapes < 0).any(axis=1)].tolist():
+        cells_of(shape)
+    sizes = shapes.prod(axis=1)
+    total = sizes.sum(dtype=np.float64)
+    found = int(sizes.sum()) if total < 1 << 62 else sum(sizes.tolist())
+    if found != cells:
+        expected = f"expected component sizes of {cells} cells, found {found}"
+        raise WireFormatError("bad_offsets", "$", expected)
+    return shapes
 
 
 def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:

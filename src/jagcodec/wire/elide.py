@@ -1,4 +1,4 @@
-"""What a batch repeats is sent once: items whose rows become runs of cells that they share.
+"""`elide`: rows and columns that repeat others become runs of shared cells.
 
 Everything that is found was compared cell by cell. Where to look is decided by a look at a few
 cells, so that a batch without repeats costs little; and what would not make the message smaller
@@ -29,7 +29,7 @@ TABLE = 8 * len(RUN_NUMBERS)
 """Bytes that a table has for each run."""
 
 SLACK = 128
-"""Bytes that one more buffer may take beyond its own: up to a multiple of 64, and its numbers."""
+"""Bytes that one more buffer may need beyond its own: up to a multiple of 64, and its numbers."""
 
 FEWEST = 256
 """Bytes of a column in which nothing is looked for."""
@@ -39,7 +39,7 @@ _MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
 _FEW_ROWS = 128  # of more rows, only some are looked at first
 _FEW_CELLS = 4096  # of more cells, only some say in how many bits they are stored
 _HEAD = 128  # bytes by which rows are told apart first
-_MOST_SORTED = 32 << 20  # bytes of rows that are sorted, so as to find those that begin alike
+_MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
 _AT_ONCE = 1 << 20  # bytes that are put together to be compared, so that they stay in a cache
 
 
@@ -169,7 +169,7 @@ def _may_repeat(column: EndToEnd, looked: dict[Any, IntArray]) -> bool:
 
 
 def _pays(column: EndToEnd, saved: int, cost: int) -> bool:
-    """Whether so many cells of a column take more bytes than that where they are sent."""
+    """Whether that many cells of a column need more bytes than `cost` when they are sent."""
     cells, taken = column.cells, saved * _cell(column)
     if cells.narrow and cells.dtype is not None:
         numbers = cells.data.view(f"u{TORCH_DTYPES[cells.dtype]}")
@@ -180,7 +180,7 @@ def _pays(column: EndToEnd, saved: int, cost: int) -> bool:
 
 
 def _index_cost(starts: IntArray) -> int:
-    """Bytes that a run takes with its index."""
+    """Bytes of a run with its index."""
     return TABLE + len(Cells.of_index(starts).stored()[1]) + 2 * SLACK
 
 
@@ -345,7 +345,7 @@ def _common(one: AnyArray, other: AnyArray) -> int:
 
 
 def _words(data: ByteArray, size: int) -> AnyArray:
-    """(cells,) numbers as wide as a cell, or (cells, k) where there are none so wide."""
+    """(cells,) numbers as wide as a cell, or (cells, k) if no integer is as wide."""
     if size in (1, 2, 4, 8):
         return data.view(f"u{size}")
     return data.view("u8").reshape(-1, size // 8) if size % 8 == 0 else data.reshape(-1, size)

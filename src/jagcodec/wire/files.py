@@ -1,4 +1,4 @@
-"""Files: messages written whole or not at all, and opened without a wait."""
+"""Files, written whole or not at all, and opened without a wait."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def noted_file(path: str) -> Iterator[None]:
 
 def read_file(path: str, where: str, limits: Limits, *, mmap: bool) -> Any:
     """The bytes of a file: a private mapping, writes to which never reach it, or a bytearray."""
-    # Checked before it is opened, which a device may take for a command. Opened without waiting, in
+    # Checked before open(), which a device may read as a command. Opened without waiting, in
     # case it has become a pipe since.
     _regular(os.stat(path), where)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

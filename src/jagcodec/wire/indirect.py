@@ -12,6 +12,7 @@ import numpy as np
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import expect, fail
@@ -177,11 +178,8 @@ def _ranges(
     held = np.flatnonzero(lengths)
     if not len(held):
         return np.empty(0, dtype=np.uint8), np.zeros_like(starts)
-    order = held[np.argsort(starts[held], kind="stable")]
-    begins = starts[order]
-    ends = np.maximum.accumulate(begins + lengths[order])
-    apart = np.append(True, begins[1:] > ends[:-1])  # rows may have cells in common
-    firsts, lasts = begins[apart], ends[np.append(apart[1:], True)]
+    begins = starts[held]
+    firsts, lasts, moves = joined_ranges(begins, begins + lengths[held])
     if len(firsts) > MOST_RANGES:
         return _read(source, place), starts
     each = place.cells // cells
@@ -189,7 +187,6 @@ def _ranges(
         cell_range(source.payload, place, each * a, each * b, keep=False)
         for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
     ]
-    among = RowSplits.from_lengths(lasts - firsts).starts
-    which = np.searchsorted(firsts, starts, side="right") - 1
-    moved = np.where(lengths > 0, starts - firsts[which] + among[which], 0)
+    moved = np.zeros_like(starts)
+    moved[held] = begins + moves
     return np.concatenate(data), moved

@@ -1,4 +1,4 @@
-"""Columns whose rows are cells of a buffer: where these lie, and ranges of them."""
+"""Columns as cells of a buffer: their place, and ranges of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_RANGES = 4096
 
 
 class CellPlace(NamedTuple):
-    """Where cells lie."""
+    """The place of cells."""
 
     buffer: int
     offset: int
@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
         shape: (A..., M, B...): dims of the values, as those of a `RaggedView`.
         ragged_dim: As of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each.
         group: The ragged group; None of a rectangle.
-        runs: Of each row, where it is indirect; 0 where the rows lie in its place.
+        runs: Of each row, if it is indirect; 0 if the rows are in its place.
         blobs: Whether each row is a message of its own.
     """
 
@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
 
     @property
     def outer(self) -> int:
-        """In how many runs the rows lie: 1 unless dims come before the ragged one."""
+        """How many runs the rows form: 1 unless dims come before the ragged one."""
         return math.prod(self.shape[: self.ragged_dim - 1])
 
     @property

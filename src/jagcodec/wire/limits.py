@@ -1,4 +1,4 @@
-"""What a reader takes from a stranger, at most. No torch, no numpy."""
+"""`Limits`: bounds for messages from strangers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jagcodec.wire.spec import MAX_LEVELS
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How large a message a reader takes; what is larger is refused before memory goes into it.
+    """Bounds for a message. A larger one is rejected before memory is allocated for it.
 
     The defaults hold for batches of 16,384 rows of 16,384 tokens, and refuse what no such batch
     is. Lower them for peers that you trust less, raise them for what is larger.
@@ -69,7 +69,7 @@ NO_LIMITS = Limits(*[1 << 62] * 4)
 
 
 def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> WireFormatError:
-    """The error of a message that is larger than the reader takes."""
+    """The error for a message above a limit."""
     reason: Reason = "too_deep" if limit == "depth" else "too_large"
     remedy = f"; if it is honest, pass limits=Limits({limit}={found}) or more"
     if limit == "depth" and found > MAX_LEVELS:

@@ -1,4 +1,4 @@
-"""A value -> a schema, and what needs a place in the message. No cell is read."""
+"""`Lowering`: a value to a schema and items; reads no cell."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Lowering:
         return [TAGS[Kind.USER], name, state]
 
     def _foreign(self, value: Any, why: str = "") -> Tree:
-        """The tree of what `default` makes of a value; or its pickle; or it is refused."""
+        """The tree of what `default` returns for a value; or its pickle; or an error."""
         if self._default is not None:
             if len(self._path) + self._defaults >= MAX_DEPTH:
                 expected = "expected values of default that can be encoded"
@@ -145,7 +145,7 @@ class Lowering:
         try:
             data = pickle.dumps(value, protocol=5)
         except Exception as error:  # whatever a __reduce__ raises
-            raise self._refusal(value, f", and pickle says: {error}") from error
+            raise self._refusal(value, f"; pickle failed too: {error}") from error
         return [TAGS[Kind.PICKLE], data]
 
     def _child(self, key: Any, value: Any) -> Tree:

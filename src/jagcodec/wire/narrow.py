@@ -1,4 +1,4 @@
-"""Integers in the smallest width that holds them, and back: fewer bytes, the same values."""
+"""`narrow`: integers in the smallest width that holds them, and back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _numbers(data: ByteArray, name: str) -> npt.NDArray[Any]:
 
 
 def _narrowest(cells: npt.NDArray[Any]) -> int | None:
-    """How cells are stored in the fewest bytes; None if they need their width, or are none."""
+    """How cells are stored in the fewest bytes; None if they need their width, or do not exist."""
     if not len(cells):
         return None
     low, high = int(cells.min()), int(cells.max())
@@ -58,7 +58,7 @@ def _low_bytes(data: ByteArray, itemsize: int, width: int) -> ByteArray:
 
 
 def widened(data: ByteArray, stored: int, name: str, cells: int) -> ByteArray:
-    """The bytes of `cells` cells of dtype `name` that were stored as `narrowed` says."""
+    """The bytes of `cells` cells of dtype `name` that were stored as `narrowed`."""
     if stored == BITS:
         return np.unpackbits(data, count=cells, bitorder="little").astype(name).view(np.uint8)
     width, signed = STORED_WIDTHS[stored]

@@ -1,4 +1,4 @@
-"""numpy arrays as the wire has them: the name of a dtype (see `numpy_itemsize`), and its cells."""
+"""numpy arrays on the wire: names of dtypes, and cells."""
 
 from __future__ import annotations
 

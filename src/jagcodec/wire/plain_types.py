@@ -1,4 +1,4 @@
-"""Types of Python, torch and numpy that every reader knows by a name, and their states."""
+"""Types that every reader knows by name, and their states."""
 
 from __future__ import annotations
 

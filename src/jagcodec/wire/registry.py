@@ -1,4 +1,4 @@
-"""Types that have a name on the wire, a way to a state that can be encoded, and a way back.
+"""`register_type`: types with a name on the wire, and ways to a state and back.
 
 They are the user's, and those of tensordict's whose state is a value of another kind.
 """
@@ -58,7 +58,7 @@ def register_type(
     to_state: Callable[[T], Any] | None = None,
     from_state: Callable[[Any], T] | None = None,
 ) -> type[T]:
-    """Let `encode` take the values of a type in this process, and `decode` make them.
+    """Let `encode` accept values of a type in this process, and `decode` make them.
 
     Both sides register the type under one name. Exactly this class is meant, not its subclasses.
 
@@ -78,7 +78,7 @@ def register_type(
 
     Raises:
         ArgumentError: The name is taken by another class.
-        ArgumentTypeError: `cls` is not a class, or is none of the above and one of the two
+        ArgumentTypeError: `cls` is not a class, or is another class and one of the two
             functions is missing.
 
     For `OrderedDict`, `datetime`, `Path` and others see `jagcodec.stdlib`.
@@ -114,7 +114,7 @@ def register_type(
         raise ArgumentError(
             "bad_option",
             f"{where}(name)",
-            f"expected a name of its own for {cls.__qualname__}, found {name!r}, which is "
+            f"expected a separate name for {cls.__qualname__}, found {name!r}, which is "
             f"{taken.cls.__qualname__}'s; pass another name",
         )
     _by_name[name] = _Registration(cls, to_state, from_state)

@@ -1,7 +1,7 @@
-"""The wire's constants: magic, version, kinds, dtypes, limits. No torch.
+"""The wire's constants: magic, version, kinds, dtypes, limits.
 
-Everything a reader in another language needs to know by number or by name stands here;
-`docs/wire-format.md` says what it means.
+Everything a reader in another language needs to know by number or by name is here;
+`docs/wire-format.md` explains it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIGNMENT = 64
 """Small buffers start at multiples of this inside the frame they share: one cache line."""
 
 GAPS = tuple(map(bytes, range(ALIGNMENT)))
-"""What lies between small buffers, by its size."""
+"""The gaps between small buffers, by size."""
 
 SMALL_BUFFER = 16 * 1024
 """Buffers below this many bytes share frame 1: copying them costs less than a frame each."""
@@ -34,7 +34,7 @@ LONG_LIST = 64
 """Lists of numbers of one type, from this many on, are bytes in a document, and not items."""
 
 MAX_DEPTH = 100
-"""Containers inside containers. Writers refuse more; readers must accept this much."""
+"""Containers inside containers. Writers reject more; readers must accept this much."""
 
 MAX_LEVELS = MAX_DEPTH + 4
 """Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
@@ -43,7 +43,7 @@ MAX_STACKS = 8
 """Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
 
 MAX_NDIM = 64
-"""numpy's limit since 2.0, above what torch's kernels take."""
+"""numpy's limit since 2.0, above what torch's kernels accept."""
 
 MAX_UNBACKED_ROWS = 1 << 24
 """Batch sizes may count this many rows without a byte of payload to show for them
@@ -54,8 +54,8 @@ MAX_EQUAL_HASHES = 64
 without a bound a stranger could make a table of n keys cost n squared."""
 
 MOST_PROBES = 100
-"""Steps that each key of a dict or set takes through its table, on average, while it is built.
-Integers of distinct hashes can be chosen to follow each other, each behind all others."""
+"""Steps that each key of a dict or set needs through its table, on average, while it is built.
+Integers of distinct hashes can be chosen to follow each other, each after all others."""
 
 FEW_KEYS = 1024
 """Keys of one dict or set that are not checked for such steps: they cannot cost much."""
@@ -174,7 +174,7 @@ RUN_NUMBERS = (
     *("group", "buffer", "offset", "stored", "cells"),
     *("index_buffer", "index_offset", "index_stored"),
 )
-"""What a table says of each run."""
+"""The numbers of each run in a table."""
 
 NO_INDEX = -1
 """The `index_buffer` of a run whose rows all begin at cell 0."""

@@ -1,4 +1,4 @@
-"""Lists of tensors that are views of one storage, found, merged, and sent as one buffer.
+"""Lists of tensors that are views of one storage, merged into one buffer.
 
 What TransferQueue sends as thousands of row views is one range of memory, or a few. Sent view by
 view each would be a frame; sent as a storage, padding and neighbours would be sent too.
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 
@@ -48,27 +49,19 @@ def merge(values: Sequence[Any]) -> Merged | None:
     inner = first.shape[1:].numel()
     places = np.array([value.storage_offset() for value in values], dtype=np.int64)
     lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
-    # A view of nothing lies anywhere; let it lie where it makes no gap.
+    # An empty view may be anywhere; put it where it makes no gap.
     places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
     if ((places - places.min()) % inner).any():
         return None
     starts = (places - places.min()) // inner
     ends = starts + lengths
 
-    order = np.argsort(starts, kind="stable")
-    reach = np.maximum.accumulate(ends[order])
-    opens = np.concatenate(([True], starts[order][1:] > reach[:-1]))
-    piece = np.empty(len(values), dtype=np.int64)
-    piece[order] = np.cumsum(opens) - 1
-    piece_starts = starts[order][opens]
-    piece_ends = reach[np.append(np.flatnonzero(opens)[1:] - 1, len(values) - 1)]
-    sizes = piece_ends - piece_starts
-    span = first.as_strided((int(piece_ends[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
-    row_splits = RowSplits.from_lengths(sizes)
-    pieces = None if len(sizes) == 1 else piece_starts
+    firsts, lasts, moves = joined_ranges(starts, ends)
+    span = first.as_strided((int(lasts[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
+    pieces = None if len(firsts) == 1 else firsts
+    row_splits = RowSplits.from_lengths(lasts - firsts)
     view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
-    shift = (row_splits.host[:-1] - piece_starts)[piece]
-    return Merged(view, np.stack([starts + shift, ends + shift], axis=1))
+    return Merged(view, np.stack([starts + moves, ends + moves], axis=1))
 
 
 def _viewable(value: Any) -> bool:
