@@ -15,14 +15,13 @@ from jagcodec._version import __version__ as __version__
 # `__init__.pyi`.
 _NAMES = {
     "batch.batched_data_dict": "BatchedDataDict",
-    "batch.join": "concat_rows join_columns",
     "batch.materialize": "materialize",
-    "batch.rows": "balance_rows repeat_rows select_rows split_rows",
+    "batch.parts": "balance_rows",
+    "batch.rows": "concat_rows join_columns repeat_rows select_rows split_rows",
     "batch.tax": "padding_tax",
     "batch.to_rows": "to_rows",
     "errors": "ArgumentError JagcodecError UnsupportedTypeError WireFormatError",
     "pack.builder": "RowBuilder",
-    "pack.columns": "merge_columns",
     "pack.fields": "encode_fields pack_jagged_fields",
     "pack.rows": "encode_rows pack_rows",
     "pack.tensors": (

@@ -6,10 +6,10 @@ from jagcodec import testing as testing
 from jagcodec import types as types
 from jagcodec._version import __version__ as __version__
 from jagcodec.batch.batched_data_dict import BatchedDataDict as BatchedDataDict
-from jagcodec.batch.join import concat_rows as concat_rows
-from jagcodec.batch.join import join_columns as join_columns
 from jagcodec.batch.materialize import materialize as materialize
-from jagcodec.batch.rows import balance_rows as balance_rows
+from jagcodec.batch.parts import balance_rows as balance_rows
+from jagcodec.batch.rows import concat_rows as concat_rows
+from jagcodec.batch.rows import join_columns as join_columns
 from jagcodec.batch.rows import repeat_rows as repeat_rows
 from jagcodec.batch.rows import select_rows as select_rows
 from jagcodec.batch.rows import split_rows as split_rows
@@ -20,7 +20,6 @@ from jagcodec.errors import JagcodecError as JagcodecError
 from jagcodec.errors import UnsupportedTypeError as UnsupportedTypeError
 from jagcodec.errors import WireFormatError as WireFormatError
 from jagcodec.pack.builder import RowBuilder as RowBuilder
-from jagcodec.pack.columns import merge_columns as merge_columns
 from jagcodec.pack.fields import encode_fields as encode_fields
 from jagcodec.pack.fields import pack_jagged_fields as pack_jagged_fields
 from jagcodec.pack.rows import encode_rows as encode_rows

@@ -315,10 +315,10 @@ def test_columns_that_differ_are_named(kind):
 def test_what_is_not_several_messages():
     with pytest.raises(ArgumentError, match="found none"):
         concat_rows([])
-    with pytest.raises(ArgumentTypeError, match="or a list of messages"):
+    with pytest.raises(ArgumentTypeError, match="expected a batch"):
         materialize([])
-    for value in (None, "batch.jag", 3, {"ids": torch.ones(2)}):
-        with pytest.raises(ArgumentTypeError, match="materialize"):
+    for value in (None, "batch.jag", 3):
+        with pytest.raises(ArgumentTypeError, match=r"materialize\(td\).*expected a batch"):
             materialize(value)  # type: ignore[arg-type]
     with pytest.raises(WireFormatError):
         materialize([b"abc", b"def"])
@@ -683,12 +683,12 @@ def test_columns_that_do_not_fit_are_refused():
     other = encode(TensorDict({"y": decode(batch([1, 3]))["x"]}, [2]))
     with pytest.raises(ArgumentError, match=r"\['y'\], row 1: expected 2 tokens like 'x'.*found 3"):
         join_columns([first, other])
-    with pytest.raises(ArgumentError, match="expected 2 rows, like the first message, found 3"):
+    with pytest.raises(ArgumentError, match="expected 2 rows, like the first batch, found 3"):
         join_columns([first, encode(TensorDict({"y": torch.zeros(3)}, [3]))])
     with pytest.raises(ArgumentError, match="found none"):
         join_columns([])
     for one in (first, open_wire(first), to_blob(first)):
-        with pytest.raises(ArgumentTypeError, match="found one message"):
+        with pytest.raises(ArgumentTypeError, match="found one batch"):
             join_columns(one)
     with pytest.raises(WireFormatError, match="message 1: "):
         join_columns([first, [b"no message"]])

@@ -274,11 +274,7 @@ def test_gradient_carrying_columns_can_be_padded():
         (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[call-overload]
-        (
-            lambda td: materialize(dict(td)),  # type: ignore[call-overload]
-            TypeError,
-            "expected a TensorDict, a message .*, or a list of messages, found dict",
-        ),
+        (lambda td: materialize({"x": 7}), TypeError, r"\['x'\]: expected a column of N rows"),
         (lambda td: materialize(TensorDict({}, [])), ValueError, "batch dim"),
         (
             lambda td: materialize(LazyStackedTensorDict(td, td, stack_dim=0)),

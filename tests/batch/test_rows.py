@@ -36,7 +36,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.batch.compare import first_difference
-from jagcodec.errors import ArgumentIndexError
+from jagcodec.errors import ArgumentIndexError, ArgumentTypeError
 from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn
 from tests.oracle import assert_same, bits, rows_of
@@ -352,7 +352,8 @@ def test_stacks_of_more_batch_dims():
     assert back.get("x").tolist() == [[2, -2], [0, 0]]
     assert concat_rows([back, td]).get("x").tolist() == [[2, -2], [0, 0], [0, 0], [1, -1], [2, -2]]
     other = TensorDict({**dict(td.items()), "w": NonTensorData("v", batch_size=[3, 2])}, [3, 2])
-    assert concat_rows([td, other]).get("w").tolist() == [["w", "w"]] * 3 + [["v", "v"]] * 3
+    with pytest.raises(ArgumentError, match=r"\['w'\].*flatten the batch"):
+        concat_rows([td, other])
 
 
 def test_lazy_sparse_and_strided_nested_leaves():
@@ -555,8 +556,8 @@ def test_concat_names_columns_and_batches():
         concat_rows(batch_of([1]))
     with pytest.raises(TypeError, match="kind of column"):
         concat_rows([batch_of([1]), {"ids": [1]}])
-    with pytest.raises(TypeError, match=r"batches\[0\]"):
-        concat_rows([[1]])  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"batches\[1\].*expected a batch"):
+        concat_rows([batch_of([1]), [1]])
 
 
 def test_select_refuses():
@@ -570,7 +571,7 @@ def test_select_refuses():
         with pytest.raises(error, match=r"select_rows\(index\)"):
             select_rows(td, index)
     with pytest.raises(TypeError, match=r"select_rows\(batch\)"):
-        select_rows([1, 2], [0])  # type: ignore[type-var]
+        select_rows([1, 2], [0])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="no batch dim"):
         select_rows(TensorDict({}, []), [0])
     with pytest.raises(ValueError, match="found 1"):
@@ -771,13 +772,15 @@ def test_errors_name_the_function_that_was_called():
 
 
 @pytest.mark.parametrize("stack_dim", [0, 1])
-def test_a_lazy_stack_is_split_by_tokens_if_it_is_told_them(stack_dim):
+def test_a_lazy_stack_is_not_a_batch(stack_dim):
     members = [TensorDict({"x": torch.ones(2, i + 1)}, [2]) for i in range(2)]
     stack = LazyStackedTensorDict(*members, stack_dim=stack_dim)
-    with pytest.raises(ArgumentError, match="expected lengths"):
-        split_rows(stack, max_tokens=4)
-    parts = split_rows(stack, max_tokens=4, lengths=torch.tensor([3, 4]))
-    assert [len(part) for part in parts] == [1, 1]
+    for call in (select_rows, split_rows):
+        with pytest.raises(ArgumentTypeError, match=r"\(batch\).*lazy stack.*contiguous"):
+            call(stack, 1)
+    if stack_dim:
+        with pytest.raises(ArgumentError, match=r"\['x'\].*stack along the rows"):
+            select_rows({"x": stack}, [0])
 
 
 def test_indices_beyond_int64_are_no_rows_from_the_end():

@@ -197,7 +197,7 @@ def test_numbers_become_cells_of_the_dtype(dtype, chunk, found):
     cells = row.to_row()["x"]
     assert torch.as_tensor(cells).dtype == dtype
     assert cells.tolist() == found
-    back = to_rows(open_wire(row.to_frames()), "x")[0]
+    back = to_rows(row.to_frames())[0]["x"]
     assert back.dtype == dtype
     assert back.tolist() == found
     again = RowBuilder.from_message(row.to_frames())

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import (
-    LazyStackedTensorDict,
     MetaData,
     NonTensorData,
     NonTensorStack,
@@ -21,16 +19,14 @@ from jagcodec import (
     encode,
     encode_fields,
     materialize,
-    merge_columns,
     open_wire,
     pack_jagged_fields,
     stack_or_nest,
     to_blob,
 )
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
-from jagcodec.testing import jagged_batches, tensors
+from jagcodec.errors import ArgumentTypeError
+from jagcodec.testing import jagged_batches
 from tests.oracle import assert_same, rows_of
-from tests.strategies import lengths_in
 
 
 @given(jagged_batches())
@@ -161,187 +157,6 @@ def nest(*lengths, fill=1.0):
     return stack_or_nest([torch.full((n,), fill) for n in lengths], always_nest=True)
 
 
-@st.composite
-def jagged_like(draw, lengths):
-    """Rows of these lengths, ragged in dim 1 or 2, in memory of their own."""
-    outer = tuple(draw(st.lists(st.integers(1, 2), max_size=1)))
-    trailing = tuple(draw(st.lists(st.integers(1, 2), max_size=1)))
-    rows = [draw(tensors((*outer, n, *trailing), torch.float32)) for n in lengths]
-    return stack_or_nest(rows, always_nest=True, ragged_dim=1 + len(outer))
-
-
-@given(jagged_batches(), st.data())
-def test_merged_columns_keep_their_rows_and_share_the_batch_raggedness(batch, data):
-    td = pack_jagged_fields(
-        batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
-    )
-    lengths, rows = batch.lengths.tolist(), len(batch.lengths)
-    items = np.empty(rows, dtype=object)
-    items[:] = [{"row": i} for i in range(rows)]
-    columns = {"rect": data.draw(tensors((rows, 2))), "items": items}
-    if rows:
-        columns["rows"] = data.draw(jagged_like(lengths))
-        columns["more"] = data.draw(jagged_like(lengths))
-    before = dict(td.items())
-    merged = merge_columns(td, columns)
-
-    assert list(merged.keys()) == [*before, *columns]
-    assert merged.batch_size == td.batch_size
-    assert list(td.keys()) == list(before)
-    for name, leaf in before.items():
-        assert merged.get(name) is leaf
-        assert td.get(name) is leaf
-    assert merged.get("rect") is columns["rect"]
-    if rows:
-        assert merged.get("items").tolist() == list(items)
-        for name in ("rows", "more"):
-            assert rows_of(merged.get(name)) == rows_of(columns[name])
-        peers = [merged.get(n) for n in (*batch.token_aligned_fields, "rows", "more")]
-        assert len({id(peer.offsets()) for peer in peers}) == 1
-
-
-@given(st.integers(1, 5).flatmap(lambda n: st.tuples(lengths_in(4, n), lengths_in(4, n))))
-def test_rows_of_other_lengths_are_refused_at_the_first_that_differs(both):
-    expected, found = both
-    td = TensorDict({"ids": nest(*expected)}, batch_size=[len(expected)])
-    column = nest(*found, fill=2.0)
-    if expected == found:
-        merged = merge_columns(td, {"new": column})
-        assert (td["ids"] * merged["new"]).values().tolist() == [2.0] * sum(expected)
-        return
-    row = next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
-    for like in (None, "ids"):
-        with pytest.raises(ArgumentError) as caught:
-            merge_columns(td, {"new": column}, like=like)
-        assert caught.value.reason == "bad_length"
-        assert caught.value.path == f"merge_columns('new'), row {row}"
-        assert (
-            caught.value.detail == f"expected {expected[row]} tokens like 'ids', found {found[row]}"
-        )
-
-
-def two_raggednesses():
-    return TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, batch_size=[2])
-
-
-def test_any_jagged_column_of_the_batch_will_do_unless_one_is_named():
-    td = two_raggednesses()
-    merged = merge_columns(td, {"a": nest(1, 2), "b": nest(3, 2)})
-    assert merged["a"].offsets() is td["mask"].offsets()
-    assert merged["b"].offsets() is td["ids"].offsets()
-    assert merge_columns(td, {"a": nest(1, 2)}, like="mask")["a"].offsets() is td["mask"].offsets()
-    with pytest.raises(ArgumentError, match=r"row 0.*expected 3 tokens like 'ids', found 1$"):
-        merge_columns(td, {"a": nest(1, 2)}, like="ids")
-    with pytest.raises(ArgumentError, match=r"row 1.*'ids', found 1, nor like any of 1 other"):
-        merge_columns(td, {"a": nest(3, 1)})
-
-
-def test_columns_of_nested_batches_count_too():
-    inner = TensorDict({"ids": nest(3, 2)}, batch_size=[2])
-    td = TensorDict({"actor": inner, "reward": torch.ones(2)}, batch_size=[2])
-    for like in (None, ("actor", "ids")):
-        merged = merge_columns(td, {"a": nest(3, 2)}, like=like)
-        assert merged["a"].offsets() is inner["ids"].offsets()
-        assert merged["actor"] is inner
-    with pytest.raises(ArgumentError, match=r"like 'actor\.ids', found 1"):
-        merge_columns(td, {"a": nest(1, 2)})
-
-
-def test_a_batch_without_jagged_columns_takes_any_rows_and_they_multiply():
-    td = TensorDict({"reward": torch.ones(2)}, batch_size=[2])
-    merged = merge_columns(td, {"a": nest(3, 1), "b": nest(3, 1), "c": nest(1, 1)})
-    assert (merged["a"] * merged["b"]).values().tolist() == [1.0] * 4
-    assert rows_of(merged["c"]) == rows_of(nest(1, 1))
-
-
-def test_a_column_is_replaced_only_on_request_and_in_its_place():
-    td = two_raggednesses()
-    with pytest.raises(ArgumentError, match="replace=True") as caught:
-        merge_columns(td, {"ids": nest(3, 2)})
-    assert (caught.value.reason, caught.value.path) == ("conflict", "merge_columns('ids')")
-    merged = merge_columns(td, {"ids": nest(3, 2, fill=5.0)}, replace=True)
-    assert list(merged.keys()) == ["ids", "mask"]
-    assert merged["ids"].values().tolist() == [5.0] * 5
-    assert td["ids"].values().tolist() == [1.0] * 5
-
-
-def test_holes_are_no_hindrance():
-    holes = torch.nested.nested_tensor_from_jagged(
-        torch.arange(6.0), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 2])
-    )
-    td = TensorDict({"mask": nest(1, 2)}, batch_size=[2])
-    merged = merge_columns(td, {"a": holes})
-    assert (td["mask"] * merged["a"]).values().tolist() == [0.0, 2.0, 3.0]
-    td = TensorDict({"holes": holes}, batch_size=[2])
-    merged = merge_columns(td, {"a": nest(1, 2), "b": nest(1, 2)})
-    assert (merged["a"] * merged["b"]).values().tolist() == [1.0] * 3
-
-
-def test_names_device_and_what_came_over_the_wire_are_kept():
-    td = TensorDict({"ids": nest(3, 2)}, batch_size=[2], names=["rows"], device="cpu").lock_()
-    message = np.empty(2, dtype=object)
-    message[:] = ["a", {"b": 1}]
-    reply = pack_jagged_fields({"message": message, "value": nest(3, 2)}, lengths=None)
-    merged = merge_columns(td, decode(encode(reply)))
-    assert (merged.names, merged.device) == (["rows"], torch.device("cpu"))
-    assert merged.get("message").tolist() == ["a", {"b": 1}]
-    assert merged["value"].offsets() is td["ids"].offsets()
-    assert not merged.is_locked
-
-
-def test_gradients_flow_through_merged_columns():
-    values = torch.ones(5, requires_grad=True)
-    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 5]))
-    merged = merge_columns(two_raggednesses(), {"a": column})
-    (2 * merged["a"].values()).sum().backward()
-    assert values.grad.tolist() == [2.0] * 5
-
-
-def test_zero_rows_merge():
-    td = pack_jagged_fields(
-        {"a": torch.ones(0, 3)},
-        lengths=torch.zeros(0, dtype=torch.int64),
-        token_aligned_fields=["a"],
-    )
-    merged = merge_columns(td, {"b": td["a"], "items": np.empty(0, dtype=object)})
-    assert merged.batch_size == (0,)
-    assert merged["b"].offsets() is td["a"].offsets()
-
-
-LAZY = LazyStackedTensorDict(TensorDict({}, []), TensorDict({}, []), stack_dim=0)
-
-
-@pytest.mark.parametrize(
-    ("batch", "columns", "options", "reason", "text"),
-    [
-        (None, {"a": torch.ones(3)}, {}, "row_mismatch", "'a'.*expected 2 rows.*found 3"),
-        (None, {"a": nest(1)}, {}, "row_mismatch", "'a'.*found 1"),
-        (None, {"a": np.empty(1, dtype=object)}, {}, "row_mismatch", "'a'.*found 1"),
-        (None, {"a": torch.tensor(1.0)}, {}, "bad_shape", "'a'.*0-d"),
-        (None, {"a": NonTensorData("x")}, {}, "bad_type", "'a'.*object array"),
-        (None, {"a": NonTensorData("x", batch_size=[3])}, {}, "row_mismatch", "'a'.*found 3"),
-        (None, {"a": [1, 2]}, {}, "bad_type", "'a'.*found list"),
-        (None, {1: torch.ones(2)}, {}, "bad_type", "not strings"),
-        (None, None, {}, "bad_type", "dict of names"),
-        (None, LAZY, {}, "bad_type", "lazy stack"),
-        (None, {}, {"like": "absent"}, "no_such_field", "like.*'absent'"),
-        (None, {}, {"like": 3}, "no_such_field", "like.*3"),
-        (None, {}, {"like": "reward"}, "bad_type", "jagged column, found a .2,. tensor"),
-        ({"ids": nest(1, 2)}, {}, {}, "bad_type", "found dict"),
-        (LAZY, {}, {}, "bad_type", "LazyStacked"),
-        (TensorDict({}, [2, 3]), {}, {}, "bad_shape", r"\(2, 3\)"),
-        (TensorDict({}, []), {}, {}, "bad_shape", r"\(\)"),
-    ],
-)
-def test_columns_that_cannot_be_merged(batch, columns, options, reason, text):
-    if batch is None:
-        batch = TensorDict({"ids": nest(1, 2), "reward": torch.ones(2)}, batch_size=[2])
-    with pytest.raises((ValueError, TypeError, KeyError), match=text) as caught:
-        merge_columns(batch, columns, **options)
-    assert caught.value.reason == reason  # type: ignore[attr-defined]
-    assert isinstance(caught.value, ArgumentKeyError) == (reason == "no_such_field")
-
-
 @pytest.mark.parametrize("rows", [3, 2047, 2048, 5000])
 def test_fused_is_composed_however_large_the_offsets_are(rows):
     """Offsets of 2,047 rows and more are a buffer of their own, between those of columns."""
@@ -413,8 +228,6 @@ def test_lists_of_strings_are_rows():
     assert packed.get("text").tolist() == ["a", "b\ud800"]
     frames = encode_fields(fields, lengths=torch.tensor([2, 3]))
     assert list(map(bytes, frames)) == list(map(bytes, encode(packed)))
-    merged = merge_columns(packed, {"more": ["c", "d"]})
-    assert merged.get("more").tolist() == ["c", "d"]
     nothing = pack_jagged_fields({"text": []}, lengths=torch.empty(0, dtype=torch.int64))
     assert nothing.batch_size == torch.Size([0])
 
@@ -435,37 +248,3 @@ def test_payloads_of_other_rows_are_refused(column, error):
     for call in (pack_jagged_fields, encode_fields):
         with pytest.raises(error, match="text"):
             call({"text": column}, lengths=torch.tensor([2, 3]))
-
-
-def test_padded_columns_are_merged_as_rows_when_they_are_named():
-    td = pack_jagged_fields(
-        {"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=torch.tensor([2, 3])
-    )
-    scores = torch.tensor([[1.0, 2, 0, 0], [3, 4, 5, 0]], requires_grad=True)
-    columns = {"scores": scores, "mask": torch.ones(2), "grid": torch.zeros(2, 9)}
-    named = ["scores", "mask", "unknown"]
-    merged = merge_columns(td, columns, token_aligned_fields=named)
-    assert (merged["scores"] * td["ids"]).values().tolist() == [5, 12, 21, 32, 45]
-    assert merged["mask"].shape == (2,)
-    assert merged["grid"].shape == (2, 9)
-    merged["scores"].values().sum().backward()
-    assert scores.grad is not None
-    assert scores.grad.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
-    with pytest.raises(ArgumentError, match="row 1"):
-        merge_columns(td, {"scores": torch.zeros(2, 2)}, token_aligned_fields=["scores"])
-
-
-def test_padded_columns_need_rows_to_be_merged_by():
-    scores = {"scores": torch.arange(6).view(2, 3)}
-    plain = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
-    with pytest.raises(ArgumentError, match="none in it"):
-        merge_columns(plain, scores, token_aligned_fields=["scores"])
-    two = TensorDict(
-        {"a": stack_or_nest([torch.zeros(1), torch.zeros(2)])}
-        | {"b": stack_or_nest([torch.zeros(3), torch.zeros(2)])},
-        batch_size=[2],
-    )
-    with pytest.raises(ArgumentError, match="like="):
-        merge_columns(two, scores, token_aligned_fields=["scores"])
-    merged = merge_columns(two, scores, like="b", token_aligned_fields=["scores"])
-    assert merged["scores"].values().tolist() == [0, 1, 2, 3, 4]

@@ -31,7 +31,7 @@ FRONT_DOOR = {
     *("BatchedDataDict", "Limits"),
     # rows
     *("select_rows", "split_rows", "repeat_rows", "balance_rows", "concat_rows", "join_columns"),
-    *("merge_columns", "to_rows"),
+    "to_rows",
     # look, errors
     *("padding_tax", "JagcodecError", "ArgumentError", "WireFormatError", "UnsupportedTypeError"),
     "__version__",

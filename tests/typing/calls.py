@@ -104,11 +104,15 @@ def results_depend_on_what_is_asked_for(td: TensorDict, frames: list[Frame]) -> 
     assert_type(jagcodec.materialize(td, container=tuple[str, ...]), tuple[str, ...])
     assert_type(jagcodec.to_rows(columns), list[dict[str, Any]])
     assert_type(jagcodec.to_rows(columns, ["ids"], as_="list"), list[dict[str, Any]])
-    assert_type(jagcodec.to_rows(columns, "ids"), list[Any])
     assert_type(jagcodec.select_rows(jagcodec.open_wire(frames), [0]), WireBatch)
+    assert_type(jagcodec.select_rows(frames, [0]), WireBatch)
+    assert_type(jagcodec.select_rows(td, [0]), TensorDict)
+    assert_type(jagcodec.concat_rows([td, td]), TensorDict)
+    assert_type(jagcodec.concat_rows([frames, frames]), WireBatch)
+    assert_type(jagcodec.split_rows(frames, 2), list[WireBatch])
 
     jagcodec.materialize(td, layout="nested")  # type: ignore[call-overload]
     jagcodec.materialize(td, padding_side="middle")  # type: ignore[call-overload]
     jagcodec.materialize(td, out=b"read-only")  # type: ignore[call-overload]
-    jagcodec.to_rows(columns, as_="arrays")  # type: ignore[call-overload]
-    jagcodec.to_rows(columns, 3)  # type: ignore[call-overload]
+    jagcodec.to_rows(columns, as_="arrays")  # type: ignore[arg-type]
+    jagcodec.to_rows(columns, 3)  # type: ignore[arg-type]

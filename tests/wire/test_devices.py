@@ -15,9 +15,9 @@ from jagcodec import (
     decode,
     encode,
     encode_fields,
+    join_columns,
     materialize,
     maybe_pack_jagged,
-    merge_columns,
     open_wire,
     pack_jagged_fields,
     pack_per_token_field,
@@ -179,10 +179,10 @@ def test_a_mask_is_read_with_one_wait(device, mask):
 def test_columns_of_any_device_merge(device):
     td = pack_jagged_fields({"a": PADDED.to(device)}, lengths=LENGTHS, token_aligned_fields=["a"])
     column = to_nested_by_length(PADDED, LENGTHS)
-    merged = merge_columns(td, {"here": column, "there": column.to(device)})
+    merged = join_columns([td, {"here": column, "there": column.to(device)}])
     assert (td["a"] * merged["there"]).device == device
     assert merged["here"].device.type == "cpu"
-    merged = merge_columns(td.to(device), {"here": column})
+    merged = join_columns([td.to(device), {"here": column}])
     assert merged["here"].device == device
 
 

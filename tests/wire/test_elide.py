@@ -18,6 +18,7 @@ from benchmarks.measure import functions_entered
 from jagcodec import (
     Limits,
     WireFormatError,
+    concat_rows,
     decode,
     encode,
     encode_fields,
@@ -26,7 +27,6 @@ from jagcodec import (
     select_rows,
     to_blob,
 )
-from jagcodec.batch.join import readable
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire import elide as eliding
 from jagcodec.wire import header
@@ -373,7 +373,7 @@ def test_messages_that_share_are_joined_as_they_are(options):
         wanted = materialize([open_wire(m) for m in plain], padding_side="left")
         for name in wanted:
             assert torch.equal(joined[name], wanted[name]), name
-        ours, theirs = (readable(m, "test").rows(chosen) for m in (messages, plain))
+        ours, theirs = (concat_rows(m).rows(chosen) for m in (messages, plain))
         assert_same(ours.to_tensordict(), theirs.to_tensordict())
         assert_same(decode(ours.to_frames()), theirs.to_tensordict())
         assert [ours.row_lengths(name).tolist() for name in RUNS] == [

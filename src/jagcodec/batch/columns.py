@@ -1,88 +1,244 @@
-"""The columns of a batch in any form: the only place that asks which kind of batch it is."""
+"""The door: what kind of batch something is, and its columns. Nothing else asks."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
 
-from jagcodec.batch.leaves import row_counts
-from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec._arguments import known_names
+from jagcodec.batch.compare import agreed
+from jagcodec.batch.leaves import concat_leaves, lengths_of_columns, row_counts
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, describe
+from jagcodec.memory.buffers import MessageLike
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_non_tensor, payloads_of_stack, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
+from jagcodec.ragged.select import like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns
+from jagcodec.wire.stacked import in_message
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
+Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
+"""A batch that is open: a TensorDict, a `WireBatch`, a `BatchedDataDict`, or a dict of columns."""
 
-def columns_of(source: Any, where: str) -> Columns:
+AnyBatch: TypeAlias = Batch | MessageLike
+"""A batch in any form: an open one, or its frames or its blob."""
+
+B = TypeVar("B", bound=Batch)
+
+_BATCHES = (dict, TensorDictBase, WireBatch)
+
+
+def opened(source: Any, where: str) -> Any:
+    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet.
+
+    Raises:
+        ArgumentTypeError: `source` is not a batch, or it is a lazy stack.
+        ArgumentError: It has no batch dim.
+        WireFormatError: A message is malformed.
+    """
+    if isinstance(source, LazyStackedTensorDict):
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; "
+            "call .contiguous() on it, or make columns of its rows with stack_or_nest",
+        )
+    if isinstance(source, TensorDictBase) and not source.batch_dims:
+        raise ArgumentError(
+            "bad_shape",
+            where,
+            "expected batch size (N, ...), found no batch dim; set batch_size = [N]",
+        )
+    if isinstance(source, _BATCHES):
+        return source
+    if _is_message(source):
+        return open_whole(source, where)
+    raise ArgumentTypeError(
+        "bad_type",
+        where,
+        "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a message, "
+        f"or a blob), found {describe(source)}",
+    )
+
+
+def several(batches: Iterable[Any], where: str) -> list[Any]:
+    """The batches of a list, in any forms.
+
+    Raises:
+        ArgumentTypeError: It is one batch.
+        ArgumentError: There are none.
+    """
+    one = isinstance(batches, _BATCHES) or _buffer(batches) is not None
+    listed = [] if one else list(batches)
+    if one or (listed and not are_several(listed)):
+        raise ArgumentTypeError("bad_type", where, "expected a list of batches, found one batch")
+    if not listed:
+        raise ArgumentError("bad_option", where, "expected batches, found none")
+    return listed
+
+
+def are_several(source: Any) -> bool:
+    """Whether a list holds batches, which blobs are, and not the frames of one message."""
+    if not isinstance(source, (list, tuple)) or not source:
+        return False
+    first = _buffer(source[0])
+    return first is None or is_blob(first)
+
+
+def _is_message(source: Any) -> bool:
+    if isinstance(source, (list, tuple)):
+        one_blob = len(source) == 1 and _buffer(source[0]) is not None
+        return bool(source) and (one_blob or not are_several(source))
+    return _buffer(source) is not None
+
+
+def _buffer(value: Any) -> ByteArray | None:
+    try:
+        return buffer_bytes(value, "")
+    except WireFormatError:
+        return None
+
+
+def is_encoded(batch: Any) -> bool:
+    """Whether a batch is a message, open or not."""
+    return isinstance(batch, (WireBatch, list, tuple)) or _buffer(batch) is not None
+
+
+def row_count_of(batch: Any, where: str) -> int:
+    """N, of an open batch.
+
+    Raises:
+        ArgumentError: Its columns differ in their number of rows.
+    """
+    if isinstance(batch, dict):
+        return row_counts(batch, where) or 0
+    return int(batch.batch_size[0])
+
+
+def meta_of(batch: Any) -> dict[str, Any]:
+    """What belongs to the whole of an open batch."""
+    meta: dict[str, Any] = (
+        batch.meta if isinstance(batch, WireBatch) else getattr(batch, "meta_info", {})
+    )
+    return meta
+
+
+def concat_in_memory(batches: Sequence[Any], where: str) -> Any:
+    """The rows of batches in any forms, as a batch of the kind of the first that is not encoded."""
+    open_ones = opened_each(batches, where)
+    in_memory_ones = (batch for batch in open_ones if not isinstance(batch, WireBatch))
+    kind = next(in_memory_ones, open_ones[0])
+    whole = [in_memory(batch, kind) for batch in open_ones]
+    return with_meta(concat_leaves(whole, RowSplitsPool(), where), open_ones)
+
+
+def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
+    open_ones = []
+    for i, batch in enumerate(batches):
+        path = f"{where}(batches[{i}])"
+        with in_message(i):
+            open_ones.append(opened(batch, path))
+        row_count_of(open_ones[i], path)  # which checks a dict of columns
+    return open_ones
+
+
+def in_memory(batch: Any, kind: Any) -> Any:
+    """An open batch as a batch of this kind, if it is a message."""
+    if not isinstance(batch, WireBatch):
+        return batch
+    td = batch.to_tensordict()
+    return like(kind, dict(td.items()), len(batch)) if isinstance(kind, dict) else td
+
+
+def with_meta(joined: Any, batches: Sequence[Any]) -> Any:
+    if hasattr(joined, "meta_info"):
+        joined.meta_info = agreed([meta_of(batch) for batch in batches])
+    return joined
+
+
+def row_lengths_of(batch: Any, path: str) -> dict[str, IntArray]:
+    """(N,) row lengths of the jagged and packed columns of an open batch."""
+    if isinstance(batch, WireBatch):
+        known = ((name, batch.row_lengths(name)) for name in batch.fields)
+        return {name: lengths for name, lengths in known if lengths is not None}
+    return lengths_of_columns(batch, path)
+
+
+def columns_of(
+    source: Any, where: str, *, names: Iterable[str] | None = None, kept: bool = False
+) -> Columns:
     """The columns of a batch.
 
     Args:
         source: A TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`, frames, or
             a blob.
         where: What errors call it.
+        names: Of the only columns that are wanted, in this order.
+        kept: Whether the rows of messages are to lie in memory that may be kept and written to.
 
     Returns:
         N rows, and each column as a `RaggedView` if it is jagged, as a list of N objects, as
-        `Columns` if it is a batch, and otherwise unchanged. No cell is copied.
+        `Columns` if it is a batch, and otherwise unchanged. Unless `kept`, no cell is copied.
 
     Raises:
         ArgumentTypeError: `source` is not a batch, or it is a lazy stack.
         ArgumentError: It has no batch dim, or its columns differ in their number of rows.
+        ArgumentKeyError: A name is not that of a column.
         WireFormatError: A message is malformed.
     """
-    return _columns(source, where, RowSplitsPool())
+    batch = opened(source, where)
+    rows = row_count_of(batch, where)
+    listed = None if names is None else known_names(names, batch.keys(), where)
+    return _columns(batch, rows, listed, where, _Reading(RowSplitsPool(), kept))
 
 
-def opened(source: Any, where: str) -> Any:
-    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
-    return source if isinstance(source, _BATCHES) else open_whole(source, where)
+class _Reading(NamedTuple):
+    """One call of `columns_of`."""
+
+    pool: RowSplitsPool
+    kept: bool
 
 
-_BATCHES = (dict, TensorDictBase, WireBatch)
-
-
-def _columns(source: Any, where: str, pool: RowSplitsPool) -> Columns:
-    if isinstance(source, Columns):
-        return source
-    source = opened(source, where)
-    if isinstance(source, WireBatch):
-        pairs, rows = source.columns(), len(source)
-    elif isinstance(source, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; "
-            "call .contiguous() on it",
-        )
-    elif isinstance(source, TensorDictBase):
-        if not source.batch_dims:
-            raise ArgumentError(
-                "bad_shape",
-                where,
-                "expected batch size (N, ...), found no batch dim; set batch_size = [N]",
-            )
-        pairs, rows = list(source.items()), int(source.batch_size[0])
+def _columns(batch: Any, rows: int, names: list[str] | None, where: str, how: _Reading) -> Columns:
+    if isinstance(batch, WireBatch):
+        chosen = batch if names is None else batch.select(names)
+        pairs = _kept(chosen) if how.kept else chosen.columns()
     else:
-        pairs, rows = list(source.items()), row_counts(source, where) or 0
+        pairs = [(name, batch.get(name)) for name in (batch.keys() if names is None else names)]
     return Columns(
-        rows, {name: _column(leaf, rows, f"{where}[{name!r}]", pool) for name, leaf in pairs}
+        rows, {name: _column(leaf, rows, f"{where}[{name!r}]", how) for name, leaf in pairs}
     )
 
 
-def _column(leaf: Any, rows: int, path: str, pool: RowSplitsPool) -> Any:
+def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
+    """The columns of a message in memory that may be kept; those of objects as an array."""
+    schema = batch.schema
+    return [
+        batch.select([name]).columns()[0]
+        if schema[name].kind == "object"
+        else (name, batch.leaf(name))
+        for name in batch.fields
+    ]
+
+
+def _column(leaf: Any, rows: int, path: str, how: _Reading) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return view_of(leaf, path, pool) if is_jagged(leaf) else leaf
+        return view_of(leaf, path, how.pool, detach=False) if is_jagged(leaf) else leaf
     if isinstance(leaf, PackedColumn):
         return view_of_varlen(leaf, path)
     if is_non_tensor(leaf):
-        return list(rows_of_leaf(leaf, rows))
+        payloads = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
+        return list(rows_of_leaf(leaf, rows)) if payloads is None else payloads
     if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
         return list(leaf)
     if isinstance(leaf, _BATCHES):
-        return _columns(leaf, path, pool)
+        return _columns(opened(leaf, path), rows, None, path, how)
     return leaf

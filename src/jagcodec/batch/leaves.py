@@ -1,4 +1,4 @@
-"""Rows of one column, whatever kind of column it is: choose them, or put batches of them together.
+"""Columns of every kind: count their rows, put them together, move them.
 
 Leaves of a TensorDict and columns of a `BatchedDataDict` alike. What tensordict can do with them
 depends on its release (below 0.15 nothing with jagged leaves), so nothing here asks it to.
@@ -7,7 +7,7 @@ depends on its release (below 0.15 nothing with jagged leaves), so nothing here 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
+    TensorDict,
     TensorDictBase,
     UnbatchedTensor,
     is_tensorclass,
@@ -23,7 +24,7 @@ from tensordict import (
 
 from jagcodec.batch.compare import same_values
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
-from jagcodec.memory.tensor_bytes import cat_bits
+from jagcodec.memory.tensor_bytes import as_words, cat_bits, from_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -43,15 +44,8 @@ from jagcodec.ragged.non_tensor import (
     unbatched_of,
     unbatched_parts,
 )
-from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import (
-    lazy_stack_like,
-    select_view,
-    sparse_rows,
-    tensordict_like,
-)
-from jagcodec.ragged.select import select_leaf as select_tensordict_leaf
+from jagcodec.ragged.select import like, members_of_stack, not_a_column, sparse_rows, stack_like
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 
@@ -77,17 +71,7 @@ def row_count(column: Any, path: str) -> int | None:
         return len(column)
     elif isinstance(column, dict):
         return row_counts(column, path)
-    raise _not_a_column(column, path)
-
-
-def _not_a_column(column: Any, path: str) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
-        f"columns), found {type(column).__name__}; what belongs to the whole batch goes into "
-        "meta_info",
-    )
+    raise not_a_column(column, path)
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
@@ -110,35 +94,15 @@ def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
     return rows
 
 
-# --- choosing ----------------------------------------------------------------------------------
-
-
-def select_leaf(column: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
-    """These rows of a column, in this order.
-
-    A range of a contiguous column is a slice of it; everything else is copied once. Columns of
-    equal rows share the row splits in `pool`.
-
-    Raises:
-        ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
-        ArgumentTypeError: It is not a column.
-    """
-    if isinstance(column, PackedColumn):
-        return varlen_column(select_view(view_of_varlen(column, path), chosen, pool), path)
-    tensors = isinstance(column, (torch.Tensor, TensorDictBase))
-    if tensors or is_non_tensor(column) or is_tensorclass(column):
-        return select_tensordict_leaf(column, chosen, pool, path)
-    if isinstance(column, np.ndarray):
-        return column[chosen.start : chosen.stop] if isinstance(chosen, range) else column[chosen]
-    if isinstance(column, list):
-        return [column[i] for i in chosen]
-    if isinstance(column, dict):
-        columns = {
-            name: select_leaf(inner, chosen, pool, f"{path}[{name!r}]")
-            for name, inner in column.items()
-        }
-        return _dict(columns, column)
-    raise _not_a_column(column, path)
+def lengths_of_columns(columns: Any, path: str) -> dict[str, Any]:
+    """(N,) row lengths of the jagged and packed ones among columns."""
+    pool, found = RowSplitsPool(), {}
+    for name, column in columns.items():
+        if isinstance(column, PackedColumn):
+            found[name] = view_of_varlen(column, f"{path}[{name!r}]").row_splits.lengths
+        elif is_jagged(column):
+            found[name] = view_of(column, f"{path}[{name!r}]", pool).row_splits.lengths
+    return found
 
 
 # --- putting together --------------------------------------------------------------------------
@@ -166,12 +130,13 @@ def concat_leaves(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
     if all(is_non_tensor(leaf) for leaf in leaves):
         return _concat_objects(leaves, path)
     if all(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
-        return _concat_lazy(leaves, pool, path)
+        members = [member for leaf in leaves for member in members_of_stack(leaf, path)]
+        return stack_like(members, first)
     if all(_is_plain_tensordict(leaf) for leaf in leaves):
         sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
-        _check_equal(sizes, "batch dims behind the first", path)
+        _check_equal(sizes, "batch dims after the first", path)
         joined = concat_columns([dict(leaf.items()) for leaf in leaves], pool, path)
-        return tensordict_like(joined, sum(leaf.batch_size[0] for leaf in leaves), first)
+        return like(first, joined, sum(leaf.batch_size[0] for leaf in leaves))
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
         _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
         _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
@@ -179,7 +144,7 @@ def concat_leaves(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
     if all(isinstance(leaf, list) for leaf in leaves):
         return list(itertools.chain.from_iterable(leaves))
     if all(isinstance(leaf, dict) for leaf in leaves):
-        return _dict(concat_columns(leaves, pool, path), first)
+        return like(first, concat_columns(leaves, pool, path), 0)
     kinds = [type(leaf).__name__ for leaf in leaves]
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
     raise ArgumentTypeError(
@@ -289,43 +254,29 @@ def _concat_views(views: Sequence[RaggedView], pool: RowSplitsPool, path: str) -
 
 
 def _concat_objects(leaves: Sequence[Any], path: str) -> Any:
-    rows = sum(leaf.batch_size[0] for leaf in leaves)
-    whole = [leaf for leaf in leaves if isinstance(leaf, NonTensorData) and not holds_rows(leaf)]
     rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
-    _check_equal(rest, "batch dims behind the first", path)
-    if len(whole) == len(leaves) and all(same_values(leaves[0].data, w.data) for w in whole):
-        return NonTensorData(leaves[0].data, batch_size=[rows, *rest[0]])
-    if not rest[0]:
-        items = [item for leaf in leaves for item in rows_of_leaf(leaf, leaf.batch_size[0])]
-        if all(holds_rows(leaf) for leaf in leaves):
-            return NonTensorData(object_array(items), batch_size=[rows])
-        return leaf_of_rows(items)
-    if any(isinstance(leaf, NonTensorStack) and leaf.stack_dim for leaf in leaves):
-        raise ArgumentError(
-            "bad_option", path, "expected stacks along the rows, found one along another dim"
-        )
-    members: list[Any] = []
-    for leaf in leaves:
-        stacked = isinstance(leaf, NonTensorStack)
-        members += leaf.tensordicts if stacked else _members(leaf, rest[0])
-    return NonTensorStack(*members, stack_dim=0)
-
-
-def _members(leaf: NonTensorData, size: tuple[int, ...]) -> list[NonTensorData]:
-    return [NonTensorData(leaf.data, batch_size=size) for _ in range(leaf.batch_size[0])]
-
-
-def _concat_lazy(leaves: Sequence[Any], pool: RowSplitsPool, path: str) -> Any:
-    _check_equal([leaf.stack_dim for leaf in leaves], "stack dim", path)
-    stacks = [leaf.tensordicts for leaf in leaves]
-    if leaves[0].stack_dim == 0:
-        return lazy_stack_like([member for stack in stacks for member in stack], leaves[0])
-    _check_equal([len(stack) for stack in stacks], "number of stacked members", path)
-    members = [
-        concat_leaves(members, pool, f"{path}[{i}]")
-        for i, members in enumerate(zip(*stacks, strict=True))
+    _check_equal(rest, "batch dims after the first", path)
+    payloads = [
+        leaf.data for leaf in leaves if isinstance(leaf, NonTensorData) and not holds_rows(leaf)
     ]
-    return lazy_stack_like(members, leaves[0])
+    if len(payloads) == len(leaves) and all(same_values(payloads[0], x) for x in payloads):
+        rows = sum(leaf.batch_size[0] for leaf in leaves)
+        return NonTensorData(payloads[0], batch_size=[rows, *rest[0]])
+    if rest[0] and all(isinstance(leaf, NonTensorStack) for leaf in leaves):
+        return stack_like(
+            [member for leaf in leaves for member in members_of_stack(leaf, path)], leaves[0]
+        )
+    if rest[0]:
+        raise ArgumentError(
+            "bad_option",
+            path,
+            "expected objects of one batch dim, found some of several that differ; "
+            "flatten the batch, or select the other columns",
+        )
+    items = [item for leaf in leaves for item in rows_of_leaf(leaf, leaf.batch_size[0])]
+    if all(map(holds_rows, leaves)):
+        return NonTensorData(object_array(items), batch_size=[len(items)])
+    return leaf_of_rows(items)
 
 
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
@@ -342,10 +293,21 @@ def _is_plain_tensordict(leaf: Any) -> bool:
     return isinstance(leaf, TensorDictBase) and not isinstance(leaf, LazyStackedTensorDict)
 
 
-def _dict(columns: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-    """A dict of other columns; a batch of the same kind, where `like` is one."""
-    make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(like, "with_columns", dict)
-    return make(columns)
+def leaf_of_column(column: Any, path: str) -> Any:
+    """A column of a dict as a leaf of a TensorDict."""
+    if isinstance(column, PackedColumn):
+        view = view_of_varlen(column, path)
+        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+    if isinstance(column, list) or (isinstance(column, np.ndarray) and column.dtype == object):
+        return leaf_of_rows(list(column))
+    if isinstance(column, np.ndarray):
+        return torch.as_tensor(column)
+    if isinstance(column, dict):
+        leaves = {
+            name: leaf_of_column(inner, f"{path}[{name!r}]") for name, inner in column.items()
+        }
+        return TensorDict(leaves, batch_size=[row_counts(column, path) or 0])
+    return column
 
 
 # --- moving ------------------------------------------------------------------------------------
@@ -362,7 +324,7 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
         return varlen_column(end_to_end(values, row_splits, view.ragged_dim), "to")
     if isinstance(leaf, dict):
         moved = {k: move_leaf(v, device, non_blocking, pool) for k, v in leaf.items()}
-        return _dict(moved, leaf)
+        return like(leaf, moved, 0)
     if is_jagged(leaf) and leaf.device != device:
         view = view_of(leaf, "to", pool, detach=False)
         values = values_of(view).to(device, non_blocking=non_blocking)
@@ -370,3 +332,22 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
     if isinstance(leaf, torch.Tensor):
         return leaf.to(device, non_blocking=non_blocking)
     return leaf
+
+
+def without_rest(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor whose storage holds nothing else: itself, or a copy of what is a slice.
+
+    Pickle takes whole storages. Gradients are let be: such a tensor is pickled only where it is a
+    leaf of autograd, which a slice is not.
+    """
+    if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
+        return leaf
+    if is_jagged(leaf):
+        view = view_of(leaf, "pickle")
+        values = without_rest(values_of(view)) if view.starts is None else values_of(view)
+        if values is view.memory:
+            return leaf
+        return nested_tensor(values, view.row_splits, view.ragged_dim)
+    if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
+        return leaf
+    return from_words(as_words(leaf).clone(), leaf.dtype)

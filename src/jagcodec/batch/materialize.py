@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args, overload
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec._arguments import check_option, name_set, usable_device, whole_number
+from jagcodec._arguments import check_option, known_names, name_set, usable_device, whole_number
 from jagcodec.batch.batched_data_dict import BatchedDataDict
-from jagcodec.batch.join import readable
+from jagcodec.batch.columns import (
+    AnyBatch,
+    are_several,
+    columns_of,
+    concat_in_memory,
+    is_encoded,
+    meta_of,
+    opened,
+)
+from jagcodec.batch.join import join_rows
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.options import (
-    BatchLike,
     Layout,
     Options,
     PaddingSide,
     check_accelerator,
-    check_batch,
     check_mapping,
     masks_of,
     rounded,
@@ -32,12 +39,13 @@ from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, readable_view, view_of
-from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_non_tensor, object_array, rows_of_leaf
 from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
+from jagcodec.wire.lowered import Columns
 from jagcodec.wire.wire_batch import WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
@@ -49,7 +57,7 @@ T = TypeVar("T")
 
 @overload
 def materialize(
-    td: BatchLike,
+    td: AnyBatch | Sequence[AnyBatch],
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -70,7 +78,7 @@ def materialize(
 
 @overload
 def materialize(
-    td: BatchLike,
+    td: AnyBatch | Sequence[AnyBatch],
     layout: Layout = ...,
     pad_value_dict: Mapping[str, Any] | None = ...,
     pad_to_seqlen: int = ...,
@@ -91,7 +99,7 @@ def materialize(
 
 
 def materialize(
-    td: BatchLike,
+    td: AnyBatch | Sequence[AnyBatch],
     layout: Layout = "padded",
     pad_value_dict: Mapping[str, Any] | None = None,
     pad_to_seqlen: int = 0,
@@ -125,10 +133,10 @@ def materialize(
         [0, 2, 5]
 
     Args:
-        td: TensorDict of batch size (N, ...); or a message, whose columns then go straight from
-            it to where they are wanted: its frames, a blob, or a `WireBatch`. Or several
-            messages, as a list of lists of frames or of `WireBatch`es: the rows of all of them,
-            one message after the other. (A flat list of buffers is always one message.)
+        td: A batch: a TensorDict of batch size (N, ...), a dict of columns, or a `BatchedDataDict`;
+            or a message, whose columns then go straight from it to where they are wanted: its
+            frames, a blob, or a `WireBatch`. Or a list of batches: the rows of all of them, one
+            batch after the other, as `concat_rows` joins them.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
         pad_value_dict: Column name to pad value; cells of columns not named have all bits 0,
@@ -192,7 +200,7 @@ def materialize(
             has no batch dim.
         ArgumentKeyError: `attention_mask_of` or `prompt_lengths` does not name such a column; or,
             with `strict`, any name is not that of a column.
-        ArgumentTypeError: `td` is no TensorDict, or it is or holds a lazy stack.
+        ArgumentTypeError: `td` is not a batch, or it is or holds a lazy stack.
 
     The contract of the first four arguments is that of NeMo-RL's
     ``nemo_rl.data_plane.codec.materialize``.
@@ -206,7 +214,7 @@ def materialize(
     for side in sides.values() if by_name else [padding_side]:
         if side not in _SIDES:
             check_option(side, _SIDES, f"{where}(padding_side)")
-    batch = readable(td, f"{where}(td)")
+    batch = _opened(td, f"{where}(td)")
     # Checked where they are given; most calls give few.
     if pad_to_seqlen:
         pad_to_seqlen = whole_number(
@@ -239,7 +247,20 @@ def materialize(
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         check_accelerator()
-    return _Materializing(options, prompt_lengths, out, strict).run(batch)
+    result = _Materializing(options, prompt_lengths, out, strict).run(
+        columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
+    )
+    if type(result) is BatchedDataDict:
+        result.meta_info = dict(meta_of(batch))
+    return result
+
+
+def _opened(source: Any, where: str) -> Any:
+    """An open batch: of a list of batches, the rows of all of them."""
+    if not are_several(source):
+        return opened(source, where)
+    encoded = all(map(is_encoded, source))
+    return join_rows(source, where) if encoded else concat_in_memory(source, where)
 
 
 class _Materializing:
@@ -266,11 +287,10 @@ class _Materializing:
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
-    def run(self, td: TensorDictBase | WireBatch) -> Any:
+    def run(self, td: TensorDictBase | WireBatch | Columns) -> Any:
         """Look at every column, allocate the rectangles together, then fill them."""
         out = self._out
         if self._prompt_lengths is not None or self._options.prompt_width:
-            check_batch(td, ())
             self._prompts = self._read_prompts(td)
         plan = self._plan(td, ())
         for name, mask in self._options.masks.items():
@@ -279,10 +299,7 @@ class _Materializing:
             self._options.check_names(list(_leaf_keys(plan, ())))
         allocate_rectangles(self._rectangles, out, self._options.pin_memory)
         fill_rectangles(self._rectangles, reused=out is not None)
-        result = self._contained(plan)
-        if isinstance(td, WireBatch) and type(result) is BatchedDataDict:
-            result.meta_info = td.meta
-        return result
+        return self._contained(plan)
 
     def _contained(self, plan: dict[str, Any]) -> Any:
         columns = {}
@@ -300,16 +317,13 @@ class _Materializing:
 
     # Columns
 
-    def _plan(self, td: TensorDictBase | WireBatch, above: tuple[str, ...]) -> dict[str, Any]:
-        if type(td) is not WireBatch:  # which has a batch dim, or it could not be opened
-            check_batch(td, above)
+    def _plan(self, td: Any, above: tuple[str, ...]) -> dict[str, Any]:
         columns: dict[str, Any] = {}
         options = self._options
         # Whether columns of the same rows go to the same place, so that they are placed once.
         simple = not (options.sides or options.keep_jagged or options.device)
         placed: tuple[Any, Any] = (None, None)
-        leaves: Any = td.columns() if isinstance(td, WireBatch) else td.items()
-        for name, leaf in leaves:
+        for name, leaf in _columns(td):
             key = (*above, name) if above else name
             kind = type(leaf)
             # The commonest first.
@@ -339,8 +353,11 @@ class _Materializing:
                 columns[name] = leaf
             elif is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, td.batch_size[0])
-            elif isinstance(leaf, (TensorDictBase, WireBatch)):
-                columns[name] = self._plan(leaf, (*above, name))
+            elif kind is list:
+                columns[name] = object_array(leaf)
+            elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
+                inner = leaf if kind is Columns else opened(leaf, path_of((*above, name)))
+                columns[name] = self._plan(inner, (*above, name))
             else:
                 columns[name] = self._rectangular(leaf, key)
         return columns
@@ -559,7 +576,7 @@ class _Materializing:
             )
         return left_pad, rounded(options.width or needed, options.multiple)
 
-    def _read_prompts(self, td: TensorDictBase | WireBatch) -> IntArray | None:
+    def _read_prompts(self, td: Any) -> IntArray | None:
         """(N,) tokens of each row that are prompt."""
         given, where = self._prompt_lengths, "materialize(prompt_lengths)"
         sides = {self._options.side, *self._options.sides.values()}
@@ -573,13 +590,18 @@ class _Materializing:
                 )
             return None
         if isinstance(given, str):
-            names = list(td.fields if isinstance(td, WireBatch) else td.keys())
-            if given not in names:
-                raise ArgumentKeyError(
-                    "no_such_field", where, f"expected one of {names}, found {given!r}"
-                )
-            given = td.leaf(given) if isinstance(td, WireBatch) else td[given]
-        return read_lengths(given, where, rows=td.batch_size[0]).lengths
+            columns = td.columns if isinstance(td, Columns) else td
+            (name,) = known_names(given, columns.keys(), where)
+            given = columns[name]
+        rows = td.rows if isinstance(td, Columns) else td.batch_size[0]
+        return read_lengths(given, where, rows=rows).lengths
+
+
+def _columns(td: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(td, WireBatch):
+        return td.columns()
+    items: Iterable[tuple[str, Any]] = (td.columns if isinstance(td, Columns) else td).items()
+    return items
 
 
 def _leaf_keys(plan: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:

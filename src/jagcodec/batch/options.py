@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import check_known
 from jagcodec.batch.rectangles import Key
 from jagcodec.errors import ArgumentError, ArgumentTypeError, brief, describe
-from jagcodec.memory.buffers import Buffer, MessageLike
 from jagcodec.ragged.row_splits import RowSplits
-from jagcodec.wire.lowered import OpenBatch
 
 Layout = Literal["padded", "jagged", "packed"]
 """What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
 
 PaddingSide = Literal["right", "left", "left_right"]
 """Where the pad cells of a rectangle's row lie."""
-
-BatchLike: TypeAlias = (
-    TensorDictBase | OpenBatch | MessageLike | Sequence[OpenBatch | Sequence[Buffer]]
-)
-"""What `materialize` takes: a batch, the message of one, or several messages."""
 
 
 class Options(NamedTuple):
@@ -78,20 +70,6 @@ class Options(NamedTuple):
 
 def rounded(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
-
-
-def check_batch(td: Any, above: tuple[str, ...]) -> None:
-    """Refuse what has no columns of N rows."""
-    where = f"materialize({repr('.'.join(above)) if above else 'td'})"
-    if isinstance(td, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
-            "shapes; make columns of its rows with stack_or_nest, or materialize its members",
-        )
-    if not len(td.batch_size):
-        raise ArgumentError("bad_shape", where, "expected batch size (N, ...), found no batch dim")
 
 
 def check_accelerator() -> None:

@@ -1,63 +1,47 @@
-"""Row algebra: choose, repeat, split and concatenate the rows of a batch.
-
-One set of functions for TensorDicts (with jagged leaves, on every supported tensordict), for
-`WireBatch`es, and for dicts of columns such as `BatchedDataDict`.
-"""
+"""Row algebra: choose, repeat, split and join batches, whatever form they have."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import Any, overload
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from jagcodec._arguments import whole_number
-from jagcodec.batch.compare import agreed
-from jagcodec.batch.leaves import concat_leaves, row_counts, select_leaf
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import IntArray
-from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.row_index import choose_rows
-from jagcodec.ragged.row_splits import Lengths, RowSplitsPool, read_lengths
-from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
-
-
-class HasRows(Protocol):
-    """A batch that chooses its rows itself, as a `WireBatch` does without reading them."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        ...
-
-    def __len__(self) -> int:
-        """N."""
-        ...
-
-    def rows(self, index: Any) -> Any:
-        """These rows, as a batch of the same kind."""
-        ...
-
-    def row_lengths(self, name: str) -> IntArray | None:
-        """(N,) lengths of the rows of a jagged column; None for any other column."""
-        ...
-
-    def to_tensordict(self) -> TensorDict:
-        """All columns and rows."""
-        ...
+from jagcodec.batch.columns import (
+    B,
+    concat_in_memory,
+    in_memory,
+    is_encoded,
+    opened,
+    opened_each,
+    row_count_of,
+    row_lengths_of,
+    several,
+    with_meta,
+)
+from jagcodec.batch.join import join_rows, side_by_side
+from jagcodec.batch.leaves import leaf_of_column
+from jagcodec.batch.parts import parts_of_rows, repeated_rows
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.buffers import MessageLike
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, view_of
+from jagcodec.ragged.row_index import Chosen, choose_rows
+from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
+from jagcodec.ragged.select import like, select_leaf
+from jagcodec.wire.wire_batch import WireBatch
 
 
-Batch: TypeAlias = "TensorDictBase | HasRows | dict[str, Any]"
-"""What has rows: a TensorDict, an open message, or a dict of columns of one number of rows."""
-
-B = TypeVar("B", bound=Batch)
+@overload
+def select_rows(batch: B, index: Any) -> B: ...
 
 
-def select_rows(batch: B, index: Any) -> B:
+@overload
+def select_rows(batch: MessageLike, index: Any) -> WireBatch: ...
+
+
+def select_rows(batch: Any, index: Any) -> Any:
     """These rows of a batch, in this order.
 
     Args:
@@ -91,14 +75,23 @@ def select_rows(batch: B, index: Any) -> B:
         [[3], [5, 6], [3]]
     """
     where = "select_rows"
-    table = _table(batch, f"{where}(batch)")
-    selected: B = _chosen(table, choose_rows(index, len(table), f"{where}(index)"))
-    return selected
+    source = opened(batch, f"{where}(batch)")
+    rows = row_count_of(source, f"{where}(batch)")
+    return _chosen(source, choose_rows(index, rows, f"{where}(index)"), where)
 
 
-def repeat_rows(
-    batch: B, times: int | Sequence[int] | torch.Tensor, *, interleave: bool = True
-) -> B:
+Times = int | Sequence[int] | torch.Tensor
+
+
+@overload
+def repeat_rows(batch: B, times: Times, *, interleave: bool = ...) -> B: ...
+
+
+@overload
+def repeat_rows(batch: MessageLike, times: Times, *, interleave: bool = ...) -> WireBatch: ...
+
+
+def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     """Every row several times: one prompt per sample of its group.
 
     Args:
@@ -123,39 +116,41 @@ def repeat_rows(
         [7, 7, 8, 8]
     """
     where = "repeat_rows"
-    table = _table(batch, f"{where}(batch)")
-    rows = len(table)
-    counts = np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts.ndim and not interleave):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(times)",
-            f"expected an integer{', or one per row,' if interleave else ''} found {times!r:.80}",
-        )
-    if counts.ndim and len(counts) != rows:
-        raise ArgumentError(
-            "row_mismatch",
-            f"{where}(times)",
-            f"expected {rows} numbers, one per row, found {len(counts)}",
-        )
-    if counts.size and counts.min() < 0:
-        raise ArgumentError(
-            "bad_option", f"{where}(times)", f"expected 0 or more, found {int(counts.min())}"
-        )
-    every = np.arange(rows)
-    index = np.repeat(every, counts) if interleave else np.tile(every, int(counts))
-    repeated: B = _chosen(table, index)
-    return repeated
+    source = opened(batch, f"{where}(batch)")
+    rows = row_count_of(source, f"{where}(batch)")
+    return _chosen(source, repeated_rows(rows, times, interleave), where)
+
+
+@overload
+def split_rows(
+    batch: B,
+    parts: int | None = ...,
+    *,
+    sizes: Sequence[int] | None = ...,
+    max_tokens: int | None = ...,
+    lengths: Lengths | None = ...,
+) -> list[B]: ...
+
+
+@overload
+def split_rows(
+    batch: MessageLike,
+    parts: int | None = ...,
+    *,
+    sizes: Sequence[int] | None = ...,
+    max_tokens: int | None = ...,
+    lengths: Lengths | None = ...,
+) -> list[WireBatch]: ...
 
 
 def split_rows(
-    batch: B,
+    batch: Any,
     parts: int | None = None,
     *,
     sizes: Sequence[int] | None = None,
     max_tokens: int | None = None,
     lengths: Lengths | None = None,
-) -> list[B]:
+) -> list[Any]:
     """A batch in parts: equal ones, ones of these sizes, or ones within a token budget.
 
     Args:
@@ -189,239 +184,157 @@ def split_rows(
         [[0, 1, 3], [2, 4]]
     """
     where = "split_rows"
-    table = _table(batch, f"{where}(batch)")
-    rows = len(table)
-    if max_tokens is not None:
-        if sizes is not None:
-            raise _one_way(where)
-        if lengths is None:
-            tokens = _row_lengths(table, where)
-        else:
-            tokens = read_lengths(lengths, f"{where}(lengths)", rows=rows).lengths
-        return [_chosen(table, part) for part in _balanced(tokens, parts, max_tokens, where)]
-    if (parts is None) == (sizes is None) or lengths is not None:
-        raise _one_way(where)
-    if sizes is None:
-        count = whole_number(parts, 1, f"{where}(parts)")
-        fewer, longer = divmod(rows, count)
-        sizes = [fewer + 1] * longer + [fewer] * (count - longer)
-    ends = [0, *np.cumsum(_sizes(sizes, rows, where)).tolist()]
-    return [_chosen(table, range(start, end)) for start, end in itertools.pairwise(ends)]
+    source = opened(batch, f"{where}(batch)")
+    rows = row_count_of(source, f"{where}(batch)")
+    index = parts_of_rows(
+        rows, parts, sizes, max_tokens, lengths, lambda: row_lengths_of(source, f"{where}(batch)")
+    )
+    return [_chosen(source, part, where) for part in index]
 
 
-def balance_rows(
-    lengths: Lengths,
-    parts: int | None = None,
-    *,
-    max_tokens: int | None = None,
-) -> list[IntArray]:
-    """Which rows go into which part, so that parts have about as many tokens each.
+@overload
+def concat_rows(batches: Iterable[B]) -> B: ...
+
+
+@overload
+def concat_rows(batches: Iterable[MessageLike]) -> WireBatch: ...
+
+
+def concat_rows(batches: Iterable[Any]) -> Any:
+    """The rows of several batches, one batch after the other.
 
     Args:
-        lengths: (N,) tokens per row.
-        parts: How many parts; with `max_tokens`, how many at least. None: as few as the budget
-            allows.
-        max_tokens: The most tokens of one part.
+        batches: At least one, each as for `select_rows`, with the same columns in any order.
 
     Returns:
-        Per part its rows, (rows,) int64 and rising; no part is empty. Longest rows first, each
-        to the part that has the fewest tokens (Graham's LPT rule: at worst a third above the
-        best). With `max_tokens` the number of parts is within a few percent of the fewest that
-        the rule finds. Deterministic: equal lengths give equal parts on every rank.
+        A `WireBatch` over all of them if all are encoded: nothing is read or copied until a column
+        is asked for. Otherwise a batch of the kind of the first that is not, into which every
+        column is copied once; the batches are untouched. Columns of equal row lengths share one
+        offsets tensor. A non-tensor payload of the whole batch stays one if all batches have the
+        same, bit for bit; unequal ones become one row each (a `NonTensorStack`). ``meta_info`` is
+        what all of them agree on.
 
     Raises:
-        ArgumentError: Neither `parts` nor `max_tokens` is given, a row is longer than
-            `max_tokens` (it is named), there are more parts than rows, or a length is negative.
-        ArgumentTypeError: Lengths are not integers.
-
-    To undo a split, choose by the inverse: ``select_rows(concat_rows(results),
-    numpy.argsort(numpy.concatenate(parts)))``. What verl calls ``rearrange_micro_batches``.
+        ArgumentError: There is no batch, or a column differs between batches in layout, dtype,
+            device or the shape of a row (nothing is promoted or guessed).
+        ArgumentKeyError: A batch lacks a column of another; both are named.
+        ArgumentTypeError: Batches or columns are not of one kind.
+        WireFormatError: A message is malformed; the error names it.
 
     Example:
-        >>> from jagcodec import balance_rows
-        >>> [part.tolist() for part in balance_rows([5, 1, 4, 2, 3], max_tokens=8)]
-        [[0, 1, 3], [2, 4]]
+        >>> import torch
+        >>> from jagcodec import concat_rows, pack_jagged_fields
+        >>> def batch(*rows):
+        ...     ids = torch.tensor(rows)
+        ...     return pack_jagged_fields({"ids": ids}, lengths=(ids > 0).sum(1))
+        >>> both = concat_rows([batch([5, 6, 0], [7, 8, 9]), batch([3, 4])])
+        >>> [row.tolist() for row in both["ids"].unbind()]
+        [[5, 6], [7, 8, 9], [3, 4]]
     """
-    if not isinstance(lengths, torch.Tensor):
-        lengths = torch.from_numpy(np.array(lengths, dtype=None if len(lengths) else np.int64))
-    where = "balance_rows"
-    return _balanced(read_lengths(lengths, f"{where}(lengths)").lengths, parts, max_tokens, where)
+    where = "concat_rows"
+    listed = several(batches, f"{where}(batches)")
+    encoded = all(map(is_encoded, listed))
+    return join_rows(listed, where) if encoded else concat_in_memory(listed, where)
 
 
-def _balanced(
-    tokens: IntArray, parts: int | None, max_tokens: int | None, where: str
-) -> list[IntArray]:
-    """`balance_rows` of lengths that were read."""
-    if parts is None and max_tokens is None:
-        raise ArgumentError(
-            "bad_option", where, "expected parts, max_tokens, or both, found neither"
-        )
-    count = 1 if parts is None else whole_number(parts, 1, f"{where}(parts)")
-    if max_tokens is not None:
-        budget = whole_number(max_tokens, 1, f"{where}(max_tokens)")
-        if len(tokens) and tokens.max() > budget:
-            row = int(np.argmax(tokens > budget))
-            raise ArgumentError(
-                "row_too_long",
-                f"{where}(lengths), row {row}",
-                f"expected rows of at most max_tokens={budget} tokens, found {tokens[row]}; "
-                "raise max_tokens or shorten the row",
-            )
-        count = max(count, -(-int(tokens.sum()) // budget), 1)
-    if count > len(tokens):
-        if not len(tokens) and parts is None:
-            return []
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(parts)",
-            f"expected at most {len(tokens)} parts, one per row, found {count}",
-        )
-    while True:
-        rows, heaviest = _longest_first(tokens, count)
-        if max_tokens is None or heaviest <= budget:
-            return rows
-        # Ever larger steps: to try each number costs too much where parts hold few rows.
-        count = min(count + 1 + count // 64, len(tokens))
+def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:
+    """Batches with other columns of the same rows, side by side: what a worker wrote back.
 
+    Example:
+        >>> import torch
+        >>> from jagcodec import encode_fields, join_columns, materialize
+        >>> lengths = torch.tensor([2, 3])
+        >>> rollout = encode_fields({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, lengths=lengths)
+        >>> scores = encode_fields({"logprobs": torch.ones(2, 3)}, lengths=lengths)
+        >>> both = join_columns([rollout, scores])
+        >>> both.fields, materialize(both)["logprobs"].tolist()
+        (('ids', 'logprobs'), [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
 
-def concat_batches(batches: Iterable[Any], where: str) -> Any:
-    """`concat_rows` of batches that are not all open messages."""
-    if isinstance(batches, (TensorDictBase, dict)) or _chooses_rows(batches):
-        raise ArgumentTypeError(
-            "bad_type", f"{where}(batches)", "expected a list of batches, found one batch"
-        )
-    listed: list[Any] = list(batches)
-    if not listed:
-        raise ArgumentError("bad_option", f"{where}(batches)", "expected batches, found none")
-    for i, batch in enumerate(listed):
-        _table(batch, f"{where}(batches[{i}])")  # refuses what has no rows
-    whole = [batch.to_tensordict() if _chooses_rows(batch) else batch for batch in listed]
-    joined: Any = concat_leaves(whole, RowSplitsPool(), where)
-    if any(hasattr(batch, "meta_info") for batch in listed):
-        joined.meta_info = agreed([getattr(batch, "meta_info", {}) for batch in listed])
-    return joined
+    Args:
+        batches: At least one, each as for `select_rows`. Pack padded columns first, by the row
+            lengths of the batch: ``pack_jagged_fields(columns, lengths=td["ids"])``.
+        replace: Let columns of later batches take the place of those of the same name.
 
-
-class _Table:
-    """A TensorDict or a dict of columns as a batch that chooses its rows."""
-
-    def __init__(self, batch: Any, rows: int, path: str) -> None:
-        self._batch = batch
-        self._rows = rows
-        self._path = path
-        self._pool = RowSplitsPool()
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return tuple(self._batch.keys())
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def rows(self, index: Any) -> Any:
-        chosen = choose_rows(index, self._rows, self._path)
-        return select_leaf(self._batch, chosen, RowSplitsPool(), self._path)
-
-    def row_lengths(self, name: str) -> IntArray | None:
-        path = f"{self._path}[{name!r}]"
-        if isinstance(self._batch, LazyStackedTensorDict):
-            return None  # its members have columns, which may not stack; it has none of its own
-        column = self._batch.get(name)
-        if isinstance(column, PackedColumn):
-            return view_of_varlen(column, path).row_splits.lengths
-        return view_of(column, path, self._pool).row_splits.lengths if is_jagged(column) else None
-
-    def to_tensordict(self) -> Any:
-        return self._batch
-
-
-def _table(batch: Any, path: str) -> HasRows:
-    """A batch of any kind as one that chooses its rows.
+    Returns:
+        A `WireBatch` over all of them if all are encoded: nothing is copied, and of the payloads
+        only the row lengths of jagged columns are read. Otherwise a batch of the kind of the first
+        that is not, on its device. Its columns are aliased; jagged ones of equal row lengths share
+        one offsets tensor, so that ``both["a"] * both["b"]`` works, and gradients flow through
+        them. Its `meta` is what all of them agree on.
 
     Raises:
-        ArgumentError: It has no batch dim, or its columns differ in their number of rows.
-        ArgumentTypeError: It is not a batch.
+        ArgumentError: There is no batch, they differ in their number of rows, a jagged column
+            has row lengths that none of the first batch has (the row is named), or two have a
+            column of the same name.
+        ArgumentTypeError: `batches` is one batch, or a value in it is not a batch.
+        WireFormatError: A message is malformed; the error names it.
     """
-    if _chooses_rows(batch):
-        return batch
-    if isinstance(batch, TensorDictBase):
-        if len(batch.batch_size):
-            return _Table(batch, int(batch.batch_size[0]), path)
-        raise ArgumentError("bad_shape", path, "expected batch size (N, ...), found no batch dim")
-    if isinstance(batch, dict):
-        return _Table(batch, row_counts(batch, path) or 0, path)
-    raise ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected a TensorDict, a WireBatch or a dict of columns, found {type(batch).__name__}",
-    )
+    where = "join_columns"
+    open_ones = opened_each(several(batches, f"{where}(batches)"), where)
+    _check_side_by_side(open_ones, replace, where)
+    if all(isinstance(batch, WireBatch) for batch in open_ones):
+        return side_by_side(open_ones)
+    kind = next(batch for batch in open_ones if not isinstance(batch, WireBatch))
+    pool, columns = RowSplitsPool(), {}
+    for batch in open_ones:
+        for name, leaf in in_memory(batch, kind).items():
+            path = f"{where}[{name!r}]"
+            column = leaf if isinstance(kind, dict) else leaf_of_column(leaf, path)
+            columns[name] = _sharing(column, pool, getattr(kind, "device", None), path)
+    return with_meta(like(kind, columns, row_count_of(kind, where)), open_ones)
 
 
-def _chooses_rows(batch: Any) -> TypeGuard[HasRows]:
-    return hasattr(batch, "row_lengths")
+def _sharing(leaf: Any, pool: RowSplitsPool, device: torch.device | None, path: str) -> Any:
+    """A column; a jagged one on `device`, with the offsets of its row lengths in the pool."""
+    if not is_jagged(leaf):
+        return leaf
+    view = view_of(leaf, path, pool, detach=False)
+    row_splits = pool.unique(view.row_splits)
+    shared = row_splits.tensors.get(leaf.device) is parts_of(leaf).offsets
+    if shared and view.starts is None and device in (None, leaf.device):
+        return leaf
+    values = values_of(view)
+    if device is not None:
+        values = values.to(device)
+    return nested_tensor(values, row_splits, view.ragged_dim)
 
 
-def _chosen(table: HasRows, chosen: range | IntArray) -> Any:
-    return table.rows(slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen)
-
-
-def _row_lengths(table: HasRows, where: str) -> IntArray:
-    """The row lengths that all ragged columns of a batch have."""
-    lengths: IntArray | None = None
-    first = ""
-    for name in table.fields:
-        found = table.row_lengths(name)
-        if found is None:
-            continue
-        if lengths is None:
-            lengths, first = found, name
-        elif not np.array_equal(found, lengths):
+def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> None:
+    first = batches[0]
+    rows, known = row_count_of(first, where), row_lengths_of(first, f"{where}(batches[0])")
+    names: set[str] = set()
+    for i, batch in enumerate(batches):
+        path = f"{where}(batches[{i}])"
+        found = row_count_of(batch, path)
+        if found != rows:
             raise ArgumentError(
-                "bad_option",
-                f"{where}(lengths)",
-                f"expected lengths, for the rows of {first!r} and {name!r} differ; pass the "
-                "ones that count",
+                "row_mismatch",
+                path,
+                f"expected {rows} rows, like the first batch, found {found}",
             )
-    if lengths is None:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(lengths)",
-            f"expected lengths or a jagged column, found neither among {list(table.fields)!r:.200}",
-        )
-    return lengths
+        for name in names.intersection(batch.keys()) if not replace else ():
+            raise ArgumentError(
+                "conflict",
+                f"{path}[{name!r}]",
+                "expected a new name, found a column of it in an earlier batch; pass "
+                "replace=True, or select the others",
+            )
+        names.update(batch.keys())
+        for name, lengths in row_lengths_of(batch, path).items() if i and known else ():
+            if not any(np.array_equal(lengths, other) for other in known.values()):
+                of_first, expected = next(iter(known.items()))
+                row = int(np.flatnonzero(lengths != expected)[0])
+                raise ArgumentError(
+                    "bad_length",
+                    f"{path}[{name!r}], row {row}",
+                    f"expected {expected[row]} tokens like {of_first!r} of the first batch, "
+                    f"found {lengths[row]}",
+                )
 
 
-def _longest_first(tokens: IntArray, count: int) -> tuple[list[IntArray], int]:
-    """Rows by part, and the tokens of the heaviest part."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    # Lightest first; among equally light ones that of fewest rows, so that none stays empty: as one
-    # number each, tokens above rows above the part.
-    heap = list(range(count))
-    one_row, one_token = 1 << 32, 1 << 64
-    sizes = tokens.tolist()
-    for row in np.argsort(-tokens, kind="stable").tolist():
-        light = heap[0]
-        parts[light % one_row].append(row)
-        heapq.heapreplace(heap, light + sizes[row] * one_token + one_row)
-    return [np.sort(np.array(part, dtype=np.int64)) for part in parts], max(heap) // one_token
-
-
-def _sizes(sizes: Any, rows: int, where: str) -> IntArray:
-    array = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
-    array = array.astype(np.int64) if array.size == 0 else array
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any() or array.sum() != rows:
-        raise ArgumentError(
-            "bad_option",
-            f"{where}(sizes)",
-            f"expected row counts that add up to {rows}, found {sizes!r:.80}",
-        )
-    return array.astype(np.int64)
-
-
-def _one_way(where: str) -> ArgumentError:
-    return ArgumentError(
-        "bad_option",
-        where,
-        "expected one of parts, sizes and max_tokens (to which parts may be added), and lengths "
-        "only with max_tokens",
-    )
+def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:
+    """These rows of an open batch."""
+    if isinstance(batch, WireBatch):
+        index: Any = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        return batch.rows(index)
+    return select_leaf(batch, chosen, RowSplitsPool(), f"{where}(batch)")

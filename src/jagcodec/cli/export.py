@@ -96,7 +96,7 @@ def _json_lines(batch: Any) -> bytes:
     """One JSON object per row."""
     from jagcodec.batch.to_rows import to_rows
 
-    columns = {name: to_rows(batch, name, "list") for name in batch.fields}
+    columns = {name: [row[name] for row in to_rows(batch, [name], "list")] for name in batch.fields}
     return "".join(_line(columns, row) for row in range(len(batch))).encode()
 
 
@@ -106,12 +106,11 @@ def _line(columns: dict[str, list[Any]], row: int) -> str:
         try:
             cells.append(f"{json.dumps(name)}: {json.dumps(values[row])}")
         except (TypeError, ValueError, RecursionError) as error:
-            raise ArgumentError(
-                "bad_type",
-                f"column {brief(name)}, row {row}",
+            detail = (
                 f"expected a value that JSON has, found {shown(str(error), 120)}; leave the column "
-                "out with --columns",
-            ) from error
+                "out with --columns"
+            )
+            raise ArgumentError("bad_type", f"column {brief(name)}, row {row}", detail) from error
     return f"{{{', '.join(cells)}}}\n"
 
 

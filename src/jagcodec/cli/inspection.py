@@ -138,7 +138,7 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
             batch = whole
             for key in above:
                 batch = batch.leaf(key)
-            yield entry.name, to_rows(batch, name)[0]
+            yield entry.name, to_rows(batch, [name])[0][name]
         except WireFormatError as error:
             if error.reason not in UNKNOWN:
                 raise in_entry(entry, error) from error

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from jagcodec._arguments import usable_device
-from jagcodec.batch.join import concat_rows
-from jagcodec.batch.rows import Batch
+from jagcodec.batch.columns import Batch, concat_in_memory
 from jagcodec.errors import (
     ArgumentError,
     TransportError,
@@ -149,7 +148,7 @@ def all_gather_rows(
     """
     exchange = _exchange(group, "all_gather_rows", device, allow_pickle, limits)
     _, received = exchange.messages(None, lambda: exchange.message(batch, default))
-    return concat_rows([exchange.value(message) for message in received])
+    return concat_in_memory([exchange.value(message) for message in received], "concat_rows")
 
 
 # --- messages ----------------------------------------------------------------------------------

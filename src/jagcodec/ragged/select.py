@@ -1,4 +1,4 @@
-"""Rows of one leaf of a TensorDict, chosen: tensors of every layout, objects, nested batches.
+"""Rows of one column, chosen: tensors of every layout, objects, batches.
 
 What tensordict can do with them depends on its release (below 0.15 nothing with jagged leaves), so
 nothing here asks it to.
@@ -6,7 +6,7 @@ nothing here asks it to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tensordict import (
 )
 
 from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import as_words, from_words, take_rows
+from jagcodec.memory.tensor_bytes import take_rows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -45,38 +45,63 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
+from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
-    """These rows of a leaf, in this order.
+    """These rows of a column, or of a batch of any open form but a message, in this order.
 
     A range of a contiguous tensor is a slice of it, as torch makes them: it holds the tensor's
     storage, and stays right when that moves to shared memory. Everything else is copied once.
     Leaves of equal rows share the row splits in `pool`.
+
+    Raises:
+        ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
+        ArgumentTypeError: It is not a column.
     """
+    if isinstance(leaf, PackedColumn):
+        return varlen_column(select_view(view_of_varlen(leaf, path), chosen, pool), path)
     if isinstance(leaf, UnbatchedTensor):
         return unbatched_of(None, unbatched_parts(leaf)[1])
     if isinstance(leaf, torch.Tensor):
         return _select_tensor(leaf, chosen, pool, path)
-    if is_non_tensor(leaf):
-        return _select_objects(leaf, chosen)
+    if isinstance(leaf, np.ndarray):
+        return leaf[chosen.start : chosen.stop] if isinstance(chosen, range) else leaf[chosen]
+    if isinstance(leaf, list):
+        return [leaf[i] for i in chosen]
+    if is_non_tensor(leaf) and not isinstance(leaf, NonTensorStack):
+        if holds_rows(leaf):
+            return NonTensorData(
+                object_array([leaf.data[i] for i in chosen]), batch_size=[len(chosen)]
+            )
+        return type(leaf)(leaf.data, batch_size=[len(chosen), *leaf.batch_size[1:]])
+    if isinstance(leaf, LazyStackedTensorDict):
+        payloads = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
+        if payloads is not None:
+            return leaf_of_rows([payloads[i] for i in chosen])
+        members = members_of_stack(leaf, path)
+        return stack_like([members[i] for i in chosen], leaf)
     if is_tensorclass(leaf):
         fields, others = fields_of(leaf)
         return tensorclass_of(type(leaf), select_leaf(fields, chosen, pool, path), others)
-    if isinstance(leaf, LazyStackedTensorDict):
-        if leaf.stack_dim == 0:
-            return lazy_stack_like([leaf.tensordicts[i] for i in chosen], leaf)
-        members = [select_leaf(member, chosen, pool, path) for member in leaf.tensordicts]
-        return lazy_stack_like(members, leaf)
-    if isinstance(leaf, TensorDictBase):
-        leaves = {
+    if isinstance(leaf, (dict, TensorDictBase)):
+        columns = {
             name: select_leaf(inner, chosen, pool, f"{path}[{name!r}]")
             for name, inner in leaf.items()
         }
-        return tensordict_like(leaves, len(chosen), leaf)
-    raise ArgumentTypeError(
-        "bad_type", path, f"expected a leaf of a TensorDict, found {type(leaf).__name__}"
+        return like(leaf, columns, len(chosen))
+    raise not_a_column(leaf, path)
+
+
+def not_a_column(column: Any, path: str) -> ArgumentTypeError:
+    """The error of what has no rows."""
+    return ArgumentTypeError(
+        "bad_type",
+        path,
+        f"expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
+        f"columns), found {type(column).__name__}; what belongs to the whole batch goes into "
+        "meta_info",
     )
 
 
@@ -98,30 +123,47 @@ def select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragged
     return end_to_end(values, row_splits, view.ragged_dim)
 
 
-def tensordict_like(leaves: Mapping[str, Any], rows: int, like: TensorDictBase) -> TensorDict:
-    """A TensorDict of other rows, with the dim names and the device of `like`."""
+def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
+    """A batch of the same kind as a TensorDict or a dict, of other columns.
+
+    A TensorDict has the dim names and the device of `batch`; a `BatchedDataDict` its `meta_info`.
+    """
+    if isinstance(batch, dict):
+        make: Callable[[dict[str, Any]], dict[str, Any]] = getattr(batch, "with_columns", dict)
+        return make(columns)
     # tensordict 0.10 cannot be given names, not even None, where there is a NonTensorStack.
-    names = like.names if any(name is not None for name in like.names) else None
+    names = batch.names if any(name is not None for name in batch.names) else None
     flat = not any(
-        isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in leaves.values()
+        isinstance(leaf, TensorDictBase) or is_tensorclass(leaf) for leaf in columns.values()
     )
-    if flat and names is None and like.device is None and like.batch_dims == 1:
-        return batch_of(dict(leaves), rows)
-    return TensorDict(
-        dict(leaves), batch_size=[rows, *like.batch_size[1:]], names=names, device=like.device
-    )
+    if flat and names is None and batch.device is None and batch.batch_dims == 1:
+        return batch_of(columns, rows)
+    sizes = [rows, *batch.batch_size[1:]]
+    return TensorDict(columns, batch_size=sizes, names=names, device=batch.device)
 
 
-def lazy_stack_like(members: list[Any], like: Any) -> Any:
-    """A lazy stack of other members, along the dim of `like`."""
-    if not members:
+def members_of_stack(stack: LazyStackedTensorDict, path: str) -> list[Any]:
+    """The rows of a lazy stack, which may be a `NonTensorStack`."""
+    if stack.stack_dim:
         raise ArgumentError(
-            "bad_rows",
-            "rows of a lazy stack",
-            "expected at least one row, found none: a lazy stack of no rows has no columns",
+            "bad_option",
+            path,
+            f"expected a stack along the rows, found one along dim {stack.stack_dim}; call "
+            ".contiguous() on it",
         )
-    return LazyStackedTensorDict(
-        *members, stack_dim=like.stack_dim, stack_dim_name=like.names[like.stack_dim]
+    return stack.tensordicts
+
+
+def stack_like(members: Sequence[Any], stack: Any) -> Any:
+    """A lazy stack of other rows."""
+    if members:
+        return type(stack)(*members, stack_dim=0)
+    if isinstance(stack, NonTensorStack):
+        return NonTensorData(None, batch_size=[0, *stack.batch_size[1:]])
+    raise ArgumentError(
+        "bad_rows",
+        "rows of a lazy stack",
+        "expected at least one row, found none: a lazy stack of no rows has no columns",
     )
 
 
@@ -159,25 +201,6 @@ def _select_tensor(
     return take_rows(leaf, chosen)
 
 
-def without_rest(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else: itself, or a copy of what is a slice.
-
-    Pickle takes whole storages. Gradients are let be: such a tensor is pickled only where it is a
-    leaf of autograd, which a slice is not.
-    """
-    if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
-        return leaf
-    if is_jagged(leaf):
-        view = view_of(leaf, "pickle")
-        values = without_rest(values_of(view)) if view.starts is None else values_of(view)
-        if values is view.memory:
-            return leaf
-        return nested_tensor(values, view.row_splits, view.ragged_dim)
-    if leaf.layout is not torch.strided or leaf.untyped_storage().nbytes() <= leaf.nbytes:
-        return leaf
-    return from_words(as_words(leaf).clone(), leaf.dtype)
-
-
 def sparse_rows(make: Callable[[], torch.Tensor], dtype: torch.dtype, path: str) -> torch.Tensor:
     """The rows of COO tensors that torch chooses or joins."""
     try:
@@ -189,22 +212,3 @@ def sparse_rows(make: Callable[[], torch.Tensor], dtype: torch.dtype, path: str)
             f"expected a sparse column of a dtype that torch {torch.__version__} supports, found "
             f"{dtype}; call .to_dense() or select the other columns",
         ) from error
-
-
-def _select_objects(leaf: Any, chosen: Chosen) -> Any:
-    if not isinstance(leaf, NonTensorStack):
-        rest = leaf.batch_size[1:]
-        if not holds_rows(leaf):
-            return type(leaf)(leaf.data, batch_size=[len(chosen), *rest])
-        items = object_array([leaf.data[i] for i in chosen])
-        return NonTensorData(items, batch_size=[len(chosen)])
-    payloads = payloads_of_stack(leaf)
-    if payloads is not None:
-        return leaf_of_rows([payloads[i] for i in chosen])
-    members = leaf.tensordicts
-    if leaf.stack_dim == 0 and len(chosen):
-        return NonTensorStack(*[members[i] for i in chosen], stack_dim=0)
-    if leaf.stack_dim == 0:
-        return NonTensorData(None, batch_size=[0, *leaf.batch_size[1:]])
-    inner = [_select_objects(member, chosen) for member in members]
-    return NonTensorStack(*inner, stack_dim=leaf.stack_dim)

@@ -450,9 +450,11 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
         group = group_of.get(offsets)
         if group is None:
             group = group_of[offsets] = len(groups)
-            lengths = [b - a for a, b in pairwise(offsets)]
             place = _NOWHERE
+            shortest = longest = offsets[-1] - offsets[0]
             if rows > 1:
+                lengths = [b - a for a, b in pairwise(offsets)]
+                shortest, longest = min(lengths), max(lengths)
                 packed = struct.pack(f"<{rows + 1}q", *offsets)
                 if len(packed) >= SMALL_BUFFER:
                     large.append(memoryview(packed))
@@ -461,7 +463,7 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
                     place = (0, (end + 63) & -ALIGNMENT)
                     pieces += (GAPS[place[1] - end], packed)
                     end = place[1] + len(packed)
-            groups.append((*place, rows, min(lengths), max(lengths)))
+            groups.append((*place, rows, shortest, longest))
         numbers += (buffer, at, PLAIN, group, *shape)
     if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))

@@ -6,7 +6,8 @@ other is opened by itself: then `read_header` says what is wrong with it, or tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -88,6 +89,16 @@ class Frames(NamedTuple):
         sizes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
         np.add.accumulate(sizes, out=starts[1:])
         return cls(buffers, starts, held.cumsum() - held)
+
+
+@contextmanager
+def in_message(index: int) -> Iterator[None]:
+    """Errors inside name the message."""
+    try:
+        yield
+    except WireFormatError as error:
+        path = f"message {index}: {error.path}"
+        raise WireFormatError(error.reason, path, error.detail) from error
 
 
 def stacked(batches: Iterable[tuple[int, Header, Node]]) -> list[Stack]:
