@@ -272,6 +272,7 @@ def test_gradient_carrying_columns_can_be_padded():
         (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_to_seqlen=-1), ValueError, "pad_to_seqlen"),
         (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
+        (lambda td: materialize(td, pad_to_seqlen=0.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[call-overload]
         (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[call-overload]
         (lambda td: materialize({"x": 7}), TypeError, r"\['x'\]: expected a column of N rows"),
@@ -607,3 +608,15 @@ def test_straight_from_a_message_is_the_same(td, side, narrow):
                 dict(materialize(open_wire(source), layout)),
                 dict(materialize(decode(frames), layout)),
             )
+
+
+def test_a_mask_whose_name_is_taken_can_have_another():
+    td = pack_jagged_fields(
+        {"ids": torch.ones(2, 3), "attention_mask": torch.zeros(2)},
+        lengths=torch.tensor([2, 3]),
+        token_aligned_fields=["ids"],
+    )
+    with pytest.raises(ArgumentError, match=r"attention_mask_of=\{'ids': 'another name'\}"):
+        materialize(td, attention_mask_of="ids")
+    found = materialize(td, attention_mask_of={"ids": "mask"})
+    assert found["mask"].tolist() == [[True, True, False], [True, True, True]]

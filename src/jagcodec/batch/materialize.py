@@ -216,7 +216,7 @@ def materialize(
             check_option(side, _SIDES, f"{where}(padding_side)")
     batch = _opened(td, f"{where}(td)")
     # Checked where they are given; most calls give few.
-    if pad_to_seqlen:
+    if pad_to_seqlen or type(pad_to_seqlen) is not int:
         pad_to_seqlen = whole_number(
             pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"
         )
@@ -514,7 +514,8 @@ class _Materializing:
             raise ArgumentError(
                 "conflict",
                 where,
-                f"expected no column {mask!r} in the batch, found one; select the others",
+                f"expected no column {mask!r} in the batch, found one; pass "
+                f"attention_mask_of={{{name!r}: 'another name'}}",
             )
         ones = torch.ones(row_splits.total, dtype=torch.bool, device=column.device)
         plan[mask] = self._placed(end_to_end(ones, row_splits), left_pad, width, mask)
