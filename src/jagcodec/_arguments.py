@@ -1,4 +1,4 @@
-"""What callers hand in: columns, names, counts and options, each checked in one place."""
+"""Checks of arguments: columns, names, counts and options."""
 
 from __future__ import annotations
 

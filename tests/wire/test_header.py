@@ -313,6 +313,7 @@ def fresh_tables():
     with pytest.MonkeyPatch.context() as patch:
         for module in (schemas, headers):
             patch.setattr(module, "_known", {})
+        patch.setattr(headers, "_starts", {})
         yield schemas._known
 
 

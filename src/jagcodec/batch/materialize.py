@@ -33,7 +33,14 @@ from jagcodec.batch.options import (
     too_long,
     too_long_in,
 )
-from jagcodec.batch.rectangles import Key, Rectangle, allocate_rectangles, fill_rectangles, path_of
+from jagcodec.batch.rectangles import (
+    Key,
+    Rectangle,
+    allocate_rectangles,
+    fill_rectangles,
+    padded_columns,
+    path_of,
+)
 from jagcodec.errors import ArgumentError, ArgumentKeyError, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
@@ -46,7 +53,7 @@ from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.lowered import Columns
-from jagcodec.wire.wire_batch import WireBatch
+from jagcodec.wire.wire_batch import MessageColumns, WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -247,12 +254,29 @@ def materialize(
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         check_accelerator()
-    result = _Materializing(options, prompt_lengths, out, strict).run(
-        columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
-    )
+    plain = options.only_pads and out is prompt_lengths is None and not strict
+    columns = _padded_at_once(batch, options) if plain else None
+    if columns is None:
+        result = _Materializing(options, prompt_lengths, out, strict).run(
+            columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
+        )
+    elif container is BatchedDataDict:
+        result = BatchedDataDict.of_equal_rows(columns)
+    else:
+        result = container(columns)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
     return result
+
+
+def _padded_at_once(batch: Any, options: Options) -> dict[str, torch.Tensor] | None:
+    """The columns of one message, if it is a small one of plain columns."""
+    source = getattr(batch, "source", None)
+    if type(source) is not MessageColumns or batch.chosen is not None:
+        return None
+    if source.device is not None or len(source.sizes) > 1:
+        return None
+    return padded_columns(source.message, source.sizes[0], batch.column_keys, options.pads)
 
 
 def _opened(source: Any, where: str) -> Any:

@@ -37,6 +37,14 @@ class Options(NamedTuple):
     pin_memory: bool
     container: Callable[[dict[str, Any]], Any]
 
+    @property
+    def only_pads(self) -> bool:
+        """Whether all that is asked for is rectangles as wide as their longest rows."""
+        widens = self.width or self.prompt_width or self.multiple != 1 or self.side != "right"
+        moves = self.device is not None or self.pin_memory
+        named = self.sides or self.token_aligned or self.keep_jagged or self.masks
+        return self.layout == "padded" and not (widens or moves or named)
+
     def check_names(self, keys: list[Key]) -> None:
         """Refuse names that are not those of columns."""
         check_known(self.pads, keys, "materialize(pad_value_dict)")

@@ -10,13 +10,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, describe
-from jagcodec.memory.blocks import Wanted, allocate
+from jagcodec.errors import ArgumentError, WireFormatError, describe
+from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
+from jagcodec.ragged.pad_values import pad_bits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
+from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import writable_bytes
+from jagcodec.wire.message import Message
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import PLAIN, Kind
 
 Key: TypeAlias = str | tuple[str, ...]
 """What a column is called in arguments: its name, or inside a nested one all of them."""
@@ -185,3 +190,74 @@ def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
     read = [part for part in parts if isinstance(part, np.ndarray)]
     read += [buffer for part in parts if isinstance(part, tuple) for buffer in part]
     return are_apart([task.dst for task in tasks], read)
+
+
+# --- of one message ----------------------------------------------------------------------------
+
+_SMALL = 4 << 20
+"""Bytes of a rectangle; larger ones take longer to write than Python takes to plan them."""
+
+_JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
+_ZEROS = {size: bytes(size) for size in (1, 2, 4, 8)}
+
+
+def padded_columns(
+    message: Message, rows: int, keys: Mapping[str, Node], pads: Mapping[Any, Any]
+) -> dict[str, torch.Tensor] | None:
+    """Columns of a small message, padded on the right to their longest rows: in two short loops,
+    because such a message takes longer to plan than to copy.
+
+    Args:
+        message: The message of a batch with one batch dim.
+        rows: Its rows, all of which are wanted.
+        keys: Names and nodes of the columns.
+        pads: Pad values by name; 0 for the rest.
+
+    Returns:
+        None if a column is not plain, or not sound: then it is for its reader to say so.
+    """
+    frames, numbers = message.payload.frames, message.numbers
+    if frames is None or not rows:
+        return None
+    columns: dict[str, Any] = {}
+    jagged: list[Any] = []
+    end, group, splits = 0, -1, None
+    for name, node in keys.items():
+        i, kind = node.number, node.kind
+        dims = numbers[node.dims : node.end]
+        if kind is _TENSOR and dims[:1] == [rows]:
+            columns[name] = message.tensor(node)
+            continue
+        if kind is not _JAGGED or numbers[i + 2] != PLAIN or node.fields[2] != 1:
+            return None
+        if splits is None or group != numbers[i + 3]:
+            group = numbers[i + 3]
+            try:
+                splits = message.row_splits(group)
+            except WireFormatError:
+                return None
+            if splits.rows != rows:
+                return None
+        dtype = NAMED_ARRAYS.get(node.fields[0])
+        cell = size = node.itemsize
+        for extent in dims[1:]:
+            size *= extent
+        if dtype is None or dims[0] != splits.total or not 0 < rows * splits.max * size <= _SMALL:
+            return None
+        bits = _ZEROS[cell]
+        if name in pads:
+            bits = pad_bits(pads[name], torch_dtype(node.fields[0]), path_of(name))
+        at = numbers[i + 1]
+        data = frames[numbers[i]][at : at + dims[0] * size]
+        dims[:1] = rows, splits.max
+        jagged.append((name, end, dims, dtype, data, splits, size, bits))
+        columns[name] = None
+        end += (rows * splits.max * size + 63) & -64
+    block = new_block(end).data
+    tasks: list[Any] = []
+    for name, start, shape, dtype, data, splits, size, bits in jagged:
+        array = np.ndarray(shape, dtype, block, start)
+        columns[name] = torch.from_numpy(array)
+        tasks.append((array, data, splits.starts, splits.lengths, None, shape[1], size, bits))
+    pad_all(tasks)
+    return columns

@@ -1,4 +1,4 @@
-"""Imports of what integrations need, and what to install where it is missing."""
+"""Imports of optional packages, with an error that names what to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed(integration: str, package: str) -> Iterator[None]:
-    """Say which package to install, and how, if a module that is imported inside is missing."""
+    """If a module that is imported inside is missing, name the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Signs that a batch is not what its producer believes: warned of, or refused if strict."""
+"""Likely mistakes of producers: a warning, or an error with `strict=True`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warn_of_rectangle(path: str) -> None:
     """Warn of a column that was named, and cannot be packed."""
     warn(
         path,
-        "stays rectangular although it was said to be per-token, because its rows or its width do "
+        "stays rectangular although you named it as per-token, because its rows or its width do "
         "not fit the lengths or the mask",
     )
 

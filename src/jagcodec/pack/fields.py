@@ -28,6 +28,7 @@ from jagcodec.ragged.row_splits import LENGTH_DTYPES, Lengths, RowSplitsPool
 from jagcodec.ragged.views import RaggedView, rows_of_rectangle
 from jagcodec.wire.encoder import Columns, EncodeOptions, pending
 from jagcodec.wire.frames import Frame, frames_of, write_to
+from jagcodec.wire.place import frames_of_columns
 
 
 def pack_jagged_fields(
@@ -161,8 +162,9 @@ def encode_fields(
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
-        are aliased by their frames; packed ones are gathered into one allocation, which is freed
-        with the last of their frames, or straight into `out`.
+        are aliased by their frames; packed ones are gathered into frame 1 if they are below
+        16 KiB, and into one allocation, which is freed with the last of their frames; or
+        straight into `out`.
 
     Raises:
         ArgumentError: As from `pack_jagged_fields`; or `out` is too small, or overlaps a column.
@@ -171,6 +173,10 @@ def encode_fields(
         UnsupportedTypeError: As from `encode`.
     """
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
+    if out is None and not options:
+        frames = frames_of_columns(columns)
+        if frames is not None:
+            return frames
     message = pending(columns, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
 

@@ -256,7 +256,7 @@ def _ordered_columns(
             continue
         if kind is str:
             packed = memoryview(documents.packer().pack(value))
-            columns.append((packed, (0, len(packed)), (len(packed),)))
+            columns.append((packed, (len(packed), len(packed), b""), (len(packed),)))
             nodes.append((Code.NON_TENSOR_ROWS,))
             continue
         if kind is list or kind is tuple:
@@ -272,7 +272,7 @@ def _ordered_columns(
         dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
         if dtype is None or not shape or not value.flags.c_contiguous:
             return None
-        columns.append((value, (0, shape[0]), shape))
+        columns.append((value, (shape[0], shape[0], b""), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
     return (Code.TENSORDICT, 1, tuple(row), *nodes), columns
 

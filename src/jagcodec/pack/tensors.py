@@ -1,4 +1,4 @@
-"""Padded <-> jagged for one tensor: the pure functions.
+"""One tensor: padded to jagged, and responses out of rows.
 
 The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.codec``.
 """
@@ -65,11 +65,11 @@ def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
 
 
 def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-    """Pack `val` if its shape says that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
+    """Pack `val` if its shape shows that it is per-token: ``val.shape[:2] == (N, max(lengths))``.
 
     This is a guess, for callers that do not name their per-token fields: a feature that happens
     to be (N, max(lengths)) is packed too, and a per-token field with further padding is not.
-    `pack_per_token_field` is for those who know.
+    If you know that it is, use `pack_per_token_field`.
 
     Args:
         val: Any strided tensor; a jagged one is returned detached.
@@ -139,7 +139,7 @@ def stack_or_nest(
             the shapes equal" flips a batch's layout when lengths coincide, and trainers that
             expect one layout crash (verl-project/verl#6407, #7661).
         ragged_dim: The dim of the result that is ragged, 1 being the first of a row: 2 for rows
-            (3, n) of MRoPE position ids. None takes the dim that differs, or 1 if none does.
+            (3, n) of MRoPE position ids. None means the dim that differs, or 1 if all are equal.
 
     Returns:
         (N, ...) stacked, or a jagged tensor whose ragged dim is the one that differs; it owns
@@ -257,7 +257,7 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         detail = f"expected {len(lengths)} rows like full, found {len(responses)}"
         raise ArgumentError("row_mismatch", f"{where}(response_mask)", detail)
     prompts = lengths - responses
-    # An empty response asks for nothing, so it may lie in an empty row.
+    # An empty response asks for nothing, so its row may be empty.
     wrong = np.flatnonzero((prompts <= 0) & (responses > 0))
     if len(wrong):
         row = int(wrong[0])

@@ -1,4 +1,4 @@
-"""The rows of views, moved: end to end, or apart into rectangles."""
+"""Rows of views copied end to end, or into rectangles."""
 
 from __future__ import annotations
 

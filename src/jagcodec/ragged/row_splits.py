@@ -73,6 +73,11 @@ class RowSplits:
         """Row splits of (N + 1,) offsets, aliased; None unless they start at 0 and never fall."""
         if not len(host) or host[0]:
             return None
+        if len(host) <= _FEW:
+            numbers = host.tolist()
+            few = list(map(operator.sub, numbers[1:], numbers))
+            low, high = min(few, default=0), max(few, default=0)
+            return None if low < 0 else cls(host, np.array(few, dtype=np.int64), low, high)
         lengths: IntArray = host[1:] - host[:-1]
         low, high = _extremes(lengths)
         # Of numbers below 0, too, because their differences may wrap around.
@@ -100,8 +105,12 @@ class RowSplits:
         return found
 
 
+_FEW = 64
+"""Numbers that Python looks at in less time than numpy."""
+
+
 def _extremes(lengths: IntArray) -> tuple[int, int]:
-    if len(lengths) > 64:
+    if len(lengths) > _FEW:
         return int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
     few = lengths.tolist()
     return min(few, default=0), max(few, default=0)

@@ -25,6 +25,7 @@ def copy(tasks: Sequence[Copy], threads: int) -> None:
 def pad(tasks: Sequence[Pad], threads: int) -> None:
     """See `Kernel`; `threads` has no effect here."""
     for dst, src, starts, lengths, left_pad, width, cell_bytes, pad_bits in tasks:
+        dst = array_bytes(dst)
         # The whole rectangle first: a slice more for each row's pads costs more than writing the
         # cells between them twice.
         if pad_bits.count(pad_bits[0]) == len(pad_bits):
@@ -75,7 +76,7 @@ def _copy(
     else:
         source = array_bytes(src).data
         begins = begins * cell_bytes
-    target = dst.data
+    target = np.frombuffer(dst, np.uint8).data
     for at, begin, size in zip(to.tolist(), begins.tolist(), sizes.tolist(), strict=True):
         target[at : at + size] = source[begin : begin + size]
 

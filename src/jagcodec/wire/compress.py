@@ -1,4 +1,4 @@
-"""Frames that are stored compressed, each as one frame of zstd, for links slower than memory.
+"""Compressed frames, each one frame of zstd.
 
 Places and sizes in a message are those of its frames before they are compressed, so only this file
 and the header know of it. The library is imported when a message needs it.
@@ -77,7 +77,7 @@ def compressed(message: PendingMessage, level: int) -> PendingMessage:
 def _is_smaller(
     header: bytes, sent: Sequence[ByteArray], plain: bytes, frames: Sequence[ByteArray]
 ) -> bool:
-    """Whether a message takes less than the plain one, as frames and as a blob."""
+    """Whether a message is smaller than the plain one, as frames and as a blob."""
     stored, sizes = (list(map(len, one)) for one in (sent, frames))
     saved = len(plain) + sum(sizes) - len(header) - sum(stored)
     return saved >= 64 and blob_end(len(header), stored) <= blob_end(len(plain), sizes)
@@ -205,5 +205,5 @@ def zstandard() -> Any:
             "bad_option",
             "compress='zstd'",
             "expected the package zstandard, which both sides of a compressed message need, found "
-            "none; pip install 'jagcodec[zstd]'",
+            "none; pip install 'zstandard>=0.22'",
         ) from error

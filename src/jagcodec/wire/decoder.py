@@ -1,4 +1,4 @@
-"""Frames -> Python values: the nodes of an open message, built. Every number was checked before.
+"""`decode`: the nodes of an open message to Python values.
 
 `decode` builds all of a message; `open_wire` asks for chosen columns and rows (see `lazy`).
 """
@@ -102,7 +102,7 @@ def decode(
         device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
         allow_pickle: Unpickle what an `encode` with the same option pickled. That runs whatever
             code the sender chose: only for peers that you trust with your process.
-        limits: What is refused because it is too large; None takes the defaults of `Limits`.
+        limits: Bounds for the message; None means the defaults of `Limits`.
 
     Returns:
         The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
@@ -313,7 +313,7 @@ def _tensordict(message: Message, node: Node, budget: Budget) -> TensorDict:
     rank, keys = node.fields
     size = numbers[node.dims : node.end]
     leaves: dict[str, Any] = {}
-    # Whether a TensorDict would take every leaf as it is.
+    # Whether a TensorDict would accept every leaf unchanged.
     fits = rank == 1 and message.device is None
     budget.depth += 1
     for key, child in zip(keys, node.children, strict=True):

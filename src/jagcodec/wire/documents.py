@@ -1,4 +1,4 @@
-"""Values that need no buffers, as msgpack: scalars, payloads, keys. No torch, no numpy.
+"""Documents: values that need no buffers, as msgpack.
 
 msgpack's own types stand for themselves. Anything else is a *record*: an array whose first item is
 a *tag*, an empty extension with the code of the record's kind. Extensions hold nothing, so nothing
@@ -26,7 +26,7 @@ RECORDS: dict[Kind, tuple[str, ...]] = {
     Kind.USER: ("name", "state"),
     Kind.PICKLE: ("data",),
 }
-"""The fields of each kind of record, behind its tag; a star is any number of items."""
+"""The fields of each kind of record, after its tag; a star is any number of items."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
 
 
 def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
-    """Documents that lie end to end, each of which ends exactly where `ends` says.
+    """Documents end to end, each of which must end exactly at its `ends`.
 
     In errors the first is called row `first`.
     """
@@ -128,7 +128,7 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
 
 
 def not_msgpack(error: Exception, path: str) -> WireFormatError:
-    """What to say of bytes that msgpack does not take."""
+    """The error for bytes that msgpack rejects."""
     text = str(error) or type(error).__name__
     return WireFormatError(
         "bad_header",
@@ -142,7 +142,7 @@ _TRUSTED_SIZE = 512
 
 
 def _walk(data: bytes, documents: int = 1) -> None:
-    """See that the counts in msgpack bytes have bytes behind them, without building anything.
+    """Check that bytes follow the counts in msgpack bytes, without building anything.
 
     msgpack allocates a list as soon as it reads its count.
     """

@@ -18,6 +18,9 @@ TORCH_NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype is not Non
 NUMPY_NAMES = {dtype: TORCH_NAMES[torch_dtype] for torch_dtype, dtype in NUMPY_DTYPES.items()}
 """The names of the same dtypes of numpy."""
 
+NAMED_ARRAYS = {name: dtype for dtype, name in NUMPY_NAMES.items()}
+"""These dtypes of numpy by name."""
+
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a checked name."""

@@ -1,4 +1,4 @@
-"""Python values -> frames. No pickle, and no copy of anything large that lies in order.
+"""`encode`: Python values to frames, without a copy of large memory in order.
 
 Encoding has four phases, and data is handed from one to the next:
 
@@ -107,22 +107,22 @@ def encode(
         checksum: Add a CRC-32 of the header and of every buffer, which `decode` verifies.
         compress: Compress large frames, for links slower than memory: ``"zstd"``, or
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
-            Both sides need the library: ``pip install 'jagcodec[zstd]'``. Readers need no option.
+            Both sides need ``pip install 'zstandard>=0.22'``. Readers need no option.
             A frame that would not get smaller is sent as it is.
         allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
             given the same option; only for peers that you trust with your process.
-        default: A function, as json, msgspec and orjson take one. It is called with each value of a
+        default: A function, as in json, msgspec and orjson. It is called with each value of a
             type that is not in this list, and returns one that can be encoded in its place, or
             raises. What it returns is looked at like any other value. If it returns the value
             itself, that is pickled or refused as without it. It is not asked about dict keys and
             set members.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
-            and no part of what `decode` returns.
+            and not part of the result of `decode`.
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
-        ``send_multipart(frames, copy=False)``. Memory that already lies contiguous on the CPU is
+        ``send_multipart(frames, copy=False)``. Memory that is already contiguous on the CPU is
         aliased, not copied, and kept alive by its frame: write to it only after the frames are
         sent. The same holds for ``tensor.share_memory_()``, which putting the tensor on a queue of
         torch.multiprocessing calls, because it moves the memory away from under the frame.
@@ -268,7 +268,7 @@ def _plain_names(names: Iterable[Name]) -> list[Any]:
 
 
 def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] | None) -> Any:
-    """The document of what belongs to the whole message."""
+    """The document with values of the whole message."""
     if not isinstance(meta, Mapping):
         raise ArgumentTypeError(
             "bad_type", "meta", f"expected a mapping of names to values, found {describe(meta)}"
@@ -279,7 +279,7 @@ def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] |
             "unsupported_type",
             "meta",
             "expected values without tensors, arrays and long bytes, found one; make it a column, "
-            "or a value of its own beside the batch: encode({'batch': batch, 'more': value})",
+            "or a value next to the batch: encode({'batch': batch, 'more': value})",
         )
     return document
 

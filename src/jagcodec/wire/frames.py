@@ -316,8 +316,8 @@ class FramePayload(Payload):
         self._frames = frames
         self._copy = copy
         self._by_range = by_range
-        # Memory that may be kept, and its address.
-        self._owned: dict[int, tuple[ByteArray, int]] = {}
+        # Memory that may be kept.
+        self._owned: dict[int, ByteArray] = {}
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
@@ -338,9 +338,9 @@ class FramePayload(Payload):
                 if self._by_range:
                     return _usable(frame[offset : offset + size], self._copy, alignment)
                 frame = writable(frame, self._copy)
-            known = self._owned[buffer] = frame, frame.__array_interface__["data"][0]
-        data = known[0][offset : offset + size]
-        return copied(data) if (known[1] + offset) % alignment else data
+            known = self._owned[buffer] = frame
+        data = known[offset : offset + size]
+        return copied(data) if alignment > 1 and address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
         if not size:
@@ -356,7 +356,7 @@ class FramePayload(Payload):
 
 def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:
     data = writable(data, copy)
-    return copied(data) if address(data) % alignment else data
+    return copied(data) if alignment > 1 and address(data) % alignment else data
 
 
 def writable(data: ByteArray, copy: bool | None) -> ByteArray:

@@ -26,6 +26,7 @@ from jagcodec.wire.schema import (
     Group,
     Places,
     Schema,
+    check_at_sight,
     check_groups,
     check_numbers,
     keep,
@@ -170,6 +171,7 @@ def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
 _START = b"\x84" + msgpack.packb(MAGIC)
 _VERSION = msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
+_WITHOUT_VALUES = behind_numbers(NO_VALUES)
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
@@ -183,8 +185,14 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     Raises:
         WireFormatError: `data` is not a header of this version, or says what cannot be.
     """
-    size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
-    schema = read_schema(packed_schema)
+    known = _parts_at_sight(data, limits)
+    if known is not None:
+        size, schema, packed_numbers, packed_values = known
+    else:
+        size, packed_schema, packed_numbers, packed_values = header_parts(data, limits)
+        schema = read_schema(packed_schema)
+        if packed_values == NO_VALUES:
+            keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers
     if len(numbers) < first + 2:
@@ -215,7 +223,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     groups = [Group(*numbers[i : i + 5]) for i in range(first, ends, 5)]
     if checksums:
         covered = packed_numbers[: -8 * len(checksums)]
-        found = _header_checksum(packed_schema, covered, packed_values)
+        found = _header_checksum(schema.packed, covered, packed_values)
         check_crc(found, checksums[0], "header")
 
     payload = sum(sizes)
@@ -230,8 +238,13 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
     places = Places(sizes, in_row=in_row)
-    check_groups(groups, places)
-    check_numbers(schema, numbers, groups, places)
+    left = check_at_sight(schema, numbers, sizes)
+    if left is None:
+        check_groups(groups, places)
+        check_numbers(schema, schema.nodes, numbers, groups, places)
+    else:
+        places.left, places.expanded = left
+        check_numbers(schema, schema.others, numbers, groups, places)
     beyond = places.expanded + (payload if stored is not sizes else 0) - EXPANSION * total
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
@@ -256,6 +269,41 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
         *(total, frames, objects, limits),
     )
+
+
+_starts: dict[bytes, Schema] = {}
+_SCHEMA_AT = len(_BEFORE_SCHEMA)
+_SHORT = 1 << 16
+
+
+def _parts_at_sight(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
+    """As `header_parts`, of a header without values as this library writes it, whose bytes up to
+    its numbers are known, and with the schema itself; None of any other.
+    """
+    view = memoryview(data)
+    if not 64 < len(view) <= min(_SHORT, limits.header):
+        return None
+    # A copy: what was checked must not change with the message's memory.
+    whole = bytes(view)
+    first, size = whole[_SCHEMA_AT], whole[_SCHEMA_AT + 1]
+    if first == 0xC7:
+        at = _SCHEMA_AT + 3 + size + len(_BEFORE_NUMBERS)
+    else:  # of an extension of 256 bytes or more, or the bytes are not known
+        at = _SCHEMA_AT + 4 + (size << 8 | whole[_SCHEMA_AT + 2]) + len(_BEFORE_NUMBERS)
+    schema = _starts.get(whole[:at])
+    if schema is None or at + 3 > len(whole):
+        return None
+    first, size = whole[at], whole[at + 1]
+    at += 2
+    if first == 0xC5:
+        size = size << 8 | whole[at]
+        at += 1
+    elif first != 0xC4:
+        return None
+    numbers = whole[at : at + size]
+    if size % 8 or whole[at + size :] != _WITHOUT_VALUES:
+        return None
+    return len(whole), schema, numbers, NO_VALUES
 
 
 def is_accepted(header: bytes, documents: int) -> bool:

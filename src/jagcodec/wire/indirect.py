@@ -1,4 +1,4 @@
-"""Indirect columns, whose rows lie elsewhere in the message: a table says where.
+"""Indirect columns: a table gives the place of their rows in the message.
 
 Each row is one run of cells or several, one after the other. The table is read as a `RaggedView`,
 so that rows which share cells share them until a rectangle or a tensor is made.
@@ -24,10 +24,10 @@ from jagcodec.wire.spec import NO_INDEX, PLAIN, RUN_NUMBERS
 
 
 class Source(Protocol):
-    """The open message that a column lies in.
+    """The open message of a column.
 
     Attributes:
-        header: What the message says of itself.
+        header: The checked header.
         payload: Its buffers.
         widened: Cells that were stored narrow, as wide as their dtype.
     """
@@ -55,7 +55,7 @@ class RunNumbers(NamedTuple):
 
 
 def runs_at(source: Source, leaf: Leaf) -> list[RunNumbers]:
-    """The table that lies at the place of an indirect column."""
+    """The table at the place of an indirect column."""
     size = 8 * len(RUN_NUMBERS) * leaf.runs
     data = source.payload.read(leaf.place.buffer, leaf.place.offset, size)
     # A copy: what was checked must not change with the message's memory.

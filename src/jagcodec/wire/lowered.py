@@ -98,11 +98,14 @@ class ColumnDict(dict[str, Any]):
 
 
 InOrder: TypeAlias = tuple[
-    "memoryview | np.ndarray[Any, Any]", "tuple[int, ...] | None", "tuple[int, ...]"
+    "memoryview | np.ndarray[Any, Any] | RaggedView",
+    "tuple[int, int, bytes] | None",
+    "tuple[int, ...]",
 ]
-"""A column whose rows lie end to end: contiguous memory, of which only the bytes count; where rows
-begin and end in it, in cells from 0 on, or None of a rectangle; and the dims of its values, or how
-many bytes of documents there are. A plain tuple, because a message of one row takes little else."""
+"""A plain column: contiguous memory in which its rows lie end to end, and of which only the bytes
+count, or rows of an array that lie apart; its shortest and its longest row, and of several rows the
+offsets once they lie end to end, or None of a rectangle; and the dims of its values, or how many
+bytes of documents there are. A plain tuple, because a message of one row takes little else."""
 
 
 class Documents(NamedTuple):

@@ -129,7 +129,7 @@ class Lowering:
         return [TAGS[Kind.USER], name, state]
 
     def _foreign(self, value: Any, why: str = "") -> Tree:
-        """The tree of what `default` returns for a value; or its pickle; or an error."""
+        """The tree of the result of `default`; or of a pickle; or an error."""
         if self._default is not None:
             if len(self._path) + self._defaults >= MAX_DEPTH:
                 expected = "expected values of default that can be encoded"

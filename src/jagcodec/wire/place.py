@@ -5,10 +5,9 @@ Of the phases of encoding (see `encoder`) this is the second and the third.
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,19 +15,22 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
+from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
+from jagcodec.rowcopy import Copy
 from jagcodec.wire import numpy_dtypes
-from jagcodec.wire.dtypes import TORCH_NAMES
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.elide import elide
 from jagcodec.wire.frames import Frame, PendingMessage, blob_pieces, frames_of
-from jagcodec.wire.header import write_header
+from jagcodec.wire.header import NO_VALUES, write_header
 from jagcodec.wire.lowered import (
     Cells,
+    Columns,
     Dense,
     Documents,
     EndToEnd,
@@ -49,6 +51,7 @@ from jagcodec.wire.spec import (
     ONE_OBJECT,
     PLAIN,
     SMALL_BUFFER,
+    Code,
 )
 
 Place: TypeAlias = tuple[int, int]
@@ -417,7 +420,7 @@ def _laid_out(documents: Packed) -> tuple[ByteArray, IntArray, RowSplits]:
 
 
 def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: bytes) -> list[Frame]:
-    """The message of `rows` rows, one or more, all of which lie end to end in their columns.
+    """The message of `rows` rows, one or more, of plain columns.
 
     The frames are those that `Placing` makes of the same columns. It makes no object for a column,
     so that a message of few rows costs little more than its bytes.
@@ -430,42 +433,93 @@ def frames_in_order(tree: Any, rows: int, columns: Iterable[InOrder], values: by
     """
     numbers = [rows]
     groups: list[tuple[int, ...]] = []
-    group_of: dict[tuple[int, ...], int] = {}
+    group_of: dict[tuple[int, int, bytes], int] = {}
     pieces: list[Any] = []
-    large: list[memoryview] = []
+    large: list[Any] = []  # memory, or rows that are to be copied to new memory
+    apart: list[tuple[int, int, int, tuple[Any, ...]]] = []
     end = 0
-    for data, offsets, shape in columns:
-        size = data.nbytes
+    data: Any
+    for data, own, shape in columns:
+        is_apart = type(data) is RaggedView
+        size = _size_of(data, shape) if is_apart else data.nbytes
         buffer = at = 0
         if size >= SMALL_BUFFER:
-            large.append(memoryview(data).cast("B"))  # type: ignore[arg-type]
+            large.append(size if is_apart else memoryview(data).cast("B"))
             buffer = len(large)
         elif size:
             at = (end + 63) & -ALIGNMENT
-            pieces += (GAPS[at - end], data)
+            pieces += (GAPS[at - end], bytes(size) if is_apart else data)
             end = at + size
-        if offsets is None:
+        if is_apart and size:
+            starts, splits = data.starts, data.row_splits
+            task = (data.memory, None, starts, splits.lengths, size // splits.total)
+            apart.append((buffer, at, at + size, task))
+        if own is None:
             numbers += (buffer, at, PLAIN, *shape)
             continue
-        group = group_of.get(offsets)
+        group = group_of.get(own)
         if group is None:
-            group = group_of[offsets] = len(groups)
+            group = group_of[own] = len(groups)
+            low, high, offsets = own
             place = _NOWHERE
-            shortest = longest = offsets[-1] - offsets[0]
-            if rows > 1:
-                lengths = [b - a for a, b in pairwise(offsets)]
-                shortest, longest = min(lengths), max(lengths)
-                packed = struct.pack(f"<{rows + 1}q", *offsets)
-                if len(packed) >= SMALL_BUFFER:
-                    large.append(memoryview(packed))
-                    place = (len(large), 0)
-                else:
-                    place = (0, (end + 63) & -ALIGNMENT)
-                    pieces += (GAPS[place[1] - end], packed)
-                    end = place[1] + len(packed)
-            groups.append((*place, rows, shortest, longest))
+            if len(offsets) >= SMALL_BUFFER:
+                large.append(memoryview(offsets))
+                place = (len(large), 0)
+            elif offsets:
+                place = (0, (end + 63) & -ALIGNMENT)
+                pieces += (GAPS[place[1] - end], offsets)
+                end = place[1] + len(offsets)
+            groups.append((*place, rows, low, high))
         numbers += (buffer, at, PLAIN, group, *shape)
     if large or end:
         large.insert(0, memoryview(bytearray().join(pieces)))
+    if apart:
+        fresh = iter(allocate_together([part for part in large if type(part) is int]))
+        large = [next(fresh).data if type(part) is int else part for part in large]
+        rowcopy.copy_all([Copy(large[k][a:b], *task) for k, a, b, task in apart])
     sizes = [buffer.nbytes for buffer in large]
     return [write_header(tree, numbers, values, groups, sizes), *large]
+
+
+def _size_of(view: RaggedView, shape: tuple[int, ...]) -> int:
+    size = view.dtype.itemsize
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def frames_of_columns(columns: Columns) -> list[Frame] | None:
+    """The message of rows of columns without options; None if a column is not plain."""
+    rows = columns.rows
+    nodes: list[Any] = []
+    in_order: list[InOrder] = []
+    splits: RowSplits | None = None
+    for column in columns.columns.values():
+        kind = type(column)
+        if kind is RaggedView:
+            memory, starts = column.memory, column.starts
+            dtype = TORCH_NAMES.get(column.dtype)
+            plain = type(memory) is np.ndarray and column.runs is None and column.ragged_dim == 1
+            if not plain or dtype is None:
+                return None
+            if splits is not column.row_splits:
+                splits = column.row_splits
+                own = splits.min, splits.max, splits.host.tobytes() if rows > 1 else b""
+            shape = (splits.total, *column.shape[1:])
+            data = column
+            if starts is None:
+                data = memory
+            elif rows == 1 and type(starts) is int:
+                data = memory.reshape(-1)[: math.prod(shape)]
+            in_order.append((data, own, shape))
+            nodes.append((Code.JAGGED, dtype, len(shape), 1))
+        elif kind is np.ndarray and column.flags.c_contiguous:
+            shape = column.shape
+            in_order.append((column, None, shape))
+            nodes.append((Code.TENSOR, NUMPY_NAMES[column.dtype], len(shape)))
+        else:
+            return None
+    if not 0 < rows <= MAX_UNBACKED_ROWS:
+        return None
+    tree = (Code.TENSORDICT, 1, tuple(columns.columns), *nodes)
+    return frames_in_order(tree, rows, in_order, NO_VALUES)

@@ -1,4 +1,4 @@
-"""The records of documents -> Python values (see `documents`)."""
+"""Records of documents to Python values."""
 
 from __future__ import annotations
 

@@ -180,19 +180,28 @@ class Schema:
     """A checked schema.
 
     Attributes:
+        packed: Its bytes.
         root: The node of the message's value.
         numbers: How many numbers its nodes have.
         values: How many values.
         nodes: Those that have numbers to check; a tensor's before those that are made of it.
+        cells: Of each TENSOR and JAGGED, what it takes to check it: whether it is jagged, `number`,
+            `dims`, `end` and `itemsize`.
+        batches: Of each TENSORDICT of one dim, its number.
+        others: The nodes to check that are none of these.
         weight: About how many bytes of memory it takes.
         size: How many nodes it has, those without numbers too.
         depth: In how many others its deepest node lies.
     """
 
-    __slots__ = (*("_stacks", "depth", "nodes", "numbers", "root", "size", "values", "weight"),)
+    __slots__ = (
+        *("_stacks", "batches", "cells", "depth", "nodes", "numbers", "others"),
+        *("packed", "root", "size", "values", "weight"),
+    )
 
     def __init__(self, data: bytes) -> None:
         """Read and check a schema."""
+        self.packed: bytes = data
         self.numbers: int = 0
         self.values: int = 0
         self.nodes: list[Node] = []
@@ -201,6 +210,18 @@ class Schema:
         self.depth: int = 0
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack(data, "schema", records=False), 0)
+        self.cells: list[tuple[bool, int, int, int, int]] = []
+        self.batches: list[int] = []
+        self.others: list[Node] = []
+        for node in self.nodes:
+            kind, number = node.kind, node.number
+            if kind in (Kind.TENSOR, Kind.JAGGED):
+                jagged = kind is Kind.JAGGED
+                self.cells.append((jagged, number, node.dims, node.end, node.itemsize))
+            elif kind is Kind.TENSORDICT and node.fields[0] == 1:
+                self.batches.append(number)
+            else:
+                self.others.append(node)
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
@@ -355,36 +376,56 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
             raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
 
 
-# Looking a member up in an enum takes as long as the rest of a step.
-_TENSOR, _JAGGED, _TENSORDICT = Kind.TENSOR, Kind.JAGGED, Kind.TENSORDICT
+def check_at_sight(
+    schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
+) -> tuple[int, int] | None:
+    """Check the ragged groups, and the numbers of most nodes, if they are as simple as most are.
+
+    Returns:
+        The bytes that no value has claimed, and `Places.expanded`; None where a number is not that
+        simple, which does not have to be wrong.
+    """
+    frames, left, rows_claimed = len(sizes), sum(sizes), 0
+    first = schema.numbers + 2
+    groups = numbers[first - 2]
+    for i in range(first, first + 5 * groups, 5):
+        buffer, offset, rows, low, high = numbers[i : i + 5]
+        if rows > 1 and low <= high:
+            size = 8 * rows + 8
+            if buffer >= frames or offset + size > sizes[buffer]:
+                return None
+            rows_claimed += size
+        elif low != high or high > 0 == rows:
+            return None
+    for i in schema.batches:
+        if numbers[i] > MAX_UNBACKED_ROWS:
+            return None
+    for is_jagged, i, dims, end, size in schema.cells:
+        for dim in numbers[dims:end]:
+            size *= dim
+        buffer = numbers[i]
+        if (
+            not size
+            or numbers[i + 2] != PLAIN
+            or buffer >= frames
+            or numbers[i + 1] + size > sizes[buffer]
+            or (is_jagged and numbers[i + 3] >= groups)
+        ):
+            return None
+        left -= size
+    left -= rows_claimed
+    return None if left < 0 else (left, EXPANSION * rows_claimed)
 
 
 def check_numbers(
-    schema: Schema, numbers: Sequence[int], groups: Sequence[Group], places: Places
+    schema: Schema,
+    nodes: Sequence[Node],
+    numbers: Sequence[int],
+    groups: Sequence[Group],
+    places: Places,
 ) -> None:
-    """Check every number of every node, none of them negative: all places are inside buffers."""
-    sizes = places.sizes
-    for node in schema.nodes:
-        kind, i = node.kind, node.number
-        if kind is _JAGGED or kind is _TENSOR:
-            # Most nodes. What is sound at first sight, as most are, takes no call.
-            size = node.itemsize
-            if kind is _JAGGED and numbers[i + 3] >= len(groups):
-                raise _failed(schema, node, _no_group(numbers[i + 3], len(groups)))
-            for dim in numbers[node.dims : node.end]:
-                size *= dim
-            buffer = numbers[i]
-            if (
-                size
-                and numbers[i + 2] == PLAIN
-                and buffer < len(sizes)
-                and numbers[i + 1] + size <= sizes[buffer]
-                and size <= places.left
-            ):
-                places.left -= size
-                continue
-        elif kind is _TENSORDICT and node.fields[0] == 1 and numbers[i] <= MAX_UNBACKED_ROWS:
-            continue
+    """Check every number of some nodes, none of them negative: all places are inside buffers."""
+    for node in nodes:
         try:
             check_node(node, numbers, groups, places)
         except WireFormatError as error:
@@ -439,9 +480,9 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     shape = own[node.dims - i :]
     cells = cells_of(shape)
     held = own[4] if kind in DOCUMENT_ROWS else cells  # `stored` is ignored where there is nothing
+    if (kind is Kind.JAGGED or kind in DOCUMENT_ROWS) and own[3] >= len(groups):
+        raise _no_group(own[3], len(groups))
     if kind in DOCUMENT_ROWS:
-        if own[3] >= len(groups):
-            raise _no_group(own[3], len(groups))
         places.objects += groups[own[3]].rows
     if kind in LEAVES and held and runs_of(kind, own[2]):
         _claim_table(node, own, shape, groups, places)

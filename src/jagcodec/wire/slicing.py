@@ -7,7 +7,9 @@ the same rows. What is not that simple is left to `encode`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jagcodec.wire.frames import Frame
@@ -47,20 +49,29 @@ class Slicer:
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
         columns: list[InOrder] = []
-        known: dict[int, tuple[int, ...]] = {}  # columns share their offsets
+        known: dict[int, tuple[int, int, bytes]] = {}  # columns share their offsets
         for data, cell, offsets, dims in self._columns:
             if offsets is None:
                 shape = (stop - start, *dims)
                 columns.append((data[start * cell : stop * cell], None, shape))
                 continue
-            first = offsets[start]
+            first, last = offsets[start], offsets[stop]
             own = known.get(id(offsets))
             if own is None:
-                own = tuple([offset - first for offset in offsets[start : stop + 1]])
-                known[id(offsets)] = own
-            cells = data[first * cell : offsets[stop] * cell]
-            columns.append((cells, own, (own[-1], *dims)))
+                own = known[id(offsets)] = _rows_of(offsets[start : stop + 1])
+            columns.append((data[first * cell : last * cell], own, (last - first, *dims)))
         return frames_in_order(self._tree, stop - start, columns, self._values)
+
+
+def _rows_of(offsets: list[int]) -> tuple[int, int, bytes]:
+    """The rows between offsets, as `InOrder` has them."""
+    if len(offsets) == 2:
+        length = offsets[1] - offsets[0]
+        return length, length, b""
+    lengths = [b - a for a, b in pairwise(offsets)]
+    first = offsets[0]
+    packed = struct.pack(f"<{len(offsets)}q", *[offset - first for offset in offsets])
+    return min(lengths), max(lengths), packed
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:

@@ -418,6 +418,8 @@ class MessageColumns(ColumnSource):
 
     def meta(self) -> dict[str, Any]:
         message = self.message
+        if not self.beside:
+            return message.meta()
         budget = Budget(message)
         meta: dict[str, Any] = {}
         for name, node in self.beside:
@@ -434,7 +436,7 @@ class MessageColumns(ColumnSource):
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
         if key.kind is not _JAGGED:
             return None
-        lengths: IntArray = _named(name, key, self._lengths, key, chosen)
+        lengths: IntArray = self._each({name: key}, self._lengths, chosen)[name]
         return lengths
 
     def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
@@ -442,15 +444,23 @@ class MessageColumns(ColumnSource):
         if form is As.VIEW and message.header.compressed:
             stored = [node for node in keys.values() if node.kind in LEAVES]
             prepare(message.payload, {message.numbers[node.number] for node in stored})
-        return self._each(keys, chosen, form, Budget(message))
+        return self._each(keys, self._column, chosen, form, Budget(message))
 
     def _each(
-        self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As, budget: Budget
+        self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
     ) -> dict[str, Any]:
-        return {
-            name: _named(name, node, self._column, node, chosen, form, budget)
-            for name, node in keys.items()
-        }
+        """What is read of each column; errors name it."""
+        found: dict[str, Any] = {}
+        for name, node in keys.items():
+            try:
+                found[name] = read(node, *options)
+            except WireFormatError as error:
+                raise inside(error, name) from error
+            except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
+                raise
+            except Exception as error:  # torch, numpy and tensordict raise all kinds
+                raise inside(bad(f"rows of {node.kind.name}", error), name) from error
+        return found
 
     def narrow_names(self, name: str, key: Node) -> list[tuple[str, ...]]:
         if key.kind is Kind.TENSORDICT:
@@ -485,7 +495,7 @@ class MessageColumns(ColumnSource):
 
     # Of a node
 
-    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+    def _lengths(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> IntArray:
         self._check_rows(node)
         return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
 
@@ -525,7 +535,7 @@ class MessageColumns(ColumnSource):
             if form is As.LEAF or form is As.VIEW:
                 return batch
             nodes = dict(zip(batch.fields, node.children, strict=True))
-            return batch.tensordict_of(inner._each(nodes, chosen, As.LEAVES, budget))
+            return batch.tensordict_of(inner._each(nodes, inner._column, chosen, As.LEAVES, budget))
         return self._value(node, chosen, budget)
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
@@ -554,18 +564,6 @@ class MessageColumns(ColumnSource):
         if chosen is None:
             return leaf
         return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
-
-
-def _named(name: str, node: Node, make: Callable[..., Any], *more: Any) -> Any:
-    """What is made of a column; errors name it."""
-    try:
-        return make(*more)
-    except WireFormatError as error:
-        raise inside(error, name) from error
-    except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
-        raise
-    except Exception as error:  # torch, numpy and tensordict raise all kinds
-        raise inside(bad(f"rows of {node.kind.name}", error), name) from error
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -617,7 +615,7 @@ def open_wire(
     target = None if device is None else usable_device(device, "open_wire(device)")
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
-    if isinstance(source, (str, os.PathLike)):
+    if type(source) is not list and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode takes a message in memory")
         with noted_file(name):
             mapped = read_file(name, "open_wire(source)", taken, mmap=True)
