@@ -495,7 +495,7 @@ class MessageColumns(ColumnSource):
 
     # Of a node
 
-    def _lengths(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> IntArray:
+    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
         self._check_rows(node)
         return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
 
