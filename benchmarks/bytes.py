@@ -9,8 +9,8 @@
     noise     nothing to elide: random ids and log-probabilities, 512 x 1536 and 8 x 64; and
               "wide ids", 512 rows of 100 to 1,535 tokens: ids below 2^60, and six float columns
     experts   the experts that tokens were routed to, (tokens, 40, 8) int64, and their ids
-    levels    1.5 M tokens without repeats, with some levels of zstd: ids of the words in
-              Python's own source code, a mask, and log-probabilities of what a softmax gives
+    text      1.5 M tokens without repeats: ids of the words in Python's own source code, a
+              mask, and log-probabilities of what a softmax gives
 
 Every batch is written with each option, copied as a transport would, read by `decode` and by
 `materialize`; all options take turns. What is read is first compared with the input, bit for bit.
@@ -56,15 +56,6 @@ OPTIONS: dict[str, Option] = {
     "elide": {"elide": True},
     "narrow, elide": {"narrow": True, "elide": True},
     "narrow, elide, zstd": {"narrow": True, "elide": True, "compress": "zstd"},
-    "zstd": {"compress": "zstd"},
-}
-LEVELS: dict[str, Option] = {
-    "none": {},
-    "narrow": {"narrow": True},
-    **{
-        f"narrow, zstd of level {level}": {"narrow": True, "compress": ("zstd", level)}
-        for level in (-5, -1, 1, 3)
-    },
     "zstd": {"compress": "zstd"},
 }
 STEPS = ("write", "decode", "materialize")
@@ -249,7 +240,7 @@ def make_experts(shrink: int) -> Made:
     return Made(TensorDict(columns, batch_size=[len(lengths)]), options)
 
 
-def make_levels(shrink: int) -> Made:
+def make_text(shrink: int) -> Made:
     """Tokens as a model sees them, so that they compress as those do."""
     tokens = 1_500_000 // shrink
     rng = np.random.default_rng(5)
@@ -264,7 +255,7 @@ def make_levels(shrink: int) -> Made:
         "loss_mask": nested([(row >= row[len(row) // 4]).astype(np.int64) for row in lengths]),
         "logprobs": nested([logprobs[row] for row in lengths]),
     }
-    return Made(TensorDict(columns, batch_size=[len(lengths)]), LEVELS)
+    return Made(TensorDict(columns, batch_size=[len(lengths)]), OPTIONS)
 
 
 def words_of_python(tokens: int) -> Any:
@@ -309,8 +300,8 @@ def experts(given: argparse.Namespace) -> Batches:
     yield "experts", make_experts(given.shrink)
 
 
-def levels(given: argparse.Namespace) -> Batches:
-    yield "levels", make_levels(given.shrink)
+def text(given: argparse.Namespace) -> Batches:
+    yield "text", make_text(given.shrink)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Batches]] = {
@@ -319,7 +310,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Batches]] = {
     "demo": of_the_demo,
     "noise": noise,
     "experts": experts,
-    "levels": levels,
+    "text": text,
 }
 
 

@@ -29,7 +29,6 @@ PICTURE = DOCS / "pictures" / "saving.svg"
 NOT_MEASURED = "Not measured yet."
 
 _MARKED = re.compile(r"(<!-- measured: ([\w.-]+) -->\n).*?(<!-- end -->)", re.S)
-_SPEEDS = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 4, 7, 10, 25, 100)  # of links, in Gbit/s
 
 Report = Mapping[str, Any]
 
@@ -276,14 +275,7 @@ def _shape(trip: Report) -> list[str]:
 
 
 def bytes_tables(report: Report) -> dict[str, str]:
-    batches = report.get("batches", {})
-    levels = batches.get("levels", {}).get("options", {})
-    return {
-        "bytes-machine": _machine(report),
-        "bytes": _options({name: found for name, found in batches.items() if name != "levels"}),
-        "levels": _options({"levels": {"options": levels}} if levels else {}),
-        "links": _links(levels),
-    }
+    return {"bytes-machine": _machine(report), "bytes": _options(report.get("batches", {}))}
 
 
 def _options(batches: Mapping[str, Any]) -> str:
@@ -303,26 +295,6 @@ def _options(batches: Mapping[str, Any]) -> str:
     head = ["batch", "options", "sent", "of none"]
     head += [text for step in steps for text in (f"to {step}", "/ narrow")]
     return table((*head, "pays below, none", "pays below, narrow"), rows)
-
-
-def _links(options: Mapping[str, Report]) -> str:
-    """The option that needs the least time at each speed of a link."""
-    rows = []
-    for gbits in _SPEEDS if options else ():
-        cells = [f"{gbits:g}"]
-        for overlap in (False, True):
-            times = {name: milliseconds(own, gbits, overlap) for name, own in options.items()}
-            best = min(times, key=lambda name: times[name])
-            cells += [_code(best), f"{_ms(times[best])} ms"]
-        rows.append(cells)
-    head = ("Gbit/s", "one after the other", "time", "overlapping", "time of each")
-    return table(head, rows)
-
-
-def milliseconds(option: Mapping[str, float], gbits: float, overlap: bool) -> float:
-    """The time of a message that is written, sent and decoded, or of one of many that overlap."""
-    parts = (option["write"], 8 * option["bytes"] / gbits / 1e6, option["decode"])
-    return max(parts) if overlap else sum(parts)
 
 
 def _code(option: str) -> str:

@@ -29,8 +29,8 @@ SEED = 0
 FIRST = "gsm8k:512"  # the batch of the README
 SMALL, DESIGN, LARGE, FULL = "64x512", "512x1536", "1024x8192", "512x1536@1"
 SHAPES = (
-    *(FIRST, "gsm8k:64", "gsm8k:4096", SMALL, "4096x512", "16384x512", DESIGN, LARGE),
-    *("512x16384", "512x1536@0.1", "512x1536@0.5", "512x1536@0.75", FULL),
+    *(FIRST, "gsm8k:64", "gsm8k:4096", SMALL, DESIGN, LARGE, "16384x512"),
+    *("512x1536@0.1", "512x1536@0.5", "512x1536@0.75", FULL),
 )
 
 Lengths = npt.NDArray[np.int64]

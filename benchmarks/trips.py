@@ -25,7 +25,7 @@ from benchmarks.measure import check, difference, ratio
 from benchmarks.shapes import Batch, lengths_of, make_batch
 from benchmarks.sides import SIDES, Side, receive
 
-WARMUPS = 3  # rounds that do not count
+WARMUPS = 2  # rounds that do not count
 ROUNDS = (5, 51)  # at least, at most
 
 
