@@ -276,7 +276,8 @@ def _padded_at_once(batch: Any, options: Options) -> dict[str, torch.Tensor] | N
         return None
     if source.device is not None or len(source.sizes) > 1:
         return None
-    return padded_columns(source.message, source.sizes[0], batch.column_keys, options.pads)
+    nodes = {name: node for name, (_, node) in batch.by_name.items()}
+    return padded_columns(source.message, source.sizes[0], nodes, options.pads)
 
 
 def _opened(source: Any, where: str) -> Any:
