@@ -23,7 +23,7 @@ from scripts import SEEDS, START, Script, blob_of, frames_of
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
-from jagcodec.batch.join import join_messages
+from jagcodec.batch.join import join_rows
 from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFormatError
 from jagcodec.wire import blobs, decoder, elide, wire_batch
 from jagcodec.wire.encoder import encode
@@ -175,7 +175,7 @@ def _chosen(message: Any) -> Any:
     if not callable(message):
         frames = [message] if isinstance(message, (bytes, bytearray)) else message
         with suppress(ArgumentError):
-            twice = join_messages([frames, frames], "fuzz")
+            twice = join_rows([frames, frames], "fuzz")
             touch(twice.rows([0] * min(len(twice), 1)).to_tensordict())
             touch(twice.to_tensordict())
     for name in batch.fields:

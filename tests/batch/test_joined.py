@@ -31,7 +31,7 @@ from jagcodec import (
     split_rows,
     to_blob,
 )
-from jagcodec.batch.join import join_messages
+from jagcodec.batch.join import join_rows
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
@@ -59,7 +59,7 @@ def joined(batches, kind="frames", **options):
     messages = messages_of(batches, kind, **options)
     if isinstance(messages[0], WireBatch):
         return concat_rows(messages)
-    return join_messages(messages, "test")
+    return join_rows(messages, "test")
 
 
 def row_of(i, length, *, offset=0):
@@ -280,6 +280,16 @@ def test_a_message_by_its_path(tmp_path):
         open_wire(tmp_path)
 
 
+def test_messages_of_as_many_rows_in_all_as_messages():
+    """Some have none, and some have several."""
+    batches = [expected(ROWS[i:j]) for i, j in ((0, 2), (2, 5), (5, 6))]
+    empty = select_rows(batches[0], [])
+    parts = [batches[0], empty, batches[1], empty, empty, batches[2]]
+    for kind in KINDS:
+        assert_same(joined(parts, kind).to_tensordict(), expected(parts))
+        assert_same(materialize(joined(parts, kind))["ids"], materialize(expected(parts))["ids"])
+
+
 # What cannot be joined
 
 
@@ -383,7 +393,7 @@ def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits
             alone = read(alone_read)
             for first in (damaged, frames):
                 together = read(
-                    lambda: join_messages([first, damaged], "test").to_tensordict()  # noqa: B023
+                    lambda: join_rows([first, damaged], "test").to_tensordict()  # noqa: B023
                 )
                 if isinstance(alone, WireFormatError):
                     assert isinstance(together, JagcodecError), (at, bit, together)
@@ -408,14 +418,14 @@ def test_headers_of_many_forms_are_told_apart():
     messages = [encode(batch) for batch in batches]
     wide = [batch for batch in batches if batch["other"].dtype == torch.int64]
     assert_same(
-        join_messages([encode(batch) for batch in wide], "test").to_tensordict(), expected(wide)
+        join_rows([encode(batch) for batch in wide], "test").to_tensordict(), expected(wide)
     )
-    lengths = join_messages(messages, "test").select(["ids"]).to_tensordict()["ids"]
+    lengths = join_rows(messages, "test").select(["ids"]).to_tensordict()["ids"]
     assert [len(row) for row in lengths.unbind()] == [
         4 + i for batch in batches for i in range(len(batch))
     ]
     with pytest.raises(ArgumentError, match="dtype"):
-        join_messages(messages, "test").to_tensordict()
+        join_rows(messages, "test").to_tensordict()
 
 
 def test_headers_of_another_writer_are_read_as_well():
@@ -432,7 +442,7 @@ def test_headers_of_another_writer_are_read_as_well():
         values = b"\xc6" + len(fields["values"]).to_bytes(4, "big") + fields["values"]
         frames[0] = frames[0][: -2 - len(fields["values"])] + values
         assert msgpack.unpackb(frames[0]) == fields
-    assert_same(join_messages(messages, "test").to_tensordict(), expected(ROWS))
+    assert_same(join_rows(messages, "test").to_tensordict(), expected(ROWS))
 
 
 def test_numbers_that_repeat_the_bytes_around_them():
@@ -440,7 +450,7 @@ def test_numbers_that_repeat_the_bytes_around_them():
     for rows in (0, 1, 256, 1 << 16):
         batch = TensorDict({f"c{i}": torch.zeros(rows, 0) for i in range(5)}, [rows])
         frames = encode(batch)
-        assert_same(join_messages([frames] * 3, "test").to_tensordict(), concat_rows([batch] * 3))
+        assert_same(join_rows([frames] * 3, "test").to_tensordict(), concat_rows([batch] * 3))
 
 
 def test_dims_whose_product_is_no_number_are_refused_beside_one_of_zero():
@@ -454,21 +464,21 @@ def test_dims_whose_product_is_no_number_are_refused_beside_one_of_zero():
         with pytest.raises(WireFormatError):
             open_wire(frames)
         with pytest.raises(WireFormatError, match="message 0"):
-            join_messages([frames, frames], "test")
+            join_rows([frames, frames], "test")
 
 
 def test_columns_of_very_many_dims_are_joined_one_by_one():
     shape = (2, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3)
     deep = torch.arange(12).view(shape)
     batch = TensorDict({"deep": deep, "flat": torch.ones(2)}, [2])
-    found = join_messages([encode(batch)] * 3, "test").to_tensordict()
+    found = join_rows([encode(batch)] * 3, "test").to_tensordict()
     assert_same(found, concat_rows([batch] * 3))
     many = {f"c{i}": tensor("uint8", (), 0, i) for i in range(2000)}
     many["deep"] = tensor("uint8", (1,) * 64, 0, 2000)
     frames = message(map_of(many), bytes(2001))
     tracemalloc.start()
     with pytest.raises(JagcodecError):
-        join_messages([frames] * 16, "test")
+        join_rows([frames] * 16, "test")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * 16 * len(bytes(frames[0]))
@@ -478,7 +488,7 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
     batch = TensorDict({"a": torch.arange(2), "u": torch.zeros(2, dtype=torch.uint16)}, [2])
     frames = encode(batch)
     monkeypatch.setitem(DTYPES, "uint16", None)
-    found = join_messages([frames, frames], "test")
+    found = join_rows([frames, frames], "test")
     assert found.select(["a"])["a"].tolist() == [0, 1, 0, 1]
     with pytest.raises(WireFormatError, match="uint16"):
         found["u"]
@@ -495,7 +505,7 @@ def test_batches_within_messages_of_one_schema_are_told_apart():
 
 def test_lists_of_frames_may_change_once_they_were_joined():
     messages = [[bytes(frame) for frame in encode(row, meta={"i": 1})] for row in ROWS]
-    batch = join_messages(messages, "test")
+    batch = join_rows(messages, "test")
     for frames in messages:
         frames.clear()
     messages.clear()
@@ -524,7 +534,7 @@ def test_a_hundred_thousand_messages():
         bytes(frame)
         for frame in encode_fields({"ids": torch.arange(2).view(1, 2)}, lengths=torch.tensor([2]))
     ]
-    batch = join_messages([frames] * 100_000, "test")
+    batch = join_rows([frames] * 100_000, "test")
     assert len(batch) == 100_000
     found = materialize(batch)["ids"]
     assert found.shape == (100_000, 2)
@@ -567,25 +577,25 @@ def test_meta_of_a_join_is_what_all_agree_on():
         encode(row, meta={"step": 3, "worker": i, **({"only": 1} if i else {})})
         for i, row in enumerate(ROWS[:3])
     ]
-    batch = join_messages(messages, "test")
+    batch = join_rows(messages, "test")
     assert batch.meta == {"step": 3}
     assert [meta["worker"] for meta in batch.metas] == [0, 1, 2]
     assert materialize(messages).meta_info == {"step": 3}
     assert open_wire(batch.to_frames()).meta == {"step": 3}
     assert concat_rows([open_wire(m) for m in messages]).meta == {"step": 3}
-    assert join_messages([*messages, encode(ROWS[3])], "test").meta == {}
+    assert join_rows([*messages, encode(ROWS[3])], "test").meta == {}
 
 
 def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
     metas = [{"uid": text} for text in ("aa", "bb", "c", "", "bb", "aa", "dddd")]
     messages = [encode(row, meta=meta) for row, meta in zip(ROWS, metas, strict=True)]
-    batch = join_messages([*messages, encode(ROWS[0])], "test")
+    batch = join_rows([*messages, encode(ROWS[0])], "test")
     assert batch.metas == [*metas, {}]
     assert batch.meta == {}
-    first, *_, last = join_messages([messages[0], messages[1], messages[5]], "test").metas
+    first, *_, last = join_rows([messages[0], messages[1], messages[5]], "test").metas
     assert first == last
     assert first is not last
-    assert join_messages([messages[0], messages[5]], "test").meta == {"uid": "aa"}
+    assert join_rows([messages[0], messages[5]], "test").meta == {"uid": "aa"}
 
 
 def test_batches_in_dicts_and_batched_data_dicts_are_opened():
@@ -1001,7 +1011,7 @@ def test_narrow_cells_of_many_messages_are_widened_together(dtype):
     ]
     listed = [encode(batch, narrow=i != 4) for i, batch in enumerate(batches)]
     whole = expected(batches)
-    for joined in (concat_rows(map(open_wire, listed)), join_messages(listed, "test")):
+    for joined in (concat_rows(map(open_wire, listed)), join_rows(listed, "test")):
         assert_same(joined.to_tensordict(), whole)
         order = [8, 0, 5, 5, 2, 3]
         assert_same(joined.rows(order).to_tensordict(), select_rows(whole, order))

@@ -63,7 +63,7 @@ def runs_of(frames, name):
     of a column that is sent as it is.
     """
     batch = open_wire(frames)
-    leaf = message_in(batch).leaf(batch.column_keys[name])
+    leaf = message_in(batch).leaf(batch.by_name[name].key)
     if not leaf.runs:
         return None
     runs = runs_at(message_in(batch), leaf)

@@ -544,7 +544,7 @@ def test_every_kind_has_a_golden_message():
 def test_indirect_columns_of_every_kind_have_golden_messages():
     batch = open_wire(message_of(kept("rollout_elided")))
     message, indexed = message_in(batch), {}
-    for name, node in batch.column_keys.items():
+    for name, (_, node) in batch.by_name.items():
         assert (message.leaf(node).runs > 0) == (name != "responses"), name
         runs = runs_at(message, message.leaf(node)) if name != "responses" else []
         indexed[name] = [run.index_buffer != NO_INDEX for run in runs]

@@ -469,7 +469,7 @@ def test_tables_and_indices_are_copied_before_they_are_checked(monkeypatch):
     """Another process may write to a message while it is read."""
     frames = [bytearray(frame) for frame in corpus_indirect.GOOD["indirect_anywhere"][-1]]
     batch = open_wire(frames)
-    view = message_in(batch).rows(batch.column_keys["a"])
+    view = message_in(batch).rows(batch.by_name["a"].key)
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
     assert batch.leaf("a").values().shape == (5,)

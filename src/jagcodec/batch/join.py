@@ -7,12 +7,10 @@ Whatever else messages hold is read from each, and put together as `concat_rows`
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,16 @@ import torch
 
 from jagcodec.batch.compare import agreed
 from jagcodec.batch.leaves import concat_leaves
-from jagcodec.batch.messages import Messages, same_fields
+from jagcodec.batch.messages import Messages
 from jagcodec.errors import (
     ArgumentError,
+    ArgumentKeyError,
     WireFormatError,
 )
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
-from jagcodec.ragged.non_tensor import leaf_of_rows, rows_of_leaf
+from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.views import RaggedView, concat_views
@@ -38,75 +37,60 @@ from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import Frames, in_message, open_messages, stacked
-from jagcodec.wire.wire_batch import ColumnSource, Keys, MessageColumns, WireBatch, open_whole
+from jagcodec.wire.stacked import Frames, Stack, in_message, open_stacks, stacked
+from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
 
 # --- rows one after the other ------------------------------------------------------------------
 
 
 class JoinedRows(ColumnSource):
-    """The rows of several batches, one batch after the other: a `ColumnSource`."""
+    """The rows of several batches, one batch after the other. A column is known by its name."""
 
     def __init__(
         self,
         names: Sequence[str],
         counts: Sequence[int],
-        open_part: Callable[[int], WireBatch],
-        find_messages: Callable[[], Messages | None],
-        like: ColumnSource | None = None,
+        parts: list[Any],
+        messages: Messages | None,
     ) -> None:
-        """Batches of some `counts` of rows, which `open_part` opens one by one.
+        """Batches of some `counts` of rows.
 
         Args:
             names: Of the columns.
             counts: As above.
-            open_part: Returns the batch of an index.
-            find_messages: Returns the messages that the batches are in; None if columns have to be
-                read from each batch by itself.
-            like: Batch dims after the first, and where tensors go.
+            parts: A `WireBatch` for each; or its message, which is opened when it is needed.
+            messages: What they are in; None if columns have to be read from each by itself.
         """
         rows = sum(counts)
         if rows > INT64_MAX:
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
-        if like is None:
-            super().__init__(names, [rows], None, allow_pickle=False)
+        if isinstance(parts[0], WireBatch):
+            like = parts[0].source
+            super().__init__(names, [rows, *like.sizes[1:]], like.device, like.allow_pickle)
         else:
-            sizes = [rows, *like.sizes[1:]]
-            super().__init__(names, sizes, like.device, like.allow_pickle)
+            super().__init__(names, [rows], None, allow_pickle=False)
         self._counts = counts
-        self._open_part = open_part
-        self._find_messages = find_messages
-        self._parts: dict[int, WireBatch] = {}
+        self._parts = parts
+        self._messages = messages
         self._pool = RowSplitsPool()  # of all rows; chosen ones have their own
-        self._last: tuple[ChosenRows | None, ChosenRows] | None = None
 
-    @property
-    def columns(self) -> Keys:
-        """See `ColumnSource`."""
-        return dict.fromkeys(self.names)
+    def columns(self) -> Mapping[str, Column]:
+        return {name: Column(self, name) for name in self.names}
 
-    @cached_property
-    def _messages(self) -> Messages | None:
-        return self._find_messages()
+    def parts(self) -> Iterator[WireBatch]:
+        """All of the batches."""
+        return map(self._part, range(len(self._parts)))
 
     def _part(self, index: int) -> WireBatch:
-        """One of the batches."""
-        part = self._parts.get(index)
-        if part is None:
-            with in_message(index):
-                part = self._parts.setdefault(index, self._open_part(index))
+        part = self._parts[index]
+        if not isinstance(part, WireBatch):
+            part = self._parts[index] = open_one(index, part)
         return part
 
-    def parts(self) -> list[WireBatch]:
-        """All of the batches."""
-        return [self._part(i) for i in range(len(self._counts))]
-
     def meta(self) -> dict[str, Any]:
-        """See `ColumnSource`."""
         return agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
 
     def metas(self) -> list[dict[str, Any]]:
-        """See `ColumnSource`."""
         return [self._meta(i) for i in self._metas_from()]
 
     def _meta(self, index: int | None) -> dict[str, Any]:
@@ -114,237 +98,168 @@ class JoinedRows(ColumnSource):
 
     def _metas_from(self) -> list[int | None]:
         """For each batch, the index of the batch to read its `meta` from; None: it has none."""
-        messages = self._messages
-        if messages is None:
-            return list(range(len(self._counts)))
+        if self._messages is None:
+            return list(range(len(self._parts)))
         first: dict[Any, int | None] = {None: None}
-        metas = messages.metas
-        return [first.setdefault(metas[message], i) for i, message in enumerate(messages.which)]
+        return [first.setdefault(known, i) for i, known in enumerate(self._messages.metas)]
 
-    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
-        """See `ColumnSource`."""
-        kind, dtype, shape = self._part(0).select([name]).schema[name]
+    def schema(self, key: str, rows: int) -> FieldSchema:
+        kind, dtype, shape = self._part(0).select([key]).schema[key]
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
-    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        """See `ColumnSource`."""
-        if self.schema(name, key, 0).kind != "jagged":
+    def row_lengths(self, name: str, key: str, chosen: ChosenRows | None) -> IntArray | None:
+        kind, view = self._in_place(key)
+        found = [part.row_lengths(key) for part in self.parts()] if view is None else []
+        if view is not None and kind is Kind.JAGGED:
+            found = [view.row_splits.lengths]
+        known = [lengths for lengths in found if lengths is not None]
+        if not known or len(known) < len(found):
             return None
-        lengths: IntArray = self.views({name: key}, chosen)[name].row_splits.lengths
-        return lengths
+        lengths = np.concatenate(known)
+        return lengths if chosen is None else lengths[chosen.at]
 
-    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        leaves = {}
-        for name, view, values in self._read(keys, chosen, views=False):
-            if view is None:
-                leaves[name] = self._leaf_apart(name, chosen)
-            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
-                leaves[name] = self._objects(name, view, values, chosen)
-            elif self._kind(name) is Kind.TENSOR:
-                leaves[name] = values
-            else:
-                leaves[name] = nested_tensor(values, view.row_splits)
-        return leaves
+    def narrow_names(self, name: str, key: str) -> list[tuple[str, ...]]:
+        place = None if self._messages is None else self._messages.place(key)
+        if place is not None:
+            return [(name,)] if place.narrow else []
+        each = [part.select([key]).narrow_names() for part in self.parts()]
+        return list(dict.fromkeys(chain.from_iterable(each)))
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
+    def read(self, keys: Mapping[str, str], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+        leaves = form is As.LEAF or form is As.LEAVES
         columns: dict[str, Any] = {}
-        for name, view, values in self._read(keys, chosen, views=True):
-            column: Any = view if values is None else values
-            if view is None:
-                column = self._leaf_apart(name, chosen)
-                if is_jagged(column):
-                    column = view_of(column, name, self._pool_of(chosen))
-            elif self._kind(name) is Kind.NON_TENSOR_ROWS:
-                column = self._objects(name, view, values, chosen)
-                column = rows_of_leaf(column, view.row_splits.rows)
-            columns[name] = column
+        copied: dict[str, tuple[Kind, RaggedView]] = {}
+        for name in keys:
+            kind, view = self._in_place(name, chosen)
+            columns[name] = view
+            if view is not None and (leaves or kind is not Kind.JAGGED):
+                copied[name] = kind, view
+        values = gathered(view for _, view in copied.values())
+        for (name, (kind, view)), data in zip(copied.items(), values, strict=True):
+            columns[name] = data
+            if kind is Kind.JAGGED:
+                columns[name] = nested_tensor(data, view.row_splits)
+            elif kind is Kind.NON_TENSOR_ROWS:
+                columns[name] = _objects(data, view.row_splits)
+        apart = [name for name, column in columns.items() if column is None]
+        if apart:
+            columns |= self._apart(apart, chosen)
+        if leaves:
+            return {name: _leaf(column) for name, column in columns.items()}
+        if form is As.ITEM:
+            for name, column in columns.items():
+                columns[name] = list(column) if isinstance(column, np.ndarray) else column
         return columns
 
-    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        return {
-            name: list(column) if isinstance(column, np.ndarray) else column
-            for name, column in self.views(keys, chosen).items()
-        }
-
-    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `ColumnSource`."""
-        messages = self._messages
-        names: dict[tuple[str, ...], None] = {}
-        for name in keys:
-            place = None if messages is None else messages.place(name)
-            if place is None:
-                for i in range(len(self._counts)):
-                    names |= dict.fromkeys(self._part(i).select([name]).narrow_names())
-            elif place.narrow:
-                names[name,] = None
-        return list(names)
-
-    def _read(
-        self, keys: Keys, chosen: ChosenRows | None, *, views: bool
-    ) -> Iterator[tuple[str, RaggedView | None, Any]]:
-        """Each column as its rows in place, and these copied end to end, all of them together.
-
-        With `views` the rows of jagged columns are not copied.
-        """
-        found = {name: self._view(name, chosen) for name in keys}
-        copied = {
-            name: view
-            for name, view in found.items()
-            if view is not None and not (views and self._kind(name) is Kind.JAGGED)
-        }
-        values = dict(zip(copied, gathered(copied.values()), strict=True))
-        for name, view in found.items():
-            yield name, view, values.get(name)
-
-    def _kind(self, name: str) -> Kind:
-        """Of a column that has a view."""
-        messages = self._messages
-        place = None if messages is None else messages.place(name)
-        return Kind.JAGGED if place is None else place.kind
-
-    # In place
-
-    def _view(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
+    def _in_place(
+        self, name: str, chosen: ChosenRows | None = None
+    ) -> tuple[Kind, RaggedView | None]:
         """The rows of a column where they lie; of a rectangle and of documents, too.
 
         None if they have to be read from each batch.
         """
-        if self.device is not None:
-            return None
         messages = self._messages
         view = None if messages is None else messages.view(name)
         if messages is None or view is None:
-            return self._view_apart(name, chosen)
-        rows, row_splits = self._rows_in(messages, chosen), view.row_splits
-        if rows is not None:
-            row_splits, starts = rows.among(0, row_splits)
+            return Kind.JAGGED, None
+        row_splits, starts = view.row_splits, view.starts
+        if chosen is not None:
+            row_splits, starts = chosen.among(0, row_splits)
             if view.starts is not None:
-                starts = view.row_starts()[rows.at]
-            view = replace(view, starts=starts)
-        return replace(view, row_splits=self._pool_of(chosen).unique(row_splits))
-
-    def _rows_in(self, messages: Messages, chosen: ChosenRows | None) -> ChosenRows | None:
-        """Chosen rows among those of all messages; None for all of these, in their order.
-
-        This takes memory for each row, so it is asked for columns whose rows have bytes.
-        """
-        if messages.in_order:
-            return chosen
-        if self._last is None or self._last[0] is not chosen:
-            rows = self._own_rows(messages)
-            self._last = chosen, ChosenRows(rows if chosen is None else rows[chosen.at])
-        return self._last[1]
-
-    def _own_rows(self, messages: Messages) -> IntArray:
-        """(N,) the rows of all batches among those of all messages."""
-        rows = []
-        for i, message in enumerate(messages.which):
-            chosen = self._part(i).chosen
-            own: Any = range(self._counts[i]) if chosen is None else chosen.index
-            rows.append(np.asarray(own, dtype=np.int64) + messages.firsts[message])
-        return np.concatenate(rows)
-
-    def _objects(
-        self, name: str, view: RaggedView, data: torch.Tensor, chosen: ChosenRows | None
-    ) -> Any:
-        """Rows of objects, from their documents end to end."""
-        raw = data.numpy().tobytes()
-        # What may hold records is for the reader of its message.
-        if not documents.may_hold_records(raw):
-            with suppress(WireFormatError):  # found again, in the message that it is of
-                ends = view.row_splits.host[1:].tolist()
-                return leaf_of_rows(documents.unpack_rows(raw, ends, 0))
-        return self._leaf_apart(name, chosen)
-
-    # Batch by batch
-
-    def _apart(
-        self, name: str, chosen: ChosenRows | None
-    ) -> tuple[Iterator[tuple[int, WireBatch]], IntArray | None]:
-        """One column of each batch that rows were chosen of, and the order of these rows then."""
-        ends = [*accumulate(self._counts)]
-        begins = [end - count for end, count in zip(ends, self._counts, strict=True)]
-        wanted: list[tuple[int, Any]]
-        order: IntArray | None = None
-        if chosen is None:
-            wanted = [(i, None) for i in range(len(ends))]
-        elif isinstance(chosen.index, range):
-            start, stop = chosen.index.start, chosen.index.stop
-            parts = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
-            wanted = [(i, slice(max(0, start - begins[i]), stop - begins[i])) for i in parts]
-        else:
-            part_of = np.searchsorted(np.array(ends), chosen.index, side="right")
-            order = np.argsort(part_of, kind="stable")
-            numbers, firsts = np.unique(part_of[order], return_index=True)
-            rows = np.split(chosen.index[order], firsts[1:])
-            each = zip(numbers.tolist(), rows, strict=False)  # without rows there is one too many
-            wanted = [(i, own - begins[i]) for i, own in each]
-            if (order[:-1] < order[1:]).all():
-                order = None
-        if chosen is not None and not len(chosen):  # no rows, of any batch
-            wanted = [(0, slice(0, 0))]
-        columns = ((i, self._column(i, name, rows)) for i, rows in wanted)
-        if order is not None:
-            back = np.empty(len(order), dtype=np.int64)
-            back[order] = np.arange(len(order))
-            order = back
-        return columns, order
-
-    def _column(self, index: int, name: str, rows: Any) -> WireBatch:
-        """Some rows of one column of a batch; None: all of them."""
-        column = self._part(index).select([name])
-        return column if rows is None else column.rows(rows)
-
-    def _view_apart(self, name: str, chosen: ChosenRows | None) -> RaggedView | None:
-        """The rows of a jagged column, which share what they share in their messages."""
-        columns, order = self._apart(name, chosen)
-        views: list[RaggedView] = []
-        for i, batch in columns:
-            # Before anything is made for each of the rows, of which a message can claim many.
-            with in_message(i):
-                if batch.schema[name].kind != "jagged":
-                    return None
-                ((_, view),) = batch.columns()
-            if type(view) is not RaggedView:
-                return None
-            views.append(view)
-        view = concat_views(views)
-        if view is None:
-            return None
-        if order is not None:
-            view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
-        return replace(view, row_splits=self._pool_of(chosen).unique(view.row_splits))
-
-    def _leaf_apart(self, name: str, chosen: ChosenRows | None) -> Any:
-        """A column as a leaf, put together."""
-        columns, order = self._apart(name, chosen)
-        leaves = []
-        for i, batch in columns:
-            with in_message(i):
-                leaf = batch.leaf(name)
-                leaves.append(leaf.to_tensordict() if isinstance(leaf, WireBatch) else leaf)
-        path = f"concat_rows[{name!r}]"
-        pool = self._pool_of(chosen)
-        joined = concat_leaves(leaves, pool, path)
-        return joined if order is None else select_leaf(joined, order, pool, path)
+                starts = view.row_starts()[chosen.at]
+        row_splits = self._pool_of(chosen).unique(row_splits)
+        if chosen is not None or row_splits is not view.row_splits:
+            view = replace(view, starts=starts, row_splits=row_splits)
+        return messages.kind(name), view
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
+
+    # Batch by batch
+
+    def _apart(self, names: Sequence[str], chosen: ChosenRows | None) -> dict[str, Any]:
+        """Columns that are read from each batch, in the form that `WireBatch.columns` has."""
+        each: dict[str, list[Any]] = {name: [] for name in names}
+        wanted, order = self._rows_of_parts(chosen)
+        for i, rows in wanted:
+            batch = self._part(i).select(names)
+            with in_message(i):
+                batch = batch if rows is None else batch.rows(rows)
+                on_host = self.device is None
+                columns = batch.columns() if on_host else [(n, batch[n]) for n in names]
+                for name, column in columns:
+                    nested = isinstance(column, WireBatch)
+                    each[name].append(column.to_tensordict() if nested else column)
+        pool = self._pool_of(chosen)
+        return {name: _together(name, columns, order, pool) for name, columns in each.items()}
+
+    def _rows_of_parts(
+        self, chosen: ChosenRows | None
+    ) -> tuple[list[tuple[int, Any]], IntArray | None]:
+        """The batches that rows were chosen of, with these; and the order of all of these then."""
+        if chosen is None:
+            return [(i, None) for i in range(len(self._parts))], None
+        if not len(chosen):
+            return [(0, slice(0, 0))], None
+        index, ends = chosen.index, np.cumsum(self._counts)
+        begins = [0, *ends.tolist()]
+        if isinstance(index, range):
+            first, last = np.searchsorted(ends, (index.start, index.stop - 1), side="right")
+            spans = [(i, begins[i]) for i in range(first, last + 1)]
+            return [(i, slice(max(0, index.start - at), index.stop - at)) for i, at in spans], None
+        part_of = np.searchsorted(ends, index, side="right")
+        order = np.argsort(part_of, kind="stable")
+        numbers, firsts = np.unique(part_of[order], return_index=True)
+        rows = np.split(index[order], firsts[1:])
+        wanted = [(i, own - begins[i]) for i, own in zip(numbers.tolist(), rows, strict=True)]
+        in_order = bool((order[:-1] < order[1:]).all())
+        return wanted, None if in_order else np.argsort(order)
+
+
+def _objects(data: torch.Tensor, row_splits: RowSplits) -> Any:
+    """(N,) objects of documents end to end; None if each is for the reader of its message."""
+    raw = data.numpy().tobytes()
+    if not documents.may_hold_records(raw):
+        with suppress(WireFormatError):  # found again, in the message that it is of
+            return object_array(documents.unpack_rows(raw, row_splits.host[1:].tolist(), 0))
+    return None
+
+
+def _together(
+    name: str, columns: Sequence[Any], order: IntArray | None, pool: RowSplitsPool
+) -> Any:
+    """A column of several batches, in the order of its rows that was asked for."""
+    views = all(isinstance(column, RaggedView) for column in columns)
+    view = concat_views(columns) if views else None
+    if view is not None:  # of rows that share what they share in their messages
+        if order is not None:
+            view = view.choose(order, RowSplits.from_lengths(view.row_splits.lengths[order]))
+        return replace(view, row_splits=pool.unique(view.row_splits))
+    path = f"concat_rows[{name!r}]"
+    objects = all(isinstance(column, np.ndarray) for column in columns)
+    leaves = columns if objects else [_leaf(column) for column in columns]
+    joined = concat_leaves(leaves, pool, path)
+    if order is not None:
+        joined = select_leaf(joined, order, pool, path)
+    return view_of(joined, path, pool) if is_jagged(joined) else joined
+
+
+def _leaf(column: Any) -> Any:
+    """A column, in the form that `WireBatch.columns` has, as a leaf of a TensorDict."""
+    if isinstance(column, RaggedView):
+        kept = isinstance(column.memory, torch.Tensor)
+        values = values_of(column) if kept else gathered([column])[0]
+        return nested_tensor(values, column.row_splits, column.ragged_dim)
+    return leaf_of_rows(list(column)) if isinstance(column, np.ndarray) else column
 
 
 # --- columns side by side ----------------------------------------------------------------------
 
 
 class JoinedColumns(ColumnSource):
-    """The columns of several batches of the same rows: a `ColumnSource`.
+    """The columns of several batches of the same rows, each of which its own source reads."""
 
-    A column is known by its own source, and by what that knows it.
-    """
-
-    def __init__(self, columns: Keys, batches: Sequence[WireBatch]) -> None:
+    def __init__(self, columns: Mapping[str, Column], batches: Sequence[WireBatch]) -> None:
         first = batches[0].source
         pickle = any(batch.source.allow_pickle for batch in batches)
         super().__init__(tuple(columns), first.sizes, first.device, pickle)
@@ -352,118 +267,65 @@ class JoinedColumns(ColumnSource):
         self._batches = batches
         self._pool = RowSplitsPool()
 
-    @property
-    def columns(self) -> Keys:
-        """See `ColumnSource`."""
+    def columns(self) -> Mapping[str, Column]:
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        """See `ColumnSource`."""
         return agreed(self.metas())
 
     def metas(self) -> list[dict[str, Any]]:
-        """See `ColumnSource`."""
         return [batch.meta for batch in self._batches]
 
-    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
-        """See `ColumnSource`."""
-        source, own = key
-        schema: FieldSchema = source.schema(name, own, rows)
-        return schema
-
-    def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
-        """See `ColumnSource`."""
-        source, own = key
-        lengths: IntArray | None = source.row_lengths(name, own, chosen)
-        return lengths
-
-    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
-        """See `ColumnSource`."""
-        source, own = key
-        return self._one_object(name, source.leaf(name, own, chosen), chosen)
-
-    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        leaves = self._each(keys, "leaves", chosen)
-        return {name: self._one_object(name, leaf, chosen) for name, leaf in leaves.items()}
-
-    def _one_object(self, name: str, leaf: Any, chosen: ChosenRows | None) -> Any:
-        """A leaf that shares its offsets with columns of the same rows in other messages."""
-        if not is_jagged(leaf):
-            return leaf
+    def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
         pool = self._pool if chosen is None else chosen.pool
-        view = view_of(leaf, name, pool)
-        return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
-
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        columns = self._each(keys, "views", chosen)
-        pool = self._pool if chosen is None else chosen.pool
-        for name, column in columns.items():
-            if isinstance(column, RaggedView):
-                columns[name] = replace(column, row_splits=pool.unique(column.row_splits))
-        return columns
-
-    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        return self._each(keys, "to_encode", chosen)
-
-    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `ColumnSource`."""
-        return [name for source, own in self._by_source(keys) for name in source.narrow_names(own)]
-
-    def _by_source(self, keys: Keys) -> list[tuple[Any, dict[str, Any]]]:
-        found: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for name, (source, own) in keys.items():
-            found.setdefault(id(source), (source, {}))[1][name] = own
-        return list(found.values())
-
-    def _each(self, keys: Keys, method: str, chosen: ChosenRows | None) -> dict[str, Any]:
-        """What a method of each source returns of its columns, in the order of `keys`."""
-        found: dict[str, Any] = {}
-        for source, own in self._by_source(keys):
-            found.update(getattr(source, method)(own, chosen))
-        return {name: found[name] for name in keys}
+        if is_jagged(column):
+            view = view_of(column, "join_columns", pool)
+            return nested_tensor(values_of(view), pool.unique(view.row_splits), view.ragged_dim)
+        if isinstance(column, RaggedView):
+            return replace(column, row_splits=pool.unique(column.row_splits))
+        return column
 
 
 # --- several messages --------------------------------------------------------------------------
 
 
-def join_messages(sources: Sequence[Any], where: str) -> WireBatch:
-    """The rows of several messages, given as lists of frames or as blobs, opened together.
+def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
+    """The rows of several open batches, as chosen in each, or of messages that are opened together.
 
-    Raises:
-        ArgumentKeyError: They do not have the same columns.
-        WireFormatError: One is damaged, or not the message of a batch; it is said which.
-    """
-    # The caller may change lists of frames before a column is read.
-    sources = [list(source) if isinstance(source, list) else source for source in sources]
-    stacks, frames = open_messages(sources, where, DEFAULT_LIMITS)
-    counts = np.zeros(len(sources), dtype=np.int64)
-    for stack in stacks:
-        if stack.node.kind is not Kind.TENSORDICT or stack.node.fields[0] != 1:
-            # Batches in dicts, and such with more dims, each as it is.
-            return join_rows([open_one(i, source) for i, source in enumerate(sources)], where)
-        counts[stack.members] = stack.numbers[:, stack.node.dims]
-    firsts = sorted((int(stack.members[0]), stack.node.fields[-1]) for stack in stacks)
-    names = same_fields(firsts, where)
-    messages = Messages(counts, stacks, frames, range(len(sources)))
-    open_part = lambda i: open_one(i, sources[i])  # noqa: E731
-    return WireBatch(JoinedRows(names, counts.tolist(), open_part, lambda: messages))
-
-
-def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
-    """The rows of several open batches, as chosen in each.
+    Args:
+        sources: A `WireBatch`, frames or a blob each.
+        where: What errors call it.
 
     Raises:
         ArgumentKeyError: They do not have the same columns.
         ArgumentError: They differ in their batch dims after the first.
+        WireFormatError: One is damaged, or not the message of a batch; it is said which.
     """
-    names = same_fields(enumerate(batch.fields for batch in batches), where)
-    first, parts = batches[0], []
-    inner = first.source.sizes[1:]
-    for i, batch in enumerate(batches):
-        source = batch.source
+    parts: list[Any] = []
+    for source in sources:
+        joined = source.source if isinstance(source, WireBatch) and source.chosen is None else None
+        if isinstance(joined, JoinedRows):
+            parts += [part.select(source.fields) for part in joined.parts()]
+        else:  # the caller may change a list of frames before a column is read
+            parts.append(list(source) if isinstance(source, list) else source)
+    stacks: list[Stack] = []
+    frames: list[Sequence[ByteArray] | None] = [None] * len(parts)
+    if not any(isinstance(part, WireBatch) for part in parts):
+        stacks, frames = open_stacks(parts, where, DEFAULT_LIMITS)
+    counts = np.zeros(len(parts), dtype=np.int64)
+    fields: dict[int, Sequence[str]] = {}
+    for stack in stacks:
+        counts[stack.members] = stack.numbers[:, stack.node.dims]
+        fields[int(stack.members[0])] = stack.node.fields[-1]
+    inner: Sequence[int] = []
+    opened: list[tuple[int, MessageColumns]] = []
+    for i, part in enumerate(parts):
+        if frames[i] is not None:
+            continue
+        if not isinstance(part, WireBatch):
+            part = parts[i] = open_one(i, part)
+        source, counts[i], fields[i] = part.source, len(part), part.fields
+        inner = inner if i else source.sizes[1:]
         if source.sizes[1:] != inner:
             raise ArgumentError(
                 "bad_shape",
@@ -471,46 +333,36 @@ def join_rows(batches: Sequence[WireBatch], where: str) -> WireBatch:
                 f"expected batch dims {list(inner)} after the first, like batch 0, "
                 f"found {list(source.sizes[1:])}",
             )
-        if isinstance(source, JoinedRows) and batch.chosen is None:
-            parts += source.parts()
-        else:
-            parts.append(batch)
-    counts = list(map(len, parts))
-    find = lambda: _messages_of(parts)  # noqa: E731
-    return WireBatch(JoinedRows(names, counts, parts.__getitem__, find, first.source))
+        if isinstance(source, MessageColumns) and part.chosen is None:
+            frames[i] = source.frames
+            opened.append((i, source))
+    names = same_fields(sorted(fields.items()), where)
+    messages = None
+    held = [each for each in frames if each is not None]
+    if len(held) == len(parts):
+        stacks += stacked((i, source.message.header, source.node) for i, source in opened)
+        messages = Messages(counts, stacks, Frames.of(held))
+        for i, source in opened:
+            if source.beside:
+                messages.metas[i] = i
+    return WireBatch(JoinedRows(names, counts.tolist(), parts, messages))
 
 
-def _messages_of(batches: Sequence[WireBatch]) -> Messages | None:
-    """The messages of batches; None if not all of them are in memory."""
-    known: dict[int, int] = {}
-    sources: list[MessageColumns] = []
-    frames: list[Sequence[ByteArray]] = []
-    which = []
-    in_order = True
-    for batch in batches:
-        source = batch.source
-        number = known.setdefault(id(source), len(sources))
-        if number == len(sources):
-            if not isinstance(source, MessageColumns) or (held := source.frames) is None:
-                return None
-            sources.append(source)
-            frames.append(held)
-        which.append(number)
-        in_order = in_order and batch.chosen is None
-    counts = np.array([source.sizes[0] for source in sources], dtype=np.int64)
-    stacks = stacked((i, each.message.header, each.node) for i, each in enumerate(sources))
-    beside = any(source.beside for source in sources)
-    in_order = in_order and len(which) == len(sources)
-    return Messages(counts, stacks, Frames.of(frames), which, in_order=in_order, beside=beside)
-
-
-def join_encoded(batches: Sequence[Any], where: str) -> WireBatch:
-    """The rows of several messages, each open, as frames, or as a blob."""
-    if not any(isinstance(batch, WireBatch) for batch in batches):
-        return join_messages(batches, where)
-    return join_rows(
-        [b if isinstance(b, WireBatch) else open_one(i, b) for i, b in enumerate(batches)], where
-    )
+def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
+    """The columns of the first batch, which all must have."""
+    first: Sequence[str] | None = None
+    for i, names in batches:
+        if first is None or names == first:
+            first = names
+            continue
+        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where} of batch {i}",
+                f"expected the columns of the first batch, found {name!r} "
+                f"{'missing' if name in first else 'besides'}; select the ones that all have",
+            )
+    return first or ()
 
 
 def open_one(index: int, source: Any) -> WireBatch:
@@ -523,5 +375,5 @@ def side_by_side(batches: Sequence[WireBatch]) -> WireBatch:
     """The columns of batches of the same rows; of two with one name, the later one."""
     # Rows that were chosen of one are not those that will be chosen of the others.
     whole = [b if b.chosen is None else join_rows([b], "join_columns") for b in batches]
-    columns = {name: (b.source, key) for b in whole for name, key in b.column_keys.items()}
+    columns = {name: column for batch in whole for name, column in batch.by_name.items()}
     return WireBatch(JoinedColumns(columns, whole))

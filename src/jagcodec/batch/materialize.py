@@ -20,7 +20,7 @@ from jagcodec.batch.columns import (
     meta_of,
     opened,
 )
-from jagcodec.batch.join import join_encoded
+from jagcodec.batch.join import join_rows
 from jagcodec.batch.leaves import move_leaf
 from jagcodec.batch.options import (
     Layout,
@@ -276,7 +276,8 @@ def _padded_at_once(batch: Any, options: Options) -> dict[str, torch.Tensor] | N
         return None
     if source.device is not None or len(source.sizes) > 1:
         return None
-    return padded_columns(source.message, source.sizes[0], batch.column_keys, options.pads)
+    nodes = {name: node for name, (_, node) in batch.by_name.items()}
+    return padded_columns(source.message, source.sizes[0], nodes, options.pads)
 
 
 def _opened(source: Any, where: str) -> Any:
@@ -284,7 +285,7 @@ def _opened(source: Any, where: str) -> Any:
     if not are_several(source):
         return opened(source, where)
     encoded = all(map(is_encoded, source))
-    return join_encoded(source, where) if encoded else concat_in_memory(source, where)
+    return join_rows(source, where) if encoded else concat_in_memory(source, where)
 
 
 class _Materializing:

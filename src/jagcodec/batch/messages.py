@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentKeyError, WireFormatError
+from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.row_splits import RowSplits
@@ -19,7 +19,7 @@ from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
-from jagcodec.wire.stacked import Frames, Stack
+from jagcodec.wire.stacked import Frames, Stack, StackedCells
 
 
 class Place(NamedTuple):
@@ -28,38 +28,27 @@ class Place(NamedTuple):
     Attributes:
         kind: TENSOR, JAGGED or NON_TENSOR_ROWS.
         name: The dtype of its cells; uint8 of documents.
-        dtype: The same as torch calls it.
         inner: Dims of a cell.
         start: (messages,) bytes before its first cell, as if all frames lay end to end.
         cells: (messages,) how many it has; bytes of documents.
-        group: (messages,) its ragged group; of a rectangle anything.
+        group: (messages,) its ragged group; None of a rectangle.
         stored: (messages,) how its cells are stored.
         narrow: Whether some are not stored as they are.
     """
 
     kind: Kind
     name: str
-    dtype: torch.dtype
     inner: tuple[int, ...]
     start: IntArray
     cells: IntArray
-    group: IntArray
+    group: IntArray | None
     stored: IntArray
     narrow: bool
 
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of one cell, as wide as its dtype."""
-        return math.prod(self.inner) * self.dtype.itemsize
-
 
 class _Rows(NamedTuple):
-    """The rows of columns.
-
-    Attributes:
-        splits: How long they are.
-        begins: (N,) where they begin in their messages, in cells.
-        cells: (messages,) how many cells they have there.
+    """The rows of columns: how long they are; (N,) at which cell of its message each begins; and
+    (messages,) how many cells they have there.
     """
 
     splits: RowSplits
@@ -72,95 +61,93 @@ _FEW_ROWS = 8
 
 
 class Messages:
-    """Several messages in memory: where the rows of their columns lie, from headers and offsets.
+    """Several messages in memory, all rows of each.
 
     Attributes:
-        counts: (messages,) rows of the batch in each.
-        firsts: (messages,) rows of all messages before it.
-        which: For each batch that is joined, the message that it is in.
-        in_order: Whether the batches are all rows of the messages, one message after the other.
         metas: (messages,) by which equal `meta`s are known without being read; None: there is none.
     """
 
-    def __init__(
-        self,
-        counts: IntArray,
-        stacks: Sequence[Stack],
-        frames: Frames,
-        which: Sequence[int],
-        *,
-        in_order: bool = True,
-        beside: bool = False,
-    ) -> None:
-        """`beside`: whether anything stands next to the batch in some of the messages."""
-        self.which: Sequence[int] = which
-        self.in_order: bool = in_order
-        self.counts: IntArray = counts
-        self.firsts: IntArray = counts.cumsum() - counts
-        self.metas: list[Any] = list(range(len(counts)))
-        self._stacks = [(stack, stack.columns) for stack in stacks]
+    def __init__(self, counts: IntArray, stacks: Sequence[Stack], frames: Frames) -> None:
+        """Messages of (messages,) `counts` of rows."""
+        self.metas: list[Any] = [None] * len(counts)
+        self._counts = counts
+        self._one_each = bool((counts == 1).all())
+        self._firsts = counts.cumsum() - counts
+        self._stacks = [
+            (s, dict(zip(s.node.fields[-1], s.node.children, strict=True))) for s in stacks
+        ]
         self._frames = frames
-        if not beside:
-            for stack in stacks:
-                for i, values in zip(stack.members.tolist(), stack.values, strict=True):
-                    self.metas[i] = None if values == NO_VALUES else (id(stack.node), values)
-        # Where each frame begins if all lie end to end; one more, for messages without frames.
-        self._bases = np.zeros(len(frames.sizes) + 1, dtype=np.int64)
-        np.add.accumulate(frames.sizes, out=self._bases[1:])
+        for stack in stacks:
+            for i, values in zip(stack.members.tolist(), stack.values, strict=True):
+                if values != NO_VALUES:
+                    self.metas[i] = id(stack.node), values
         self._places: dict[str, Place | None] = {}
         self._rows: dict[bytes | None, _Rows | None] = {}
         self._views: dict[str, RaggedView | None] = {}
 
+    def _stacked(self, parts: Sequence[IntArray]) -> IntArray:
+        """(messages, ...) of what is known of the messages of each stack."""
+        if len(parts) == 1:  # most often
+            return parts[0]
+        whole = np.concatenate(parts)
+        whole[np.concatenate([stack.members for stack, _ in self._stacks])] = whole.copy()
+        return whole
+
     def place(self, name: str) -> Place | None:
         """Where a column lies; None if it has to be read from each message.
 
-        Because messages differ in the column, its rows are made of parts, or it is of another kind.
+        Because messages differ in the column, its rows are indirect, or it is of another kind.
         """
         if name not in self._places:
-            self._places[name] = self._find(name)
-        return self._places[name]
+            with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
+                self._places[name] = self._find(name)
+        return self._places.setdefault(name, None)
+
+    def kind(self, name: str) -> Kind:
+        """Of a column that has a place."""
+        place = self.place(name)
+        return Kind.JAGGED if place is None else place.kind
 
     def _find(self, name: str) -> Place | None:
-        form: tuple[Any, ...] | None = None
-        start, cells, group, stored = np.empty((4, len(self.counts)), dtype=np.int64)
+        form: tuple[Kind, str, tuple[int, ...]] | None = None
+        found: list[StackedCells] = []
         for stack, columns in self._stacks:
-            node, numbers = columns[name], stack.numbers
-            i, dims = node.number, numbers[:, node.dims : node.end]
-            dtype = "uint8"
+            node = columns[name]
             if node.kind is Kind.NON_TENSOR_ROWS:
-                dims = numbers[:, i + 4 : i + 5]
+                dtype = "uint8"
             elif node.kind is Kind.TENSOR or (node.kind is Kind.JAGGED and node.fields[2] == 1):
                 dtype = node.fields[0]
             else:
                 return None
-            own = (node.kind, dtype, tuple(dims[0, 1:].tolist()))
+            cells = stack.cells(node)
+            inner = tuple(cells.dims[0, 1:].tolist())
+            own = node.kind, dtype, inner
             form = form or own
-            if own != form or not dims.shape[1] or (own[2] and (dims[:, 1:] != own[2]).any()):
+            if own != form or not cells.dims.shape[1]:
                 return None
-            buffer, offset, how = numbers[:, i], numbers[:, i + 1], numbers[:, i + 2]
-            if not dims.all():  # what is empty lies anywhere
-                buffer, offset, how = (dims.all(axis=1) * each for each in (buffer, offset, how))
-            # Most often there is one stack, of all messages.
-            members = stack.members if len(self._stacks) > 1 else slice(None)
-            start[members] = self._bases[self._frames.first[members] + buffer] + offset
-            cells[members] = dims[:, 0]
-            stored[members] = how
-            if node.kind is not Kind.TENSOR:
-                group[members] = numbers[:, i + 3]
-        most = int(stored.max(initial=PLAIN))
-        if form is None or most >= INDIRECT:
+            if inner and (cells.dims[:, 1:] != inner).any():
+                return None
+            found.append(cells)
+        if form is None:
             return None
-        kind, name, inner = form
-        with suppress(WireFormatError):  # a dtype that this torch has not: for who reads it
-            return Place(
-                kind, name, torch_dtype(name), inner, start, cells, group, stored, most > PLAIN
-            )
-        return None
+        torch_dtype(form[1])
+        buffers, offsets, hows, groups, dims = zip(*found, strict=True)
+        held = self._stacked([each[:, 0] for each in dims])
+        buffer, offset, how = map(self._stacked, (buffers, offsets, hows))
+        if not held.all() or 0 in form[2]:  # what is empty lies anywhere
+            some = (held > 0) & (math.prod(form[2]) > 0)
+            buffer, offset, how = buffer * some, offset * some, how * some
+        most = int(how.max(initial=PLAIN))
+        if most >= INDIRECT:
+            return None
+        start = self._frames.starts[self._frames.first + buffer] + offset
+        group = None if groups[0] is None else self._stacked(groups)
+        return Place(*form, start, held, group, how, most > PLAIN)
 
-    def _widened(self, place: Place) -> tuple[tuple[ByteArray, ...], IntArray]:
+    def _widened(self, place: Place, itemsize: int) -> tuple[tuple[ByteArray, ...], IntArray]:
         """Memory in which all cells are as wide as their dtype, widened together; `start` in it."""
-        memory, starts, end = [*self._frames.buffers], place.start.copy(), int(self._bases[-1])
-        itemsize = place.dtype.itemsize
+        memory, end = [*self._frames.buffers], int(self._frames.starts[-1])
+        starts = place.start.copy()
         for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
             members = np.flatnonzero(place.stored == stored)
             counts = place.cells[members] * math.prod(place.inner)
@@ -188,94 +175,71 @@ class Messages:
         return self._views[name]
 
     def _view(self, place: Place) -> RaggedView | None:
-        rows, cell = self._rows_of(place), place.cell_bytes
+        dtype = torch_dtype(place.name)
+        cell = math.prod(place.inner) * dtype.itemsize
+        if place.group is None and not (cell and (place.cells == self._counts).all()):
+            return None  # before anything is made for each of the rows, which nothing vouches for
+        rows = self._rows_of(place.group)
         if rows is None or (rows.cells != place.cells).any():
             return None
         memory, start = self._frames.buffers, place.start
         if place.narrow:
-            memory, start = self._widened(place)
-        dtype, shape = place.dtype, (rows.splits.total, *place.inner)
-        few = rows.splits.rows <= _FEW_ROWS * len(self.counts)
-        if few or cell * rows.splits.total >= 8 * rows.splits.rows:
-            starts = rows.begins * cell
-            starts += np.repeat(start, self.counts)
-            return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+            memory, start = self._widened(place, dtype.itemsize)
+        splits = rows.splits
+        shape = (splits.total, *place.inner)
+        if splits.rows <= _FEW_ROWS * len(self._counts) or cell * splits.total >= 8 * splits.rows:
+            starts = start
+            if not self._one_each:
+                starts = rows.begins * cell + np.repeat(start, self._counts)
+            return RaggedView(memory, dtype, shape, 1, starts, splits)
         # Rows that take less memory than to say where they begin.
-        messages = RowSplits.from_lengths(rows.cells)
-        data: Any = gathered([RaggedView(memory, dtype, shape, 1, start, messages)])[0]
-        return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
+        of_messages = RowSplits.from_lengths(rows.cells)
+        data: Any = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+        return RaggedView(as_bytes(data), dtype, shape, 1, None, splits)
 
-    def _rows_of(self, place: Place) -> _Rows | None:
-        """The rows of a column, found once for all columns of the same ones."""
-        key = None if place.kind is Kind.TENSOR else place.group.tobytes()
-        if key is None and not (place.cell_bytes and (place.cells == self.counts).all()):
-            return None  # before anything is made for each of the rows, which nothing vouches for
+    def _rows_of(self, group: IntArray | None) -> _Rows | None:
+        """The rows in a ragged group of each message, or of rectangles; None if not sound."""
+        key = None if group is None else group.tobytes()
         if key not in self._rows:
-            if key is None:
-                lengths: IntArray | None = np.ones(int(self.counts.sum()), dtype=np.int64)
-            else:
-                lengths = self._lengths(place.group)
-            self._rows[key] = None if lengths is None else self._found(lengths)
+            rows = int(self._counts.sum())
+            lengths = np.ones(rows, dtype=np.int64) if group is None else self._lengths(group)
+            self._rows[key] = None if lengths is None else self._begun(lengths)
         return self._rows[key]
 
-    def _found(self, lengths: IntArray) -> _Rows | None:
+    def _begun(self, lengths: IntArray) -> _Rows | None:
         if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
             return None  # cells of no bytes may be many
         splits = RowSplits.from_lengths(lengths)
-        ends = splits.host[self.firsts + self.counts]
-        begins = splits.host[self.firsts]
-        return _Rows(splits, splits.starts - np.repeat(begins, self.counts), ends - begins)
+        begins = splits.host[self._firsts]
+        cells = splits.host[self._firsts + self._counts] - begins
+        return _Rows(splits, splits.starts - np.repeat(begins, self._counts), cells)
 
     def _lengths(self, groups: IntArray) -> IntArray | None:
         """The lengths of the rows in a ragged group of each message; None if they are not sound."""
-        buffer, offset, rows, low, high = np.empty((5, len(self.counts)), dtype=np.int64)
-        numbers = (buffer, offset, rows, low, high)
-        for stack, _ in self._stacks:
-            index = np.arange(len(stack.members)), groups[stack.members]
-            for number, found in zip(numbers, stack.groups[index].T, strict=True):
-                number[stack.members] = found
-        if (rows != self.counts).any():
+        found = [s.groups[np.arange(len(s.members)), groups[s.members]] for s, _ in self._stacks]
+        buffer, offset, rows, low, high = self._stacked(found).T
+        if (rows != self._counts).any():
+            return None
+        many = np.flatnonzero(rows > 1)
+        if not len(many):
+            return np.repeat(high, rows)
+        frames = (self._frames.first[many] + buffer[many]).tolist()
+        places = zip(frames, (rows[many] + 1).tolist(), offset[many].tolist(), strict=True)
+        # A copy: offsets that were checked must not change with the messages' memory.
+        buffers = self._frames.buffers
+        offsets = np.concatenate(
+            [np.frombuffer(buffers[i], np.int64, count, at) for i, count, at in places]
+        )
+        firsts = (rows[many] + 1).cumsum() - rows[many] - 1
+        steps = np.delete(offsets[1:] - offsets[:-1], firsts[1:] - 1)
+        begins = firsts - np.arange(len(many))
+        if (
+            offsets[firsts].any()
+            or (offsets < 0).any()
+            or (np.minimum.reduceat(steps, begins) != low[many]).any()
+            or (np.maximum.reduceat(steps, begins) != high[many]).any()
+        ):
             return None
         lengths = np.repeat(high, rows)
-        many = np.flatnonzero(rows > 1)
-        if len(many):
-            counts = rows[many] + 1
-            frames = (self._frames.first[many] + buffer[many]).tolist()
-            at = zip(frames, counts.tolist(), offset[many].tolist(), strict=True)
-            # A copy: offsets that were checked must not change with the messages' memory.
-            buffers = self._frames.buffers
-            offsets = np.concatenate(
-                [np.frombuffer(buffers[i], np.int64, held, start) for i, held, start in at]
-            )
-            firsts = counts.cumsum() - counts
-            steps = offsets[1:] - offsets[:-1]
-            of_rows = np.ones(len(steps), dtype=bool)
-            of_rows[firsts[1:] - 1] = False
-            steps = steps[of_rows]
-            begins = firsts - np.arange(len(many))
-            if (
-                offsets[firsts].any()
-                or (offsets < 0).any()
-                or (np.minimum.reduceat(steps, begins) != low[many]).any()
-                or (np.maximum.reduceat(steps, begins) != high[many]).any()
-            ):
-                return None
-            lengths[np.repeat(rows > 1, rows)] = steps
+        lengths[np.repeat(rows > 1, rows)] = steps
         return lengths
-
-
-def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
-    """The columns of the first batch, which all must have."""
-    first: Sequence[str] | None = None
-    for i, names in batches:
-        if first is None or names == first:
-            first = names
-            continue
-        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where} of batch {i}",
-                f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'besides'}; select the ones that all have",
-            )
-    return first or ()

@@ -20,7 +20,7 @@ from jagcodec.batch.columns import (
     several,
     with_meta,
 )
-from jagcodec.batch.join import join_encoded, side_by_side
+from jagcodec.batch.join import join_rows, side_by_side
 from jagcodec.batch.leaves import leaf_of_column
 from jagcodec.batch.parts import parts_of_rows, repeated_rows
 from jagcodec.errors import ArgumentError
@@ -234,7 +234,7 @@ def concat_rows(batches: Iterable[Any]) -> Any:
     where = "concat_rows"
     listed = several(batches, f"{where}(batches)")
     encoded = all(map(is_encoded, listed))
-    return join_encoded(listed, where) if encoded else concat_in_memory(listed, where)
+    return join_rows(listed, where) if encoded else concat_in_memory(listed, where)
 
 
 def join_columns(batches: Iterable[Any], *, replace: bool = False) -> Any:

@@ -54,7 +54,7 @@ def rows_of_node(message: Message, node: Node) -> int | None:
     return numbers[node.dims] if node.end > node.dims else None
 
 
-def sizes_of(leaf: Any, dims: int) -> list[int]:
+def first_dims(leaf: Any, dims: int) -> list[int]:
     """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
     if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
         return list(leaf.shape[:dims])

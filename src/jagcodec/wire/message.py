@@ -316,7 +316,6 @@ class Message:
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
         frames: All frames as they came, header first; None where they are fetched by ranges.
-        slicer: What cuts rows out of it, with the columns that it is for (see `slicing`).
         widened: Cells of indirect columns that were stored narrow.
     """
 
@@ -331,7 +330,6 @@ class Message:
         "limits",
         "numbers",
         "payload",
-        "slicer",
         "widened",
     )
 
@@ -351,7 +349,6 @@ class Message:
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
         self.frames: Sequence[Any] | None = frames
-        self.slicer: tuple[Any, Any] | None = None
         self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that somebody has. Whoever pops the list owns
         # it until it is put back.

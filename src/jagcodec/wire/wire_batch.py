@@ -7,8 +7,9 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.field_schema import FieldSchema, field_of, rows_of_node, sizes_of
+from jagcodec.wire.field_schema import FieldSchema, field_of, first_dims, rows_of_node
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.indirect import runs_at
@@ -42,21 +43,37 @@ from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
-from jagcodec.wire.slicing import slicer_of
+from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
+_IN_ROWS = (_JAGGED, _TENSOR, Kind.NON_TENSOR_ROWS)
 
-Keys = Mapping[str, Any]
-"""Names of columns, and by what their `ColumnSource` knows them."""
+
+class As(Enum):
+    """In which form columns are read."""
+
+    LEAF = "a leaf of a TensorDict; a batch in a batch as a WireBatch"
+    LEAVES = "leaves of one TensorDict; a batch in a batch as a TensorDict"
+    VIEW = "see WireBatch.columns"
+    ITEM = "as Columns has it; rows of documents are not read where that is possible"
+
+
+class Column(NamedTuple):
+    """A column of a batch.
+
+    Attributes:
+        source: What reads it.
+        key: By what the source knows it.
+    """
+
+    source: ColumnSource
+    key: Any
 
 
 @dataclass(slots=True, eq=False)
 class ColumnSource:
-    """What reads the columns of a batch: from one message, or from several (`batch/join.py`).
-
-    Of the arguments, `keys` are the columns that are wanted, and `chosen` the rows of them; None
-    for all.
+    """What a batch is over: one message, or several (`batch/join.py`).
 
     Attributes:
         names: Of all columns.
@@ -70,9 +87,8 @@ class ColumnSource:
     device: torch.device | None
     allow_pickle: bool
 
-    @property
-    def columns(self) -> Keys:
-        """All columns."""
+    def columns(self) -> Mapping[str, Column]:
+        """All columns, by name; not kept here, since each keeps its source."""
         raise NotImplementedError
 
     def meta(self) -> dict[str, Any]:
@@ -83,7 +99,7 @@ class ColumnSource:
         """See `WireBatch.metas`."""
         return [self.meta()]
 
-    def schema(self, name: str, key: Any, rows: int) -> FieldSchema:
+    def schema(self, key: Any, rows: int) -> FieldSchema:
         """What headers say of a column, for `rows` chosen rows."""
         raise NotImplementedError
 
@@ -91,25 +107,21 @@ class ColumnSource:
         """See `WireBatch.row_lengths`."""
         raise NotImplementedError
 
-    def leaf(self, name: str, key: Any, chosen: ChosenRows | None) -> Any:
-        """See `WireBatch.leaf`."""
-        return self.leaves({name: key}, chosen)[name]
-
-    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """Columns as leaves of one TensorDict."""
+    def read(self, keys: Mapping[str, Any], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
+        """Columns of its own, by name; `chosen` are their rows, None for all."""
         raise NotImplementedError
 
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `WireBatch.columns`."""
+    def narrow_names(self, name: str, key: Any) -> list[tuple[str, ...]]:
+        """The column if it is stored narrow; of a batch the columns in it that are."""
         raise NotImplementedError
 
-    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """Columns as `Columns` has them; rows of documents are not read if that is possible."""
+    def shared(self, column: Any, chosen: ChosenRows | None) -> Any:
+        """A column that another source has read, with the offsets of the others of its rows."""
         raise NotImplementedError
 
-    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """The columns that are stored in fewer bytes than their dtypes have, also in batches."""
-        raise NotImplementedError
+    def cut(self, batch: WireBatch) -> list[Frame] | None:
+        """The frames of columns and rows that need not be read; None if they have to be."""
+        return None
 
 
 class WireBatch(OpenBatch):
@@ -133,25 +145,30 @@ class WireBatch(OpenBatch):
         [[4, 5, 6, 7], [8, 9, 10]]
     """
 
-    __slots__ = ("__weakref__", "_keys", "chosen", "source")
+    __slots__ = ("__weakref__", "_columns", "chosen", "source")
 
     def __init__(
-        self, source: ColumnSource, keys: Keys | None = None, chosen: ChosenRows | None = None
+        self,
+        source: ColumnSource,
+        columns: Mapping[str, Column] | None = None,
+        chosen: ChosenRows | None = None,
     ) -> None:
-        """Use `open_wire`. No `keys`: all columns of the source."""
+        """Use `open_wire`. Without `columns`: all those of the source."""
         self.source: ColumnSource = source
         self.chosen: ChosenRows | None = chosen
-        self._keys = keys
+        self._columns = columns
 
     @property
-    def column_keys(self) -> Keys:
-        """The columns, and by what their source knows them."""
-        return self.source.columns if self._keys is None else self._keys
+    def by_name(self) -> Mapping[str, Column]:
+        """The columns, and where they are read."""
+        if self._columns is None:
+            self._columns = self.source.columns()
+        return self._columns
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the columns, in their order."""
-        return tuple(self.source.names if self._keys is None else self._keys)
+        return tuple(self.source.names if self._columns is None else self._columns)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -161,9 +178,9 @@ class WireBatch(OpenBatch):
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
         """Name to `FieldSchema`, from the headers alone, for the rows as chosen."""
-        rows, schema = len(self), self.source.schema
+        rows = len(self)
         return MappingProxyType(
-            {name: schema(name, k, rows) for name, k in self.column_keys.items()}
+            {name: source.schema(key, rows) for name, (source, key) in self.by_name.items()}
         )
 
     @property
@@ -213,7 +230,7 @@ class WireBatch(OpenBatch):
         Raises:
             ArgumentKeyError: A name is not a column.
         """
-        columns = self.column_keys
+        columns = self.by_name
         listed = known_names(names, columns, "WireBatch.select")
         return WireBatch(self.source, {name: columns[name] for name in listed}, self.chosen)
 
@@ -236,7 +253,7 @@ class WireBatch(OpenBatch):
                 if isinstance(chosen, range)
                 else np.asarray(known, dtype=np.int64)[chosen]
             )
-        return WireBatch(self.source, self._keys, ChosenRows(chosen))
+        return WireBatch(self.source, self.by_name, ChosenRows(chosen))
 
     def to_tensordict(self) -> TensorDict:
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
@@ -246,8 +263,7 @@ class WireBatch(OpenBatch):
             ArgumentError: Rows were chosen of a column whose rows torch cannot choose; or
                 columns of several messages differ.
         """
-        leaves = self.source.leaves(self.column_keys, self.chosen)
-        return _tensordict(self, leaves)
+        return self.tensordict_of(self._read(self.by_name, As.LEAVES))
 
     def to_frames(self) -> list[Frame]:
         """The chosen columns and rows as a message, to send on.
@@ -271,23 +287,22 @@ class WireBatch(OpenBatch):
             WireFormatError: A field is malformed.
             UnsupportedTypeError: As `encode`.
         """
-        source, frames = self.source, None
-        if isinstance(source, MessageColumns):
-            frames = source.cut(self.column_keys, self.chosen)
-        return encode(self, allow_pickle=source.allow_pickle) if frames is None else frames
+        frames = self.source.cut(self)
+        return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
 
     def to_encode(self) -> Any:
         """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
         if len(self.source.sizes) > 1:
             return self.to_tensordict()
-        return Columns(len(self), self.source.to_encode(self.column_keys, self.chosen))
+        return Columns(len(self), self._read(self.by_name, As.ITEM))
 
     def narrow_names(self) -> list[tuple[str, ...]]:
         """The columns that are stored in fewer bytes than their dtypes have, and so sent on.
 
         Those of a nested batch by all names on the way.
         """
-        return self.source.narrow_names(self.column_keys)
+        columns = self.by_name.items()
+        return [path for name, (source, key) in columns for path in source.narrow_names(name, key)]
 
     def leaf(self, name: str) -> Any:
         """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
@@ -299,7 +314,7 @@ class WireBatch(OpenBatch):
             WireFormatError: It is malformed.
             ArgumentError: Columns of several messages differ.
         """
-        return self.source.leaf(name, self._key(name, "leaf"), self.chosen)
+        return self._read({name: self._column(name, "leaf")}, As.LEAF)[name]
 
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
@@ -310,7 +325,8 @@ class WireBatch(OpenBatch):
             ArgumentKeyError: There is no such column.
             WireFormatError: It is malformed.
         """
-        return self.source.row_lengths(name, self._key(name, "row_lengths"), self.chosen)
+        source, key = self._column(name, "row_lengths")
+        return source.row_lengths(name, key, self.chosen)
 
     def columns(self) -> list[tuple[str, Any]]:
         """Each column with its name, in the form from which it takes least to make a rectangle.
@@ -318,13 +334,37 @@ class WireBatch(OpenBatch):
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
         """
-        return list(self.source.views(self.column_keys, self.chosen).items())
+        return list(self._read(self.by_name, As.VIEW).items())
 
-    def _key(self, name: str, where: str) -> Any:
-        columns = self.column_keys
+    def _column(self, name: str, where: str) -> Column:
+        columns = self.by_name
         if name not in columns:
             raise unknown_name(name, columns, f"WireBatch.{where}")
         return columns[name]
+
+    def _read(self, columns: Mapping[str, Column], form: As) -> dict[str, Any]:
+        """Columns in one form: those of each source together."""
+        keys: dict[ColumnSource, dict[str, Any]] = {}
+        for name, (source, key) in columns.items():
+            keys.setdefault(source, {})[name] = key
+        found = [source.read(own, self.chosen, form) for source, own in keys.items()]
+        if list(keys) == [self.source]:
+            return found[0]
+        each = {name: value for values in found for name, value in values.items()}
+        return {name: self.source.shared(each[name], self.chosen) for name in columns}
+
+    def tensordict_of(self, leaves: dict[str, Any]) -> TensorDict:
+        """Its columns, as leaves, in a TensorDict."""
+        source = self.source
+        # What the constructor of a TensorDict makes of values of other types is up to these.
+        plain = all(getattr(key, "kind", None) is not Kind.USER for _, key in self.by_name.values())
+        try:
+            if plain and source.device is None and len(source.sizes) == 1:
+                return batch_of(leaves, len(self))
+            return TensorDict(leaves, batch_size=self.batch_size, device=source.device)
+        except Exception as error:  # tensordict raises all kinds
+            found = f"expected columns of one batch, found {error!s:.200}"
+            raise fail("bad_value", found) from error
 
     # Pickled, as by a queue of multiprocessing: what was chosen, as a message
 
@@ -335,23 +375,11 @@ class WireBatch(OpenBatch):
         return open_wire, ([bytes(frame) for frame in frames],)
 
 
-def _tensordict(batch: WireBatch, leaves: dict[str, Any]) -> TensorDict:
-    device = batch.source.device
-    # What the constructor of a TensorDict makes of values of other types is up to these.
-    plain = all(getattr(key, "kind", None) is not Kind.USER for key in batch.column_keys.values())
-    try:
-        if plain and device is None and len(batch.source.sizes) == 1:
-            return batch_of(leaves, len(batch))
-        return TensorDict(leaves, batch_size=batch.batch_size, device=device)
-    except Exception as error:  # tensordict raises all kinds
-        raise fail("bad_value", f"expected columns of one batch, found {error!s:.200}") from error
-
-
 # --- the columns of one message ----------------------------------------------------------------
 
 
 class MessageColumns(ColumnSource):
-    """The columns of a batch in one message: see `ColumnSource`.
+    """The columns of a batch in one message, each known by its node.
 
     Attributes:
         message: The open message.
@@ -360,7 +388,7 @@ class MessageColumns(ColumnSource):
         whole: Whether the batch is all of the message.
     """
 
-    __slots__ = ("_columns", "beside", "message", "node", "whole")
+    __slots__ = ("_slicer", "beside", "message", "node", "whole")
 
     def __init__(
         self,
@@ -376,17 +404,19 @@ class MessageColumns(ColumnSource):
         self.node: Node = node
         self.beside: Sequence[tuple[str | None, Node]] = beside
         self.whole: bool = whole
-        self._columns: Mapping[str, Node] | None = None
+        self._slicer: tuple[tuple[str, ...], Slicer | None] | None = None
+
+    def columns(self) -> Mapping[str, Column]:
+        nodes = zip(self.names, self.node.children, strict=True)
+        return {name: Column(self, node) for name, node in nodes}
 
     @property
-    def columns(self) -> Mapping[str, Node]:
-        """Names and nodes."""
-        if self._columns is None:
-            self._columns = dict(zip(self.names, self.node.children, strict=True))
-        return self._columns
+    def frames(self) -> Sequence[ByteArray] | None:
+        """The buffers in which rows of columns lie; None unless for tensors on the host."""
+        flat = len(self.sizes) == 1 and self.device is None
+        return self.message.payload.frames if flat else None
 
     def meta(self) -> dict[str, Any]:
-        """See `ColumnSource`."""
         message = self.message
         if not self.beside:
             return message.meta()
@@ -400,50 +430,30 @@ class MessageColumns(ColumnSource):
         meta.update(message.meta())
         return meta
 
-    def schema(self, name: str, key: Node, rows: int) -> FieldSchema:
-        """See `ColumnSource`."""
+    def schema(self, key: Node, rows: int) -> FieldSchema:
         return field_of(self.message, key, rows)
 
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
-        """See `ColumnSource`."""
         if key.kind is not _JAGGED:
             return None
         lengths: IntArray = self._each({name: key}, self._lengths, chosen)[name]
         return lengths
 
-    def leaf(self, name: str, key: Node, chosen: ChosenRows | None) -> Any:
-        """See `ColumnSource`."""
-        return self._each({name: key}, self._leaf, chosen)[name]
-
-    def leaves(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        return self._each(keys, self._whole_leaf, chosen)
-
-    def views(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
+    def read(self, keys: Mapping[str, Node], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
         message = self.message
-        if message.header.compressed:
+        if form is As.VIEW and message.header.compressed:
             stored = [node for node in keys.values() if node.kind in LEAVES]
             prepare(message.payload, {message.numbers[node.number] for node in stored})
-        return self._each(keys, self._view, chosen)
-
-    def to_encode(self, keys: Keys, chosen: ChosenRows | None) -> dict[str, Any]:
-        """See `ColumnSource`."""
-        return self._each(keys, self._to_encode, chosen)
+        return self._each(keys, self._column, chosen, form, Budget(message))
 
     def _each(
-        self,
-        keys: Mapping[str, Node],
-        read: Callable[..., Any],
-        chosen: ChosenRows | None,
-        budget: Budget | None = None,
+        self, keys: Mapping[str, Node], read: Callable[..., Any], *options: Any
     ) -> dict[str, Any]:
         """What is read of each column; errors name it."""
-        budget = budget or Budget(self.message)
         found: dict[str, Any] = {}
         for name, node in keys.items():
             try:
-                found[name] = read(node, chosen, budget)
+                found[name] = read(node, *options)
             except WireFormatError as error:
                 raise inside(error, name) from error
             except (JagcodecError, OSError, MemoryError):  # of the caller, the source, the machine
@@ -452,74 +462,42 @@ class MessageColumns(ColumnSource):
                 raise inside(bad(f"rows of {node.kind.name}", error), name) from error
         return found
 
-    def narrow_names(self, keys: Keys) -> list[tuple[str, ...]]:
-        """See `ColumnSource`."""
-        names: list[tuple[str, ...]] = []
-        for name, node in keys.items():
-            if node.kind is Kind.TENSORDICT:
-                inner = dict(zip(node.fields[-1], node.children, strict=True))
-                names += [(name, *rest) for rest in self.narrow_names(inner)]
-            elif node.kind in (_TENSOR, _JAGGED) and self._is_narrow(node):
-                names.append((name,))
-        return names
-
-    def cut(self, keys: Keys, chosen: ChosenRows | None) -> list[Frame] | None:
-        """See `ColumnSource`."""
-        message = self.message
-        if chosen is None and self.whole and keys is self._columns and message.frames is not None:
-            return [array.data.toreadonly() for array in message.frames]
-        index = range(self.sizes[0]) if chosen is None else chosen.index
-        if not isinstance(index, range) or not index:
-            return None
-        # Kept for the other parts of the message, of which there are often many.
-        known = message.slicer
-        if known is None or known[0] is not keys:
-            known = message.slicer = keys, None
-            if not self.beside and self.frames is not None:
-                with suppress(WireFormatError):  # which the reader of the column raises
-                    known = message.slicer = keys, slicer_of(message, keys, self.sizes[0])
-        return None if known[1] is None else known[1].cut(index.start, index.stop)
-
-    @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers in which rows of columns lie; None unless for tensors on the host."""
-        flat = len(self.sizes) == 1 and self.device is None
-        return self.message.payload.frames if flat else None
-
-    # Of a node
-
-    def _lengths(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> IntArray:
-        self._check_rows(node)
-        return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
-
-    def _leaf(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        kind, message = node.kind, self.message
-        if kind is _TENSOR or kind is _JAGGED:
-            self._check_rows(node)
-            return (message.tensor if kind is _TENSOR else message.jagged)(node, chosen)
-        if kind is Kind.TENSORDICT:
-            return WireBatch(_batch_in(message, node, self.sizes), None, chosen)
-        if kind is Kind.NON_TENSOR_ROWS:
-            make = stack_of_payloads if chosen is None else leaf_of_rows
-            return make(self._objects(node, chosen, budget))
-        leaf = build(message, node, budget)
-        if isinstance(leaf, UnbatchedTensor):
-            return leaf
-        if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
-            leaf = leaf_of_rows(list(leaf))  # a column of a dict
-        if not is_leaf(leaf):
-            raise fail("bad_value", f"expected a leaf, found {type(leaf).__name__}")
-        shape = sizes_of(leaf, len(self.sizes))
-        if shape != self.sizes:
-            raise rows_differ(self.sizes, shape)
-        if chosen is None:
-            return leaf
-        return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
+    def narrow_names(self, name: str, key: Node) -> list[tuple[str, ...]]:
+        if key.kind is Kind.TENSORDICT:
+            inner = zip(key.fields[-1], key.children, strict=True)
+            return [(name, *rest) for each in inner for rest in self.narrow_names(*each)]
+        return [(name,)] if key.kind in (_TENSOR, _JAGGED) and self._is_narrow(key) else []
 
     def _is_narrow(self, node: Node) -> bool:
         leaf = self.message.leaf(node)
         places = runs_at(self.message, leaf) if leaf.runs else [leaf.place]
         return leaf.place.cells > 0 and any(place.stored != PLAIN for place in places)
+
+    def cut(self, batch: WireBatch) -> list[Frame] | None:
+        frames, chosen, fields = self.message.frames, batch.chosen, batch.fields
+        if chosen is None and self.whole and frames is not None and [*fields] == self.names:
+            return [array.data.toreadonly() for array in frames]
+        index = range(self.sizes[0]) if chosen is None else chosen.index
+        if not isinstance(index, range) or not index:
+            return None
+        # Kept for the other parts of the message, of which there are often many.
+        known = self._slicer
+        if known is None or known[0] != fields:
+            known = self._slicer = fields, self._slicer_of(batch)
+        return None if known[1] is None else known[1].cut(index.start, index.stop)
+
+    def _slicer_of(self, batch: WireBatch) -> Slicer | None:
+        if not self.beside and self.frames is not None:
+            nodes = {name: column.key for name, column in batch.by_name.items()}
+            with suppress(WireFormatError):  # which the reader of the column raises
+                return slicer_of(self.message, nodes, self.sizes[0])
+        return None
+
+    # Of a node
+
+    def _lengths(self, node: Node, chosen: ChosenRows | None) -> IntArray:
+        self._check_rows(node)
+        return self.message.row_splits(self.message.numbers[node.number + 3], chosen).lengths
 
     def _check_rows(self, node: Node) -> None:
         """See that a TENSOR, a JAGGED or rows of documents have the rows of the batch."""
@@ -535,51 +513,57 @@ class MessageColumns(ColumnSource):
         if sizes != self.sizes:
             raise rows_differ(self.sizes, sizes)
 
-    def _whole_leaf(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        """A leaf of a TensorDict, which a nested batch is, too."""
-        leaf = self._leaf(node, chosen, budget)
-        if isinstance(leaf, WireBatch):
-            inner: Any = leaf.source
-            return _tensordict(leaf, inner._each(inner.columns, inner._whole_leaf, chosen, budget))
-        return leaf
-
-    def _view(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        """A column as `WireBatch.columns` has it."""
-        kind = node.kind
-        if kind is _JAGGED:
+    def _column(self, node: Node, chosen: ChosenRows | None, form: As, budget: Budget) -> Any:
+        kind, message = node.kind, self.message
+        if kind in _IN_ROWS:
             self._check_rows(node)
-            return self.message.rows(node, chosen)
-        if kind is Kind.NON_TENSOR_ROWS:
-            return object_array(self._objects(node, chosen, budget))
-        return self._leaf(node, chosen, budget)
-
-    def _to_encode(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
-        """A column as `encode` takes it."""
-        kind = node.kind
         if kind is _JAGGED:
-            return self._view(node, chosen, budget)
+            view = form is As.VIEW or form is As.ITEM
+            return (message.rows if view else message.jagged)(node, chosen)
         if kind is _TENSOR:
-            return self._rectangle(node, chosen, budget)
+            return (self._rectangle if form is As.ITEM else message.tensor)(node, chosen)
         if kind is Kind.NON_TENSOR_ROWS:
-            self._check_rows(node)
-            return raw_documents(self.message, node, budget, chosen)
-        return self._whole_leaf(node, chosen, budget)
+            if form is As.ITEM:
+                return raw_documents(message, node, budget, chosen)
+            items = objects(message, node, budget, chosen)
+            if form is As.VIEW:
+                return object_array(items)
+            return (stack_of_payloads if chosen is None else leaf_of_rows)(items)
+        if kind is Kind.TENSORDICT:
+            inner = MessageColumns(message, node, _sizes_of(message, node, self.sizes))
+            batch = WireBatch(inner, None, chosen)
+            if form is As.LEAF or form is As.VIEW:
+                return batch
+            nodes = dict(zip(batch.fields, node.children, strict=True))
+            return batch.tensordict_of(inner._each(nodes, inner._column, chosen, As.LEAVES, budget))
+        return self._value(node, chosen, budget)
 
-    def _objects(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> list[Any]:
-        self._check_rows(node)
-        return objects(self.message, node, budget, chosen)
-
-    def _rectangle(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+    def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array where it lies, only to be read; as its leaf, if that is not one."""
         leaf, payload = self.message.leaf(node), self.message.payload
         index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
-        known = [*leaf.shape[:1]] == self.sizes and not leaf.runs
-        if known and dtype is not None and isinstance(index, range):
-            bounds = index.start * leaf.inner, index.stop * leaf.inner
-            data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
-            return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
-        return self._leaf(node, chosen, budget)
+        if leaf.runs or dtype is None or not isinstance(index, range):
+            return self.message.tensor(node, chosen)
+        bounds = index.start * leaf.inner, index.stop * leaf.inner
+        data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
+        return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
+
+    def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
+        """A column of any other kind, as a leaf."""
+        leaf = build(self.message, node, budget)
+        if isinstance(leaf, UnbatchedTensor):
+            return leaf
+        if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
+            leaf = leaf_of_rows(list(leaf))  # a column of a dict
+        if not is_leaf(leaf):
+            raise fail("bad_value", f"expected a leaf, found {type(leaf).__name__}")
+        shape = first_dims(leaf, len(self.sizes))
+        if shape != self.sizes:
+            raise rows_differ(self.sizes, shape)
+        if chosen is None:
+            return leaf
+        return select_leaf(leaf, chosen.index, RowSplitsPool(), "WireBatch.rows(index)")
 
 
 # --- opening -----------------------------------------------------------------------------------
@@ -653,23 +637,40 @@ def batch_of_message(message: Message) -> WireBatch:
     Raises:
         WireFormatError: There is none, or there are several.
     """
-    root = message.header.schema.root
+    found = batch_in(message.header.schema.root)
+    if found is None:
+        expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
+        text = f"expected the message of {expected}, found another; use decode"
+        raise fail("bad_value", text)
+    node, beside = found
+    sizes = _sizes_of(message, node, [])
+    return WireBatch(MessageColumns(message, node, sizes, beside, whole=True))
+
+
+def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
+    """The node whose children are the columns of a value, and what is next to it in the value."""
     if root.kind is Kind.TENSORDICT:
-        return WireBatch(_batch_in(message, root, [], whole=True))
+        return root, []
     if root.kind is Kind.MAP:
         pairs = list(zip(root.fields[0], root.children, strict=True))
         found = [pair for pair in pairs if pair[1].kind is Kind.TENSORDICT]
         if len(found) == 1:
-            beside = [pair for pair in pairs if pair is not found[0]]
-            return WireBatch(_batch_in(message, found[0][1], [], beside, whole=True))
+            return found[0][1], [pair for pair in pairs if pair is not found[0]]
     if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
-        state = root.children[0]
-        if len(state.children) == 2 and state.children[0].kind is Kind.MAP:
-            columns, meta = state.children
-            rows = _rows_of(message, columns.children)
-            return WireBatch(MessageColumns(message, columns, [rows], [(None, meta)], whole=True))
-    expected = "the message of a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
-    raise fail("bad_value", f"expected {expected}, found another; use decode")
+        state = root.children[0].children
+        if len(state) == 2 and state[0].kind is Kind.MAP:
+            return state[0], [(None, state[1])]
+    return None
+
+
+def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
+    """(N, ...) of a batch; `around` is the batch size of the one that it lies in."""
+    if node.kind is Kind.MAP:
+        return [_rows_of(message, node.children)]
+    sizes = message.numbers[node.dims : node.end]
+    if not sizes or sizes[: len(around)] != around:
+        raise rows_differ(around or ["N"], sizes)
+    return sizes
 
 
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
@@ -682,18 +683,3 @@ def _rows_of(message: Message, columns: Sequence[Node]) -> int:
                 raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
             return rows
     raise bad("a column that has rows", f"{len(columns)} without")
-
-
-def _batch_in(
-    message: Message,
-    node: Node,
-    around: Sequence[int],
-    beside: Sequence[tuple[str | None, Node]] = (),
-    *,
-    whole: bool = False,
-) -> MessageColumns:
-    """A TENSORDICT as a batch; `around` is the batch size of the one that it lies in."""
-    sizes = message.numbers[node.dims : node.end]
-    if not sizes or sizes[: len(around)] != around:
-        raise rows_differ(around or ["N"], sizes)
-    return MessageColumns(message, node, sizes, beside, whole=whole)
