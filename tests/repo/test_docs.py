@@ -54,6 +54,18 @@ def test_links_and_files_exist(path):
         assert (ROOT / target).exists(), target
 
 
+SOURCES = sorted(p for p in (ROOT / "src/jagcodec").rglob("*") if p.suffix in (".py", ".c"))
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda p: p.name)
+def test_no_idioms_of_a_translation(path):
+    """CONTRIBUTING.md asks for plain English."""
+    idioms = (
+        r"\b(?:is none|are none|of what|whoever|their kin|goes by)\b|(?<!here )\b(?:is|are) no\b"
+    )
+    assert re.findall(idioms, path.read_text()) == []
+
+
 PUBLIC = sorted(set(vars(jagcodec)["__all__"]) - {"__version__"})
 
 
