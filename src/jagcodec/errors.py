@@ -107,7 +107,7 @@ def shown(text: str, most: int) -> str:
     """
     if len(text) <= most and text.isprintable():
         return text
-    # No more of it is looked at, however long it is.
+    # Nothing else of it is read, however long it is.
     part = text if len(text) <= 2 * most else text[:most] + text[-most:]
     part = "".join(c if c.isprintable() else repr(c)[1:-1] for c in part)
     if len(part) <= most:

@@ -42,11 +42,11 @@ def register_stdlib_types() -> None:
       name, and the receiver has imported that module.
 
     Nothing is ever imported on the word of a message: a class that the receiver has not imported
-    is refused, and `register_type` lets you give it a name. A sender can thereby choose among all
+    is rejected, and `register_type` lets you give it a name. A sender can thereby choose among all
     enums and named tuples that the receiver has imported, but not run any code by it, except for
     `_missing_` of a `Flag`.
 
-    Subclasses of these types are refused, as is everything else that `register_type` was not
+    Subclasses of these types are rejected, as is everything else that `register_type` was not
     called for. You may call this again; it does not change what was registered.
     """
     for cls, (name, to_state, from_state) in _TYPES.items():

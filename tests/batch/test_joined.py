@@ -300,7 +300,7 @@ def test_columns_that_differ_are_named(kind):
 
     with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' missing"):
         joined([batch(b=torch.zeros(1)), batch()], kind)
-    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' besides"):
+    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' in addition"):
         joined([batch(), batch(b=torch.zeros(1))], kind)
     for other in (torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)):
         with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1"):

@@ -165,7 +165,7 @@ class BatchedDataDict(dict[str, Any]):
         max_tokens: int | None = None,
         lengths: Lengths | None = None,
     ) -> list[Self]:
-        """In parts; see `split_rows`. (verl's ``split`` takes the size of a part, its ``chunk``
+        """In parts; see `split_rows`. (verl's ``split`` accepts the size of a part, its ``chunk``
         the number of parts.)
         """
         known = lambda: lengths_of_columns(self, "BatchedDataDict")  # noqa: E731

@@ -182,7 +182,7 @@ def columns_of(
             a blob.
         where: What errors call it.
         names: Of the only columns that are wanted, in this order.
-        kept: Whether the rows of messages are to lie in memory that may be kept and written to.
+        kept: Whether the rows of messages must be in memory that may be kept and written to.
 
     Returns:
         N rows, and each column as a `RaggedView` if it is jagged, as a list of N objects, as

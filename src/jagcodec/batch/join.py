@@ -1,6 +1,6 @@
-"""Several open batches as one: their rows one after the other, or their columns side by side.
+"""`concat_rows` and `join_columns`: several batches as one.
 
-A join is made without a look at any payload. Jagged columns, rectangles and documents of messages
+Making a join reads no payload. Jagged columns, rectangles and documents of messages
 in memory are then read in place: one kernel call writes the rows of all messages to one rectangle.
 Whatever else messages hold is read from each, and put together as `concat_rows` does it.
 """
@@ -154,7 +154,7 @@ class JoinedRows(ColumnSource):
     def _in_place(
         self, name: str, chosen: ChosenRows | None = None
     ) -> tuple[Kind, RaggedView | None]:
-        """The rows of a column where they lie; of a rectangle and of documents, too.
+        """The rows of a column in place; also of a rectangle and of documents.
 
         None if they have to be read from each batch.
         """
@@ -299,7 +299,7 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
     Raises:
         ArgumentKeyError: They do not have the same columns.
         ArgumentError: They differ in their batch dims after the first.
-        WireFormatError: One is damaged, or not the message of a batch; it is said which.
+        WireFormatError: One is damaged, or not the message of a batch; the error names it.
     """
     parts: list[Any] = []
     for source in sources:
@@ -360,13 +360,13 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
                 "no_such_field",
                 f"{where} of batch {i}",
                 f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'besides'}; select the ones that all have",
+                f"{'missing' if name in first else 'in addition'}; select those that all have",
             )
     return first or ()
 
 
 def open_one(index: int, source: Any) -> WireBatch:
-    """One of several messages, opened; an error says which it is."""
+    """One of several messages, opened; an error names it."""
     with in_message(index):
         return open_whole(source, f"message {index}")
 

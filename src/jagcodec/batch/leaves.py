@@ -337,8 +337,8 @@ def move_leaf(leaf: Any, device: torch.device, non_blocking: bool, pool: RowSpli
 def without_rest(leaf: torch.Tensor) -> torch.Tensor:
     """A tensor whose storage holds nothing else: itself, or a copy if it is a slice.
 
-    Pickle takes whole storages. Gradients are let be: such a tensor is pickled only where it is a
-    leaf of autograd, which a slice is not.
+    Pickle writes whole storages. Tensors with gradients are left alone: only leaves of autograd
+    are pickled, and a slice is not one.
     """
     if leaf.requires_grad or (leaf.is_nested and not is_jagged(leaf)):
         return leaf

@@ -1,4 +1,4 @@
-"""A wire batch to what a trainer takes: the only place where padding is paid back."""
+"""`materialize`: a batch to padded, jagged or varlen columns."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def materialize(
         pad_value_dict: Column name to pad value; cells of columns not named have all bits 0,
             which is 0 (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact,
             and fractions rounded to the column's dtype as torch does; what would become another
-            integer, infinity or zero by that is an error. Names that are no column are ignored,
+            integer, infinity or zero by that is an error. Names that are not columns are ignored,
             so that one dict serves every batch, as they are in the other arguments that take
             names. A column inside a nested TensorDict is looked up by its tuple of names, as
             tensordict does.
@@ -192,10 +192,10 @@ def materialize(
             TensorDicts become containers too.
 
     Returns:
-        The columns in their order. Padded columns are new (or lie in `out`), in one allocation
+        The columns in their order. Padded columns are new (or in `out`), in one allocation
         that is freed with the last of them; everything else aliases `td`. Gradients pass through
         them, unless torch records none. Rows of strided nested tensors that differ in several
-        dims are padded in each, in those behind the first always on the right. Non-tensor columns
+        dims are padded in each, in those after the first always on the right. Non-tensor columns
         become object arrays (N,), items unwrapped by `unwrap_wire_stripped_payload`; a payload
         that belongs to the whole batch fills N rows.
 
@@ -532,7 +532,7 @@ class _Materializing:
                 "no_such_field",
                 where,
                 "expected the name of a column that is padded, or of a rectangle that "
-                f"token_aligned_fields takes for one, found {name!r:.80} among "
+                f"token_aligned_fields names, found {name!r:.80} among "
                 f"{sorted(plan)!r:.200}",
             )
         if mask in plan:

@@ -1,4 +1,4 @@
-"""Where the rows of columns lie in several messages, from headers and offsets; no cell is read."""
+"""Where rows are in several messages, from headers and offsets; reads no cell."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jagcodec.wire.stacked import Frames, Stack, StackedCells
 
 
 class Place(NamedTuple):
-    """Where a column lies in each of several messages.
+    """The place of a column in each of several messages.
 
     Attributes:
         kind: TENSOR, JAGGED or NON_TENSOR_ROWS.
         name: The dtype of its cells; uint8 of documents.
         inner: Dims of a cell.
-        start: (messages,) bytes before its first cell, as if all frames lay end to end.
+        start: (messages,) bytes before its first cell, as if all frames were end to end.
         cells: (messages,) how many it has; bytes of documents.
         group: (messages,) its ragged group; None of a rectangle.
         stored: (messages,) how its cells are stored.
@@ -57,14 +57,14 @@ class _Rows(NamedTuple):
 
 
 _FEW_ROWS = 8
-"""Of each message, on average; to say where so few begin takes less memory than the messages do."""
+"""Of each message, on average; the starts of so few need less memory than the messages."""
 
 
 class Messages:
     """Several messages in memory, all rows of each.
 
     Attributes:
-        metas: (messages,) by which equal `meta`s are known without being read; None: there is none.
+        metas: (messages,) by which equal `meta`s are known without being read; None: no meta.
     """
 
     def __init__(self, counts: IntArray, stacks: Sequence[Stack], frames: Frames) -> None:
@@ -86,7 +86,7 @@ class Messages:
         self._views: dict[str, RaggedView | None] = {}
 
     def _stacked(self, parts: Sequence[IntArray]) -> IntArray:
-        """(messages, ...) of what is known of the messages of each stack."""
+        """(messages, ...) from the arrays of each stack."""
         if len(parts) == 1:  # most often
             return parts[0]
         whole = np.concatenate(parts)
@@ -94,7 +94,7 @@ class Messages:
         return whole
 
     def place(self, name: str) -> Place | None:
-        """Where a column lies; None if it has to be read from each message.
+        """The place of a column; None if it must be read from each message.
 
         Because messages differ in the column, its rows are indirect, or it is of another kind.
         """
@@ -134,7 +134,7 @@ class Messages:
         buffers, offsets, hows, groups, dims = zip(*found, strict=True)
         held = self._stacked([each[:, 0] for each in dims])
         buffer, offset, how = map(self._stacked, (buffers, offsets, hows))
-        if not held.all() or 0 in form[2]:  # what is empty lies anywhere
+        if not held.all() or 0 in form[2]:  # empty columns may be anywhere
             some = (held > 0) & (math.prod(form[2]) > 0)
             buffer, offset, how = buffer * some, offset * some, how * some
         most = int(how.max(initial=PLAIN))
@@ -164,10 +164,10 @@ class Messages:
         return tuple(memory), starts
 
     def view(self, name: str) -> RaggedView | None:
-        """All rows of a column where they lie; those of a rectangle are one cell each.
+        """All rows of a column in place; those of a rectangle are one cell each.
 
         None if they have to be read from each message; or they are not the rows of their messages,
-        or not sound: then it is for the reader of one message to say so.
+        or not sound: then the reader of one message reports it.
         """
         if name not in self._views:
             place = self.place(name)
@@ -192,7 +192,7 @@ class Messages:
             if not self._one_each:
                 starts = rows.begins * cell + np.repeat(start, self._counts)
             return RaggedView(memory, dtype, shape, 1, starts, splits)
-        # Rows that take less memory than to say where they begin.
+        # Rows that need less memory than their starts.
         of_messages = RowSplits.from_lengths(rows.cells)
         data: Any = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
         return RaggedView(as_bytes(data), dtype, shape, 1, None, splits)

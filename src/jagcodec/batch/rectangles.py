@@ -195,7 +195,7 @@ def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:
 # --- of one message ----------------------------------------------------------------------------
 
 _SMALL = 4 << 20
-"""Bytes of a rectangle; larger ones take longer to write than Python takes to plan them."""
+"""Bytes of a rectangle; larger ones need longer to write than Python needs to plan them."""
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 _ZEROS = {size: bytes(size) for size in (1, 2, 4, 8)}
@@ -205,7 +205,7 @@ def padded_columns(
     message: Message, rows: int, keys: Mapping[str, Node], pads: Mapping[Any, Any]
 ) -> dict[str, torch.Tensor] | None:
     """Columns of a small message, padded on the right to their longest rows: in two short loops,
-    because such a message takes longer to plan than to copy.
+    because planning such a message costs more than copying it.
 
     Args:
         message: The message of a batch with one batch dim.
@@ -214,7 +214,7 @@ def padded_columns(
         pads: Pad values by name; 0 for the rest.
 
     Returns:
-        None if a column is not plain, or not sound: then it is for its reader to say so.
+        None if a column is not plain, or not sound: then its reader reports that.
     """
     frames, numbers = message.payload.frames, message.numbers
     if frames is None or not rows:

@@ -61,7 +61,7 @@ def select_rows(batch: Any, index: Any) -> Any:
 
     Raises:
         ArgumentIndexError: A row does not exist.
-        ArgumentTypeError: `batch` has no rows to choose, or `index` is none of these.
+        ArgumentTypeError: `batch` has no rows to choose, or `index` has another type.
         ArgumentError: A column's layout has no rows to choose (CSR and its kin).
 
     The name and the order of arguments follow `torch.index_select`.
@@ -98,7 +98,7 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
         batch: As for `select_rows`.
         times: How often, 0 or more; one number, or one per row (N,).
         interleave: True keeps the copies of a row together (0, 0, 1, 1, as GRPO's groups are);
-            False repeats the whole batch (0, 1, 0, 1), which takes one number.
+            False repeats the whole batch (0, 1, 0, 1), for one number only.
 
     Returns:
         A batch of the same kind, as from `select_rows`.
@@ -160,8 +160,8 @@ def split_rows(
             that must all take as many steps need.
         sizes: Rows of each part, contiguous and in order; they must add up to N.
         max_tokens: No part has more tokens than this; parts are balanced by tokens, not
-            contiguous, each in the order of the batch. `balance_rows` says which rows go where.
-        lengths: (N,) tokens per row for `max_tokens`; None takes the row lengths that all jagged
+            contiguous, each in the order of the batch. `balance_rows` returns which rows go where.
+        lengths: (N,) tokens per row for `max_tokens`; None means the row lengths that all jagged
             (or packed) columns have.
 
     Returns:
@@ -170,7 +170,7 @@ def split_rows(
     Raises:
         ArgumentError: Not one way to split was given; sizes do not add up; a row is longer than
             `max_tokens` (it is named); or jagged columns have different row lengths and
-            `lengths` does not say which count.
+            `lengths` does not decide which count.
         ArgumentTypeError: `batch` has no rows.
 
     Example:

@@ -56,8 +56,8 @@ def to_rows(
         is in every row. Rows of a batch within the batch, a tensorclass among them, are dicts.
         Tensors and arrays are views of the column, so a row that is kept keeps the column, and
         writing to one writes to the batch; gradients flow through tensors. Copied once, all rows
-        together, are: jagged columns with holes between the rows, for arrays what lies on a
-        device, and of a message what `decode` copies, such as read-only frames.
+        together, are: jagged columns with holes between the rows, tensors on a
+        device for arrays, and what `decode` copies of a message, such as read-only frames.
 
     Raises:
         ArgumentError: `as_` is not one of these, `batch` has no batch dim, or columns differ in
@@ -83,7 +83,7 @@ class _Making:
 
     def __init__(self, form: RowsAs) -> None:
         self._form = form
-        # Row lengths as torch takes them, by the identity of the row splits, which are kept.
+        # Row lengths as torch wants them, by the identity of the row splits, which are kept.
         self._lengths: dict[int, tuple[Any, list[int]]] = {}
 
     def samples(self, batch: Columns, path: str) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ class _Making:
             rows: list[Any] = column.tolist()
             return rows
         if self._form == "numpy" or column.dtype.kind not in "biufc":
-            return list(column)  # also of strings, say, which are not tensors
+            return list(column)  # also of strings, which are not tensors
         # Torch warns of memory that is not writable, and knows neither another byte order nor a
         # step backwards.
         plain = column.flags.writeable and all(step >= 0 for step in column.strides)

@@ -78,7 +78,7 @@ def naming(file: str, *functions: str) -> Iterator[None]:
 
     Args:
         file: The name.
-        functions: Paths that stand for the file in errors, such as ``padding_tax(source)``.
+        functions: Paths that mean the file in errors, such as ``padding_tax(source)``.
     """
     try:
         yield

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def to_arrow(batch: Any) -> pyarrow.Table:
-    """The columns of a batch as an Arrow table, one way: for a look at rollouts with other tools.
+    """The columns of a batch as an Arrow table, one way: to read rollouts with other tools.
 
     Example:
         >>> from jagcodec import encode_rows

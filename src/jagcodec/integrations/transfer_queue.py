@@ -118,7 +118,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         info = super().get_zmq_server_info()
         return _StorageUnitInfo(info.role, info.id, info.ip, info.ports)
 
-    # TransferQueue's own handlers count the cores of the host first, which takes longer than a put.
+    # TransferQueue's own handlers count the cores of the host first, which is slower than a put.
 
     def _handle_put(self, request: Any) -> Any:
         body, storage = request.body, self.storage_data
@@ -126,7 +126,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
             try:
                 storage.put_data(body["data"], body["global_indexes"])
             except Exception:
-                return super()._handle_put(request)  # which says what is wrong
+                return super()._handle_put(request)  # which names the fault
             return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
         batch = storage.options.open(content_of(body["data"], "put"))
         body["data"] = {name: _parsable(batch.leaf(name)) for name in batch.fields}
@@ -138,7 +138,7 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
         try:
             data = self.storage_data.get_data(body["fields"], body["global_indexes"])
         except Exception:
-            return super()._handle_get(request)  # which says what is wrong
+            return super()._handle_get(request)  # which names the fault
         return self._reply(ZMQRequestType.GET_DATA_RESPONSE, {"data": data})
 
     def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
@@ -244,7 +244,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         """The rows of each storage unit.
 
         Raises:
-            TransportError: One does not use this backend. (One with another version of it says so.)
+            TransportError: One does not use this backend. (One of another version reports it.)
         """
         for info in self.storage_unit_infos.values():
             if not isinstance(info, _StorageUnitInfo):

@@ -228,7 +228,7 @@ async def _async_parts(socket: Any, timeout: float | None, where: str) -> list[z
 
 
 MOST_SMALL_FRAMES = 1024
-"""Frames that a message may have besides one for every `BYTES_PER_FRAME` bytes."""
+"""Frames that a message may have in addition to one for every `BYTES_PER_FRAME` bytes."""
 
 BYTES_PER_FRAME = 64
 
@@ -237,7 +237,7 @@ def _parts(socket: Any, receive: Callable[[], zmq.Frame]) -> list[zmq.Frame]:
     """All parts of the next message. One of too many small ones is taken, and not kept.
 
     Raises:
-        WireFormatError: It has too many for its size: each takes hundreds of bytes here, however
+        WireFormatError: It has too many for its size: each needs hundreds of bytes here, however
             few it took on the way.
     """
     parts = [receive()]

@@ -33,7 +33,7 @@ _LARGE = 4 << 20
 # Bytes of smaller blocks that are kept, of each size.
 _KEPT_SMALL = 16 << 20
 
-# Each block takes a mapping, and a process has 65,530: no more small ones past this many.
+# Each block needs a mapping, and a process has 65,530: no more small ones past this many.
 _MOST_LOANS = 1024
 
 # From here on (glibc's upper bound) the C library's memory is fresh from the system, and zeroed.
@@ -54,7 +54,7 @@ def new_block(size: int) -> Block:
     """`size` bytes that belong to the holder of the array, or of a view of it."""
     if not (_keeps and _SMALLEST_KEPT <= size <= _LARGEST_KEPT):
         return _unkept(size)
-    # Of a size that the next batch can use too. The rest is not touched, and takes no memory.
+    # Of a size that the next batch can use too. The rest is not touched, and needs no memory.
     room = 1 << (size - 1).bit_length()
     mapped = _let_go(room)
     zeroed = mapped is None

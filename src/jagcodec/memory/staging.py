@@ -56,7 +56,7 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        # The tensor is kept, so that no other one takes its place in memory.
+        # The tensor is kept, so that its address is not reused.
         self._copies: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:

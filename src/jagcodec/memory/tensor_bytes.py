@@ -94,7 +94,7 @@ NUMPY_DTYPES = {
 
 
 def plain_array(tensor: object) -> npt.NDArray[Any] | None:
-    """A strided CPU tensor as an array over its memory; None if that takes more than a view.
+    """A strided CPU tensor as an array over its memory; None if that needs more than a view.
 
     None for gradients, lazy negation, other layouts, and dtypes that numpy does not have.
     """
@@ -108,7 +108,7 @@ def plain_arrays(tensors: Iterable[Any]) -> list[npt.NDArray[Any] | None]:
         plain = type(tensor) is torch.Tensor and tensor.dtype in NUMPY_DTYPES
         try:
             arrays.append(tensor.numpy() if plain else None)
-        except (RuntimeError, TypeError, ValueError):  # on a device; a dim of 0 beside one of 2**62
+        except (RuntimeError, TypeError, ValueError):  # on a device; dims of 0 and of 2**62
             arrays.append(None)
     return arrays
 

@@ -29,7 +29,7 @@ from jagcodec.wire.wire_batch import WireBatch, open_wire
 class _Grown:
     """A per-token column: its tokens, and the cells of each chunk of them."""
 
-    dtype: torch.dtype | None = None  # until a number says it
+    dtype: torch.dtype | None = None  # until a number decides it
     is_chosen: bool = False  # by `dtypes`, or by an array or a tensor
     tokens: int = 0
     # None of them is empty. Integers of the same bits if numpy does not have the dtype.
@@ -38,7 +38,7 @@ class _Grown:
     def whole(self) -> npt.NDArray[Any]:
         """All cells, which from now on are one chunk."""
         if not self.chunks:
-            # float32 if nothing says the dtype, as torch.tensor([]) is
+            # float32 if nothing decides the dtype, as torch.tensor([]) is
             return _bits(torch.empty(0, dtype=self.dtype or torch.float32))
         if len(self.chunks) > 1:
             self.chunks = [np.concatenate(self.chunks)]

@@ -133,7 +133,7 @@ def cells_of_rows(rows: Sequence[Any], dtype: Any = None, *, own: bool = True) -
         arrays = plain_arrays(rows)
         if not any(plain is None for plain in arrays):
             rows, types = arrays, _ARRAYS
-    # Most columns are of one kind, which is seen without a look at every row.
+    # Most columns are of one kind, which shows without reading every row.
     if types == _ARRAYS and dtype is None and PLAIN_DTYPES.keys() >= {row.dtype for row in rows}:
         return _of_arrays(rows, own)
     if types <= _DEFAULTS.keys():
@@ -376,7 +376,7 @@ def _check_alike(parts: Sequence[Any]) -> None:
 def _as_arrays(rows: Sequence[Any], kinds: list[str], dtype: torch.dtype | None) -> list[Any]:
     """Each row as an array, or as a tensor if one of them has to be one.
 
-    If rows are of several kinds, the first that says a dtype decides for all of them.
+    If rows are of several kinds, the first that has a dtype decides for all of them.
     """
     if dtype is None and set(kinds) != {_ARRAY}:
         first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)

@@ -18,7 +18,7 @@ from jagcodec.ragged.row_splits import RowSplits
 def warn(path: str, detail: str) -> None:
     """Warn at the line outside the library that called into it; Python does so once per line.
 
-    The text must not vary from batch to batch, because Python takes another text for another
+    The text must not vary from batch to batch, because Python counts another text as another
     warning.
     """
     level, frame = 2, sys._getframe(1)

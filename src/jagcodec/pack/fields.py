@@ -326,7 +326,7 @@ def _rows(column: Any, path: str) -> int:
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
     """Checked columns as a TensorDict.
 
-    Rows that lie apart are copied, all of them into one block; other cells are aliased. Columns of
+    Rows that are apart are copied, all of them into one block; other cells are aliased. Columns of
     equal rows share one offsets tensor.
     """
     pool = RowSplitsPool()

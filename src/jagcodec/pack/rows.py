@@ -291,7 +291,7 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
         if not dtypes or not isinstance(dtypes, Mapping):
-            detail = "expected samples, found none, which have no names; say what the columns are "
+            detail = "expected samples, found none, so columns have no names; describe them "
             detail += "with dtypes= (the schema of a WireBatch), or pass names with their rows"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())

@@ -19,7 +19,7 @@ from jagcodec.rowcopy import Copy, Pad, Starts
 
 
 def values_of(view: RaggedView) -> torch.Tensor:
-    """The rows end to end in a tensor (A..., total, B...); aliased where they lie so already."""
+    """The rows end to end in a tensor (A..., total, B...); aliased if they are already."""
     if view.starts is None:
         if isinstance(view.memory, torch.Tensor):
             return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
@@ -158,7 +158,7 @@ def pad_into(
     *,
     fresh: bool = False,
 ) -> torch.Tensor:
-    """`pad_task` by torch, for devices and autograd; `fresh` says that `out` holds pads already."""
+    """`pad_task` by torch, for devices and autograd; `fresh`: `out` holds pads already."""
     cells, starts, lengths = _cells_and_runs(view, by_row=True)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])

@@ -3,7 +3,7 @@
 `torch.jagged` ones throughout; those of torch's older layout, strided, at the end.
 
 Every public accessor of a nested tensor is a dispatched op of 5 to 25 microseconds, so their parts
-are read by attribute; each function says the public way beside it.
+are read by attribute; each function names the public way next to it.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
 def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray] | None:
     """The cells of a strided nested tensor end to end, and the (N, rank) shapes of its components.
 
-    None where that takes more than to look: components that lie apart, none, or gradients.
+    None if that needs a copy: components that are apart, none, or gradients.
     """
     if nested.requires_grad or not nested.size(0) or not nested.is_contiguous():
         return None

@@ -50,7 +50,7 @@ def unwrap_wire_stripped_payload(item: Any) -> Any:
 
     Returns:
         The payload of a `NonTensorData`; None for exactly an empty ``TensorDict({},
-        batch_size=[])``, which is what encoders that strip payloads leave behind; any other
+        batch_size=[])``, which encoders leave if they strip payloads; any other
         item unchanged. Nothing is copied.
 
     Example:
@@ -180,7 +180,7 @@ def _members(payloads: Iterable[Any]) -> Iterator[NonTensorData]:
 def batch_of(leaves: dict[Any, Any], rows: int) -> TensorDict:
     """A TensorDict of batch size (N,), of leaves known to have N rows.
 
-    Its constructor asks every leaf for its shape, which takes as long as to make a jagged one.
+    Its constructor asks every leaf for its shape, which needs as long as making a jagged one.
     """
     return TensorDict._new_unsafe(leaves, batch_size=torch.Size((rows,)), nested=False)
 

@@ -63,7 +63,7 @@ def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
         raise ArgumentError(
             "bad_shape",
             path,
-            f"expected values with one dim of {row_splits.total} tokens as cu_seqlens say, found "
+            f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
             f"shape {tuple(column.values.shape)}; choose rows before materialize(layout='packed')",
         )
     return end_to_end(column.values, row_splits, 1 + fits[0])

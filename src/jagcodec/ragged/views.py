@@ -163,7 +163,7 @@ def rows_of_rectangle(
 
 
 def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
-    """A rectangle (N, S, ...) as N rows of S cells each, which `row_splits` says as well."""
+    """A rectangle (N, S, ...) as N rows of S cells each, as `row_splits` has them too."""
     cells = padded.contiguous() if padded.requires_grad else contiguous_bits(padded)
     rows, width = padded.shape[:2]
     return end_to_end(cells.view(rows * width, *padded.shape[2:]), row_splits)
@@ -182,7 +182,7 @@ def is_per_token(shape: tuple[int, ...], row_splits: RowSplits, exact_width: boo
 def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A rectangle with cells as (M, ...) cells in which row i begins at ``i * stride``.
 
-    Slices such as ``wide[:, :S]`` and rows expanded from one are used where they lie.
+    Slices such as ``wide[:, :S]`` and rows expanded from one are used in place.
     """
     padded = resolved(padded)
     inner = padded.shape[2:].numel()

@@ -71,7 +71,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 def _cells(starts: IntArray, lengths: IntArray, device: torch.device) -> torch.Tensor:
     """(sum(lengths),) int64 on `device`: the cells of all rows, one row after the other."""
     total = int(lengths.sum())
-    # Cell k of the result lies `shift` further on in the source, a constant within each row.
+    # Cell k of the result is `shift` further on in the source, a constant within each row.
     shift = starts - (np.cumsum(lengths) - lengths)
     both = torch.from_numpy(np.stack([shift, lengths])).to(device, non_blocking=True)
     shifts = torch.repeat_interleave(both[0], both[1], output_size=total)

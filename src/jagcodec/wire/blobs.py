@@ -87,7 +87,7 @@ def load(
 
     Args:
         path: The file. Nothing is waited for, and nothing but a regular file is opened.
-        mmap: Map the file instead of reading it: pages are read when they are looked at. The
+        mmap: Map the file instead of reading it: pages are read on first use. The
             mapping is private: a write to a tensor stays in this process. The file must not be
             shortened while the value lives. `open_wire` reads parts of such a file.
         device: As for `decode`.
@@ -99,7 +99,7 @@ def load(
         OSError: It cannot be read.
         ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it; or
             there is no such device.
-        ArgumentTypeError: It is not a path (a file descriptor, say, or a message).
+        ArgumentTypeError: It is not a path (but for example a file descriptor, or a message).
 
     Example:
         See `dump`.

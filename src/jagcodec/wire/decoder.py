@@ -96,7 +96,7 @@ def decode(
             memory (``share_memory_()``, queues of torch.multiprocessing) while values alias it,
             those values are lost: pass ``copy=True``, or an array, for such a one.
         copy: None aliases writable frames and copies read-only ones, each once however many
-            values lie in it: torch has no read-only tensors, and a write into read-only memory
+            values are in it: torch has no read-only tensors, and a write into read-only memory
             can kill the process. True copies every frame. False copies none: never write to
             what comes back if a frame was read-only.
         device: Where tensors go, and the `device` of TensorDicts. None: the CPU, and None.
@@ -108,12 +108,12 @@ def decode(
         The value. Tensors and arrays that alias a frame keep it alive, and each has a storage of
         its own over its bytes. Columns with equal row lengths share one offsets tensor, so
         ``td["a"] * td["b"]`` works. Values at an address that their dtype cannot live at are
-        copied, whatever `copy` says.
+        copied, whatever `copy` is.
 
     Raises:
         WireFormatError: The frames are not a whole message of this format and version. `.path`
-            says where, `.reason` what. Also where an item of a list is not a buffer: a peer may
-            have sent it.
+            names the place, `.reason` the fault. Also if an item of a list is not a buffer,
+            because a peer may have sent it.
         ArgumentTypeError: `frames` is neither a list of frames nor a buffer, but a path, a value
             that is not encoded, None.
         ArgumentError: There is no such device; or frames are compressed, and the library that
@@ -341,7 +341,7 @@ def _check_leaf(leaf: Any, node: Node, size: list[int]) -> None:
         raise bad("a leaf", type(leaf).__name__)
     own = node.kind is Kind.USER and not isinstance(leaf, (torch.Tensor, UnbatchedTensor))
     if own or node.kind in (Kind.TENSORDICT, Kind.NON_TENSOR_DATA):
-        # tensordict would change the batch size of these rather than refuse them.
+        # tensordict would change the batch size of these rather than reject them.
         found = list(leaf.batch_size)
         if found[: len(size)] != size:
             raise rows_differ(size, found)

@@ -1,6 +1,6 @@
 """Documents: values that need no buffers, as msgpack.
 
-msgpack's own types stand for themselves. Anything else is a *record*: an array whose first item is
+msgpack's own types mean themselves. Anything else is a *record*: an array whose first item is
 a *tag*, an empty extension with the code of the record's kind. Extensions hold nothing, so nothing
 nests in one, and a document is unpacked in one pass however deep it is.
 """
@@ -74,7 +74,7 @@ _MARKS = tuple(bytes([mark]) for mark in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0x
 
 
 def may_hold_records(data: bytes) -> bool:
-    """Whether there may be anything in a document that does not stand for itself; False is certain.
+    """Whether there may be anything in a document that does not mean itself; False is certain.
 
     It is asked of bytes, because it is false of most, and takes far less time than every value.
     """

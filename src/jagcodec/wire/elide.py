@@ -1,8 +1,7 @@
 """`elide`: rows and columns that repeat others become runs of shared cells.
 
-Everything that is found was compared cell by cell. Where to look is decided by a look at a few
-cells, so that a batch without repeats costs little; and what would not make the message smaller
-is left as it is.
+Everything that is found was compared cell by cell. A sample of cells decides where to look, so that
+a batch without repeats costs little. A column stays as it is if the message would not get smaller.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ FEWEST = 256
 
 _LARGE = 1024  # bytes of a document from which on it is compared with others
 _MOST_ALIKE = 16  # columns of one dtype whose rows are looked for in each other
-_FEW_ROWS = 128  # of more rows, only some are looked at first
-_FEW_CELLS = 4096  # of more cells, only some say in how many bits they are stored
+_FEW_ROWS = 128  # of more rows, only some are compared first
+_FEW_CELLS = 4096  # of more cells, only some decide in how many bits they are stored
 _HEAD = 128  # bytes by which rows are told apart first
 _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that start the same
 _AT_ONCE = 1 << 20  # bytes that are put together to be compared, so that they stay in a cache

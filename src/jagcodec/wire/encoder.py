@@ -89,7 +89,7 @@ def encode(
             `WireBatch`, whose chosen columns and rows are sent on as a TensorDict with its `meta`.
             Its columns that are stored narrow are narrow again; repeats are found with `elide`.
         out: Write the message as one blob to the start of this memory: a bytearray, numpy array,
-            shared memory or CPU tensor (pinned or not), writable and contiguous. What lies after
+            shared memory or CPU tensor (pinned or not), writable and contiguous. What comes after
             the blob is kept. Or a function that is called once with the size of the blob, and
             returns such memory.
         narrow: Store integer tensors in the fewest bytes per cell that hold their values, 1 to 4,
@@ -109,12 +109,12 @@ def encode(
             ``("zstd", level)`` with a level from -7 (faster) to 19 (smaller); the default is 1.
             Both sides need ``pip install 'zstandard>=0.22'``. Readers need no option.
             A frame that would not get smaller is sent as it is.
-        allow_pickle: Pickle objects outside this set instead of refusing them. `decode` must be
+        allow_pickle: Pickle objects outside this set instead of rejecting them. `decode` must be
             given the same option; only for peers that you trust with your process.
         default: A function, as in json, msgspec and orjson. It is called with each value of a
             type that is not in this list, and returns one that can be encoded in its place, or
-            raises. What it returns is looked at like any other value. If it returns the value
-            itself, that is pickled or refused as without it. It is not asked about dict keys and
+            raises. Its result is encoded like any other value. If it returns the value
+            itself, that is pickled or rejected as without it. It is not called for dict keys and
             set members.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
@@ -179,7 +179,7 @@ def encode_resident(
 ) -> list[Frame | torch.Tensor]:
     """As `encode`, but what dense and jagged tensors on `device`, if any, hold stays there.
 
-    A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header says of it
+    A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header has of it
     is the usual, so such a message is an ordinary one once it is copied.
 
     Returns:

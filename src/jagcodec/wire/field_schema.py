@@ -1,4 +1,4 @@
-"""What a header says of the columns of a batch, whose rows may be of any form."""
+"""The schema of a batch: kind, dtype and shape of each column, from the header."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jagcodec.wire.spec import Kind
 
 
 class FieldSchema(NamedTuple):
-    """What the header says of one field.
+    """The kind, dtype and shape of one column, from the header.
 
     Attributes:
         kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
             wire in small letters.
-        dtype: Of its cells; None where there are none.
-        shape: With None for the ragged dim; None where it is no tensor.
+        dtype: Of its cells; None without cells.
+        shape: With None for the ragged dim; None if it is not a tensor.
     """
 
     kind: str
@@ -45,7 +45,7 @@ def field_of(message: Message, node: Node, rows: int) -> FieldSchema:
 
 
 def rows_of_node(message: Message, node: Node) -> int | None:
-    """The rows that a column says it has; None where it has none."""
+    """The number of rows that a column claims; None if it has no rows."""
     numbers, groups = message.numbers, message.header.groups
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
         return groups[numbers[node.number + 3]].rows

@@ -146,7 +146,7 @@ def behind_numbers(values: bytes) -> bytes:
 _BEFORE_SCHEMA = b"\x84" + b"".join(map(msgpack.packb, (MAGIC, VERSION, "schema")))
 _BEFORE_NUMBERS, _BEFORE_VALUES = map(msgpack.packb, ("numbers", "values"))
 _SCHEMA_CODE = bytes([Kind.SCHEMA])
-# The first bytes of an extension and of a byte string, by how many bytes their size takes.
+# The first bytes of an extension and of a byte string, by how many bytes their size needs.
 _EXT_SIZES = (b"\xc7", b"\xc8", b"\xc9")
 _BIN_SIZES = (b"\xc4", b"\xc5", b"\xc6")
 
@@ -175,7 +175,7 @@ _WITHOUT_VALUES = behind_numbers(NO_VALUES)
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
-    """Check frame 0, and every number in it, without a look at the other frames.
+    """Check frame 0, and every number in it, without the other frames.
 
     Args:
         data: The header's bytes (any contiguous buffer).
@@ -329,7 +329,7 @@ def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) 
 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
-    """The size of frame 0, and the bytes of its schema, numbers and values, none of them looked at.
+    """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked.
 
     Raises:
         WireFormatError: `data` is not a header of this version.

@@ -66,7 +66,7 @@ def runs_at(source: Source, leaf: Leaf) -> list[RunNumbers]:
 def view_of_runs(
     source: Source, leaf: Leaf, rows: RowSplits, picked: tuple[IntArray, RowSplits] | None = None
 ) -> RaggedView:
-    """The rows of an indirect column where their cells lie.
+    """The rows of an indirect column in place.
 
     Of rows that are `picked`, given with their own splits, only the cells are read.
     """

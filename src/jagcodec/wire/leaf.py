@@ -97,7 +97,7 @@ def cell_range(
 ) -> ByteArray:
     """The bytes of cells `start` to `end` of a place whose bounds were checked.
 
-    With `keep`, memory that a tensor may alias; otherwise to be looked at only.
+    With `keep`, memory that a tensor may alias; otherwise read only.
     """
     buffer, offset, stored, _, name = place
     size = TORCH_DTYPES[name]

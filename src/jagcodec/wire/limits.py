@@ -12,7 +12,7 @@ from jagcodec.wire.spec import MAX_LEVELS
 class Limits:
     """Bounds for a message. A larger one is rejected before memory is allocated for it.
 
-    The defaults hold for batches of 16,384 rows of 16,384 tokens, and refuse what no such batch
+    The defaults hold for batches of 16,384 rows of 16,384 tokens, and reject what no such batch
     is. Lower them for peers that you trust less, raise them for what is larger.
 
     Args:

@@ -102,9 +102,9 @@ InOrder: TypeAlias = tuple[
     "tuple[int, int, bytes] | None",
     "tuple[int, ...]",
 ]
-"""A plain column: contiguous memory in which its rows lie end to end, and of which only the bytes
-count, or rows of an array that lie apart; its shortest and its longest row, and of several rows the
-offsets once they lie end to end, or None of a rectangle; and the dims of its values, or how many
+"""A plain column: contiguous memory in which its rows are end to end, and of which only the bytes
+count, or rows of an array that are apart; its shortest and its longest row, and of several rows the
+offsets once they are end to end, or None of a rectangle; and the dims of its values, or how many
 bytes of documents there are. A plain tuple, because a message of one row takes little else."""
 
 

@@ -259,7 +259,7 @@ class Lowering:
         try:
             check_distinct(list(keys), "keys")
         except WireFormatError as error:
-            # What every reader refuses is refused here, where the keys come from.
+            # What every reader rejects is rejected here, where the keys come from.
             raise self._refused(error.reason, error.detail) from error
 
     def _key(self, key: Any) -> Tree:
@@ -362,7 +362,7 @@ class Lowering:
             parts = parts_of(tensor)
             holes = () if parts.lengths is None else (parts.lengths,)
             if not parts.values.is_cpu:
-                # What has holes is compacted where it lies: only rows leave the device.
+                # Tensors with holes are compacted on their device: only rows leave it.
                 self.on_devices += () if holes else (parts.values,)
                 self.off_devices += (parts.offsets, *holes)
             return self._jagged(parts, parts.values, parts.ragged_dim)
@@ -437,7 +437,7 @@ class Lowering:
             self.off_devices += components
         rank = components[0].dim() if components else 0
         shapes = [component.shape for component in components]
-        # Without dims a component has a 1 for its one cell: what is named takes bytes.
+        # Without dims a component has a 1 for its one cell: every component has bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
         self.items += (Dense(components, None), PLAIN, cells)
@@ -612,7 +612,7 @@ TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, Mem
 
 
 def _alike(rows: Sequence[bytes | Lowered], firsts: Sequence[int]) -> list[bytes] | list[Lowered]:
-    """All rows as documents; or as messages, where one is. `firsts` says which are one object."""
+    """All rows as documents; or as messages, if one is. Equal `firsts` are one object."""
     plain = [row for row in rows if isinstance(row, bytes)]
     if len(plain) == len(rows):
         return plain

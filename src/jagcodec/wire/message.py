@@ -1,4 +1,4 @@
-"""An open message: its checked header, and the cells and rows that its buffers hold."""
+"""`Message`: an open message, with its checked header, cells and rows."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def open_message(
     """Open frames or a blob.
 
     Args:
-        source: The frames, header first, or one buffer. Bytes behind the end of a blob are not
-            looked at.
+        source: The frames, header first, or one buffer. Bytes after the end of a blob are not
+            read.
         where: The argument of the caller's that it is.
-        limits: What is refused if it is larger.
+        limits: Bounds for the message.
         copy: As for `decode`.
         by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
         verify: Whether checksums of frames are compared.
@@ -157,7 +157,7 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     header, frames = _split(blob, outer.limits, in_row=True)
     end = blob_end(len(frames[0]), header.sizes)
     if len(blob) != aligned(end) or blob[end:].any():
-        raise bad("a message, and zeros up to a multiple of 64", "other bytes behind it")
+        raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
     options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
     return open_frames(header, frames, copy=False, **options)
 
@@ -172,7 +172,7 @@ def _split(
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
-    """See that the frames behind the header are those that it announces.
+    """Check that the frames after the header are those that it announces.
 
     Raises:
         WireFormatError: One is missing, or has another size; it is named.
@@ -194,7 +194,7 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
 
 
 def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
-    """Compare the checksums of the frames behind the header."""
+    """Compare the checksums of the frames after the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
         data = buffer if type(buffer) is np.ndarray else buffer.cpu().numpy()
         check_crc(zlib.crc32(data.data), checksum, f"frame {i + 1}")
@@ -236,7 +236,7 @@ class Budget:
             raise exceeded("objects", most, self.objects, "objects of all rows together")
 
     def count_documents(self, message: Message, size: int) -> None:
-        """Refuse indirect documents that take more, as objects, than the limits allow."""
+        """Reject indirect documents that need more, as objects, than the limits allow."""
         self.documents += size
         beyond = EXPANSION * (self.documents - EXPANSION * message.header.total)
         if beyond > message.limits.expanded:
@@ -309,8 +309,8 @@ class Message:
     """An open message: its checked header, and a way to its buffers. It may be shared by threads.
 
     Attributes:
-        header: What the message says of itself.
-        limits: What its reader takes.
+        header: The checked header.
+        limits: The bounds of its reader.
         numbers: Those of the header.
         payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
@@ -354,7 +354,7 @@ class Message:
         # it until it is put back.
         self._unread: list[list[Any]] = [header.values]
         self._groups: dict[int | None, RowSplits] = {}
-        # Columns in memory where all of their rows lie, by the first of their numbers.
+        # Columns in memory with all of their rows, by the first of their numbers.
         self._wholes: dict[int, RaggedView] = {}
 
     def shape(self, node: Node) -> tuple[int, ...]:
@@ -362,7 +362,7 @@ class Message:
         return tuple(self.numbers[node.dims : node.end])
 
     def value(self, index: int, depth: int = 0) -> Any:
-        """A document of the header, which nobody else has, inside `depth` containers."""
+        """A document of the header, unshared, inside `depth` containers."""
         try:
             values = self._unread.pop()
         except IndexError:  # another thread has it at this moment
@@ -408,7 +408,7 @@ class Message:
         group = self.header.groups[index]
         path = f"$ (ragged group {index})"
         if group.rows < 2:
-            # The shortest and the longest row say everything.
+            # The shortest and the longest row are all.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
         data = self.payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
         # A copy: offsets that were checked must not change with the message's memory.
@@ -424,13 +424,13 @@ class Message:
             raise WireFormatError(
                 "bad_offsets",
                 path,
-                f"expected rows of {row_splits.min} to {row_splits.max} as the offsets say, "
+                f"expected rows of {row_splits.min} to {row_splits.max} by the offsets, "
                 f"found {group.min} to {group.max} in the header",
             )
         return row_splits
 
     def leaf(self, node: Node) -> Leaf:
-        """Where the cells of a TENSOR, a JAGGED or rows of documents lie."""
+        """The place of the cells of a TENSOR, a JAGGED or rows of documents."""
         leaf = leaf_of(node, self.numbers)
         if leaf is None:
             raise bad("a column whose rows can be read in place", f"a {node.kind.name}")
@@ -457,7 +457,7 @@ class Message:
         return found
 
     def rows(self, node: Node, chosen: ChosenRows | None = None) -> RaggedView:
-        """The rows of a TENSOR, a JAGGED or of documents where they lie; only to be read.
+        """The rows of a TENSOR, a JAGGED or of documents in place; read only.
 
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
@@ -465,7 +465,7 @@ class Message:
         i, numbers, in_memory = node.number, self.numbers, self.payload.in_memory
         whole = self._wholes.get(i)
         if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and in_memory:
-            # Most columns, and no step more than it takes.
+            # Most columns, in as few steps as possible.
             buffer, offset, _, group, *shape = numbers[i : node.end]
             name, _, dim = node.fields
             dtype, splits = DTYPES[name], self._groups.get(group) or self.row_splits(group)

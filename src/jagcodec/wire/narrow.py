@@ -66,7 +66,7 @@ def widened(data: ByteArray, stored: int, name: str, cells: int) -> ByteArray:
         return data.view(f"<{'i' if signed else 'u'}{width}").astype(name).view(np.uint8)
     whole = np.empty(cells, dtype="<u4")
     if cells:
-        # Three bytes are read with the one behind them, which is then shifted out.
+        # Three bytes are read with the one after them, which is then shifted out.
         whole[:-1] = np.ndarray((cells - 1,), "<u4", data, strides=(3,))
         whole[-1] = int.from_bytes(data[-3:].tobytes(), "little")
     whole <<= 8

@@ -119,7 +119,7 @@ class GrowingFrames:
             return parts
         parts[0] = self._size
         if self._small and not any(row[0] == 0 for row in self._rows):
-            # All of frame 1 is there: one pass, where `write` takes a call for each array.
+            # All of frame 1 is there: one pass, where `write` needs a call for each array.
             pieces: list[Any] = []
             end = 0
             for offset, data in self._small:
@@ -250,7 +250,7 @@ class Placing:
         offsets = splits.host.tobytes()
         group = self._groups_by_offsets.setdefault(offsets, len(self._groups))
         if group == len(self._groups):
-            # Of fewer than two rows the shortest and the longest say everything.
+            # Of fewer than two rows the shortest and the longest are all.
             at = self._frames.put(splits.host) if splits.rows > 1 else _NOWHERE
             self._groups.append((*at, splits.rows, splits.min, splits.max))
         self._group_of[id(splits)] = group, splits
@@ -386,7 +386,7 @@ class Placing:
         return known
 
     def _place_table(self, runs: Sequence[Run], size: int, *, ragged: bool) -> Place:
-        """The place of a table, with what it names placed before it; a cell takes `size` bytes."""
+        """The place of a table, with what it names placed before it; a cell has `size` bytes."""
         table: list[int] = []
         for splits, cells, index in runs:
             at = self._place_shared(cells)

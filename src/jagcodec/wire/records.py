@@ -22,7 +22,7 @@ _NATIVE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
-    """A document in which records are what they stand for; its lists and dicts are written to.
+    """A document with its records as values; its lists and dicts are written to.
 
     `depth` counts the containers around it, of which there are at most `most`.
     """

@@ -74,7 +74,7 @@ def register_type(
             checks what it is given.
 
     Returns:
-        `cls`, so that this can stand above a class as a decorator.
+        `cls`, so that this can be a decorator of a class.
 
     Raises:
         ArgumentError: The name is taken by another class.

@@ -1,7 +1,7 @@
 """The schema of a message: nodes, their forms, and the checks of their numbers.
 
-A schema is a tree of *nodes*. Each kind of node has a *form*: fields that stand in the schema,
-numbers that stand in the message's array of numbers, and children. The schema fixes how many
+A schema is a tree of *nodes*. Each kind of node has a *form*: fields in the schema,
+numbers in the message's array of numbers, and children. The schema fixes how many
 numbers and values there are, and so where those of each node are: a node knows the index of its
 first.
 
@@ -185,7 +185,7 @@ class Schema:
         numbers: How many numbers its nodes have.
         values: How many values.
         nodes: Those that have numbers to check; a tensor's before those that are made of it.
-        cells: Of each TENSOR and JAGGED, what it takes to check it: whether it is jagged, `number`,
+        cells: Of each TENSOR and JAGGED, what a check needs: whether it is jagged, `number`,
             `dims`, `end` and `itemsize`.
         batches: Of each TENSORDICT of one dim, its number.
         others: The other nodes to check.
@@ -465,7 +465,7 @@ def _claim_table(
         expect(node.fields[2] == 1, "bad_record", "indirect rows of ragged dim 1", node.fields[2])
     places.claim(own[0], own[1], 8 * len(RUN_NUMBERS) * runs)
     size = own[4] if kind in DOCUMENT_ROWS else cells_of(shape) * node.itemsize
-    # Rows without cells, too: they take a look at each.
+    # Also rows without cells: each costs a step.
     places.expanded += size + ROW_COST * rows * runs
 
 

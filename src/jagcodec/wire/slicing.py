@@ -1,7 +1,7 @@
 """A range of the rows of a message as another message, cut from its bytes.
 
-No value is built: what lies together in a message lies together in a part of it, so that a part is
-bytes cut out, and numbers that say where they are now. The frames are those that `encode` makes of
+No value is built: what is together in a message is together in a part of it, so that a part is
+bytes cut out, and numbers for their new places. The frames are those that `encode` makes of
 the same rows. What is not that simple is left to `encode`.
 """
 

@@ -158,8 +158,8 @@ PLAIN, BITS = 0, 1
 """How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
 
 INDIRECT = 64
-"""Rows that lie elsewhere in the message are stored as this number and that of the runs of each;
-what lies at their place is a table."""
+"""Rows that are elsewhere in the message are stored as this number and that of the runs of each;
+at their place is a table."""
 
 MOST_RUNS = 8
 """How many runs the rows of a column are made of, at most."""
@@ -180,8 +180,8 @@ NO_INDEX = -1
 """The `index_buffer` of a run whose rows all begin at cell 0."""
 
 EXPANSION = 64
-"""Bytes that a message may ask for, for each of its own: one bit may stand for an int64. What it
-may ask for besides is a limit. A byte of documents,
+"""Bytes that a message may ask for, for each of its own: one bit may become an int64. What it
+may ask for in addition is a limit. A byte of documents,
 offsets or shapes counts for as many."""
 
 ROW_COST = 32

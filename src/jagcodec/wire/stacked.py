@@ -1,7 +1,7 @@
-"""Many messages, opened together: the numbers of those with one schema are checked as one array.
+"""Many messages, opened together: one schema's numbers are checked as one array.
 
 What is sound at first sight, as nearly every message is, costs no call of Python per number. Any
-other is opened by itself: then `read_header` says what is wrong with it, or that nothing is.
+other is opened by itself: then `read_header` decides whether it is valid, and names its fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
 class StackedCells(NamedTuple):
-    """Where a column lies in several messages.
+    """The place of a column in several messages.
 
     Attributes:
         buffer: (messages,), as are the next three.
@@ -68,11 +68,11 @@ class Stack(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The frames behind the headers of several messages, one message after the other.
+    """The frames after the headers of several messages, one message after the other.
 
     Attributes:
         buffers: All of them.
-        starts: (buffers + 1,) where each begins if they lie end to end, and where the last ends.
+        starts: (buffers + 1,) where each starts if they are end to end, and where the last ends.
         first: (messages,) the first of each message.
     """
 
@@ -133,7 +133,7 @@ def _groups(numbers: IntArray, first: int, groups: int) -> IntArray:
 def open_stacks(
     sources: Sequence[Any], where: str, limits: Limits
 ) -> tuple[list[Stack], list[Sequence[ByteArray] | None]]:
-    """The messages that are sound at first sight, and the frames behind the header of each.
+    """The messages that are sound at first sight, and the frames after the header of each.
 
     None in place of the frames of a message that is to be opened by itself.
 
@@ -175,9 +175,9 @@ def _open_alike(
     try:
         _, packed_schema, packed_numbers, values = header_parts(whole[:size], limits)
         schema = read_schema(packed_schema)
-    except WireFormatError:  # for `read_header` to say
+    except WireFormatError:  # `read_header` reports it
         return None
-    # As this library writes it: the numbers stand right before their end.
+    # As this library writes it: the numbers are right before their end.
     last = size - len(values)
     end = size - len(behind_numbers(values))
     begin = end - len(packed_numbers)

@@ -1,4 +1,4 @@
-"""A batch that is still in messages: headers are read, buffers only where they are wanted."""
+"""`open_wire`, `WireBatch`: a batch that is read on demand."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ColumnSource:
         return [self.meta()]
 
     def schema(self, key: Any, rows: int) -> FieldSchema:
-        """What headers say of a column, for `rows` chosen rows."""
+        """The schema of a column, for `rows` chosen rows."""
         raise NotImplementedError
 
     def row_lengths(self, name: str, key: Any, chosen: ChosenRows | None) -> IntArray | None:
@@ -185,7 +185,7 @@ class WireBatch(OpenBatch):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What belongs to the whole batch: `meta` of `encode`, or what stands beside the batch in
+        """Values of the whole batch: `meta` of `encode`, or what is next to the batch in
         a dict or a `BatchedDataDict`. Of several messages what all of them agree on. A new dict
         each time; no column is read.
 
@@ -243,7 +243,7 @@ class WireBatch(OpenBatch):
 
         Raises:
             ArgumentIndexError: A row does not exist.
-            ArgumentTypeError: `index` is none of these.
+            ArgumentTypeError: `index` has another type.
         """
         chosen = choose_rows(index, len(self), "WireBatch.rows(index)")
         if self.chosen is not None:
@@ -291,7 +291,7 @@ class WireBatch(OpenBatch):
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
 
     def to_encode(self) -> Any:
-        """The chosen columns and rows as `encode` takes them: rows of documents are not read."""
+        """The chosen columns and rows as input for `encode`; rows of documents are not read."""
         if len(self.source.sizes) > 1:
             return self.to_tensordict()
         return Columns(len(self), self._read(self.by_name, As.ITEM))
@@ -329,7 +329,7 @@ class WireBatch(OpenBatch):
         return source.row_lengths(name, key, self.chosen)
 
     def columns(self) -> list[tuple[str, Any]]:
-        """Each column with its name, in the form from which it takes least to make a rectangle.
+        """Each column with its name, in the form from which a rectangle is cheapest.
 
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
         other is what `leaf` gives. Views are only to be read.
@@ -412,7 +412,7 @@ class MessageColumns(ColumnSource):
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers in which rows of columns lie; None unless for tensors on the host."""
+        """The buffers with the rows of columns; None unless for tensors on the host."""
         flat = len(self.sizes) == 1 and self.device is None
         return self.message.payload.frames if flat else None
 
@@ -425,7 +425,7 @@ class MessageColumns(ColumnSource):
         for name, node in self.beside:
             value = build(message, node, budget)
             if name is None and type(value) is not dict:
-                raise bad("a mapping beside the columns", type(value).__name__)
+                raise bad("a mapping next to the columns", type(value).__name__)
             meta.update(value if name is None else {name: value})
         meta.update(message.meta())
         return meta
@@ -539,7 +539,7 @@ class MessageColumns(ColumnSource):
         return self._value(node, chosen, budget)
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
-        """A TENSOR as an array where it lies, only to be read; as its leaf, if that is not one."""
+        """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
         leaf, payload = self.message.leaf(node), self.message.payload
         index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
@@ -580,7 +580,7 @@ def open_wire(
     """Open the message of a batch without reading its payload.
 
     Args:
-        source: Frames or a blob, as `decode` takes them; the path of a file, which is mapped as
+        source: Frames or a blob, as for `decode`; the path of a file, which is mapped as
             by `load`; or a callable ``(offset, size) -> buffer`` over a blob, as RDMA and object
             stores give: it is asked for the preamble, for the header, and then for just the
             ranges that are wanted.
@@ -597,8 +597,8 @@ def open_wire(
         open; a callable is asked for all of such a frame.
 
     Raises:
-        WireFormatError: The source is no such message, or a callable returned too few bytes.
-        ArgumentTypeError: `source` is none of these.
+        WireFormatError: The source is not such a message, or a callable returned too few bytes.
+        ArgumentTypeError: `source` has another type.
         ArgumentError: There is no such device; the path is that of a directory, a pipe, a socket
             or a device; or frames are compressed, and the library for that is not installed.
         OSError: The file cannot be read.
@@ -616,7 +616,7 @@ def open_wire(
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
     how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
     if type(source) is not list and isinstance(source, (str, os.PathLike)):
-        name = file_path(source, "open_wire(source)", "decode takes a message in memory")
+        name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
             mapped = read_file(name, "open_wire(source)", taken, mmap=True)
             return open_wire(mapped, limits=taken, **how)
@@ -632,10 +632,10 @@ def open_whole(source: Any, path: str) -> WireBatch:
 
 
 def batch_of_message(message: Message) -> WireBatch:
-    """The batch of an open message: its value, or the one batch in a dict; and what is beside it.
+    """The batch of an open message: its value, or the one batch in a dict; and what is next to it.
 
     Raises:
-        WireFormatError: There is none, or there are several.
+        WireFormatError: There is not exactly one.
     """
     found = batch_in(message.header.schema.root)
     if found is None:
@@ -664,7 +664,7 @@ def batch_in(root: Node) -> tuple[Node, list[tuple[str | None, Node]]] | None:
 
 
 def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
-    """(N, ...) of a batch; `around` is the batch size of the one that it lies in."""
+    """(N, ...) of a batch; `around` is the batch size of the one that it is in."""
     if node.kind is Kind.MAP:
         return [_rows_of(message, node.children)]
     sizes = message.numbers[node.dims : node.end]
@@ -674,7 +674,7 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
 
 
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
-    """The rows that columns of a dict say they have; each is looked at again when it is read."""
+    """The number of rows that columns of a dict claim; each is checked again when it is read."""
     for node in columns:
         rows = rows_of_node(message, node)
         if rows is not None:
