@@ -431,7 +431,12 @@ def test_devices_that_are_not_there(device):
         decode(encode(1), device=device)
 
 
-@pytest.mark.parametrize("read", [decode, open_wire, materialize])
+@pytest.mark.parametrize("read", [decode, open_wire])
 def test_rows_are_no_message(read):
     with pytest.raises(ArgumentTypeError, match="and encode_rows of rows"):
         read([{"ids": [1, 2]}])
+
+
+def test_rows_are_no_batches():
+    with pytest.raises(ArgumentTypeError, match=r"\['reward'\].*pack_rows or encode_rows"):
+        materialize([{"ids": [1, 2], "reward": 1.0}])

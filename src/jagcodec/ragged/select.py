@@ -100,8 +100,8 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
         "bad_type",
         path,
         f"expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
-        f"columns), found {type(column).__name__}; what belongs to the whole batch goes into "
-        "meta_info",
+        f"columns), found {type(column).__name__}; values of the whole batch go into meta_info, "
+        "and rows through pack_rows or encode_rows",
     )
 
 
