@@ -52,6 +52,7 @@ from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool, read_l
 from jagcodec.ragged.strided import StridedRows
 from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
+from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Columns
 from jagcodec.wire.wire_batch import MessageColumns, WireBatch
 
@@ -441,6 +442,16 @@ class _Materializing:
                 path_of(key),
                 f"expected rows that differ in one dim, found {len(rows.dims)} that differ; "
                 "use layout='padded', or name the column in keep_jagged",
+            )
+        # A few numbers can name shapes as large as they like: a row without cells has them, too.
+        own = leaf.numel() * leaf.itemsize + 8 * len(rows.rows) * leaf.dim()
+        padded = rows.padded_cells * leaf.itemsize
+        if padded > max(own**2, DEFAULT_LIMITS.expanded):
+            raise ArgumentError(
+                "too_large",
+                path_of(key),
+                f"expected rows whose shapes are about the same, found {own} bytes that padding "
+                f"makes {padded}; name the column in keep_jagged",
             )
         return self._ragged(rows.view(self._pad_bits(leaf.dtype, key)), key)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -28,7 +30,12 @@ class StridedRows:
         self.ragged_dim: int = self.dims[0] if len(self.dims) == 1 else 1
         lengths: IntArray = shapes[:, self.ragged_dim - 1].copy()
         self.row_splits: RowSplits = RowSplits.from_lengths(lengths)
-        self._widest = shapes.max(axis=0).tolist()
+        self._widest: list[int] = shapes.max(axis=0).tolist()
+
+    @property
+    def padded_cells(self) -> int:
+        """Cells of the rows once each is as large as the largest in every dim."""
+        return len(self.rows) * math.prod(self._widest)
 
     def view(self, pad_bits: bytes) -> RaggedView:
         """The rows end to end along the ragged dim, padded on the right in every other one."""

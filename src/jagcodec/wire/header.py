@@ -10,6 +10,7 @@ groups, the sizes of the frames and, if there are any, their stored sizes and ch
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -245,7 +246,10 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     else:
         places.left, places.expanded = left
         check_numbers(schema, schema.others, numbers, groups, places)
-    beyond = places.expanded + (payload if stored is not sizes else 0) - EXPANSION * total
+    beyond = places.expanded - EXPANSION * total
+    if stored is not sizes:
+        beyond += payload
+        _check_rectangles(schema, numbers, groups, total, limits)
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
@@ -269,6 +273,26 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
         *(total, frames, objects, limits),
     )
+
+
+def _check_rectangles(
+    schema: Schema, numbers: list[int], groups: list[Group], total: int, limits: Limits
+) -> None:
+    """Refuse compressed rows that ask for more, once they are padded, than plain rows could.
+
+    Plain rows have offsets and cells in the message, so their rectangles are smaller than the
+    square of its bytes.
+    """
+    padded = 0
+    for node in schema.nodes:
+        if node.kind is Kind.JAGGED:
+            inner = numbers[node.dims : node.end]
+            del inner[node.fields[2] - 1]
+            group = groups[numbers[node.number + 3]]
+            padded += group.rows * group.max * math.prod(inner) * node.itemsize
+    if padded > max(total**2, limits.expanded):
+        what = "bytes of padded rows, more than the square of the message's bytes"
+        raise exceeded("expanded", limits.expanded, padded, what, "header")
 
 
 _starts: dict[bytes, Schema] = {}

@@ -25,7 +25,8 @@ class Limits:
         expanded: Bytes that a message asks for beyond 64 for each of its own, whatever the reason:
             frames before they were compressed, narrow cells as wide as their dtype, what columns
             repeat (`elide=True`), and 64 for each byte of documents and offsets. Without
-            `compress` and `elide` no message asks for more than its 64.
+            `compress` and `elide` no message asks for more than its 64. Of compressed rows also
+            the bytes that they take padded, if these are more than the square of the message's.
         depth: Nodes inside each other, counted through messages in rows and through documents
             that hold records; 104 at most, which is the format's own bound.
 
