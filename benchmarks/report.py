@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def bench_tables(report: Report) -> dict[str, str]:
-    trips = report.get("trips", [])
+    trips, small = report.get("trips", []), report.get("small", {})
     compared = [t for t in trips if t["shape"] in (SMALL, FIRST, DESIGN, FULL)]
     return {
         "machine": _machine(report),
@@ -134,10 +134,8 @@ def bench_tables(report: Report) -> dict[str, str]:
         "padding": _padding(trips),
         "peers": _peers(compared),
         "steps": _steps([trip for trip in trips if trip["shape"] == DESIGN]),
-        "small": _parts(
-            {f"rows: {rows}": part for rows, part in report.get("small", {}).get("rows", {}).items()}
-        ),
-        "functions": _functions(report.get("small", {}).get("functions", {})),
+        "small": _parts({f"rows: {rows}": part for rows, part in small.get("rows", {}).items()}),
+        "functions": _functions(small.get("functions", {})),
         "rows": _parts(report.get("rows", {})),
     }
 
