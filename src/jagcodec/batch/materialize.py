@@ -223,10 +223,10 @@ def materialize(
             options.check_names([*_keys(columns, ())])
         allocate_rectangles(planning.rectangles, out, pin_memory)
         fill_rectangles(planning.rectangles, reused=out is not None)
-    result = _contained(columns, container)
+    result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
-    return result
+    return result  # type: ignore[no-any-return]
 
 
 def _opened(source: Any, where: str) -> Any:
