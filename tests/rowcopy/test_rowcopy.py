@@ -26,6 +26,9 @@ from jagcodec import (
     pack_jagged_fields,
     rowcopy,
 )
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import numpy_kernel, torch_ops
 
 try:
@@ -34,8 +37,6 @@ except ImportError:
     compiled = None
 needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
 BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy"]
-# The torch ops are for accelerators and autograd, but they do the same on the CPU.
-WAYS = [*BACKENDS, "torch_ops"]
 KERNELS = [
     pytest.param(compiled, marks=needs_compiled, id="compiled"),
     pytest.param(numpy_kernel, id="numpy"),
@@ -62,17 +63,6 @@ def backend(request):
     rowcopy.use_backend(former)
 
 
-def using(way, function, *args, **options):
-    """Hypothesis reruns a test's body, not its fixtures; so each call chooses for itself."""
-    if way == "torch_ops":
-        return getattr(torch_ops, function)(*args, **options)
-    former = rowcopy.use_backend(way)
-    try:
-        return getattr(rowcopy, function)(*args, **options)
-    finally:
-        rowcopy.use_backend(former)
-
-
 def ints(numbers):
     return np.array(numbers, dtype=np.int64)
 
@@ -89,10 +79,16 @@ def raw(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", WAYS)
+def gathered(cells, starts, lengths):
+    """Rows of cells end to end, by the backend in use or by torch."""
+    row_splits = RowSplits.from_lengths(ints(lengths))
+    view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, ints(starts), row_splits)
+    return values_of(view)
+
+
 @given(st.data())
-def test_rows_are_gathered_and_padded(name, data):
-    """Rows in any order, overlapping, repeated, empty."""
+def test_torch_gathers_and_pads(data):
+    """Rows in any order, overlapping, repeated, empty. On the CPU as on an accelerator."""
     dtype, trailing = data.draw(st.sampled_from(CELLS))
     elements, width = math.prod(trailing), data.draw(st.integers(0, 8))
     size, count = dtype.itemsize * elements, data.draw(st.integers(0, 12))
@@ -100,14 +96,10 @@ def test_rows_are_gathered_and_padded(name, data):
     lengths = data.draw(st.lists(st.integers(0, min(count, width)), max_size=6))
     starts = [data.draw(st.integers(0, count - n)) for n in lengths]
     rows = [memory[a * size : (a + n) * size] for a, n in zip(starts, lengths, strict=True)]
-    packed, shape = b"".join(rows), (sum(lengths), *trailing)
     args = (tensor(memory, dtype, (count, *trailing)), ints(starts), ints(lengths))
-
-    result = using(name, "gather", *args, None)
-    assert (raw(result), result.dtype, tuple(result.shape)) == (packed, dtype, shape)
-    for out in (tensor(b"\x5a" * len(packed), dtype, shape), torch.empty(len(packed)).byte()):
-        assert using(name, "gather", *args, out) is out
-        assert raw(out) == packed
+    result = torch_ops.gather(*args)
+    assert (raw(result), result.dtype) == (b"".join(rows), dtype)
+    assert result.shape == (sum(lengths), *trailing)
 
     places = data.draw(st.booleans())
     left = [data.draw(st.integers(0, width - n)) if places else 0 for n in lengths]
@@ -120,34 +112,10 @@ def test_rows_are_gathered_and_padded(name, data):
     for fresh in (False, True):
         before = pad_bits * (len(padded) // dtype.itemsize) if fresh else b"\x5a" * len(padded)
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        result = using(
-            name, "pad", *args, out, ints(left) if places else None, pad_bits, fresh=fresh
-        )
+        result = torch_ops.pad(*args, out, ints(left) if places else None, pad_bits, fresh)
         assert result.data_ptr() == out.data_ptr()
         assert (raw(result), result.shape) == (padded, out.shape)
     assert raw(args[0]) == memory
-
-
-@pytest.mark.parametrize("name", WAYS)
-@given(st.data())
-def test_scatter_leaves_what_lies_between_rows(name, data):
-    dtype, trailing = data.draw(st.sampled_from(CELLS))
-    size = dtype.itemsize * math.prod(trailing)
-    lengths = data.draw(st.lists(st.integers(0, 4), max_size=5))
-    memory = data.draw(st.binary(min_size=sum(lengths) * size, max_size=sum(lengths) * size))
-    starts, at = [0] * len(lengths), 0
-    for row in data.draw(st.permutations(range(len(lengths)))):
-        starts[row] = at + data.draw(st.integers(0, 3))
-        at = starts[row] + lengths[row]
-    expected, here = bytearray(b"\x5a" * (at * size)), 0
-    for start, length in zip(starts, lengths, strict=True):
-        expected[start * size : (start + length) * size] = memory[here : here + length * size]
-        here += length * size
-    values = tensor(memory, dtype, (sum(lengths), *trailing))
-    out = tensor(b"\x5a" * (at * size), dtype, (at, *trailing))
-    result = using(name, "scatter", values, ints(lengths), out, ints(starts))
-    assert raw(result) == bytes(expected)
-    assert result.data_ptr() == out.data_ptr()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -159,9 +127,13 @@ def test_tasks_of_a_batch(kernel, data, threads):
     bases = np.cumsum([0, *map(len, buffers)]).tolist()
     copies, pads, expected = [], [], []
     for _ in range(data.draw(st.integers(0, 3))):
-        size, rows = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 5))
+        size = data.draw(st.sampled_from([1, 2, 3, 4, 5, 8, 9, 16, 24]))
+        pad = data.draw(st.binary(min_size=1, max_size=1) | st.binary(min_size=size, max_size=size))
+        pad = pad[:16] if size % min(len(pad), 16) == 0 else pad[:1]
+        rows = data.draw(st.integers(0, 5))
         which = [data.draw(st.integers(0, len(buffers) - 1)) for _ in range(rows)]
-        unit, source = 1, several
+        unit = 1
+        source: Any = several
         if data.draw(st.booleans()):  # one of them, whose starts count cells
             which, unit = [0] * rows, size
             source = several[0][: len(buffers[0]) // size * size]
@@ -181,14 +153,15 @@ def test_tasks_of_a_batch(kernel, data, threads):
         places = data.draw(st.sampled_from([ints(left), None]))
         left = left if places is not None else [0] * rows
         packed = b"".join(cells)
+        cell_of_pads = pad * (size // len(pad))
         rectangle = b"".join(
-            b"p" * (a * size) + row + b"p" * ((width - a - n) * size)
+            cell_of_pads * a + row + cell_of_pads * (width - a - n)
             for a, row, n in zip(left, cells, lengths, strict=True)
         )
-        outs = [
-            np.frombuffer(b"p" * len(b), np.uint8).copy() for b in (packed, rectangle, rectangle)
-        ]
-        task = rowcopy.Pad(outs[1], source, at, ints(lengths), places, width, size, b"p")
+        fresh = cell_of_pads * (width * rows)
+        befores = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh)
+        outs = [np.frombuffer(before, np.uint8).copy() for before in befores]
+        task = rowcopy.Pad(outs[1], source, at, ints(lengths), places, width, size, pad)
         copies += [rowcopy.Copy(outs[0], source, None, at, ints(lengths), size)]
         copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
         pads.append(task)
@@ -220,37 +193,29 @@ def test_offsets_with_gaps_are_read(backend):
 
 def test_cells_of_any_strides_and_lazy_signs_are_read(backend):
     wide = torch.arange(24, dtype=torch.int64).view(6, 4)
-    assert rowcopy.gather(wide[:, 1:3], ints([4, 0]), ints([1, 2])).tolist() == [
+    assert gathered(wide[:, 1:3], [4, 0], [1, 2]).tolist() == [
         [17, 18],
         [1, 2],
         [5, 6],
     ]
     lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
-    assert rowcopy.gather(lazy, ints([1, 0]), ints([1, 1])).tolist() == [3 + 4j, 1 - 2j]
+    assert gathered(lazy, [1, 0], [1, 1]).tolist() == [3 + 4j, 1 - 2j]
 
 
-def test_gradients_flow_through_every_backend(backend):
+def test_gradients_flow():
     cells = torch.arange(5.0, requires_grad=True)
     starts, lengths = ints([3, 0, 0]), ints([2, 1, 2])
-    rowcopy.gather(cells, starts, lengths).sum().backward()
+    gathered(cells, starts, lengths).sum().backward()
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
     cells.grad = None
     out = torch.empty(3, 4)
     pad_bits = np.float32(7).tobytes()
-    padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits)
+    padded = torch_ops.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits, fresh=False)
     assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
     padded.sum().backward()
     assert cells.grad is not None
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_out_must_be_the_memory_that_is_written(name):
-    cells = torch.arange(6)
-    for out in (torch.empty(5, dtype=torch.int64), torch.empty(8, dtype=torch.int64)[::2]):
-        with pytest.raises(ArgumentError, match="expected contiguous CPU memory of 32 bytes"):
-            using(name, "gather", cells, ints([0]), ints([4]), out)
 
 
 # --- large batches -----------------------------------------------------------------------------
@@ -261,7 +226,8 @@ def test_out_must_be_the_memory_that_is_written(name):
 def test_columns_of_a_batch_are_copied_together(kernel, threads):
     """Tasks of every size, some empty, whose parts the threads take in turns."""
     rng = np.random.default_rng(2)
-    copies, pads, expected = [], [], []
+    copies: list[Any] = []
+    pads, expected = [], []
     for rows, width, cell, pad_bits in [
         *((3, 5, 8, b"\1\2"), (0, 4, 1, b"\1"), (700, 900, 8, bytes(8)), (9, 0, 2, b"ab")),
         *((400, 1009, 48, b"abc"), (64, 1000, 16, bytes(range(16))), (3, 300_000, 8, b"12345678")),
@@ -718,13 +684,14 @@ def test_the_kernel_reads_the_fields_of_a_task_in_their_order():
     assert fields == [list(kind._fields) for kind in kinds]
 
 
-def test_the_largest_element_can_be_a_pad(backend):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_largest_element_can_be_a_pad(kernel):
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    largest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    cells, bits = torch.zeros(1, dtype=largest), bytes(range(largest.itemsize))
-    out = torch.zeros(1, 2, dtype=largest)
-    rowcopy.pad(cells, ints([0]), ints([1]), out, ints([1]), bits)
-    assert raw(out) == bits + bytes(largest.itemsize)
+    size = max(dtype.itemsize for dtype in dtypes)
+    out, bits = np.ones(2 * size, np.uint8), bytes(range(size))
+    task = (out, np.zeros(size, np.uint8), ints([0]), ints([1]), ints([1]), 2, size, bits)
+    kernel.pad([task], 1)
+    assert out.tobytes() == bits + bytes(size)
 
 
 # --- threads and processes ---------------------------------------------------------------------
@@ -809,7 +776,7 @@ def test_many_threads_copy_at_once(backend):
     results: list[Any] = [None] * 4
 
     def work(i):
-        results[i] = rowcopy.gather(cells, starts, lengths)
+        results[i] = gathered(cells, starts, lengths)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -861,7 +828,10 @@ def test_without_the_compiled_backend_numpy_serves_and_says_why(monkeypatch):
     fresh = freshly_imported()
     assert fresh.backend().name == "numpy"
     assert "_kernel" in fresh.backend().missing
-    assert fresh.gather(torch.arange(5), ints([3, 0]), ints([2, 1])).tolist() == [3, 4, 0]
+    out = np.zeros(3, np.uint8)
+    cells = np.arange(5, dtype=np.uint8)
+    fresh.copy_all([rowcopy.Copy(out, cells, None, ints([3, 0]), ints([2, 1]), 1)])
+    assert out.tolist() == [3, 4, 0]
     with pytest.raises(ArgumentError, match="install a C compiler"):
         fresh.use_backend("compiled")
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")
