@@ -22,8 +22,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import jagged_batches
-from tests.helpers import size
-from tests.wire.test_elide import rollouts
+from tests.helpers import rollouts, size
 
 FORMS: dict[str, Any] = {
     "wire": {},
