@@ -25,7 +25,7 @@ def table(batch, count=None):
     if isinstance(batch, LazyStackedTensorDict):
         assert batch.stack_dim == 0
         return [
-            {k: (v.dtype, bits(v)) for k, v in member.items()}  # type: ignore[union-attr, arg-type]
+            {k: (v.dtype, bits(v)) for k, v in member.items()}  # type: ignore[arg-type]
             for member in batch.tensordicts
         ]
     if isinstance(batch, TensorDictBase):

@@ -153,9 +153,12 @@ def test_rows_of_rectangles_and_of_no_compiler():
     before = rowcopy.use_backend("numpy")
     try:
         assert_same(joined(ROWS).to_tensordict(), WHOLE)
+        plain = materialize(FRAMES, pad_value_dict={"ids": -1, "pairs": 0.5}, padding_side="left")
     finally:
         rowcopy.use_backend(before)
-    options: Any = {"pad_value_dict": {"ids": -1}, "pad_to_multiple": 4, "padding_side": "left"}
+    options: Any = {"pad_value_dict": {"ids": -1, "pairs": 0.5}, "padding_side": "left"}
+    assert_same(dict(plain), dict(materialize(WHOLE, **options)))
+    options["pad_to_multiple"] = 4
     whole = materialize(WHOLE, **options, attention_mask_of="ids")
     for kind in KINDS:
         messages = [KINDS[kind](frames) for frames in FRAMES]
@@ -480,8 +483,8 @@ def test_meta_travels_beside_the_columns():
     assert_same(decode(frames), decode(FRAMES[0]))
     assert materialize(frames).meta_info == meta
     assert "step" not in materialize(frames, container=dict)
-    for frames in (FRAMES[0], encode(ROWS[0], meta={})):
-        assert open_wire(frames).meta == {}
+    for without in (FRAMES[0], encode(ROWS[0], meta={})):
+        assert open_wire(without).meta == {}
     frames = encode_fields({"x": torch.ones(2)}, lengths=None, meta={"a": None})
     assert open_wire(frames).meta == {"a": None}
     with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):

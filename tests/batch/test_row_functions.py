@@ -249,7 +249,7 @@ def test_rows_alias_the_batch():
     td = rollout()
     td["wide"] = torch.zeros(3, 2)
     for form in ("tensor", "numpy"):
-        row = to_rows(td, as_=form)[1]  # type: ignore[arg-type]
+        row = to_rows(td, as_=form)[1]
         row["ids"][0], row["wide"][0] = 70, 7
         assert td["ids"].values().tolist() == [0, 1, 70, 5, 6, 7]
         assert td["wide"].tolist() == [[0, 0], [7, 0], [0, 0]]
