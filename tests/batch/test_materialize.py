@@ -178,7 +178,7 @@ def test_no_layout_lets_a_longer_row_pass(layout):
     td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
     with pytest.raises(ArgumentError, match=r"'x'\), row 1.*pad_to_seqlen=2.*found 3"):
         materialize(td, layout, None, 2)
-    found = materialize(td, layout, pad_to_seqlen=np.int64(3))["x"]  # type: ignore[call-overload]
+    found = materialize(td, layout, pad_to_seqlen=np.int64(3))["x"]  # type: ignore[arg-type]
     assert (found is td["x"]) == (layout == "jagged")
 
 
