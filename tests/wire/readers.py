@@ -94,23 +94,23 @@ def refused(read: Callable[[Any], Any], message: Any) -> WireFormatError:
     return error
 
 
-def peak_of(call: Callable[[], Any]) -> int:
+def peak_of(call: Callable[..., Any], *arguments: Any) -> int:
     """The most memory of Python and numpy that a call took at a time."""
     tracemalloc.start()
     try:
-        call()
+        call(*arguments)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-def on_a_small_stack(call: Callable[[], Any]) -> Any:
+def on_a_small_stack(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns or raises in a thread of 256 KiB of stack, which it must not overrun."""
     outcome: list[Any] = []
 
     def run() -> None:
         try:
-            outcome.append(call())
+            outcome.append(call(*arguments))
         except Exception as error:
             outcome.append(error)
 

@@ -79,7 +79,7 @@ def levels_of(name):
 def read(frames, *readers):
     """What `decode` makes of frames, after every other reader; errors for values."""
     for reader in (*readers, decode):
-        found = on_a_small_stack(lambda reader=reader: reader(frames))
+        found = on_a_small_stack(reader, frames)
         assert not isinstance(found, Exception) or isinstance(found, JagcodecError), repr(found)
     # Texts of errors go around every level, too.
     assert not isinstance(found, Exception) or len(str(found)) < 1000 * LEVELS

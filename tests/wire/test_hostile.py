@@ -5,6 +5,7 @@ with every part of them cut, flipped or replaced.
 """
 
 import random
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -154,7 +155,7 @@ def test_a_message_cut_anywhere_is_refused(name):
     frames = golden(name)
     header, *payload = frames
     whole = bytes(to_blob(frames))
-    bad = [[header[:end], *payload] for end in range(len(header))]
+    bad: list[Any] = [[header[:end], *payload] for end in range(len(header))]
     bad += [whole[:end] for end in (*range(24 + len(header)), len(whole) - 1)]
     for i, frame in enumerate(frames):
         others = frames[:i], frames[i + 1 :]

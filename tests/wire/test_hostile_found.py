@@ -25,7 +25,7 @@ from tests.wire.forge import (
     tensor,
     tensordict,
 )
-from tests.wire.readers import peak_of, refused
+from tests.wire.readers import opened, peak_of, refused
 
 
 def test_rows_that_torch_cannot_choose_are_refused():
@@ -58,14 +58,15 @@ def test_rows_that_repeat_do_not_count_past_2_to_the_63():
     frames = message(tensordict([1], {"a": column}), groups=[[0, 0, 1, row, row]])
     assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
     for rows in (2, 3, 4):
-        error = refused(lambda m, rows=rows: open_wire(m).rows([0] * rows).to_tensordict(), frames)
+        chosen = open_wire(frames).rows([0] * rows)
+        error = refused(type(chosen).to_tensordict, chosen)
         assert (error.reason, error.path) == ("bad_offsets", "$.a")
 
 
 def test_a_version_is_read_in_little_memory():
     start = b"\x84" + packed("jagcodec")
     for rest in (b"", b"\xcd\x01", packed(2), b"\xdd\xff\xff\xff\xff" * 4):
-        assert peak_of(lambda rest=rest: refused(decode, [start + rest])) < 1 << 17
+        assert peak_of(refused, decode, [start + rest]) < 1 << 17
 
 
 def test_messages_inside_each_other_are_not_copied_at_every_level():
@@ -76,7 +77,7 @@ def test_messages_inside_each_other_are_not_copied_at_every_level():
         frames = message(
             rows_node(len(row), stored=256), row, groups=[[0, 0, 1, len(row), len(row)]]
         )
-    assert peak_of(lambda: decode(frames)) < 4 * size
+    assert peak_of(decode, frames) < 4 * size
 
 
 def test_rows_that_tensordict_refuses_are_refused():
@@ -87,8 +88,8 @@ def test_rows_that_tensordict_refuses_are_refused():
     groups = [[0, 0, 1, len(row), len(row)]]
     frames = message(tensordict([1], {"a": column}), row, groups=groups)
     assert refused(decode, frames).reason == "bad_value"
-    for read in (lambda batch: batch.to_tensordict(), lambda batch: batch.rows([0]).leaf("a")):
-        error = refused(lambda frames, read=read: read(open_wire(frames)), frames)
+    for read in (opened, lambda frames: open_wire(frames).rows([0]).leaf("a")):
+        error = refused(read, frames)
         assert (error.reason, error.path) == ("bad_value", "$.a")
 
 

@@ -4,8 +4,6 @@
 number of tables takes many values, and all readers must come to one verdict.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -166,7 +164,7 @@ def test_bombs(name):
         error = refused(read, frames)
         assert error.reason == "too_large"
         assert "limits=Limits(expanded=" in error.detail
-        peak = peak_of(lambda read=read: outcome(read, frames))
+        peak = peak_of(outcome, read, frames)
         assert peak < 100 * sum(map(len, frames)) + (1 << 20)
     with pytest.raises(spec_reader.RefusedError):
         spec_reader.read(frames)
@@ -175,7 +173,7 @@ def test_bombs(name):
 def test_no_row_of_a_tensor_is_made_that_has_no_bytes():
     for rows in (1 << 50, 1 << 24, 10_000):
         frames = claimed("TENSOR", [1], [rows])
-        assert peak_of(lambda frames=frames: refused(decode, frames)) < 1 << 20
+        assert peak_of(refused, decode, frames) < 1 << 20
 
 
 def test_small_messages_become_little():
@@ -246,7 +244,7 @@ def test_what_repeats_does_not_repeat_at_every_level():
     for level in range(6):
         frames = in_a_row(frames, rows=60)
         assert agree(frames) == (level == 0)
-        assert peak_of(lambda frames=frames: outcome(decode, frames)) < 10 << 20
+        assert peak_of(outcome, decode, frames) < 10 << 20
 
 
 def indices_at_many_places(columns):
@@ -266,7 +264,7 @@ def indices_at_many_places(columns):
 
 def test_indices_count():
     """They take eight bytes where a cell may take one."""
-    few, many = (peak_of(partial(decode, indices_at_many_places(n))) for n in (10, 110))
+    few, many = (peak_of(decode, indices_at_many_places(n)) for n in (10, 110))
     assert many - few < 100 * (8 + 1 + 1) * (1 << 14)
 
 
