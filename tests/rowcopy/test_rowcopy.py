@@ -159,8 +159,8 @@ def test_tasks_of_a_batch(kernel, data, threads):
             for a, row, n in zip(left, cells, lengths, strict=True)
         )
         fresh = cell_of_pads * (width * rows)
-        befores = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh)
-        outs = [np.frombuffer(before, np.uint8).copy() for before in befores]
+        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh)
+        outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
         task = rowcopy.Pad(outs[1], source, at, ints(lengths), places, width, size, pad)
         copies += [rowcopy.Copy(outs[0], source, None, at, ints(lengths), size)]
         copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
