@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict
 from jagcodec import WireFormatError, cli, dump, encode, to_blob
 from jagcodec.batch.describe import check_message, describe_message
 from jagcodec.cli.text import size_text
-from tests.wire import corpus
+from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
 
@@ -125,7 +125,7 @@ def test_a_row_of_every_golden_message(name, run, stored):
     assert json.loads(out)["row"] == 0
 
 
-@pytest.mark.parametrize("name", [*corpus.GOOD])
+@pytest.mark.parametrize("name", [*cases.GOOD])
 def test_good_messages_are_described_and_sound(name):
     message = message_of(load("good.json")[name])
     found = describe_message(message)
@@ -133,7 +133,7 @@ def test_good_messages_are_described_and_sound(name):
     assert check_message(message)[1] == {}
 
 
-@pytest.mark.parametrize("name", [*corpus.BAD])
+@pytest.mark.parametrize("name", [*cases.BAD])
 def test_bad_messages_are_not_sound_for_the_reason_that_decode_gives(name):
     entry = load("bad.json")[name]
     message = message_of(entry)
