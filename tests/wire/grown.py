@@ -63,14 +63,14 @@ Column = Callable[[Draft, int, int], Part]
 
 
 def dense(f, dtype, data, *shape, stored=0):
-    return tensor(dtype, shape, *f.put(data), stored)
+    return tensor(dtype, shape, *f.put(data), stored=stored)
 
 
 def ragged(f, group, total, *inner, stored=0, dim=1):
     shape = [total, *inner] if dim == 1 else [*inner, total]
     cells = math.prod(shape)
     place = f.put(bytes((cells + 7) // 8 if stored == 1 else 8 * cells))
-    return jagged(group, dim, shape, "int64", *place, stored)
+    return jagged(group, dim, shape, "int64", *place, stored=stored)
 
 
 def own_lengths(i, rows):
@@ -109,7 +109,7 @@ def documents(row, *, shared):
         data = [packed(row(k if shared else i + k)) for k in range(rows)]
         lengths = [*map(len, data)]
         group = f.shared_group(lengths) if shared else f.group(lengths)
-        return rows_node(sum(lengths), *f.put(b"".join(data)), group)
+        return rows_node(sum(lengths), *f.put(b"".join(data)), group=group)
 
     return make
 
@@ -122,7 +122,8 @@ def image():
 def messages_in_rows(f, i, rows):
     size = len(image())
     place = f.put(image() * rows)
-    return rows_node(size * rows, *place, f.group([size] * rows), 256 if rows else 0)
+    group, stored = f.group([size] * rows), 256 if rows else 0
+    return rows_node(size * rows, *place, group=group, stored=stored)
 
 
 def payload(value, rows=()):
@@ -283,11 +284,15 @@ def of_rows(name, rows) -> Value:
     return lambda f, i: COLUMNS[name](f, i, rows)
 
 
+def of_document(name) -> Value:
+    return lambda f, i: document(DOCUMENTS[name](i))
+
+
 def objects(shape, *items) -> Value:
     rows = rows_of(*items)
     lengths = [b - a for a, b in zip(rows.bounds, rows.bounds[1:], strict=False)]
     return lambda f, i: object_array(
-        shape, len(rows.data), *f.put(rows.data), f.group(lengths), rows.stored
+        shape, len(rows.data), *f.put(rows.data), group=f.group(lengths), stored=rows.stored
     )
 
 
@@ -296,7 +301,7 @@ def views(f, i):
 
 
 VALUES: dict[str, Value] = {
-    **{name: lambda f, i, make=make: document(make(i)) for name, make in DOCUMENTS.items()},
+    **{name: of_document(name) for name in DOCUMENTS},
     **{f"{name} [{rows}]": of_rows(name, rows) for name in COLUMNS for rows in (1, 2)},
     "tuple node": lambda f, i: node("TUPLE"),
     "list node": lambda f, i: node("LIST"),
