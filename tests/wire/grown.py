@@ -62,11 +62,11 @@ Column = Callable[[Draft, int, int], Part]
 """The i-th of many columns of so many rows."""
 
 
-def dense(f, dtype, data, *shape, stored=0):
+def dense(f: Draft, dtype, data, *shape, stored=0):
     return tensor(dtype, shape, *f.put(data), stored=stored)
 
 
-def ragged(f, group, total, *inner, stored=0, dim=1):
+def ragged(f: Draft, group, total, *inner, stored=0, dim=1):
     shape = [total, *inner] if dim == 1 else [*inner, total]
     cells = math.prod(shape)
     place = f.put(bytes((cells + 7) // 8 if stored == 1 else 8 * cells))
@@ -77,7 +77,7 @@ def own_lengths(i, rows):
     return [(i + row) % 2 * 2 for row in range(rows)]
 
 
-def own_ragged(f, i, rows):
+def own_ragged(f: Draft, i, rows):
     return ragged(f, f.group(own_lengths(i, rows)), sum(own_lengths(i, rows)))
 
 
@@ -89,7 +89,7 @@ def same_ragged(length, *inner, **options):
 
 
 def strided(*shape):
-    def make(f, i, rows):
+    def make(f: Draft, i, rows):
         cells = rows * math.prod(shape)
         places = f.put(bytes(cells)), f.put(int64s(*(shape or [1]) * rows))
         return strided_nested(cells, rows, len(shape), *places)
@@ -97,7 +97,7 @@ def strided(*shape):
     return make
 
 
-def sparse(f, rows, values, coalesced=0):
+def sparse(f: Draft, rows, values, coalesced=0):
     indices = dense(f, "int64", int64s(*range(rows)), 1, rows)
     return sparse_coo(indices, values, coalesced, [rows])
 
@@ -105,7 +105,7 @@ def sparse(f, rows, values, coalesced=0):
 def documents(row, *, shared):
     """Rows of documents, in a ragged group of their own or in one."""
 
-    def make(f, i, rows):
+    def make(f: Draft, i, rows):
         data = [packed(row(k if shared else i + k)) for k in range(rows)]
         lengths = [*map(len, data)]
         group = f.shared_group(lengths) if shared else f.group(lengths)
@@ -119,7 +119,7 @@ def image():
     return row_message(message(tensor(), b"x"))
 
 
-def messages_in_rows(f, i, rows):
+def messages_in_rows(f: Draft, i, rows):
     size = len(image())
     place = f.put(image() * rows)
     group, stored = f.group([size] * rows), 256 if rows else 0
@@ -130,20 +130,20 @@ def payload(value, rows=()):
     return node("NON_TENSOR_DATA", len(rows), numbers=rows, children=[value])
 
 
-def indirect(f, i, rows):
+def indirect(f: Draft, i, rows):
     """Rows in a group and cells of their own, of which there are few."""
     lengths = own_lengths(i, rows)
     cells = bytes(min(2, sum(lengths)))
     return indirect_column(f, "JAGGED", [run_of(cells, [0] * rows, narrow=1)], lengths)
 
 
-def indirect_shared(f, i, rows):
+def indirect_shared(f: Draft, i, rows):
     cells = f.once("cells", lambda: f.put(b"\7"))
     run = run_of(cells, cells=min(rows, 1))
     return indirect_column(f, "JAGGED", [run], [1] * rows)
 
 
-def indirect_runs(f, i, rows):
+def indirect_runs(f: Draft, i, rows):
     """A prefix, other cells, and none."""
     runs = [
         run_of(bytes(min(rows, 1)), [0] * rows, rows=[1] * rows, narrow=1),
@@ -153,13 +153,13 @@ def indirect_runs(f, i, rows):
     return indirect_column(f, "JAGGED", runs, [2] * rows)
 
 
-def one_table(f, i, rows):
+def one_table(f: Draft, i, rows):
     """Columns over one table, each with as many bytes that nothing else names."""
     f.put(bytes(64))
     return f.once(("table", rows), lambda: indirect_shared(f, i, rows))
 
 
-def indirect_tensor(f, i, rows):
+def indirect_tensor(f: Draft, i, rows):
     # Of cells so large that few of them are looked at when they are written again, too.
     run = run_of(bytes(128 * min(rows, 1)), [0] * rows, narrow=1)
     return indirect_column(f, "TENSOR", [run], [1] * rows, "int64", [16])
@@ -168,7 +168,7 @@ def indirect_tensor(f, i, rows):
 def indirect_rows(stored):
     """Rows that are one document, as one object or as several."""
 
-    def make(f, i, rows):
+    def make(f: Draft, i, rows):
         row = packed([[], i % 100, "x"])
         run = run_of(row if rows else b"", [0] * rows, narrow=1)
         lengths = [len(row)] * rows
@@ -296,7 +296,7 @@ def objects(shape, *items) -> Value:
     )
 
 
-def views(f, i):
+def views(f: Draft, i):
     return tensor_views(2, [4], f.put(bytes(4)), f.put(int64s(0, 1, 1, 2)))
 
 
