@@ -1,4 +1,4 @@
-"""Real processes killed while they send or write, and queues that are full.
+"""Real processes killed while they send or write.
 
 A message is cut at an exact byte by a relay between the two sides, which forwards so many bytes and
 no more. `test_torch_distributed.py` kills ranks.
@@ -245,44 +245,3 @@ def test_a_mapped_file_that_shrinks_kills_its_reader_and_gives_no_wrong_value(tm
         assert running.exitcode == -signal.SIGBUS
         with pytest.raises(EOFError):
             pipe.recv()
-
-
-# --- queues are full ---------------------------------------------------------------------------
-
-
-def produce_many(pipe, port, count):
-    """Numbered batches, however often there is no room for one."""
-    errors = []
-    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        for option in (zmq.SNDHWM, zmq.SNDBUF):
-            push.setsockopt(option, 1 if option == zmq.SNDHWM else 4096)
-        push.connect(f"tcp://{HOST}:{port}")
-        for number in range(count):
-            while True:
-                try:
-                    send(push, message_of(number), timeout=0.05)
-                except TransportTimeoutError as error:
-                    errors.append((error.reason, str(error)))
-                    if len(errors) == 1:
-                        pipe.send("no room")
-                else:
-                    break
-    pipe.send(errors)
-
-
-def test_a_slow_consumer_makes_its_producer_wait_and_loses_nothing(context):
-    count = 12
-    with context.socket(zmq.PULL) as pull:
-        pull.setsockopt(zmq.RCVHWM, 1)
-        pull.setsockopt(zmq.RCVBUF, 4096)
-        port = pull.bind_to_random_port(f"tcp://{HOST}")
-        with process(produce_many, port, count) as (_, pipe):
-            assert told(pipe) == "no room"
-            for number in range(count):
-                assert_whole(recv(pull, timeout=LONG), number)
-            for reason, text in told(pipe):
-                assert reason == "timed_out"
-                assert "expected room for a message within 0.05 s" in text
-                assert "nothing was sent: try again" in text
-        with pytest.raises(TransportTimeoutError):
-            recv(pull, timeout=SHORT)
