@@ -55,7 +55,8 @@ def torch_distributed(_):
 
     from jagcodec.integrations.torch_distributed import broadcast
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     # A device is named, so that this rank reads its own message.
     yield lambda value, **options: broadcast(value, 0, device="cpu", **options)
     dist.destroy_process_group()

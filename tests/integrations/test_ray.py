@@ -1,6 +1,7 @@
 """What is Ray's own: the object store, worker processes, and the hook that sets them up."""
 
 import importlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ class TestStore:
 
     @pytest.mark.parametrize("form", ["list of samples", "dict of lists of tensors"])
     def test_samples_are_put_as_one_batch_and_parts_of_it_fetched(self, registered, form):
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"tokens": torch.arange(10 * i, 11 * i + 1), "reward": float(i), "message": {"row": i}}
             for i in range(4)
         ]

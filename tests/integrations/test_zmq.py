@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,8 +36,8 @@ class Sync:
     prefix = ""
 
     def __init__(self):
-        self.context = zmq.Context()
-        self.open = []
+        self.context: Any = zmq.Context()
+        self.open: list[Any] = []
 
     def socket(self, kind, **options):
         socket = self.context.socket(kind)

@@ -99,7 +99,7 @@ def test_links_and_pictures_of_the_index_page_are_absolute_and_lead_somewhere(so
     (file,) = (tmp_path / "metadata").glob("*/METADATA")
     metadata = email.message_from_string(file.read_text())
     assert metadata["Description-Content-Type"] == "text/markdown"
-    page = metadata.get_payload()
+    page = str(metadata.get_payload())
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)\"", page)
     assert len(targets) > 10
     for target in (either or other for either, other in targets):
