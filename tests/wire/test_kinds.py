@@ -96,6 +96,9 @@ class Mine:
     pass
 
 
+Twin = collections.namedtuple("Twin", "a b")
+
+
 def quantised():
     return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
 
@@ -108,7 +111,7 @@ def quantised():
         (lambda: {"odd key": (Mine(),)}, "$['odd key'][0]", "Mine"),
         (lambda: {1: {2: print}}, "$[1][2]", "builtin_function_or_method"),
         (lambda: [OrderedDict(a=1)], "$[0]", "collections.OrderedDict"),
-        (lambda: {"p": values.Point(1, 2)}, "$.p", "Point"),
+        (lambda: {"p": Twin(1, 2)}, "$.p", "Twin"),
         (lambda: [msgpack.ExtType(48, b"")], "$[0]", "ExtType"),
         (lambda: [msgpack.Timestamp(0)], "$[0]", "Timestamp"),
         (lambda: [memoryview(b"x")], "$[0]", "memoryview"),
@@ -521,8 +524,8 @@ def test_the_remedy_for_a_local_enum_and_named_tuple_works():
     color = enum.Enum("Color", "A B")
     register_type(color, "tests.local.Color")
     assert trip(color.B) is color.B
-    pair = collections.namedtuple("Twin", "a b")
-    register_type(pair, "tests.local.Twin")
+    pair = collections.namedtuple("Local", "a b")
+    register_type(pair, "tests.local.Pair")
     assert trip(pair(1, 2)) == pair(1, 2)
 
 
