@@ -126,6 +126,15 @@ def test_strings_of_two_rows_are_their_bytes():
     assert padding_tax(td).columns[0].wire_bytes == 4
 
 
+def test_frames_and_blobs_may_be_arrays():
+    frames = encode(TensorDict({"x": torch.ones(2, 4)}, [2]))
+    arrays = [np.frombuffer(frame, dtype=np.uint8) for frame in frames]
+    tensors = [torch.from_numpy(array.copy()) for array in arrays]
+    blob = np.frombuffer(to_blob(frames), dtype=np.uint8)
+    for source in (arrays, tensors, blob):
+        assert padding_tax(source) == padding_tax(frames)
+
+
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(50, 60))
 def test_bare_lengths(lengths, width):
     tax = padding_tax(lengths, padded_width=width)

@@ -25,12 +25,12 @@ from jagcodec import (
     pack_per_token_field,
     register_type,
     response_from_nested,
-    rowcopy,
     stack_or_nest,
     to_nested_by_length,
 )
 from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
+from jagcodec.rowcopy import torch_ops
 from jagcodec.testing import jagged_batches, tensors
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message
@@ -248,9 +248,9 @@ def test_a_row_gather_starts_no_wait(device):
     cells = PADDED.view(24, 3).to(device)
     starts, lengths = np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])
     with watched(device) as traffic:
-        gathered = rowcopy.gather(cells, starts, lengths)
+        gathered = torch_ops.gather(cells, starts, lengths)
     assert traffic.waits == 0
-    assert_same(gathered.cpu(), rowcopy.gather(cells.cpu(), starts, lengths))
+    assert_same(gathered.cpu(), torch_ops.gather(cells.cpu(), starts, lengths))
 
 
 def test_rows_are_padded_with_one_wait_for_their_offsets(device):

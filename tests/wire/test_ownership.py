@@ -35,7 +35,6 @@ from jagcodec import (
     stack_or_nest,
 )
 from jagcodec.batch.describe import check_message
-from jagcodec.wire.decoder import decode_resident
 from tests.helpers import address, at_odd_address, message_in, nested, receive, size, trip
 from tests.oracle import assert_same
 
@@ -219,18 +218,6 @@ def test_the_device_of_what_arrives():
     assert trip(TensorDict({"a": torch.ones(2)}, [2]), device="cpu").device == torch.device("cpu")
     meta = trip([torch.ones(2), stack_or_nest([torch.ones(1), torch.ones(2)])], device="meta")
     assert [t.device.type for t in meta] == ["meta", "meta"]
-
-
-def test_frames_in_device_memory_are_compared_with_their_checksums():
-    header, *frames = encode({"x": torch.arange(5000)}, checksum=True)
-    buffers = [torch.from_numpy(np.frombuffer(frame, np.uint8).copy()) for frame in frames]
-    for kept in (True, False):
-        found = decode_resident(header, buffers, [kept] * len(buffers))
-        assert found["x"].equal(torch.arange(5000))
-    buffers[-1][7] += 1
-    for kept in (True, False):
-        with pytest.raises(WireFormatError, match=r"CRC-32 of \d+, found"):
-            decode_resident(header, buffers, [kept] * len(buffers))
 
 
 # --- an open message ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -41,7 +41,6 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
 from jagcodec.wire.frames import FramePayload, Payload
-from jagcodec.wire.header import read_header
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
@@ -49,7 +48,6 @@ from jagcodec.wire.message import (
     ChosenRows,
     Message,
     joined_rows,
-    open_frames,
     open_message,
     open_row,
 )
@@ -128,27 +126,6 @@ def decode(
     taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "decode(limits)")
     options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
     message = open_message(frames, "decode(frames)", taken, **options)
-    return build(message, message.header.schema.root)
-
-
-def decode_resident(
-    header: Any,
-    buffers: Sequence[torch.Tensor],
-    kept: Sequence[bool],
-    *,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """The value of a message of `encode_resident`, given its header and flat uint8 tensors.
-
-    The buffers that are `kept` hold nothing but cells of tensors, as wide as their dtype. Without
-    `device`, these stay where they are.
-    """
-    read = read_header(header, limits or DEFAULT_LIMITS)
-    pairs = zip(buffers, kept, strict=True)
-    frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
     return build(message, message.header.schema.root)
 
 

@@ -291,11 +291,11 @@ class Payload:
 
     @property
     def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers as arrays; None if not all of them are in the memory of the host."""
+        """The buffers as arrays; None if they are not in memory."""
         return None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
+        """Bytes, flat, aligned and safe to write to."""
         return _usable(self.read(buffer, offset, size), self._copy, alignment)
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
@@ -304,7 +304,7 @@ class Payload:
 
 
 class FramePayload(Payload):
-    """Frames in memory: arrays; or flat uint8 tensors, if a frame is on a device.
+    """Frames in memory.
 
     A read-only frame is copied at the first value in it, once for all of them; with `by_range`
     each value is copied by itself, because few of them may be asked for.
@@ -312,7 +312,9 @@ class FramePayload(Payload):
 
     in_memory = True
 
-    def __init__(self, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False) -> None:
+    def __init__(
+        self, frames: Sequence[ByteArray], copy: bool | None, *, by_range: bool = False
+    ) -> None:
         self._frames = frames
         self._copy = copy
         self._by_range = by_range
@@ -320,9 +322,8 @@ class FramePayload(Payload):
         self._owned: dict[int, ByteArray] = {}
 
     @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        on_host = all(type(frame) is np.ndarray for frame in self._frames)
-        return self._frames if on_host else None
+    def frames(self) -> Sequence[ByteArray]:
+        return self._frames
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
         known = self._owned.get(buffer)
@@ -330,8 +331,6 @@ class FramePayload(Payload):
             if buffer >= len(self._frames):
                 return _NOTHING  # an empty value needs no buffer
             frame = self._frames[buffer]
-            if type(frame) is not np.ndarray:
-                return frame[offset : offset + size]
             if size == 0:
                 return _NOTHING
             if self._copy is not None or not frame.flags.writeable:
@@ -343,15 +342,7 @@ class FramePayload(Payload):
         return copied(data) if alignment > 1 and address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        if not size:
-            return _NOTHING
-        frame = self._frames[buffer]
-        if type(frame) is not np.ndarray:
-            found = f"found a frame on {frame.device}, where only cells of tensors may be"
-            expected = f"expected bytes on the host, {found}"
-            raise fail("bad_value", expected, path=f"frame {buffer + 1}")
-        data: ByteArray = frame[offset : offset + size]
-        return data
+        return self._frames[buffer][offset : offset + size] if size else _NOTHING
 
 
 def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:

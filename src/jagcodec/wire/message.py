@@ -107,9 +107,7 @@ def open_frames(
     device: torch.device | None = None,
     allow_pickle: bool = False,
 ) -> Message:
-    """As `open_message`, of a header that was read and the frames, header first: arrays, or flat
-    uint8 tensors on devices.
-    """
+    """As `open_message`, of a header that was read and the frames, header first."""
     buffers = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
@@ -196,8 +194,7 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
 def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
     """Compare the checksums of the frames after the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        data = buffer if type(buffer) is np.ndarray else buffer.cpu().numpy()
-        check_crc(zlib.crc32(data.data), checksum, f"frame {i + 1}")
+        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -561,8 +558,6 @@ class Message:
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
         data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, alignment)
-        if type(data) is torch.Tensor:  # on a device
-            return data.view(dtype).view(shape)
         if known is None or not cells:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)
