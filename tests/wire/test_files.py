@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type, list-item"
 """Messages in one buffer, in memory of the caller's, and in files; and what is not a message."""
 
 import array
@@ -49,7 +50,7 @@ BATCH = TensorDict({"a": torch.ones(2)}, [2])
         bytes,
         bytearray,
         memoryview,
-        lambda data: memoryview(np.frombuffer(data, np.uint8)),
+        lambda data: memoryview(array.array("B", data)),
         lambda data: np.frombuffer(data, np.uint8),
         lambda data: torch.frombuffer(bytearray(data) + b"\0", dtype=torch.uint8)[: len(data)],
         lambda data: array.array("B", data),
@@ -206,7 +207,11 @@ def test_forged_preambles(at, new, reason):
     ],
 )
 def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
-    calls = {"decode(frames)": decode, "to_blob(frames)": to_blob, "open_wire(source)": open_wire}
+    calls: Any = {
+        "decode(frames)": decode,
+        "to_blob(frames)": to_blob,
+        "open_wire(source)": open_wire,
+    }
     if isinstance(value, (str, Path)):
         del calls["open_wire(source)"]  # which reads a file
     for path, call in calls.items():
@@ -239,7 +244,7 @@ def test_rows_and_blobs_in_the_wrong_place_are_refused_with_the_right_function()
     blob = to_blob(encode(1))
     for already in (blob, [blob]):
         with pytest.raises(ArgumentError, match="found a blob"):
-            to_blob(already)  # type: ignore[arg-type]
+            to_blob(already)
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -397,7 +402,7 @@ def test_a_descriptor_is_neither_used_nor_closed(path):
         for call in (load, partial(dump, 1)):
             for number in (file.fileno(), True):
                 with pytest.raises(ArgumentTypeError, match=r"os\.PathLike, found (int|bool)"):
-                    call(number)  # type: ignore[arg-type]
+                    call(number)
         assert file.read(8) == b"jagcodec"
 
 

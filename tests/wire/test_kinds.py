@@ -1,4 +1,4 @@
-# mypy: disable-error-code="call-arg, misc, arg-type, name-match, attr-defined"
+# mypy: disable-error-code="call-arg, misc, arg-type, name-match, attr-defined, list-item"
 """What cannot be sent is refused with its place and a remedy; and types of the user's."""
 
 import collections
@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta, timezone
 from pathlib import PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
@@ -257,7 +258,7 @@ def test_tensordicts_that_cannot_be_sent(name):
     assert what in str(error) or what == reason
 
 
-NAMED = {
+NAMED: dict[str, Callable[[], Any]] = {
     "batch": lambda: TensorDict({"a": torch.ones(2)}, [2], names=["rows"]),
     "second dim": lambda: TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=[None, "x"]),
     "tensorclass": lambda: Turn(tokens=torch.rand(2), batch_size=[2], names=["rows"]),
@@ -380,7 +381,7 @@ def test_columns_of_every_kind_are_chosen_joined_padded_and_sent_on():
 def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
     one, other = columns_of_every_kind(), columns_of_every_kind()
     other.set("shared", UnbatchedTensor(torch.zeros(5)))
-    text = r"\['shared'\] of batch 1: expected the same Unbatched"
+    text = r"\['shared'\] of batch 1: expected UnbatchedTensor, which belongs to all rows"
     with pytest.raises(ArgumentError, match=text):
         concat_rows([one, other])
     other = columns_of_every_kind()

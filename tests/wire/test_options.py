@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def dict_batch():
     ids = stack_or_nest([torch.ones(n, 4, dtype=torch.int64) for n in (3, 1)])
     inner = BatchedDataDict({"a": ids, "b": torch.arange(2)})
     columns = {"a": ids, "b": torch.arange(2), "inner": inner, "tag": ["x", "y"]}
-    return BatchedDataDict(columns, meta_info={"a": 3})  # type: ignore[arg-type]
+    return BatchedDataDict(columns, meta_info={"a": 3})
 
 
 @pytest.mark.parametrize("make", [batch, dict_batch])
@@ -384,7 +385,7 @@ def test_rows_of_a_rectangle_that_repeat(dtype, tail, eager):
 
 @pytest.mark.parametrize("one_object", [True, False])
 def test_payloads_that_occur_more_than_once(one_object):
-    images = [{"pixels": torch.rand(60, 100) + i, "grid": [1, 2]} for i in range(4)]
+    images: list[Any] = [{"pixels": torch.rand(60, 100) + i, "grid": [1, 2]} for i in range(4)]
     rows = [image if one_object else {**image} for image in images for _ in (0, 1)]
     array = np.empty(8, dtype=object)
     array[:] = rows

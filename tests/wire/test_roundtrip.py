@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ from tests.wire.values import (
     rich,
 )
 
-OPTIONS = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"narrow": True},
     {"elide": True},
