@@ -415,7 +415,12 @@ def test_a_descriptor_is_neither_used_nor_closed(path):
         (lambda: load(to_blob(encode(1))), ArgumentTypeError, "bytearray; decode accepts"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
-        (lambda: dump(1, "/absent/x"), FileNotFoundError, "absent"),
+        (lambda: dump(1, "/absent/x"), FileNotFoundError, "'/absent/x'"),
+        (
+            lambda: dump(encode(1), "x.jag"),
+            ArgumentTypeError,
+            r"dump\(obj\): .*open_wire\(frames\)",
+        ),
     ],
 )
 def test_paths_that_are_refused(call, error, text):

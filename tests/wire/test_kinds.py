@@ -39,7 +39,6 @@ from tensordict import (
 )
 
 from jagcodec import (
-    ArgumentError,
     MsgpackDecoder,
     MsgpackEncoder,
     UnsupportedTypeError,
@@ -64,7 +63,6 @@ from tests.wire.values import (
     KINDS,
     Color,
     Counted,
-    Mode,
     Sampling,
     Stranger,
     Turn,
@@ -325,10 +323,6 @@ def test_persistent_tensordicts_arrive_as_tensordicts(tmp_path):
     assert_same(trip(td), td.to_tensordict())
 
 
-def test_a_non_tensor_column_alone_is_its_rows():
-    assert_same(trip(TensorDict({"m": NonTensorStack("x", "y")}, [2])["m"]), ["x", "y"])
-
-
 def test_a_post_init_does_not_run_again():
     value = Counted(counts=torch.zeros(2), batch_size=[2])
     assert value.counts.tolist() == [1, 1]
@@ -376,19 +370,6 @@ def test_columns_of_every_kind_are_chosen_joined_padded_and_sent_on():
     ):
         assert part.get("turn").tokens[:, 0].tolist() == [2, 0]
         assert part.get("note").batch_size == (2,)
-
-
-def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
-    one, other = columns_of_every_kind(), columns_of_every_kind()
-    other.set("shared", UnbatchedTensor(torch.zeros(5)))
-    text = r"\['shared'\] of batch 1: expected UnbatchedTensor, which belongs to all rows"
-    with pytest.raises(ArgumentError, match=text):
-        concat_rows([one, other])
-    other = columns_of_every_kind()
-    tokens = torch.ones(2, 3, dtype=torch.int64)
-    other.set("turn", Turn(tokens=tokens, role="system", batch_size=[2]))
-    roles = concat_rows([one, other])
-    assert list(roles.get("turn").role) == ["user", "user", "system", "system"]
 
 
 # --- types of the user's -----------------------------------------------------------------------
@@ -528,12 +509,6 @@ def test_the_remedy_for_a_local_enum_and_named_tuple_works():
     pair = collections.namedtuple("Local", "a b")
     register_type(pair, "tests.local.Pair")
     assert trip(pair(1, 2)) == pair(1, 2)
-
-
-def test_a_member_of_an_enum_arrives_as_itself():
-    register_stdlib_types()
-    for member in (Color.RED, Color.GREEN, Mode.LEFT):
-        assert trip(member) is member
 
 
 @pytest.mark.parametrize(

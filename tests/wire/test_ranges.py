@@ -7,9 +7,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import (
+    ArgumentError,
     BatchedDataDict,
     WireFormatError,
     concat_rows,
@@ -218,6 +219,15 @@ def test_messages_that_share_are_joined_as_they_are(options):
         assert_same(decode(ours.to_frames()), theirs.to_tensordict())
         for name in ours.fields:
             assert ours.row_lengths(name).tolist() == theirs.row_lengths(name).tolist()
+
+
+def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
+    one, same, other = (
+        TensorDict({"u": UnbatchedTensor(torch.full((5,), i))}, [2]) for i in (1, 1, 2)
+    )
+    assert concat_rows([one, same]).batch_size == (4,)
+    with pytest.raises(ArgumentError, match=r"\['u'\] of batch 1: expected UnbatchedTensor"):
+        concat_rows([one, other])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
