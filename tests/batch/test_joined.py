@@ -103,31 +103,6 @@ def test_a_join_is_used_like_one_open_message(kind):
 
 
 @settings(max_examples=60)
-@given(st.lists(jagged_batches(), min_size=1, max_size=4), st.data())
-def test_joins_are_those_of_the_batches(batches, data):
-    """Columns of every dtype; those that differ are refused as in memory."""
-    names = set.intersection(*[set(batch.fields) for batch in batches])
-    packed = [
-        pack_jagged_fields(
-            {name: column for name, column in batch.fields.items() if name in names},
-            lengths=batch.lengths,
-        )
-        for batch in batches
-    ]
-    kind = data.draw(st.sampled_from(list(KINDS)))
-    try:
-        whole = expected(packed)
-    except ArgumentError as error:
-        with pytest.raises(type(error)):
-            joined(packed, kind).to_tensordict()
-        return
-    batch = joined(packed, kind)
-    assert_same(batch.to_tensordict(), whole)
-    rows = data.draw(st.lists(st.integers(0, len(batch) - 1), max_size=5)) if len(batch) else []
-    assert_same(batch.rows(rows).to_tensordict(), select_rows(whole, rows))
-
-
-@settings(max_examples=60)
 @given(jagged_batches(), st.data())
 def test_parts_are_the_messages_of_their_rows(batch, data):
     """Bytes that are cut out of a message are what `encode` makes of the same rows."""
@@ -502,7 +477,13 @@ def test_meta_of_a_join_is_what_all_agree_on():
         assert open_wire(batch.to_frames()).meta == {"step": 3}
     assert materialize(messages).meta_info == {"step": 3}
     assert concat_rows([*messages, FRAMES[3]]).meta == {}
-    assert join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True).metas == metas
+
+
+def test_meta_of_joined_columns_is_what_none_contradicts():
+    metas = [{"step": 3, "worker": 0}, {}, {"step": 3, "worker": 1, "scored": True}]
+    batch = join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True)
+    assert (batch.meta, batch.metas) == ({"step": 3, "scored": True}, metas)
+    assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
 
 
 def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
@@ -569,7 +550,7 @@ def test_a_batch_is_encoded_with_all_options():
             {"compress": "zstd"},
         ):
             assert_same(decode(encode(batch, **options)), value)
-        assert open_wire(encode(batch, meta={"other": 2})).meta == {"other": 2}
+        assert open_wire(encode(batch, meta={"other": 2})).meta == {"step": 1, "other": 2}
         assert encode(batch, checksum=True) == encode(value, checksum=True, meta={"step": 1})
     with pytest.raises(ArgumentKeyError, match="narrow"):
         encode(one, narrow=["no column"])
