@@ -338,8 +338,7 @@ def test_a_field_that_is_none_stays_one():
     assert value.before.tolist() == [1, 1]
 
 
-def columns_of_every_kind(i=0):
-    """Columns that rows are joined of: `i` is in their cells."""
+def columns_of_every_kind(i):
     return TensorDict(
         {
             "ids": torch.arange(2) + i,
@@ -587,7 +586,6 @@ def test_a_registration_of_ones_own_stays():
         x: int
 
     register_type(Ours, "tests.Ours")
-    register_stdlib_types()
     register_stdlib_types()
     assert trip(Ours(1)) == Ours(1)
 
