@@ -5,18 +5,18 @@ import random
 import re
 import subprocess
 import sys
-import tracemalloc
+import zipfile
 
 import pytest
 
-from jagcodec import WireFormatError, decode
-from jagcodec.wire import indirect
-from jagcodec.wire import message as message_module
-from jagcodec.wire.spec import INDIRECT, NO_INDEX, ONE_OBJECT, Kind
+from jagcodec import WireFormatError
 from tests.helpers import ROOT
+from tests.wire.readers import outcome, peak_of
+from tests.wire.test_golden import kept, message_of
 
 FUZZ = ROOT / "fuzz"
-CORPUS = sorted(path for path in (FUZZ / "corpus").iterdir() if path.is_file())
+with zipfile.ZipFile(FUZZ / "corpus.zip") as archive:
+    CORPUS = {name: archive.read(name) for name in archive.namelist()}
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer reads /proc"),
@@ -34,86 +34,45 @@ def target():
         sys.path.remove(str(FUZZ))
 
 
-def test_the_corpus_is_there():
-    assert 100 <= len(CORPUS) <= 500
-    assert sum(path.stat().st_size for path in CORPUS) <= 300_000
+@pytest.fixture
+def inputs(target):
+    return sys.modules["inputs"]
 
 
 def test_every_input_gives_a_value_or_the_error(target, tmp_path):
     run = target.Target(tmp_path / "blob")
-    for path in CORPUS:
+    for name, data in CORPUS.items():
         try:
-            run(path.read_bytes())
+            run(data)
         except Exception as error:
-            pytest.fail(f"python fuzz/target.py {path.relative_to(FUZZ.parent)}: {error!r}")
+            pytest.fail(f"{name} of fuzz/corpus.zip: {error!r}")
     # The replay means something only as long as the inputs reach what they reached when found.
+    assert len(CORPUS) > 300
     assert run.counts.past_header > len(CORPUS) / 2
-    assert run.counts.values > len(CORPUS) / 8
+    assert run.counts.values > len(CORPUS) / 4
 
 
 def test_memory_is_in_proportion_to_the_message(target, tmp_path):
     run = target.Target(tmp_path / "blob")
-    for path in CORPUS:
-        message, reader, _ = run.message(target.Script(path.read_bytes()))
-        whole = isinstance(message, (bytes, bytearray))
-        size = len(message) if whole else sum(map(len, message))
-        tracemalloc.start()
-        try:
-            reader(message)
-        except WireFormatError:
-            pass
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        assert peak <= 64 * size + (1 << 20), path
+    for name, data in CORPUS.items():
+        message, reader, _ = run.message(data)
+        assert peak_of(outcome, reader, message) <= 64 * len(data) + (1 << 20), name
 
 
-def test_every_seed_is_a_message(target):
-    refused = []
-    for seed in target.SEEDS:
-        try:
-            target.touch(decode(seed.frames))
-        except WireFormatError as error:
-            refused.append(error.reason)
-    assert refused == ["pickle_refused"]
-
-
-def test_scripts_make_indirect_columns(target, monkeypatch):
-    """Of every kind, with and without an index, and most of them sound; seeds have some too."""
-    scripts = sys.modules["scripts"]
-    made = []
-    original = indirect.view_of_runs
-
-    def counted(source, leaf, rows):
-        runs = indirect.runs_at(source, leaf)
-        made.extend((leaf.group is None, run.index_buffer == NO_INDEX) for run in runs)
-        return original(source, leaf, rows)
-
-    monkeypatch.setattr(message_module, "view_of_runs", counted)
-    for seed in target.SEEDS[-4:]:
-        decode(seed.frames)
-    assert set(made) == {(True, False), (False, False), (False, True)}
-    made.clear()
+def test_an_input_is_its_frames_and_is_mutated_to_others(inputs):
     rng = random.Random(0)
-    read = drawn = 0
-    for _ in range(3000):
-        tree = scripts.Tree(target.Script(rng.randbytes(60)))
-        kind = rng.choice(["TENSOR", "JAGGED", "NON_TENSOR_ROWS"])
-        tree.draft.root = tree.node(Kind[kind], 0)
-        stored = (*range(INDIRECT + 1, INDIRECT + 5), ONE_OBJECT)
-        if any(number in stored for number in tree.draft.root.numbers[2:3]):
-            drawn += 1
-            try:
-                target.decode(tree.draft.frames())
-                read += 1
-            except WireFormatError:
-                pass
-    assert {(True, False), (False, False), (False, True)} <= set(made)
-    assert drawn > 100
-    assert read > drawn / 8, (read, drawn)
+    for data in CORPUS.values():
+        how, frames = inputs.frames_of(data)
+        assert inputs.input_of(how, frames) == data
+        others = {
+            inputs.mutated(data, 20_000, rng.randrange(1 << 32), lambda data, most: data[:-1])
+            for _ in range(5)
+        }
+        assert len(others) > 1
+        assert max(map(len, others)) <= 20_000
 
 
-def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
+def test_the_target_notices_what_it_looks_for(target, inputs, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
 
     def broken(frames):
@@ -132,12 +91,10 @@ def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
         target._check_error(error)
 
 
-def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
+def test_the_target_notices_readers_that_differ(target, inputs, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
-    at = next(i for i, s in enumerate(target.SEEDS) if "reward" in str(s.draft.root))
-    # A seed as it is, decoded and looked at closely.
-    script = bytes([0, 224, at, 0])
-    run(script)
+    looked_at_closely = inputs.input_of(224, message_of(kept("rollout")))
+    run(looked_at_closely)
     assert run.counts.values == 1
 
     class Other:
@@ -146,7 +103,7 @@ def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
 
     monkeypatch.setattr(target, "open_wire", lambda source: Other())
     with pytest.raises(target.BrokenPromiseError, match="read different values"):
-        run(script)
+        run(looked_at_closely)
 
 
 def test_the_target_notices_memory(tmp_path):
