@@ -272,8 +272,9 @@ def test_files_that_are_not_valid(tmp_path):
                 load(path, mmap=mmap)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         dump(1, tmp_path / "absent" / "x")
+    assert caught.value.filename == str(tmp_path / "absent" / "x")
     assert jagcodec.load is load
 
 
@@ -400,6 +401,11 @@ BLOB: Any = to_blob(encode(1))
         (lambda: load(BLOB), ArgumentTypeError, "bytearray; decode accepts"),
         (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
         (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
+        (
+            lambda: dump(encode(1), "x.jag"),
+            ArgumentTypeError,
+            r"dump\(obj\): .*open_wire\(frames\)",
+        ),
     ],
 )
 def test_paths_that_are_no_paths(call, error, text):
