@@ -272,91 +272,73 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 
 # --- where bytes come from ---------------------------------------------------------------------
 
-Fetch: TypeAlias = Callable[[int, int, int], ByteArray]
-"""(buffer, offset, size) -> those bytes, aliased or new."""
 
+class Buffers:
+    """The buffers of a message, of which ranges are read as they are asked for.
 
-class Payload:
-    """The buffers of a message, of which ranges are fetched as they are asked for.
+    The header vouches for every place that is asked for. A read-only array is copied at the first
+    value in it, once for all of them; with `by_range` each value is copied by itself, because few
+    of them may be asked for.
 
-    The header vouches for every place that is asked for. A read-only range is copied by itself.
+    Attributes:
+        buffers: Each is an array; on a device a flat uint8 tensor; or, of a buffer that is not in
+            memory, a function ``(offset, size) -> bytes``.
+        in_memory: Whether whole buffers can be read without a cost.
     """
 
-    in_memory: bool = False
-    """Whether whole buffers can be read without a cost."""
+    __slots__ = ("_by_range", "_copy", "_owned", "buffers", "in_memory")
 
-    def __init__(self, fetch: Fetch, copy: bool | None) -> None:
-        self._fetch = fetch
-        self._copy = copy
-
-    @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers as arrays; None if not all of them are in the memory of the host."""
-        return None
-
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
-        return _usable(self.read(buffer, offset, size), self._copy, alignment)
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """Bytes as they came, only to be read."""
-        return self._fetch(buffer, offset, size) if size else _NOTHING
-
-
-class FramePayload(Payload):
-    """Frames in memory: arrays; or flat uint8 tensors, if a frame is on a device.
-
-    A read-only frame is copied at the first value in it, once for all of them; with `by_range`
-    each value is copied by itself, because few of them may be asked for.
-    """
-
-    in_memory = True
-
-    def __init__(self, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False) -> None:
-        self._frames = frames
+    def __init__(
+        self, buffers: Sequence[Any], copy: bool | None, by_range: bool, in_memory: bool
+    ) -> None:
+        self.buffers: Sequence[Any] = buffers
         self._copy = copy
         self._by_range = by_range
+        self.in_memory: bool = in_memory
         # Memory that may be kept.
         self._owned: dict[int, ByteArray] = {}
 
     @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        on_host = all(type(frame) is np.ndarray for frame in self._frames)
-        return self._frames if on_host else None
+    def arrays(self) -> Sequence[ByteArray] | None:
+        """The buffers as arrays; None if not all of them are in the memory of the host."""
+        on_host = all(type(buffer) is np.ndarray for buffer in self.buffers)
+        return self.buffers if on_host else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        known = self._owned.get(buffer)
-        if known is None:
-            if buffer >= len(self._frames):
+        """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
+        data = self._owned.get(buffer)
+        if data is None:
+            if buffer >= len(self.buffers):
                 return _NOTHING  # an empty value needs no buffer
-            frame = self._frames[buffer]
-            if type(frame) is not np.ndarray:
-                return frame[offset : offset + size]
+            data = self.buffers[buffer]
+            if isinstance(data, torch.Tensor):
+                return data[offset : offset + size]
             if size == 0:
                 return _NOTHING
-            if self._copy is not None or not frame.flags.writeable:
-                if self._by_range:
-                    return _usable(frame[offset : offset + size], self._copy, alignment)
-                frame = writable(frame, self._copy)
-            known = self._owned[buffer] = frame
-        data = known[offset : offset + size]
+            whole = type(data) is np.ndarray
+            if whole and self._copy is None and data.flags.writeable:
+                self._owned[buffer] = data
+            elif self._by_range or not whole:
+                data, offset = writable(self.read(buffer, offset, size), self._copy), 0
+            else:
+                data = self._owned[buffer] = writable(data, self._copy)
+        data = data[offset : offset + size]
         return copied(data) if alignment > 1 and address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
+        """Bytes as they came, only to be read."""
         if not size:
             return _NOTHING
-        frame = self._frames[buffer]
-        if type(frame) is not np.ndarray:
-            found = f"found a frame on {frame.device}, where only cells of tensors may be"
-            expected = f"expected bytes on the host, {found}"
-            raise fail("bad_value", expected, path=f"frame {buffer + 1}")
-        data: ByteArray = frame[offset : offset + size]
+        found = self.buffers[buffer]
+        if type(found) is np.ndarray:
+            return found[offset : offset + size]
+        if isinstance(found, torch.Tensor):
+            text = f"found a frame on {found.device}, where only cells of tensors may be"
+            raise fail(
+                "bad_value", f"expected bytes on the host, {text}", path=f"frame {buffer + 1}"
+            )
+        data: ByteArray = found(offset, size)
         return data
-
-
-def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:
-    data = writable(data, copy)
-    return copied(data) if alignment > 1 and address(data) % alignment else data
 
 
 def writable(data: ByteArray, copy: bool | None) -> ByteArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, bad, inside
-from jagcodec.wire.compress import opened_payload, opened_ranges
+from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
-    Payload,
     blob_end,
     buffer_bytes,
     frame_arrays,
@@ -35,10 +35,9 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.indirect import view_of_runs
+from jagcodec.wire.indirect import Source, view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
-    CellPlace,
     Leaf,
     cell_range,
     leaf_of,
@@ -116,8 +115,10 @@ def open_frames(
         check_sizes(header, sizes)
     if verify and header.checksums is not None:
         check_frames(buffers, header.checksums)
-    payload = opened_payload(header, buffers, copy, by_range=by_range)
-    return Message(header, payload, device, allow_pickle, frames)
+    if not header.compressed:
+        return Message(header, buffers, copy, by_range, True, device, allow_pickle, frames)
+    opened = opened_buffers(header, buffers, lazily=by_range)
+    return Message(header, opened, copy, by_range, not by_range, device, allow_pickle, frames)
 
 
 def open_store(
@@ -144,10 +145,13 @@ def open_store(
     if size > limits.header:
         raise exceeded("header", limits.header, size, "bytes", "preamble")
     header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.stored)
-    fetch = lambda buffer, offset, size: get(starts[buffer] + offset, size)  # noqa: E731
-    payload = opened_ranges(header, fetch, copy)
-    return Message(header, payload, device, allow_pickle, None)
+    ranges = [partial(_range, get, start) for start in starts_of(size, header.stored)[:-1]]
+    buffers = opened_buffers(header, ranges, lazily=True) if header.compressed else ranges
+    return Message(header, buffers, copy, True, False, device, allow_pickle, None)
+
+
+def _range(get: Callable[[int, int], ByteArray], start: int, offset: int, size: int) -> ByteArray:
+    return get(start + offset, size)
 
 
 def open_row(blob: ByteArray, outer: Message) -> Message:
@@ -305,18 +309,15 @@ class ChosenRows:
         return known[:2]
 
 
-class Message:
-    """An open message: its checked header, and a way to its buffers. It may be shared by threads.
+class Message(Source):
+    """An open message: its checked header and its buffers. It may be shared by threads.
 
     Attributes:
-        header: The checked header.
         limits: The bounds of its reader.
         numbers: Those of the header.
-        payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
         frames: All frames as they came, header first; None where they are fetched by ranges.
-        widened: Cells of indirect columns that were stored narrow.
     """
 
     __slots__ = (
@@ -326,30 +327,30 @@ class Message:
         "allow_pickle",
         "device",
         "frames",
-        "header",
         "limits",
         "numbers",
-        "payload",
-        "widened",
     )
 
     def __init__(
         self,
         header: Header,
-        payload: Payload,
+        buffers: Sequence[Any],
+        copy: bool | None,
+        by_range: bool,
+        in_memory: bool,
         device: torch.device | None,
         allow_pickle: bool,
         frames: Sequence[Any] | None,
     ) -> None:
         """Use `open_message`."""
-        self.header: Header = header
+        super().__init__(buffers, copy, by_range, in_memory)
+        self.header = header
         self.limits: Limits = header.limits
         self.numbers: list[int] = header.numbers
-        self.payload: Payload = payload
         self.device: torch.device | None = device
         self.allow_pickle: bool = allow_pickle
         self.frames: Sequence[Any] | None = frames
-        self.widened: dict[CellPlace, ByteArray] = {}
+        self.widened = {}
         # The documents of the header, but for those that somebody has. Whoever pops the list owns
         # it until it is put back.
         self._unread: list[list[Any]] = [header.values]
@@ -410,7 +411,7 @@ class Message:
         if group.rows < 2:
             # The shortest and the longest row are all.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
-        data = self.payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
+        data = self.read(group.buffer, group.offset, 8 * (group.rows + 1))
         # A copy: offsets that were checked must not change with the message's memory.
         offsets = np.frombuffer(bytearray(data), dtype=np.int64)
         row_splits = RowSplits.from_offsets(offsets)
@@ -462,7 +463,7 @@ class Message:
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
-        i, numbers, in_memory = node.number, self.numbers, self.payload.in_memory
+        i, numbers, in_memory = node.number, self.numbers, self.in_memory
         whole = self._wholes.get(i)
         if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and in_memory:
             # Most columns, in as few steps as possible.
@@ -470,7 +471,7 @@ class Message:
             name, _, dim = node.fields
             dtype, splits = DTYPES[name], self._groups.get(group) or self.row_splits(group)
             if dtype is not None and splits.total == shape[dim - 1]:
-                data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+                data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
                 whole = RaggedView(data, dtype, tuple(shape), dim, None, splits)
                 self._wholes[i] = whole
         if whole is None:
@@ -487,7 +488,7 @@ class Message:
                     return view_of_runs(self, leaf, splits, picked)
                 whole = self._wholes[i] = view_of_runs(self, leaf, splits)
             else:
-                data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+                data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
                 whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
                 if in_memory and plain:
                     self._wholes[i] = whole
@@ -498,14 +499,14 @@ class Message:
     def _part(self, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
         """Some rows of a leaf, no more than they being read where that is possible."""
         place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
-        extent, in_memory = leaf.shape[dim - 1], self.payload.in_memory
+        extent, in_memory = leaf.shape[dim - 1], self.in_memory
         splits = None if leaf.group is None else self.splits(leaf)
         picked, starts = chosen.among(leaf.group, splits)
         host: Any = range(extent + 1) if splits is None else splits.host
         one = isinstance(index, range) and leaf.outer == 1
         ranges = joined_rows(index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            data = cell_range(self.payload, place, 0, place.cells, keep=False)
+            data = cell_range(self, place, 0, place.cells, keep=False)
             return RaggedView(data, leaf.dtype, leaf.shape, dim, starts, picked)
         shape = (*leaf.shape[: dim - 1], picked.total, *leaf.shape[dim:])
         if not math.prod(shape):
@@ -515,7 +516,7 @@ class Message:
             for k in range(0, leaf.outer * extent, extent)
             for rows in ranges
         ]
-        parts = [cell_range(self.payload, place, a, b, keep=False) for a, b in bounds if a < b]
+        parts = [cell_range(self, place, a, b, keep=False) for a, b in bounds if a < b]
         data = np.concatenate(parts)
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
@@ -555,12 +556,12 @@ class Message:
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
         if stored != PLAIN and cells:
-            narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
+            narrow = self.read(buffer, offset, stored_size(name, stored, cells))
             return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
         known = NAMED_ARRAYS.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
-        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, alignment)
+        data = self.bytes_at(buffer, offset, cells * node.itemsize, alignment)
         if type(data) is torch.Tensor:  # on a device
             return data.view(dtype).view(shape)
         if known is None or not cells:
@@ -574,7 +575,7 @@ class Message:
         A copy: what is checked must not change with the message's memory.
         """
         buffer, offset, _, *shape = self.numbers[node.number : node.end]
-        data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+        data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
         return np.frombuffer(bytearray(data), dtype=np.int64).reshape(shape)
 
     def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
@@ -589,11 +590,11 @@ class Message:
             if splits is not None:
                 start, stop = int(splits.host[start]), int(splits.host[stop])
             place, inner, dim = leaf.place, leaf.inner, leaf.ragged_dim
-            data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
+            data = cell_range(self, place, start * inner, stop * inner, keep=True)
             shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
             return from_bytes(data, leaf.dtype, shape)
-        if chosen is not None and splits is None and not leaf.runs and self.payload.in_memory:
-            data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+        if chosen is not None and splits is None and not leaf.runs and self.in_memory:
+            data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
             rows = data.reshape(leaf.shape[0], leaf.cell_bytes)[chosen.at]
             return from_bytes(rows.reshape(-1), leaf.dtype, (len(rows), *leaf.shape[1:]))
         return values_of(self.rows(node, chosen))

@@ -414,7 +414,7 @@ class MessageColumns(ColumnSource):
     def frames(self) -> Sequence[ByteArray] | None:
         """The buffers with the rows of columns; None unless for tensors on the host."""
         flat = len(self.sizes) == 1 and self.device is None
-        return self.message.payload.frames if flat else None
+        return self.message.arrays if flat else None
 
     def meta(self) -> dict[str, Any]:
         message = self.message
@@ -443,7 +443,9 @@ class MessageColumns(ColumnSource):
         message = self.message
         if form is As.VIEW and message.header.compressed:
             stored = [node for node in keys.values() if node.kind in LEAVES]
-            prepare(message.payload, {message.numbers[node.number] for node in stored})
+            places = {message.numbers[node.number] for node in stored}
+            held = range(len(message.buffers))  # an empty column needs no buffer
+            prepare(message.buffers[i] for i in places if i in held)
         return self._each(keys, self._column, chosen, form, Budget(message))
 
     def _each(
@@ -540,13 +542,13 @@ class MessageColumns(ColumnSource):
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
-        leaf, payload = self.message.leaf(node), self.message.payload
+        leaf = self.message.leaf(node)
         index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
         if leaf.runs or dtype is None or not isinstance(index, range):
             return self.message.tensor(node, chosen)
         bounds = index.start * leaf.inner, index.stop * leaf.inner
-        data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
+        data: Any = cell_range(self.message, leaf.place, *bounds, keep=False)
         return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
 
     def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
