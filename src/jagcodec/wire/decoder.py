@@ -23,7 +23,6 @@ from tensordict import (
     is_tensorclass,
 )
 
-from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
@@ -42,7 +41,7 @@ from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
 from jagcodec.wire.header import read_header
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, Reading, reading
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Budget,
@@ -124,10 +123,8 @@ def decode(
     `register_stdlib_types`, the enums and named tuples that are imported already. Safe to call from
     several threads at once.
     """
-    target = None if device is None else usable_device(device, "decode(device)")
-    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "decode(limits)")
-    options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
-    message = open_message(frames, "decode(frames)", taken, **options)
+    how = reading("decode", limits, copy, device, allow_pickle)
+    message = open_message(frames, "decode(frames)", how)
     return build(message, message.header.schema.root)
 
 
@@ -145,10 +142,11 @@ def decode_resident(
     The buffers that are `kept` hold nothing but cells of tensors, as wide as their dtype. Without
     `device`, these stay where they are.
     """
-    read = read_header(header, limits or DEFAULT_LIMITS)
+    how = Reading(limits or DEFAULT_LIMITS, None, device, allow_pickle)
+    read = read_header(header, how.limits)
     pairs = zip(buffers, kept, strict=True)
     frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(read, [header, *frames], device=device, allow_pickle=allow_pickle)
+    message = open_frames(read, [header, *frames], how)
     return build(message, message.header.schema.root)
 
 

@@ -19,6 +19,7 @@ from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
 from jagcodec.wire.checks import fail
+from jagcodec.wire.limits import Reading
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -277,23 +278,21 @@ class Buffers:
     """The buffers of a message, of which ranges are read as they are asked for.
 
     The header vouches for every place that is asked for. A read-only array is copied at the first
-    value in it, once for all of them; with `by_range` each value is copied by itself, because few
-    of them may be asked for.
+    value in it, once for all of them; of a message that is read by range each value is copied by
+    itself, because few of them may be asked for.
 
     Attributes:
         buffers: Each is an array; on a device a flat uint8 tensor; or, of a buffer that is not in
             memory, a function ``(offset, size) -> bytes``.
+        reading: How the message is read.
         in_memory: Whether whole buffers can be read without a cost.
     """
 
-    __slots__ = ("_by_range", "_copy", "_owned", "buffers", "in_memory")
+    __slots__ = ("_owned", "buffers", "in_memory", "reading")
 
-    def __init__(
-        self, buffers: Sequence[Any], copy: bool | None, by_range: bool, in_memory: bool
-    ) -> None:
+    def __init__(self, buffers: Sequence[Any], reading: Reading, in_memory: bool) -> None:
         self.buffers: Sequence[Any] = buffers
-        self._copy = copy
-        self._by_range = by_range
+        self.reading: Reading = reading
         self.in_memory: bool = in_memory
         # Memory that may be kept.
         self._owned: dict[int, ByteArray] = {}
@@ -315,13 +314,13 @@ class Buffers:
                 return data[offset : offset + size]
             if size == 0:
                 return _NOTHING
-            whole = type(data) is np.ndarray
-            if whole and self._copy is None and data.flags.writeable:
+            whole, copy = type(data) is np.ndarray, self.reading.copy
+            if whole and copy is None and data.flags.writeable:
                 self._owned[buffer] = data
-            elif self._by_range or not whole:
-                data, offset = writable(self.read(buffer, offset, size), self._copy), 0
+            elif self.reading.by_range or not whole:
+                data, offset = writable(self.read(buffer, offset, size), copy), 0
             else:
-                data = self._owned[buffer] = writable(data, self._copy)
+                data = self._owned[buffer] = writable(data, copy)
         data = data[offset : offset + size]
         return copied(data) if alignment > 1 and address(data) % alignment else data
 

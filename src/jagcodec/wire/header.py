@@ -52,7 +52,6 @@ class Header(NamedTuple):
         total: Bytes of the header and of the frames as they are sent.
         checksums: The CRC-32 of each of them, or None.
         objects: How many objects it asks for, as `Limits` count them.
-        limits: The bounds of its reader.
     """
 
     schema: Schema
@@ -67,7 +66,6 @@ class Header(NamedTuple):
     total: int
     checksums: list[int] | None
     objects: int
-    limits: Limits
 
     @property
     def compressed(self) -> bool:
@@ -202,7 +200,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
             f"expected {first + 2} numbers or more, found {len(numbers)}",
             path="header",
         )
-    if min(numbers) < 0:
+    if not packed_numbers[7::8].isascii():  # their high bytes, with the signs
         raise fail(
             "bad_header", f"expected no negative number, found {min(numbers)}", path="header"
         )
@@ -269,10 +267,9 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
                 path="header",
             )
     frames = checksums[1:] or None
-    return Header(
-        *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
-        *(total, frames, objects, limits),
-    )
+    packed = packed_numbers, packed_values
+    parts = schema, numbers, values, *packed, records, groups, sizes, stored, total, frames, objects
+    return Header(*parts)
 
 
 def _check_rectangles(

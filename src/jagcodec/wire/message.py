@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
+    Buffers,
     blob_end,
     buffer_bytes,
     frame_arrays,
@@ -42,7 +42,7 @@ from jagcodec.wire.leaf import (
     cell_range,
     leaf_of,
 )
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.limits import Limits, Reading, exceeded
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
@@ -51,29 +51,14 @@ from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, Kind
 # --- opening -----------------------------------------------------------------------------------
 
 
-def open_message(
-    source: Any,
-    where: str,
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    copy: bool | None = None,
-    by_range: bool = False,
-    verify: bool = True,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-) -> Message:
+def open_message(source: Any, where: str, reading: Reading) -> Message:
     """Open frames or a blob.
 
     Args:
         source: The frames, header first, or one buffer. Bytes after the end of a blob are not
             read.
         where: The argument of the caller's that it is.
-        limits: Bounds for the message.
-        copy: As for `decode`.
-        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
-        verify: Whether checksums of frames are compared.
-        device: As for `decode`.
-        allow_pickle: As for `decode`.
+        reading: How.
 
     Raises:
         ArgumentTypeError: `source` is neither a buffer nor a list of them.
@@ -82,53 +67,29 @@ def open_message(
     """
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
-        header, frames = _split(frames[0], limits)
+        header, frames = _split(frames[0], reading.limits)
     else:
-        header = read_header(frames[0].data, limits)
-    return open_frames(
-        header,
-        frames,
-        copy=copy,
-        by_range=by_range,
-        verify=verify,
-        device=device,
-        allow_pickle=allow_pickle,
-    )
+        header = read_header(frames[0].data, reading.limits)
+    return open_frames(header, frames, reading)
 
 
-def open_frames(
-    header: Header,
-    frames: Sequence[Any],
-    *,
-    copy: bool | None = None,
-    by_range: bool = False,
-    verify: bool = True,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-) -> Message:
+def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
     """As `open_message`, of a header that was read and the frames, header first: arrays, or flat
     uint8 tensors on devices.
     """
-    buffers = frames[1:]
+    buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
         check_sizes(header, sizes)
-    if verify and header.checksums is not None:
+    if reading.verify and header.checksums is not None:
         check_frames(buffers, header.checksums)
     if not header.compressed:
-        return Message(header, buffers, copy, by_range, True, device, allow_pickle, frames)
-    opened = opened_buffers(header, buffers, lazily=by_range)
-    return Message(header, opened, copy, by_range, not by_range, device, allow_pickle, frames)
+        return Message(header, buffers, reading, frames)
+    buffers = opened_buffers(header, buffers, lazily=reading.by_range)
+    return Message(header, buffers, reading, frames, in_memory=not reading.by_range)
 
 
-def open_store(
-    source: Callable[[int, int], Any],
-    limits: Limits,
-    *,
-    copy: bool | None,
-    device: torch.device | None,
-    allow_pickle: bool,
-) -> Message:
+def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
 
     def get(offset: int, size: int) -> ByteArray:
@@ -142,16 +103,16 @@ def open_store(
         return data
 
     size = read_preamble(get(0, PREAMBLE.size))
-    if size > limits.header:
-        raise exceeded("header", limits.header, size, "bytes", "preamble")
-    header = read_header(get(PREAMBLE.size, size).data, limits)
-    ranges = [partial(_range, get, start) for start in starts_of(size, header.stored)[:-1]]
-    buffers = opened_buffers(header, ranges, lazily=True) if header.compressed else ranges
-    return Message(header, buffers, copy, True, False, device, allow_pickle, None)
-
-
-def _range(get: Callable[[int, int], ByteArray], start: int, offset: int, size: int) -> ByteArray:
-    return get(start + offset, size)
+    if size > reading.limits.header:
+        raise exceeded("header", reading.limits.header, size, "bytes", "preamble")
+    header = read_header(get(PREAMBLE.size, size).data, reading.limits)
+    buffers: Sequence[Any] = [
+        lambda offset, size, start=start: get(start + offset, size)
+        for start in starts_of(size, header.stored)[:-1]
+    ]
+    if header.compressed:
+        buffers = opened_buffers(header, buffers, lazily=True)
+    return Message(header, buffers, reading, None, in_memory=False)
 
 
 def open_row(blob: ByteArray, outer: Message) -> Message:
@@ -162,8 +123,8 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     end = blob_end(len(frames[0]), header.sizes)
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
-    options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
-    return open_frames(header, frames, copy=False, **options)
+    reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)
+    return open_frames(header, frames, reading)
 
 
 def _split(
@@ -335,20 +296,18 @@ class Message(Source):
         self,
         header: Header,
         buffers: Sequence[Any],
-        copy: bool | None,
-        by_range: bool,
-        in_memory: bool,
-        device: torch.device | None,
-        allow_pickle: bool,
+        reading: Reading,
         frames: Sequence[Any] | None,
+        in_memory: bool = True,
     ) -> None:
         """Use `open_message`."""
-        super().__init__(buffers, copy, by_range, in_memory)
+        Buffers.__init__(self, buffers, reading, in_memory)
         self.header = header
-        self.limits: Limits = header.limits
         self.numbers: list[int] = header.numbers
-        self.device: torch.device | None = device
-        self.allow_pickle: bool = allow_pickle
+        self.limits: Limits
+        self.device: torch.device | None
+        self.allow_pickle: bool
+        self.limits, _, self.device, self.allow_pickle, *_ = reading
         self.frames: Sequence[Any] | None = frames
         self.widened = {}
         # The documents of the header, but for those that somebody has. Whoever pops the list owns

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, UnbatchedTensor
 
-from jagcodec._arguments import known_names, unknown_name, usable_device
+from jagcodec._arguments import known_names, unknown_name
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, IntArray
@@ -38,7 +38,7 @@ from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.limits import Limits, Reading, reading
 from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
 from jagcodec.wire.registry import BATCHED_DATA_DICT
@@ -399,7 +399,10 @@ class MessageColumns(ColumnSource):
         *,
         whole: bool = False,
     ) -> None:
-        super().__init__(node.fields[-1], sizes, message.device, message.allow_pickle)
+        self.names = node.fields[-1]
+        self.sizes = sizes
+        self.device = message.device
+        self.allow_pickle = message.allow_pickle
         self.message: Message = message
         self.node: Node = node
         self.beside: Sequence[tuple[str | None, Node]] = beside
@@ -614,23 +617,20 @@ def open_wire(
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
-    target = None if device is None else usable_device(device, "open_wire(device)")
-    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
-    how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
+    how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
     if type(source) is not list and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
-            mapped = read_file(name, "open_wire(source)", taken, mmap=True)
-            return open_wire(mapped, limits=taken, **how)
+            source = read_file(name, "open_wire(source)", how.limits, mmap=True)
+            return batch_of_message(open_message(source, "open_wire(source)", how))
     if callable(source):
-        return batch_of_message(open_store(source, taken, **how))
-    message = open_message(source, "open_wire(source)", taken, by_range=True, verify=False, **how)
-    return batch_of_message(message)
+        return batch_of_message(open_store(source, how))
+    return batch_of_message(open_message(source, "open_wire(source)", how))
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
-    return batch_of_message(open_message(source, path, by_range=True))
+    return batch_of_message(open_message(source, path, Reading(by_range=True)))
 
 
 def batch_of_message(message: Message) -> WireBatch:
