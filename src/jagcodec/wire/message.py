@@ -310,9 +310,9 @@ class Message(Source):
         self.limits, _, self.device, self.allow_pickle, *_ = reading
         self.frames: Sequence[Any] | None = frames
         self.widened = {}
-        # The documents of the header, but for those that somebody has. Whoever pops the list owns
-        # it until it is put back.
-        self._unread: list[list[Any]] = [header.values]
+        # The documents of the header, but for those that a reader has. The one that pops the list
+        # owns it until it is put back.
+        self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int | None, RowSplits] = {}
         # Columns in memory with all of their rows, by the first of their numbers.
         self._wholes: dict[int, RaggedView] = {}
@@ -476,7 +476,7 @@ class Message(Source):
             for rows in ranges
         ]
         parts = [cell_range(self, place, a, b, keep=False) for a, b in bounds if a < b]
-        data = np.concatenate(parts)
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
     # Tensors
