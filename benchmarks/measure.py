@@ -10,21 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 Calls = Mapping[str, Callable[[], Any]]
 Columns = Mapping[str, torch.Tensor]
-
-
-class Ratio(NamedTuple):
-    """The time of one side compared with that of another, and the most that is asked of it."""
-
-    ours: str
-    theirs: str
-    asked: float | None = None
+Ratio = tuple[str, str]  # the time of the first side is compared with that of the second
 
 
 def in_turns(
@@ -66,16 +59,12 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def summary(ms: Mapping[str, Sequence[float]], ratios: Sequence[Ratio]) -> dict[str, Any]:
-    """Medians of all sides, and the ratios with what is asked of them."""
+    """Medians of all sides, and the ratios between some of them."""
     return {
         "rounds": len(next(iter(ms.values()))),
         "ms": {name: statistics.median(each) for name, each in ms.items()},
         "ratios": {
-            f"{line.ours} / {line.theirs}": {
-                **spread(ratio(ms[line.ours], ms[line.theirs])),
-                "asked": line.asked,
-            }
-            for line in ratios
+            f"{ours} / {theirs}": spread(ratio(ms[ours], ms[theirs])) for ours, theirs in ratios
         },
     }
 

@@ -126,19 +126,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def bench_tables(report: Report) -> dict[str, str]:
-    trips = report.get("trips", [])
+    trips, small = report.get("trips", []), report.get("small", {})
     compared = [t for t in trips if t["shape"] in (SMALL, FIRST, DESIGN, FULL)]
     return {
         "machine": _machine(report),
         "figures": _figures([trip for trip in trips if trip["shape"] == FIRST]),
         "padding": _padding(trips),
         "peers": _peers(compared),
-        "trips": _trips(trips),
         "steps": _steps([trip for trip in trips if trip["shape"] == DESIGN]),
-        "small": _parts(
-            {f"{rows} rows": part for rows, part in report.get("small", {}).get("rows", {}).items()}
-        ),
-        "functions": _functions(report.get("small", {}).get("functions", {})),
+        "small": _parts({f"rows: {rows}": part for rows, part in small.get("rows", {}).items()}),
+        "functions": _functions(small.get("functions", {})),
         "rows": _parts(report.get("rows", {})),
     }
 
@@ -205,7 +202,7 @@ def _break_even(ours: Report, padded: Report) -> str:
 def _peers(trips: Sequence[Report]) -> str:
     """Megabytes sent and milliseconds, one line for each way to send a batch."""
     rows = []
-    for name in _sides(trips):
+    for name in dict.fromkeys(name for trip in trips for name in trip["sides"]):
         cells = [f"`{name}`"]
         for trip in trips:
             side = trip["sides"].get(name)
@@ -215,16 +212,6 @@ def _peers(trips: Sequence[Report]) -> str:
         rows.append(cells)
     heads = [f"{size}, {fill} full" for size, fill in map(_shape, trips)]
     return table(("way", *(text for head in heads for text in (f"{head}: sent", "time"))), rows)
-
-
-def _trips(trips: Sequence[Report]) -> str:
-    names = _sides(trips)
-    rows = [
-        [*_shape(trip), f"{trip['tokens']:,}"]
-        + [f"{_ms(trip['sides'][n]['ms'])} ms" if n in trip["sides"] else "" for n in names]
-        for trip in trips
-    ]
-    return table(("rows x width", "full", "tokens", *(f"`{name}`" for name in names)), rows)
 
 
 def _steps(trips: Sequence[Report]) -> str:
@@ -238,32 +225,20 @@ def _steps(trips: Sequence[Report]) -> str:
 
 
 def _parts(parts: Mapping[str, Report]) -> str:
-    """Parts of `benchmarks.rows`: times of all sides, and ratios with what is asked of them."""
+    """Parts of `benchmarks.rows`: times of all sides, and ratios between some of them."""
     rows = []
     for name, part in parts.items():
         times = ", ".join(f"{side} {_ms(ms)}" for side, ms in part["ms"].items())
         for line, found in part["ratios"].items():
             spread = f"{found['lowest']:.2f} to {found['highest']:.2f}"
-            cells = [name, times, line, f"{found['median']:.2f}", spread, _asked(found)]
-            rows.append(cells)
+            rows.append([name, times, line, f"{found['median']:.2f}", spread])
             name = times = ""
-    return table(("part", "medians in ms", "ratio", "median", "rounds", "asked"), rows)
-
-
-def _asked(found: Report) -> str:
-    if found["asked"] is None:
-        return ""
-    met = "met" if found["median"] <= found["asked"] else "missed"
-    return f"{found['asked']:.2g}: {met}"
+    return table(("part", "medians in ms", "ratio", "median", "rounds"), rows)
 
 
 def _functions(found: Mapping[str, int]) -> str:
     rows = [[f"`{name}`", str(count)] for name, count in found.items()]
     return table(("call, 64 rows", "functions of the library entered"), rows)
-
-
-def _sides(trips: Sequence[Report]) -> list[str]:
-    return list(dict.fromkeys(name for trip in trips for name in trip["sides"]))
 
 
 def _shape(trip: Report) -> list[str]:

@@ -76,8 +76,6 @@ ZEROS = dict.fromkeys(PADS, 0)  # the pads that `materialize` writes unless it i
 
 SMALL_ROWS = (1, 8, 64)
 SMALL_TURNS = 50  # calls of each side in a round
-FUSED_ASKED = {1: 1.8, 8: 1.9, 64: 2.2}
-ENCODE_ASKED = {1: 1.4}
 
 
 class Part(NamedTuple):
@@ -147,13 +145,7 @@ def small(batch: Batch) -> Part:
         same_columns(calls[name](), columns, f"{name}, {len(lengths)} rows")
     arrays = {name: torch.from_numpy(array) for name, array in pickle.loads(in_band()).items()}
     same_columns(arrays, columns, "in band")
-    rows = len(lengths)
-    ratios = [
-        Ratio("fused", "pickle", FUSED_ASKED.get(rows)),
-        Ratio("decoded", "pickle"),
-        Ratio("encode", "in band", ENCODE_ASKED.get(rows)),
-    ]
-    return Part(calls, ratios)
+    return Part(calls, [("fused", "pickle"), ("decoded", "pickle"), ("encode", "in band")])
 
 
 def calls_of_one_batch(batch: Batch) -> Calls:
@@ -220,7 +212,7 @@ def lists(rows: int) -> Part:
         "encode": lambda: jagcodec.encode(tokens),
         PACKER: lambda: pack_lists(tokens),
     }
-    return Part(calls, [Ratio("encode_rows", PACKER, 1.0), Ratio("encode", PACKER)])
+    return Part(calls, [("encode_rows", PACKER), ("encode", PACKER)])
 
 
 def one_row(rows: int) -> Part:
@@ -232,7 +224,7 @@ def one_row(rows: int) -> Part:
         "encode_rows": lambda: [jagcodec.encode_rows([sample]) for sample in samples],
         "pickle": lambda: [pickle.dumps(sample, protocol=5) for sample in samples],
     }
-    return Part(calls, [Ratio("encode_rows", "pickle", 1.3)])
+    return Part(calls, [("encode_rows", "pickle")])
 
 
 def tensors(rows: int) -> Part:
@@ -257,7 +249,7 @@ def tensors(rows: int) -> Part:
         "encode": lambda: jagcodec.decode(jagcodec.encode(columns)),
         "pickle": lambda: pickle.loads(pickle.dumps(columns, protocol=5)),
     }
-    return Part(calls, [Ratio("encode_rows", "pickle", 1 / 20), Ratio("encode", "pickle")])
+    return Part(calls, [("encode_rows", "pickle"), ("encode", "pickle")])
 
 
 def join(rows: int) -> Part:
@@ -273,8 +265,7 @@ def join(rows: int) -> Part:
     }
     for name, call in calls.items():
         same_columns(call(), padded(samples), f"{name} of messages of one row")
-    ratios = [("materialize", 1 / 5), ("one by one", 1 / 2.5)]
-    return Part(calls, [Ratio(name, "pad_sequence", asked) for name, asked in ratios])
+    return Part(calls, [("materialize", "pad_sequence"), ("one by one", "pad_sequence")])
 
 
 def opened_and_joined(messages: Iterable[Any]) -> Any:
@@ -297,7 +288,7 @@ def parts(rows: int) -> Part:
     }
     for name, call in calls.items():
         same_columns(call(), padded(samples), f"materialize of {name}")
-    return Part(calls, [Ratio(name, "one message", 1.5) for name in ("8 messages", "8 open")])
+    return Part(calls, [("8 messages", "one message"), ("8 open", "one message")])
 
 
 def narrow(rows: int) -> Part:
@@ -312,7 +303,7 @@ def narrow(rows: int) -> Part:
     }
     for name, call in calls.items():
         same_columns(call(), padded(samples), f"{name} messages")
-    return Part(calls, [Ratio("narrow", "plain", 3.0)])
+    return Part(calls, [("narrow", "plain")])
 
 
 def split(rows: int) -> Part:
@@ -341,7 +332,7 @@ def split(rows: int) -> Part:
         "to_rows": lambda: jagcodec.to_rows(batch),
         "slices": sliced,
     }
-    return Part(calls, [Ratio("to_frames", "pickle"), Ratio("to_rows", "slices")])
+    return Part(calls, [("to_frames", "pickle"), ("to_rows", "slices")])
 
 
 def budget(rows: int) -> Part:
@@ -364,7 +355,7 @@ def budget(rows: int) -> Part:
         whole: lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
     }
     same_columns(calls[whole](), padded(samples), "materialize")
-    return Part(calls, [Ratio(f"{len(groups)} micro-batches", whole, 3.0)])
+    return Part(calls, [(f"{len(groups)} micro-batches", whole)])
 
 
 _ALL = (lists, one_row, tensors, join, parts, narrow, split, budget)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine import quieted
-from benchmarks.measure import check, difference, ratio
+from benchmarks.measure import check, difference
 from benchmarks.shapes import Batch, lengths_of, make_batch
 from benchmarks.sides import SIDES, Side, receive
 
@@ -131,13 +131,6 @@ def measure(shape: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
                 rounds = WARMUPS + max(ROUNDS[0], min(fitting, ROUNDS[1]))
     found["rounds"] = rounds - WARMUPS
     found["sides"] = {name: _summary(trips[name]) for name in names}
-    totals = {name: [trip.total for trip in each] for name, each in trips.items()}
-    found["ratios"] = {
-        f"{name}/{base}": statistics.median(ratio(totals[name], totals[base]))
-        for base in ("fused", "reused", "composed", "floor")
-        for name in names
-        if base in totals and name != base
-    }
     return found
 
 

@@ -52,6 +52,37 @@ def rollout():
     )
 
 
+def nested(rows, dtype=torch.int64):
+    rows = [torch.as_tensor(np.asarray(row)).to(dtype) for row in rows]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
+    """A batch as verl makes it: each prompt several times, and columns that say the same thing."""
+    rng = np.random.default_rng(seed)
+    asked = [rng.integers(0, 1000, rng.integers(40, 90)) for _ in range(prompts)]
+    asked = [prompt for prompt in asked for _ in range(repeats)]
+    answers = [rng.integers(0, 1000, rng.integers(30, 200)) for _ in asked]
+    both = [np.concatenate(pair) for pair in zip(asked, answers, strict=True)]
+    ones = [np.ones(len(row)) for row in answers]
+    columns = {
+        "prompts": nested(asked, dtype),
+        "responses": nested(answers, dtype),
+        "input_ids": nested(both, dtype),
+        "attention_mask": nested([np.ones(len(row)) for row in both]),
+        "position_ids": nested([np.arange(len(row)) for row in both]),
+        "response_mask": nested(ones),
+        "loss_mask": nested(ones),
+        "advantages": nested(
+            [np.repeat([0, i], [len(asked[i]), len(answer)]) for i, answer in enumerate(answers)],
+            torch.float32,
+        ),
+        "logprobs": nested([rng.normal(size=len(row)) for row in answers], torch.float32),
+        "rewards": nested([np.zeros(len(row)) for row in answers], torch.float32),
+    }
+    return TensorDict(columns, batch_size=[len(asked)])
+
+
 PAYLOADS = [{"role": "user", "id": 7}, None, "text", (1, 2.5), b"\xff" * 9, ["a", {"b": None}]]
 
 

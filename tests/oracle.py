@@ -6,6 +6,7 @@ the bits of a cell, and jagged tensors are read through PyTorch's public accesso
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,6 +63,34 @@ def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[A
 def _ragged_axis(jagged: torch.Tensor) -> int:
     """The ragged dim of the values: the jagged tensor's size there is not a plain integer."""
     return next(i for i, dim in enumerate(jagged.shape[1:]) if not isinstance(dim, int)) - 1
+
+
+def cell_of(number: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """A Python number as a cell of a dtype; None if it does not fit: ints and bools only exactly.
+
+    Example:
+        >>> cell_of(300, torch.int8), cell_of(True, torch.int8), cell_of(0.1, torch.float16)
+        (None, None, tensor(0.0999755859375, dtype=torch.float16))
+    """
+    if isinstance(number, bool) or dtype is torch.bool:
+        return torch.tensor(number) if isinstance(number, bool) and dtype is torch.bool else None
+    if isinstance(number, int) and not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        if not info.min <= number <= info.max:
+            return None
+        return torch.from_numpy(np.array(number, dtype=str(dtype).removeprefix("torch.")))
+    if not dtype.is_floating_point:
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            # narrow floats by way of float32, as torch rounds
+            nearest = np.float64(number) if dtype is torch.float64 else np.float32(number)
+    except OverflowError:
+        return None
+    cell = torch.tensor(nearest).to(dtype)
+    if isinstance(number, int):
+        return cell if cell.isfinite() and int(cell.item()) == number else None
+    return cell if math.isfinite(cell.item()) or not math.isfinite(number) else None
 
 
 def pad_rows(rows: Sequence[list[Any]], width: int, pad: Any) -> list[Any]:

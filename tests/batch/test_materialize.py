@@ -221,7 +221,7 @@ def test_no_layout_lets_a_longer_row_pass(layout):
     td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
     with pytest.raises(ValueError, match="row 1"):
         materialize(td, layout, None, 2)
-    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None  # type: ignore[call-overload]
+    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None  # type: ignore[arg-type]
 
 
 def test_non_tensors_become_rows():
@@ -269,12 +269,12 @@ def test_gradient_carrying_columns_can_be_padded():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),  # type: ignore[call-overload]
+        (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),  # type: ignore[arg-type]
         (lambda td: materialize(td, pad_to_seqlen=-1), ValueError, "pad_to_seqlen"),
-        (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
-        (lambda td: materialize(td, pad_to_seqlen=0.0), ValueError, "pad_to_seqlen"),  # type: ignore[call-overload]
-        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[call-overload]
-        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[call-overload]
+        (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[arg-type]
+        (lambda td: materialize(td, pad_to_seqlen=0.0), ValueError, "pad_to_seqlen"),  # type: ignore[arg-type]
+        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[arg-type]
+        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[arg-type]
         (lambda td: materialize({"x": 7}), TypeError, r"\['x'\]: expected a column of N rows"),
         (lambda td: materialize(TensorDict({}, [])), ValueError, "batch dim"),
         (

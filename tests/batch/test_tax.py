@@ -22,8 +22,7 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.testing import jagged_batches
-from tests.helpers import size
-from tests.wire.test_elide import rollouts
+from tests.helpers import rollouts, size
 
 FORMS: dict[str, Any] = {
     "wire": {},
@@ -125,6 +124,15 @@ def test_strings_of_two_rows_are_their_bytes():
     """One column was booked with the ragged group that it shares with none."""
     td = TensorDict({"text": np.array(["a", "b"], dtype=object)}, [2])
     assert padding_tax(td).columns[0].wire_bytes == 4
+
+
+def test_frames_and_blobs_may_be_arrays():
+    frames = encode(TensorDict({"x": torch.ones(2, 4)}, [2]))
+    arrays = [np.frombuffer(frame, dtype=np.uint8) for frame in frames]
+    tensors = [torch.from_numpy(array.copy()) for array in arrays]
+    blob = np.frombuffer(to_blob(frames), dtype=np.uint8)
+    for source in (arrays, tensors, blob):
+        assert padding_tax(source) == padding_tax(frames)
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(50, 60))

@@ -1,6 +1,5 @@
 """Signs that a batch is not what its producer believes: warnings, and errors with strict=True."""
 
-import inspect
 import re
 import subprocess
 import sys
@@ -48,7 +47,6 @@ def guess(fields, *, lengths, token_aligned_fields):
 
 
 BY_NAME = [pack_jagged_fields, encode_fields]
-ALL = [*BY_NAME, per_token]
 
 
 def silent(function, *arguments, **options):
@@ -61,41 +59,33 @@ def silent(function, *arguments, **options):
 
 
 @pytest.mark.parametrize("pack", BY_NAME)
-def test_names_that_are_no_columns(pack):
+def test_names_that_are_not_columns(pack):
     options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x", "labels", "logprob"]}
     silent(pack, {"x": IDS}, **options)
-    with pytest.raises(
-        ArgumentKeyError, match=r"token_aligned_fields.*expected one of 'x', found 'labels'"
-    ):
+    text = r"token_aligned_fields.*expected one of 'x', found 'labels'"
+    with pytest.raises(ArgumentKeyError, match=text):
         pack({"x": IDS}, strict=True, **options)
-    silent(pack, {"x": IDS}, lengths=LENGTHS, token_aligned_fields=["x"], strict=True)
 
 
 @pytest.mark.parametrize("source", [lambda td: td, lambda td: open_wire(jagcodec.encode(td))])
 @pytest.mark.parametrize(
-    ("argument", "good", "bad", "named"),
+    ("argument", "good", "bad"),
     [
-        (
-            "pad_value_dict",
-            {"ids": 1, "reward": 0, ("inner", "ids"): 3},
-            {"ids": 1, "idz": 2},
-            "'idz'",
-        ),
-        ("padding_side", {"logprob": "left"}, {"logprobs": "left"}, "'logprobs'"),
-        ("token_aligned_fields", ["reward", "ids"], ["rewards", "ids"], "'rewards'"),
-        ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "inner"], "'inner'"),
-        ("pad_value_dict", {}, {("inner", "idz"): 3}, "idz"),
+        ("pad_value_dict", {"ids": 1, "reward": 0, ("inner", "ids"): 3}, {"ids": 1, "idz": 2}),
+        ("padding_side", {"logprob": "left"}, {"idz": "left"}),
+        ("token_aligned_fields", ["reward", "ids"], ["idz", "ids"]),
+        ("keep_jagged", ["ids", ("inner", "ids")], ["ids", "idz"]),
+        ("pad_value_dict", {}, {("inner", "idz"): 3}),
     ],
 )
-def test_names_that_materialize_does_not_find(source, argument, good, bad, named):
+def test_names_that_materialize_does_not_find(source, argument, good, bad):
     td = rollout()
     td["inner"] = TensorDict({"ids": td["ids"]}, [3])
     td = source(td)
     silent(materialize, td, **{argument: good}, strict=True)
     silent(materialize, td, **{argument: bad})
-    with pytest.raises(ArgumentKeyError, match=re.escape(f"materialize({argument})")) as error:
+    with pytest.raises(ArgumentKeyError, match=rf"{re.escape(f'materialize({argument})')}.*idz"):
         materialize(td, **{argument: bad}, strict=True)
-    assert named in str(error.value) or named == "idz"
 
 
 def test_a_pad_for_the_mask_that_materialize_adds_is_known():
@@ -105,22 +95,22 @@ def test_a_pad_for_the_mask_that_materialize_adds_is_known():
 
 def test_a_refused_call_of_materialize_writes_nothing():
     out = materialize(rollout())
-    before = {name: column.clone() for name, column in out.items() if name == "ids"}
+    before = out["ids"].clone()
     with pytest.raises(ArgumentKeyError):
         materialize(rollout(), out=out, pad_value_dict={"idz": 1, "ids": 9}, strict=True)
-    assert torch.equal(out["ids"], before["ids"])
+    assert torch.equal(out["ids"], before)
 
 
 # --- columns that stay rectangular -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields, per_token])
+@pytest.mark.parametrize("pack", [*BY_NAME, per_token])
 @pytest.mark.parametrize("column", [IDS[:, :3], torch.ones(3, 2, 4)])
 def test_a_named_column_that_cannot_be_packed(pack, column):
     options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
     with pytest.warns(JagcodecWarning, match="stays rectangular") as caught:
         pack({"x": column}, **options)
-    assert [warning.filename for warning in caught] == [__file__] * 1
+    assert [warning.filename for warning in caught] == [__file__]
     if pack is not per_token:
         with pytest.raises(ArgumentError, match=r"expected a per-token column \(3, 4 or more"):
             pack({"x": column}, strict=True, **options)
@@ -131,78 +121,60 @@ def test_other_rows_than_lengths():
         pack_per_token_field(torch.ones(2, 4), LENGTHS)
 
 
-def test_without_lengths_nothing_is_packed():
-    options: Any = {"lengths": None, "token_aligned_fields": ["x"]}
-    silent(pack_jagged_fields, {"x": IDS}, **options)
+@pytest.mark.parametrize("pack", BY_NAME)
+def test_without_lengths_strict_has_nothing_to_pack_by(pack):
+    silent(pack, {"x": IDS}, token_aligned_fields=["x"])
     with pytest.raises(ArgumentError, match="lengths or a mask to pack it by, found neither"):
-        pack_jagged_fields({"x": IDS}, strict=True, **options)
+        pack({"x": IDS}, token_aligned_fields=["x"], strict=True)
 
 
 @pytest.mark.parametrize("pack", BY_NAME)
 @pytest.mark.parametrize("strict", [False, True])
-def test_columns_of_one_dim_are_exempt(pack, strict):
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": strict}
-    silent(pack, {"x": torch.ones(3)}, **options)
-    silent(pack, {"x": np.array(["a", None, 1], dtype=object)}, **options)
-    silent(pack, {"x": ["a", "b", "c"]}, **options)
-    silent(pack_per_token_field, torch.ones(3), LENGTHS)
+@pytest.mark.parametrize(
+    ("column", "lengths"),
+    [
+        (torch.ones(3), LENGTHS),
+        (np.array(["a", None, 1], dtype=object), LENGTHS),
+        (["a", "b", "c"], LENGTHS),
+        (stack_or_nest([torch.ones(2), torch.ones(4), torch.ones(1)]), LENGTHS),
+        (LEFTOVERS.float().requires_grad_(), LENGTHS),
+        (torch.ones(0, 5).long(), LENGTHS[:0]),
+        *(((LEFTOVERS % 2).to(dtype), LENGTHS) for dtype in (torch.bfloat16, torch.complex128)),
+        ((LEFTOVERS % 2).bool(), LENGTHS),
+        (IDS, LENGTHS),
+    ],
+)
+def test_nothing_is_said_of_other_columns(pack, strict, column, lengths):
+    silent(pack, {"x": column}, lengths=lengths, token_aligned_fields=["x"], strict=strict)
 
 
-@pytest.mark.parametrize("pack", BY_NAME)
-@pytest.mark.parametrize("strict", [False, True])
-def test_jagged_columns_are_as_they_are(pack, strict):
-    rows = stack_or_nest([torch.ones(2), torch.ones(4), torch.ones(1)])
-    silent(pack, {"x": rows}, lengths=LENGTHS, token_aligned_fields=["x"], strict=strict)
-    silent(pack_per_token_field, rows, LENGTHS)
+# --- cells after rows --------------------------------------------------------------------------
 
 
-# --- cells behind rows -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pack", [*ALL, guess])
+@pytest.mark.parametrize("pack", [*BY_NAME, per_token, guess])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_integers_that_are_left_out(pack, dtype):
     options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
-    column = LEFTOVERS.to(dtype)
     with pytest.warns(JagcodecWarning, match="cells after rows are left out") as caught:
-        loose = pack({"x": column}, **options)
+        pack({"x": LEFTOVERS.to(dtype)}, **options)
     assert len(caught) == 1
-    again = silent(pack, {"x": IDS.to(dtype)}, **options)
-    assert type(again) is type(loose)
+    silent(pack, {"x": IDS.to(dtype)}, **options)
     if pack in BY_NAME:
         text = r"'x'\), row 0.*one constant.*prompt or response lengths"
         with pytest.raises(ArgumentError, match=text):
-            pack({"x": column}, strict=True, **options)
-        silent(pack, {"x": IDS.to(dtype)}, strict=True, **options)
-
-
-@pytest.mark.parametrize("pack", BY_NAME)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128, torch.bool])
-@pytest.mark.parametrize("strict", [False, True])
-def test_only_columns_of_integers_say_what_is_padding(pack, dtype, strict):
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": strict}
-    silent(pack, {"x": (LEFTOVERS % 2).to(dtype)}, **options)
+            pack({"x": LEFTOVERS.to(dtype)}, strict=True, **options)
 
 
 @pytest.mark.parametrize("pack", BY_NAME)
 def test_one_padded_column_is_enough_for_strict(pack):
     """Position ids go on into the padding, however they are padded."""
-    positions = torch.arange(5).expand(3, 5)
-    options: Any = {"lengths": LENGTHS, "strict": True}
-    fields = {"positions": positions, "ids": IDS, "logprobs": LEFTOVERS.float()}
-    silent(pack, fields, token_aligned_fields=list(fields), **options)
+    fields = {"positions": torch.arange(5).expand(3, 5), "ids": IDS, "logprobs": LEFTOVERS.float()}
+    options: Any = {"lengths": LENGTHS, "strict": True, "token_aligned_fields": list(fields)}
+    silent(pack, fields, **options)
     del fields["ids"]
+    options["token_aligned_fields"].remove("ids")
     with pytest.raises(ArgumentError, match=r"'positions'\), row 0"):
-        pack(fields, token_aligned_fields=list(fields), **options)
-
-
-def test_only_two_cells_of_a_row_are_looked_at():
-    column = IDS.clone()
-    column[2, 2] = 9  # between the first cell behind the row and the last
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
-    silent(pack_jagged_fields, {"x": column}, **options)
-    with pytest.raises(ArgumentError, match="row 2"):
-        pack_jagged_fields({"x": column}, strict=True, **options)
+        pack(fields, **options)
 
 
 def test_one_column_of_integers_speaks_for_the_lengths():
@@ -213,34 +185,33 @@ def test_one_column_of_integers_speaks_for_the_lengths():
         pack_jagged_fields(fields, lengths=LENGTHS, token_aligned_fields=list(fields))
 
 
-def test_each_row_may_not_have_a_pad_of_its_own():
-    column = torch.tensor([[1, 7, 7], [1, 2, 8], [1, 2, 3]])
-    options: Any = {"lengths": torch.tensor([1, 2, 3]), "token_aligned_fields": ["x"]}
-    silent(pack_jagged_fields, {"x": column}, **options)
-    with pytest.raises(ArgumentError, match="row 1"):
-        pack_jagged_fields({"x": column}, strict=True, **options)
-
-
-def test_all_bits_are_compared():
-    pads = torch.tensor([[1, -1, -1], [1, 2, -1]])
-    options: Any = {"lengths": torch.tensor([1, 2]), "token_aligned_fields": ["x"], "strict": True}
-    silent(pack_jagged_fields, {"x": pads}, **options)
-    pads[1, 2] = -(1 << 62)
-    with pytest.raises(ArgumentError, match="row 1"):
-        pack_jagged_fields({"x": pads}, **options)
+@pytest.mark.parametrize(
+    ("rows", "lengths", "row"),
+    [
+        ([[1, 7, 7], [1, 2, 8], [1, 2, 3]], [1, 2, 3], 1),  # each row has a pad of its own
+        (
+            [[5, 0, 0, 0], [4, 0, 9, 0]],
+            [2, 1],
+            1,
+        ),  # between the first cell after a row and the last
+        ([[1, -1, -1], [1, 2, -(1 << 62)]], [1, 2], 1),
+    ],
+)
+def test_strict_reads_every_cell_and_all_of_its_bits(rows, lengths, row):
+    options: Any = {"lengths": lengths, "token_aligned_fields": ["x"]}
+    silent(pack_jagged_fields, {"x": torch.tensor(rows)}, **options)
+    with pytest.raises(ArgumentError, match=f"row {row}: .*one constant"):
+        pack_jagged_fields({"x": torch.tensor(rows)}, strict=True, **options)
 
 
 @st.composite
 def rectangles(draw):
-    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    """Of some rows, and now and then of more than are looked at one by one."""
+    rows, width = draw(st.sampled_from([1, 2, 4, 20])), draw(st.integers(1, 5))
     lengths = draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
     inner = draw(st.sampled_from([(), (2,), (0,), (2, 1)]))
-    column = draw(
-        tensors(
-            (rows, width, *inner),
-            draw(st.sampled_from([torch.int64, torch.uint8, torch.float16, torch.complex128])),
-        )
-    )
+    dtype = draw(st.sampled_from([torch.int64, torch.uint8, torch.float16, torch.complex128]))
+    column = draw(tensors((rows, width, *inner), dtype))
     if draw(st.booleans()):
         column = column.clone()
         for i, length in enumerate(lengths):
@@ -254,35 +225,25 @@ def rectangles(draw):
 def test_what_is_looked_at_is_said_cell_by_cell(drawn):
     column, lengths = drawn
     width = column.shape[1]
-
-    def cell(i, j):
-        return bits(column[i, j])
-
-    behind = [(i, n) for i, n in enumerate(lengths.tolist()) if n < width]
-    differ = any(cell(i, n) != cell(i, width - 1) for i, n in behind)
-    pads = {repr(cell(i, j)) for i, n in behind for j in range(n, width)}
+    cells = bits(column)
+    after = [(i, n) for i, n in enumerate(lengths.tolist()) if n < width]
+    differ = any(cells[i][n] != cells[i][width - 1] for i, n in after)
+    pads = {repr(cells[i][j]) for i, n in after for j in range(n, width)}
+    is_integer = column.dtype in (torch.int64, torch.uint8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loose = encode_fields({"x": column}, lengths=lengths, token_aligned_fields=["x"])
-    assert bool(caught) == (differ and column.dtype in (torch.int64, torch.uint8))
+    assert bool(caught) == (differ and is_integer)
     try:
         strict = encode_fields(
             {"x": column}, lengths=lengths, token_aligned_fields=["x"], strict=True
         )
     except ArgumentError:
+        assert is_integer
         assert len(pads) > 1
     else:
-        is_integer = column.dtype in (torch.int64, torch.uint8)
         assert len(pads) <= 1 or not column.numel() or not is_integer
         assert message(strict) == message(loose)
-
-
-def test_tensors_with_gradients_and_no_rows():
-    options: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"], "strict": True}
-    silent(pack_jagged_fields, {"x": LEFTOVERS.float().requires_grad_()}, **options)
-    none: Any = {"lengths": torch.zeros(0, dtype=torch.int64), "token_aligned_fields": ["x"]}
-    silent(pack_jagged_fields, {"x": torch.ones(0, 5).long()}, strict=True, **none)
-    silent(pack_jagged_fields, {"x": torch.ones(0, 5).long()}, **none)
 
 
 # --- once per line -----------------------------------------------------------------------------
@@ -311,14 +272,8 @@ def test_python_shows_a_warning_once_per_line_that_called(tmp_path):
     assert all(line.startswith(str(path)) for line in shown)
 
 
-def test_warnings_name_the_line_that_called():
-    line = inspect.currentframe().f_lineno + 2
-    with pytest.warns(JagcodecWarning) as caught:
-        padding_tax({"x": LEFTOVERS}, lengths=LENGTHS, token_aligned_fields=["x"])
-    assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, line)}
-
-
 def test_the_category_is_public():
     assert issubclass(JagcodecWarning, UserWarning)
     assert not issubclass(JagcodecWarning, JagcodecError)
-    assert JagcodecWarning.__module__ == "jagcodec.errors"
+    with pytest.warns(JagcodecWarning):
+        padding_tax({"x": LEFTOVERS}, lengths=LENGTHS, token_aligned_fields=["x"])

@@ -111,8 +111,8 @@ def results_depend_on_what_is_asked_for(td: TensorDict, frames: list[Frame]) -> 
     assert_type(jagcodec.concat_rows([frames, frames]), WireBatch)
     assert_type(jagcodec.split_rows(frames, 2), list[WireBatch])
 
-    jagcodec.materialize(td, layout="nested")  # type: ignore[call-overload]
-    jagcodec.materialize(td, padding_side="middle")  # type: ignore[call-overload]
-    jagcodec.materialize(td, out=b"read-only")  # type: ignore[call-overload]
+    jagcodec.materialize(td, layout="nested")  # type: ignore[arg-type]
+    jagcodec.materialize(td, padding_side="middle")  # type: ignore[arg-type]
+    jagcodec.materialize(td, out=b"read-only")  # type: ignore[arg-type]
     jagcodec.to_rows(columns, as_="arrays")  # type: ignore[arg-type]
     jagcodec.to_rows(columns, 3)  # type: ignore[arg-type]

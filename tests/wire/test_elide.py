@@ -32,30 +32,11 @@ from jagcodec.wire import elide as eliding
 from jagcodec.wire import header
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import NO_INDEX
-from tests.helpers import message_in
+from tests.helpers import message_in, nested, rollouts, size
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
+from tests.wire.conftest import send_whatever_repeats_once
 from tests.wire.test_spec_reader import assert_reads
-
-
-def size(frames):
-    return sum(memoryview(frame).nbytes for frame in frames)
-
-
-def nested(rows, dtype=torch.int64):
-    rows = [torch.as_tensor(np.asarray(row)).to(dtype) for row in rows]
-    return torch.nested.nested_tensor(rows, layout=torch.jagged)
-
-
-def look_eagerly(patch):
-    patch.setattr(eliding, "FEWEST", 1)
-    patch.setattr(eliding, "SLACK", -(1 << 20))
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Whatever is found is sent once, whether it pays or not."""
-    look_eagerly(monkeypatch)
 
 
 def runs_of(frames, name):
@@ -71,32 +52,6 @@ def runs_of(frames, name):
 
 
 # --- what is found -----------------------------------------------------------------------------
-
-
-def rollouts(seed=0, prompts=6, repeats=4, dtype=torch.int64):
-    """A batch as verl makes it: each prompt several times, and columns that say the same thing."""
-    rng = np.random.default_rng(seed)
-    asked = [rng.integers(0, 1000, rng.integers(40, 90)) for _ in range(prompts)]
-    asked = [prompt for prompt in asked for _ in range(repeats)]
-    answers = [rng.integers(0, 1000, rng.integers(30, 200)) for _ in asked]
-    both = [np.concatenate(pair) for pair in zip(asked, answers, strict=True)]
-    ones = [np.ones(len(row)) for row in answers]
-    columns = {
-        "prompts": nested(asked, dtype),
-        "responses": nested(answers, dtype),
-        "input_ids": nested(both, dtype),
-        "attention_mask": nested([np.ones(len(row)) for row in both]),
-        "position_ids": nested([np.arange(len(row)) for row in both]),
-        "response_mask": nested(ones),
-        "loss_mask": nested(ones),
-        "advantages": nested(
-            [np.repeat([0, i], [len(asked[i]), len(answer)]) for i, answer in enumerate(answers)],
-            torch.float32,
-        ),
-        "logprobs": nested([rng.normal(size=len(row)) for row in answers], torch.float32),
-        "rewards": nested([np.zeros(len(row)) for row in answers], torch.float32),
-    }
-    return TensorDict(columns, batch_size=[len(asked)])
 
 
 RUNS = {
@@ -411,7 +366,7 @@ def test_any_value_comes_back(value, narrow):
 def test_small_batches_with_repeats_of_every_kind_come_back(seed, narrow):
     rng = random.Random(seed)
     patch = pytest.MonkeyPatch()
-    look_eagerly(patch)
+    send_whatever_repeats_once(patch)
     patch.setattr(eliding, "_HEAD", 16)
     dtype = rng.choice([torch.int64, torch.int16, torch.bool, torch.float32, torch.uint8])
     rows = rng.randrange(1, 13)

@@ -22,7 +22,7 @@ from jagcodec.errors import REASONS, JagcodecError
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
-from tests.helpers import message_in
+from tests.helpers import message_in, nested, rollouts, size
 from tests.oracle import assert_same
 from tests.strategies import tensordicts, trees
 from tests.wire import corpus_indirect, spec_reader
@@ -40,7 +40,6 @@ from tests.wire.forge import (
 )
 from tests.wire.growth import BATCH_READERS, forget, operations, outcome
 from tests.wire.many import Forge
-from tests.wire.test_elide import eager, nested, rollouts, size  # noqa: F401
 from tests.wire.test_spec_reader import neutral, plain, verdicts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -482,7 +481,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.d
 
 @settings(max_examples=150, suppress_health_check=SLOW, deadline=None)
 @given(trees() | tensordicts(trees(max_leaves=3)), st.booleans())
-def test_any_value_comes_back(eager, value, narrow):  # noqa: F811
+def test_any_value_comes_back(eager, value, narrow):
     frames = [bytes(memoryview(frame)) for frame in encode(value, elide=True, narrow=narrow)]
     assert_same(decode(frames), value)
     assert plain(spec_reader.read(frames)) == plain(neutral(value))
@@ -528,7 +527,7 @@ def repeating(draw):
 
 @settings(max_examples=200, suppress_health_check=SLOW, deadline=None)
 @given(repeating(), st.booleans())
-def test_any_batch_that_repeats_comes_back(eager, td, narrow):  # noqa: F811
+def test_any_batch_that_repeats_comes_back(eager, td, narrow):
     frames = [bytes(memoryview(frame)) for frame in encode(td, elide=True, narrow=narrow)]
     assert_same(decode(frames), td)
     assert plain(spec_reader.read(frames)) == plain(neutral(td))
@@ -697,7 +696,7 @@ def test_the_search_takes_work_in_proportion(name):
     assert_in_proportion(lambda n: partial(encode, make(n), elide=True), n, most)
 
 
-def test_a_list_of_lone_tensors(eager):  # noqa: F811
+def test_a_list_of_lone_tensors(eager):
     value = [torch.zeros(50), torch.zeros(50), torch.tensor(3.0), torch.zeros(0, 3), torch.ones(1)]
     assert_same(decode(encode(value, elide=True)), value)
     frames = encode(list(map(torch.clone, value)), elide=True)

@@ -22,7 +22,6 @@ from jagcodec import (
     register_type,
 )
 from jagcodec.batch.describe import check_message
-from jagcodec.wire.decoder import decode_resident
 from tests.helpers import message_in
 
 IDS = torch.arange(12).view(3, 4)
@@ -162,18 +161,6 @@ def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_frames_in_device_memory_are_compared_with_their_checksums():
-    header, *frames = encode({"x": torch.arange(5000)}, checksum=True)
-    buffers = [torch.from_numpy(np.frombuffer(frame, np.uint8).copy()) for frame in frames]
-    for kept in (True, False):
-        found = decode_resident(header, buffers, [kept] * len(buffers))
-        assert found["x"].equal(torch.arange(5000))
-    buffers[-1][7] += 1
-    for kept in (True, False):
-        with pytest.raises(WireFormatError, match=r"CRC-32 of \d+, found"):
-            decode_resident(header, buffers, [kept] * len(buffers))
 
 
 def test_parts_of_other_columns_are_cut_from_one_message_at_once():

@@ -76,7 +76,7 @@ def several(batches: Iterable[Any], where: str) -> list[Any]:
         ArgumentTypeError: It is one batch.
         ArgumentError: It is empty.
     """
-    one = isinstance(batches, _BATCHES) or _buffer(batches) is not None
+    one = isinstance(batches, _BATCHES) or bytes_of(batches) is not None
     listed = [] if one else list(batches)
     if one or (listed and not are_several(listed)):
         raise ArgumentTypeError("bad_type", where, "expected a list of batches, found one batch")
@@ -89,18 +89,19 @@ def are_several(source: Any) -> bool:
     """Whether a list holds batches, which blobs are, and not the frames of one message."""
     if not isinstance(source, (list, tuple)) or not source:
         return False
-    first = _buffer(source[0])
+    first = bytes_of(source[0])
     return first is None or is_blob(first)
 
 
 def _is_message(source: Any) -> bool:
     if isinstance(source, (list, tuple)):
-        one_blob = len(source) == 1 and _buffer(source[0]) is not None
+        one_blob = len(source) == 1 and bytes_of(source[0]) is not None
         return bool(source) and (one_blob or not are_several(source))
-    return _buffer(source) is not None
+    return bytes_of(source) is not None
 
 
-def _buffer(value: Any) -> ByteArray | None:
+def bytes_of(value: Any) -> ByteArray | None:
+    """The bytes of a buffer; None of anything else."""
     try:
         return buffer_bytes(value, "")
     except WireFormatError:
@@ -109,7 +110,7 @@ def _buffer(value: Any) -> ByteArray | None:
 
 def is_encoded(batch: Any) -> bool:
     """Whether a batch is a message, open or not."""
-    return isinstance(batch, (WireBatch, list, tuple)) or _buffer(batch) is not None
+    return isinstance(batch, (WireBatch, list, tuple)) or bytes_of(batch) is not None
 
 
 def row_count_of(batch: Any, where: str) -> int:

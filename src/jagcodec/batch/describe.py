@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -25,7 +25,6 @@ from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import Leaf, leaf_of
 from jagcodec.wire.limits import Reading
 from jagcodec.wire.message import Message, open_message
-from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import (
     FORMS,
     INTEGER_ROWS,
@@ -36,7 +35,7 @@ from jagcodec.wire.schema import (
     stored_size,
 )
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
-from jagcodec.wire.wire_batch import batch_of_message
+from jagcodec.wire.wire_batch import batch_in, batch_of_message
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -72,21 +71,14 @@ def open_source(source: Any, path: str) -> OpenMessage:
         total = blob_end(len(arrays[0]), header.stored)
         behind = len(whole) - total
     root = header.schema.root
-    batch = _batch_of(root)
+    batch, others = batch_in(root) or (None, [])
     columns = _values_of(root) if batch is None else _named_columns(batch)
-    beside = [] if batch is None else _beside(root, batch)
+    beside = [Entry(_beside_name(name), (), node) for name, node in others]
     return OpenMessage(path, message, total, behind, columns, beside, batch)
 
 
-def _batch_of(root: Node) -> Node | None:
-    """The node that holds the columns of a message, where `open_wire` finds them."""
-    if root.kind is Kind.TENSORDICT:
-        return root
-    if root.kind is Kind.USER and root.fields[0] == BATCHED_DATA_DICT:
-        state = root.children[0].children
-        return state[0] if len(state) == 2 and state[0].kind is Kind.MAP else None
-    found = [child for child in root.children if child.kind is Kind.TENSORDICT]
-    return found[0] if root.kind is Kind.MAP and len(found) == 1 else None
+def _beside_name(name: str | None) -> str:
+    return "$.meta_info" if name is None else child_path("$", name)
 
 
 def _named_columns(batch: Node) -> list[Entry]:
@@ -121,13 +113,6 @@ def _values_of(root: Node) -> list[Entry]:
         name = child_path("$", step) if type(step) is str else f"$[{i}]"
         found.append(Entry(name, (), child))
     return found
-
-
-def _beside(root: Node, batch: Node) -> list[Entry]:
-    if root.kind is Kind.USER:
-        return [Entry("$.meta_info", (), root.children[0].children[1])]
-    values = _values_of(root) if root.kind is Kind.MAP else []
-    return [entry for entry in values if entry.node is not batch]
 
 
 def chosen_entries(found: OpenMessage, names: Sequence[str] | None) -> list[Entry]:
@@ -331,50 +316,29 @@ UNKNOWN = frozenset(("unknown_type", "pickle_refused"))
 
 # --- one walk ----------------------------------------------------------------------------------
 
-Bytes: TypeAlias = "tuple[int, int, int]"
-"""A place: buffer, offset, size."""
 
-
-class PlaceReader(Places):
-    """The places that nodes of a message name; made once for all of its nodes."""
-
-    def __init__(self, message: Message) -> None:
-        super().__init__(message.header.sizes)
-        self._message = message
-        self._found: list[Bytes] = []
-
-    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
-        if size:
-            self._found.append((buffer, offset, size))
-
-    def places(self, node: Node) -> list[Bytes]:
-        """The places that the numbers of one node name."""
-        self._found = []
-        if node.kind in FORMS and FORMS[node.kind].numbers:
-            check_node(node, self._message.numbers, self._message.header.groups, self)
-        return self._found
-
-
-class _Walk:
-    """One walk over the columns of a message."""
+class _Walk(Places):
+    """One walk over the columns of a message, which counts their bytes."""
 
     def __init__(self, message: Message) -> None:
         header = message.header
+        super().__init__(header.sizes)
         self.plain: int = header.total - sum(header.stored) + sum(header.sizes)
         self.narrow: bool = False
         self.elide: bool = False
         # Of each ragged group: its place among them, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
-        self._reader = PlaceReader(message)
         self._values = document_bounds(header.packed_values)
+        self._size = 0  # of the column that is described now
         # Writers share whole places alone, so a place is counted once by where it begins.
         self._counted: set[tuple[int, int]] = set()
 
     def column(self, entry: Entry) -> ColumnDescription:
         """Describe a column, and count the bytes in it that no column before it has."""
         node = entry.node
-        size = self._bytes(node)
+        self._size = 0
+        self._count(node)
         leaf = leaf_of(node, self._message.numbers)
         stored, rows = "", None
         if leaf is not None and (leaf.runs or _is_narrow(leaf)):
@@ -392,41 +356,43 @@ class _Walk:
             dtype=dtype,
             shape=_shape(self._message, node),
             stored=stored,
-            bytes=size,
-            share=size / self.plain if self.plain else 0.0,
+            bytes=self._size,
+            share=self._size / self.plain if self.plain else 0.0,
             rows=rows,
         )
 
-    def _bytes(self, node: Node) -> int:
-        size = 0
+    def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
+        """Count a place that was checked when the message was opened."""
+        if size and (buffer, offset) not in self._counted:
+            self._counted.add((buffer, offset))
+            self._size += size
+
+    def _count(self, node: Node) -> None:
+        message, form = self._message, FORMS.get(node.kind)
         if node.kind is Kind.VALUE:
             start, end = self._values[node.value]
-            size = end - start
-        places = self._reader.places(node)
-        leaf = leaf_of(node, self._message.numbers)
+            self._size += end - start
+        elif form is not None and form.numbers:
+            check_node(node, message.numbers, message.header.groups, self)
+        leaf = leaf_of(node, message.numbers)
         if leaf is not None:
             self.elide = self.elide or leaf.runs > 0
             self.narrow = self.narrow or _is_narrow(leaf)
-            places = places + self._runs(leaf)
-        for buffer, offset, each in places:
-            if (buffer, offset) not in self._counted:
-                self._counted.add((buffer, offset))
-                size += each
-        return size + sum(map(self._bytes, node.children))
+            self._count_runs(leaf)
+        for child in node.children:
+            self._count(child)
 
-    def _runs(self, leaf: Leaf) -> list[Bytes]:
-        """The places that the table of a column names."""
-        places: list[Bytes] = []
+    def _count_runs(self, leaf: Leaf) -> None:
+        """Count the places that the table of a column names."""
         groups = self._message.header.groups
         for run in runs_at(self._message, leaf) if leaf.runs else ():
             cells = stored_size(leaf.place.name, run.stored, run.cells * leaf.inner)
             self.narrow = self.narrow or bool(cells and run.stored != PLAIN)
-            places.append((run.buffer, run.offset, cells))
+            self.claim(run.buffer, run.offset, cells)
             if run.index_buffer != NO_INDEX:
                 rows = leaf.shape[0] if leaf.group is None else groups[leaf.group].rows
                 index = stored_size("int64", run.index_stored, rows)
-                places.append((run.index_buffer, run.index_offset, index))
-        return [place for place in places if place[2] > 0]
+                self.claim(run.index_buffer, run.index_offset, index)
 
 
 def _is_narrow(leaf: Leaf) -> bool:

@@ -44,24 +44,18 @@ def message_difference(
     """
     a = open_source(left, "message_difference(left)")
     b = open_source(right, "message_difference(right)")
-    return difference_of(a, b, columns)
+    return next(differences(a, b, columns), None)
 
 
-def difference_of(
+def differences(
     a: OpenMessage, b: OpenMessage, columns: Sequence[str] | None = None
-) -> Difference | None:
-    """As `message_difference`, of two that are open."""
-    return next((found for _, found in _differences(a, b, columns)), None)
-
-
-def differences_of(
-    a: OpenMessage, b: OpenMessage, columns: Sequence[str] | None = None
-) -> list[Difference]:
-    """The first difference of each column that differs, of two messages that are open."""
-    first: dict[Any, Difference] = {}
+) -> Iterator[Difference]:
+    """As `message_difference`, of two that are open: the first difference of each column."""
+    known: set[Any] = set()
     for part, found in _differences(a, b, columns):
-        first.setdefault(part, found)
-    return list(first.values())
+        if part not in known:
+            known.add(part)
+            yield found
 
 
 def _differences(
@@ -98,9 +92,8 @@ def _differences_of_batches(a: OpenMessage, b: OpenMessage) -> Iterator[tuple[An
     left, right = (dict(_batch_sizes(x.message, x.batch, "")) for x in (a, b))
     for name, size in left.items():
         if name in right and size != right[name]:
-            texts = str(size), str(right[name])
             at = replace(WHOLE, column=name, what="batch size")
-            yield ("size", name), replace(at, left=texts[0], right=texts[1])
+            yield ("size", name), replace(at, left=str(size), right=str(right[name]))
 
 
 def _batch_sizes(message: Message, node: Node | None, name: str) -> Iterator[tuple[str, list[int]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -58,52 +58,10 @@ from jagcodec.wire.wire_batch import MessageColumns, WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
-_CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-T = TypeVar("T")
-
-
-@overload
-def materialize(
-    td: AnyBatch | Sequence[AnyBatch],
-    layout: Layout = ...,
-    pad_value_dict: Mapping[str, Any] | None = ...,
-    pad_to_seqlen: int = ...,
-    *,
-    pad_to_multiple: int = ...,
-    padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
-    prompt_lengths: Lengths | str | None = ...,
-    prompt_width: int = ...,
-    token_aligned_fields: Iterable[str] | None = ...,
-    keep_jagged: Iterable[str] = ...,
-    attention_mask_of: str | Mapping[str, str] | None = ...,
-    device: torch.device | str | None = ...,
-    pin_memory: bool = ...,
-    out: Mapping[str, Any] | WritableBuffer | None = ...,
-    strict: bool = ...,
-) -> BatchedDataDict: ...
-
-
-@overload
-def materialize(
-    td: AnyBatch | Sequence[AnyBatch],
-    layout: Layout = ...,
-    pad_value_dict: Mapping[str, Any] | None = ...,
-    pad_to_seqlen: int = ...,
-    *,
-    pad_to_multiple: int = ...,
-    padding_side: PaddingSide | Mapping[str, PaddingSide] = ...,
-    prompt_lengths: Lengths | str | None = ...,
-    prompt_width: int = ...,
-    token_aligned_fields: Iterable[str] | None = ...,
-    keep_jagged: Iterable[str] = ...,
-    attention_mask_of: str | Mapping[str, str] | None = ...,
-    device: torch.device | str | None = ...,
-    pin_memory: bool = ...,
-    out: Mapping[str, Any] | WritableBuffer | None = ...,
-    strict: bool = ...,
-    container: Callable[[dict[str, Any]], T],
-) -> T: ...
+    T = TypeVar("T", default=BatchedDataDict)
 
 
 def materialize(
@@ -123,8 +81,8 @@ def materialize(
     pin_memory: bool = False,
     out: Mapping[str, Any] | WritableBuffer | None = None,
     strict: bool = False,
-    container: Callable[[dict[str, Any]], Any] = BatchedDataDict,
-) -> Any:
+    container: Callable[[dict[str, Any]], T] = BatchedDataDict,  # type: ignore[assignment]
+) -> T:
     """A wire batch to columns for a trainer: the fetch site.
 
     Example:
@@ -249,36 +207,26 @@ def materialize(
         masks_of(attention_mask_of),
         None if device is None else usable_device(device, f"{where}(device)"),
         pin_memory,
-        container,
     )
     if layout != "padded":
         options.check_unpadded(prompt_lengths, out)
     elif pin_memory:
         check_accelerator()
     plain = options.only_pads and out is prompt_lengths is None and not strict
-    columns = _padded_at_once(batch, options) if plain else None
+    columns: dict[str, Any] | None = _padded_at_once(batch, options.pads) if plain else None
     if columns is None:
-        result = _Materializing(options, prompt_lengths, out, strict).run(
-            columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
-        )
-    elif container is BatchedDataDict:
-        result = BatchedDataDict.of_equal_rows(columns)
-    else:
-        result = container(columns)
+        source = columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
+        planning = _Planning(options, _read_prompts(source, prompt_lengths, options))
+        columns = planning.columns(source, ())
+        planning.add_masks(columns)
+        if strict:
+            options.check_names([*_keys(columns, ())])
+        allocate_rectangles(planning.rectangles, out, pin_memory)
+        fill_rectangles(planning.rectangles, reused=out is not None)
+    result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
-    return result
-
-
-def _padded_at_once(batch: Any, options: Options) -> dict[str, torch.Tensor] | None:
-    """The columns of one message, if it is a small one of plain columns."""
-    source = getattr(batch, "source", None)
-    if type(source) is not MessageColumns or batch.chosen is not None:
-        return None
-    if source.device is not None or len(source.sizes) > 1:
-        return None
-    nodes = {name: node for name, (_, node) in batch.by_name.items()}
-    return padded_columns(source.message, source.sizes[0], nodes, options.pads)
+    return result  # type: ignore[no-any-return]
 
 
 def _opened(source: Any, where: str) -> Any:
@@ -289,143 +237,135 @@ def _opened(source: Any, where: str) -> Any:
     return join_rows(source, where) if encoded else concat_in_memory(source, where)
 
 
-class _Materializing:
-    """The state of one `materialize` call."""
+def _padded_at_once(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """The columns of one message, if it is a small one of plain columns."""
+    source = getattr(batch, "source", None)
+    if type(source) is not MessageColumns or batch.chosen is not None:
+        return None
+    if source.device is not None or len(source.sizes) > 1:
+        return None
+    nodes = {name: node for name, (_, node) in batch.by_name.items()}
+    return padded_columns(source.message, source.sizes[0], nodes, pads)
 
-    def __init__(self, options: Options, prompt_lengths: Any, out: Any, strict: bool) -> None:
-        self._strict = strict
+
+def _read_prompts(batch: Any, given: Any, options: Options) -> IntArray | None:
+    """(N,) tokens of each row that are prompt; None if no column needs them."""
+    if given is None and not options.prompt_width:
+        return None
+    where = "materialize(prompt_lengths)"
+    if "left_right" not in (options.side, *options.sides.values()) or given is None:
+        found = f"requires padding_side='left_right', found padding_side={options.side!r}"
+        raise ArgumentError("bad_option", where, found)
+    if isinstance(given, str):
+        columns = batch.columns if isinstance(batch, Columns) else batch
+        (name,) = known_names(given, columns.keys(), where)
+        given = columns[name]
+    rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+    return read_lengths(given, where, rows=rows).lengths
+
+
+def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
+    """Columns whose rectangles are filled, and batches in them, in containers."""
+    for name, column in columns.items():
+        if type(column) is Rectangle:
+            columns[name] = column.tensor
+        elif type(column) is dict:
+            columns[name] = _contained(column, container)
+    if container is BatchedDataDict:
+        return BatchedDataDict.of_equal_rows(columns)
+    return container(columns)
+
+
+def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
+    for name, column in columns.items():
+        if type(column) is dict:
+            yield from _keys(column, (*above, name))
+        else:
+            yield (*above, name) if above else name
+
+
+class _Planning:
+    """The columns of one `materialize` call as they will be; rectangles have no memory yet."""
+
+    def __init__(self, options: Options, prompts: IntArray | None) -> None:
+        self.rectangles: list[Rectangle] = []
         self._options = options
-        self._prompt_lengths = prompt_lengths
-        self._prompts: IntArray | None = None
-        self._out = out
+        self._prompts = prompts
         self._pool = RowSplitsPool()
-        self._rectangles: list[Rectangle] = []
-        # Whether rectangles are taken for columns of equally long rows, where no names are given.
-        self._widens = options.layout == "padded" and bool(
-            options.width
-            or options.multiple != 1
-            or options.side != "right"
-            or options.sides
-            or options.masks
-        )
+        # Whether rectangles are widened, where no names are given.
+        self._widens = options.widens
         # Rectangles that need no padding, and their rows.
-        self._unpadded_rows: dict[Key, RowSplits] = {}
+        self._unpadded: dict[Key, tuple[torch.Tensor, RowSplits]] = {}
         # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
         self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
 
-    def run(self, td: TensorDictBase | WireBatch | Columns) -> Any:
-        """Look at every column, allocate the rectangles together, then fill them."""
-        out = self._out
-        if self._prompt_lengths is not None or self._options.prompt_width:
-            self._prompts = self._read_prompts(td)
-        plan = self._plan(td, ())
-        for name, mask in self._options.masks.items():
-            self._plan_mask(plan, name, mask)
-        if self._strict:
-            self._options.check_names(list(_leaf_keys(plan, ())))
-        allocate_rectangles(self._rectangles, out, self._options.pin_memory)
-        fill_rectangles(self._rectangles, reused=out is not None)
-        return self._contained(plan)
-
-    def _contained(self, plan: dict[str, Any]) -> Any:
-        columns = {}
-        for name, column in plan.items():
-            if type(column) is Rectangle:
-                columns[name] = column.tensor
-            elif type(column) is dict:
-                columns[name] = self._contained(column)
-            else:
-                columns[name] = column
-        container = self._options.container
-        if container is BatchedDataDict:
-            return BatchedDataDict.of_equal_rows(columns)
-        return container(columns)
-
-    # Columns
-
-    def _plan(self, td: Any, above: tuple[str, ...]) -> dict[str, Any]:
+    def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
+        """The columns of a batch that is inside the batches `above`."""
+        items = batch.columns if isinstance(batch, Columns) else batch
+        pairs = items.columns() if isinstance(items, WireBatch) else items.items()
         columns: dict[str, Any] = {}
-        options = self._options
-        # Whether columns of the same rows go to the same place, so that they are placed once.
-        simple = not (options.sides or options.keep_jagged or options.device)
-        placed: tuple[Any, Any] = (None, None)
-        for name, leaf in _columns(td):
+        for name, leaf in pairs:
             key = (*above, name) if above else name
             kind = type(leaf)
             # The commonest first.
-            if kind is not RaggedView and is_jagged(leaf):
-                if options.layout != "padded" or key in options.keep_jagged:
-                    columns[name] = self._unpadded(leaf, key)
-                    continue
-                if options.device is None:
-                    leaf = readable_view(leaf, path_of(key), self._pool)
-                else:  # the rows are moved before they are padded, in a tensor
-                    detach = not torch.is_grad_enabled()
-                    leaf = view_of(leaf, path_of(key), self._pool, detach=detach)
-                kind = RaggedView
             if kind is RaggedView:
-                rows, like = placed
-                if rows is leaf.row_splits and simple:
-                    columns[name] = self._placed(leaf, like.left_pad, like.width, key)
-                    continue
-                columns[name] = column = self._ragged(leaf, key)
-                if type(column) is Rectangle:
-                    placed = leaf.row_splits, column
+                columns[name] = self._ragged(leaf, key)
+            elif is_jagged(leaf):
+                columns[name] = self._jagged(leaf, key)
             elif kind is torch.Tensor:
-                columns[name] = (
-                    self._strided(leaf, key) if leaf.is_nested else self._rectangular(leaf, key)
-                )
+                read = self._strided if leaf.is_nested else self._rectangular
+                columns[name] = read(leaf, key)
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
-                columns[name] = rows_of_leaf(leaf, td.batch_size[0])
+                columns[name] = rows_of_leaf(leaf, batch.batch_size[0])
             elif kind is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
                 inner = leaf if kind is Columns else opened(leaf, path_of((*above, name)))
-                columns[name] = self._plan(inner, (*above, name))
+                columns[name] = self.columns(inner, (*above, name))
             else:
                 columns[name] = self._rectangular(leaf, key)
         return columns
 
-    def _unpadded(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _jagged(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
         options = self._options
         if key in options.keep_jagged:
             return self._moved(leaf)
+        if options.layout == "padded" and options.device is None:
+            return self._rectangle(readable_view(leaf, path_of(key), self._pool), key)
         view = view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
-        if options.layout == "packed":
-            return self._ragged(view, key)
-        self._check_width(view.row_splits, key)
-        return self._moved(leaf)
+        if options.layout == "jagged":
+            self._check_width(view.row_splits, key)
+            return self._moved(leaf)
+        return self._ragged(view, key)
+
+    def _ragged(self, view: RaggedView, key: Key) -> Any:
+        """The rows of a column in the layout that was asked for."""
+        options = self._options
+        stays = options.stays_jagged(key)
+        if options.layout == "padded" and not stays and options.device in (None, view.device):
+            return self._rectangle(view, key)
+        if key not in options.keep_jagged:
+            self._check_width(view.row_splits, key)
+        # Compacted first, so that no hole crosses to the device.
+        row_splits = self._pool.unique(view.row_splits)
+        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
+        if stays:
+            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
+        packed = options.layout == "packed"
+        return varlen_column(view, path_of(key)) if packed else self._rectangle(view, key)
 
     def _check_width(self, row_splits: RowSplits, key: Key) -> None:
         width = self._options.width
         if width and row_splits.max > width:
             raise too_long_in(row_splits, width, path_of(key))
 
-    def _ragged(self, view: RaggedView, key: Key) -> Any:
-        """The rows of a column in the layout that was asked for."""
-        options = self._options
-        jagged = options.layout == "jagged" or key in options.keep_jagged
-        row_splits = view.row_splits
-        if options.width and row_splits.max > options.width and key not in options.keep_jagged:
-            raise too_long_in(row_splits, options.width, path_of(key))
-        if options.layout == "padded" and not jagged and options.device in (None, view.device):
-            return self._rectangle(view, key)
-        # Compacted first, so that no hole crosses to the device.
-        row_splits = self._pool.unique(row_splits)
-        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
-        if jagged:
-            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
-        if options.layout == "packed":
-            return varlen_column(view, path_of(key))
-        return self._rectangle(view, key)
-
     def _strided(self, leaf: torch.Tensor, key: Key) -> Any:
         """A strided nested tensor, whose rows may be ragged in several dims."""
         options = self._options
-        stays = options.layout == "jagged" or key in options.keep_jagged
+        stays = options.stays_jagged(key)
         if leaf.dim() == 1:  # of rows without dims, or of no rows: nothing is ragged
             parts = () if stays else leaf.unbind()
             none = leaf if stays else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
@@ -456,20 +396,16 @@ class _Materializing:
         return self._ragged(rows.view(self._pad_bits(leaf.dtype, key)), key)
 
     def _rectangular(self, leaf: Any, key: Key) -> Any:
+        """A rectangle, widened as a jagged column is whose rows all are as long as it is wide."""
         options = self._options
         names = options.token_aligned
-        if key in names if names is not None else self._widens:
-            return self._per_token(leaf, key)
-        return leaf if options.device is None else self._moved(leaf)
-
-    def _per_token(self, leaf: Any, key: Key) -> Any:
-        """A rectangle, as a jagged column becomes whose rows all are as long as it is wide."""
-        options = self._options
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2 or key in options.keep_jagged:
+        named = self._widens if names is None else key in names
+        if not named or not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
+            return self._moved(leaf)
+        if key in options.keep_jagged:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
-        side = options.sides.get(key, options.side)
-        if options.token_aligned is not None and 0 < options.width < held:
+        if names is not None and 0 < options.width < held:
             raise ArgumentError(
                 "row_too_long",
                 path_of(key),
@@ -478,17 +414,12 @@ class _Materializing:
             )
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
-        left_pad: IntArray | None = None
-        if side == "left_right":
-            left_pad, width = self._place_by_prompt(row_splits, path_of(key))
-        else:
-            # One that is wider than `pad_to_seqlen` may be an image grid.
-            width = rounded(max(options.width, held), options.multiple)
-            if side == "left":
-                left_pad = width - lengths
+        # One that is wider than `pad_to_seqlen` may be an image grid.
+        left_pad, width = self._place(row_splits, key, max(options.width, held))
         if width == held:
-            self._unpadded_rows[key] = row_splits
-            return self._moved(leaf)
+            leaf = self._moved(leaf)
+            self._unpadded[key] = leaf, row_splits
+            return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
             raise ArgumentError(
                 "bad_shape",
@@ -498,63 +429,7 @@ class _Materializing:
             )
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
-        return self._placed(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
-
-    def _rectangle(self, view: RaggedView, key: Key) -> Rectangle:
-        """A column of these rows, which are placed once for all columns on one side."""
-        options = self._options
-        side = options.sides.get(key, options.side) if options.sides else options.side
-        row_splits = view.row_splits
-        place = self._places.get((id(row_splits), side))
-        if place is None:
-            place = (*self._place(row_splits, side, path_of(key)), row_splits)
-            self._places[id(row_splits), side] = place
-        return self._placed(view, place[0], place[1], key)
-
-    def _placed(
-        self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key
-    ) -> Rectangle:
-        dtype, dim, shape = view.dtype, view.ragged_dim, view.shape
-        pads = self._options.pads
-        bits = self._pad_bits(dtype, key) if key in pads else bytes(dtype.itemsize)
-        padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
-        memory: Any = view.memory
-        device = memory.device if isinstance(memory, torch.Tensor) else _CPU
-        rectangle = Rectangle(padded, dtype, device, key, view, left_pad, width, bits)
-        self._rectangles.append(rectangle)
-        return rectangle
-
-    def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
-        pads = self._options.pads
-        return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
-
-    def _plan_mask(self, plan: dict[str, Any], name: Any, mask: str) -> None:
-        column: Any = plan
-        for step in name if isinstance(name, tuple) else (name,):
-            column = column.get(step) if type(column) is dict else None
-        where = f"materialize(attention_mask_of={name!r})"
-        left_pad: IntArray | None = None
-        if name in self._unpadded_rows:
-            row_splits, width = self._unpadded_rows[name], column.shape[1]
-        elif type(column) is Rectangle:
-            row_splits, left_pad, width = column.view.row_splits, column.left_pad, column.width
-        else:
-            raise ArgumentKeyError(
-                "no_such_field",
-                where,
-                "expected the name of a column that is padded, or of a rectangle that "
-                f"token_aligned_fields names, found {name!r:.80} among "
-                f"{sorted(plan)!r:.200}",
-            )
-        if mask in plan:
-            raise ArgumentError(
-                "conflict",
-                where,
-                f"expected no column {mask!r} in the batch, found one; pass "
-                f"attention_mask_of={{{name!r}: 'another name'}}",
-            )
-        ones = torch.ones(row_splits.total, dtype=torch.bool, device=column.device)
-        plan[mask] = self._placed(end_to_end(ones, row_splits), left_pad, width, mask)
+        return self._add(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
 
     def _moved(self, leaf: Any) -> Any:
         device = self._options.device
@@ -562,18 +437,69 @@ class _Materializing:
             return leaf
         return move_leaf(leaf, device, True, self._pool)
 
-    # Where rows go in their rectangle
+    # Rectangles
 
-    def _place(
-        self, row_splits: RowSplits, side: PaddingSide, path: str
-    ) -> tuple[IntArray | None, int]:
-        """The first cell of each row in the rectangle (None: cell 0), and its width."""
-        options = self._options
+    def _rectangle(self, view: RaggedView, key: Key) -> Rectangle:
+        """A column of these rows, which are placed once for all columns on one side."""
+        row_splits, side = view.row_splits, self._options.side_of(key)
+        place = self._places.get((id(row_splits), side))
+        if place is None:
+            place = (*self._place(row_splits, key, self._options.width), row_splits)
+            self._places[id(row_splits), side] = place
+        return self._add(view, place[0], place[1], key)
+
+    def _add(self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key) -> Rectangle:
+        dim, shape = view.ragged_dim, view.shape
+        padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
+        bits = self._pad_bits(view.dtype, key)
+        rectangle = Rectangle(padded, view.dtype, view.device, key, view, left_pad, width, bits)
+        self.rectangles.append(rectangle)
+        return rectangle
+
+    def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
+        pads = self._options.pads
+        return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
+
+    def add_masks(self, columns: dict[str, Any]) -> None:
+        """Add the masks of columns that are padded."""
+        for name, mask in self._options.masks.items():
+            where = f"materialize(attention_mask_of={name!r})"
+            padded = next((each for each in self.rectangles if each.key == name), None)
+            left_pad: IntArray | None = None
+            if padded is not None:
+                row_splits, left_pad, width = padded.view.row_splits, padded.left_pad, padded.width
+                device = padded.device
+            elif name in self._unpadded:
+                column, row_splits = self._unpadded[name]
+                width, device = column.shape[1], column.device
+            else:
+                raise ArgumentKeyError(
+                    "no_such_field",
+                    where,
+                    "expected the name of a column that is padded, or of a rectangle that "
+                    f"token_aligned_fields names, found {name!r:.80} among "
+                    f"{sorted(columns)!r:.200}",
+                )
+            if mask in columns:
+                raise ArgumentError(
+                    "conflict",
+                    where,
+                    f"expected no column {mask!r} in the batch, found one; pass "
+                    f"attention_mask_of={{{name!r}: 'another name'}}",
+                )
+            ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
+            columns[mask] = self._add(end_to_end(ones, row_splits), left_pad, width, mask)
+
+    def _place(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
+        """The first cell of each row in the rectangle (None: cell 0), and its width, which is
+        `width` or, for 0, that of the longest row, rounded up.
+        """
+        side = self._options.side_of(key)
         if side == "left_right":
-            return self._place_by_prompt(row_splits, path)
-        if options.width and row_splits.max > options.width:
-            raise too_long_in(row_splits, options.width, path)
-        width = rounded(options.width or row_splits.max, options.multiple)
+            return self._place_by_prompt(row_splits, path_of(key))
+        if width and row_splits.max > width:
+            raise too_long_in(row_splits, width, path_of(key))
+        width = rounded(width or row_splits.max, self._options.multiple)
         return (width - row_splits.lengths if side == "left" else None), width
 
     def _place_by_prompt(self, row_splits: RowSplits, path: str) -> tuple[IntArray, int]:
@@ -612,41 +538,6 @@ class _Materializing:
                 path, row, options.width, f"{ends[row]} with its prompt padded to {prompt_width}"
             )
         return left_pad, rounded(options.width or needed, options.multiple)
-
-    def _read_prompts(self, td: Any) -> IntArray | None:
-        """(N,) tokens of each row that are prompt."""
-        given, where = self._prompt_lengths, "materialize(prompt_lengths)"
-        sides = {self._options.side, *self._options.sides.values()}
-        if given is None or "left_right" not in sides:
-            if given is not None or self._options.prompt_width:
-                raise ArgumentError(
-                    "bad_option",
-                    where,
-                    "requires padding_side='left_right', "
-                    f"found padding_side={self._options.side!r}",
-                )
-            return None
-        if isinstance(given, str):
-            columns = td.columns if isinstance(td, Columns) else td
-            (name,) = known_names(given, columns.keys(), where)
-            given = columns[name]
-        rows = td.rows if isinstance(td, Columns) else td.batch_size[0]
-        return read_lengths(given, where, rows=rows).lengths
-
-
-def _columns(td: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(td, WireBatch):
-        return td.columns()
-    items: Iterable[tuple[str, Any]] = (td.columns if isinstance(td, Columns) else td).items()
-    return items
-
-
-def _leaf_keys(plan: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
-    for name, column in plan.items():
-        if type(column) is dict:
-            yield from _leaf_keys(column, (*above, name))
-        else:
-            yield (*above, name) if above else name
 
 
 def _kept_values(view: RaggedView) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,15 +35,26 @@ class Options(NamedTuple):
     masks: Mapping[Any, str]
     device: torch.device | None
     pin_memory: bool
-    container: Callable[[dict[str, Any]], Any]
+
+    @property
+    def widens(self) -> bool:
+        """Whether rectangles are padded too, as columns of equally long rows."""
+        placed = self.width or self.multiple != 1 or self.side != "right" or self.sides
+        return self.layout == "padded" and bool(placed or self.masks)
 
     @property
     def only_pads(self) -> bool:
         """Whether all that is asked for is rectangles as wide as their longest rows."""
-        widens = self.width or self.prompt_width or self.multiple != 1 or self.side != "right"
-        moves = self.device is not None or self.pin_memory
-        named = self.sides or self.token_aligned or self.keep_jagged or self.masks
-        return self.layout == "padded" and not (widens or moves or named)
+        others = self.widens or self.device is not None or self.pin_memory or self.prompt_width
+        return self.layout == "padded" and not (others or self.token_aligned or self.keep_jagged)
+
+    def side_of(self, key: Key) -> PaddingSide:
+        """Where a column has its pad cells."""
+        return self.sides.get(key, self.side) if self.sides else self.side
+
+    def stays_jagged(self, key: Key) -> bool:
+        """Whether a column is not padded or packed."""
+        return self.layout == "jagged" or key in self.keep_jagged
 
     def check_names(self, keys: list[Key]) -> None:
         """Refuse names that are not those of columns."""

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec.batch.columns import columns_of, opened
+from jagcodec.batch.columns import bytes_of, columns_of, opened
 from jagcodec.batch.describe import ColumnDescription, MessageDescription, describe_message
 from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
 from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.row_splits import Lengths, read_lengths
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.spec import BLOB_MAGIC, TORCH_DTYPES
+from jagcodec.wire.frames import is_blob
+from jagcodec.wire.spec import TORCH_DTYPES
 from jagcodec.wire.wire_batch import WireBatch
 
 WORTH = 0.05
@@ -178,13 +178,13 @@ _HERE = "padding_tax"
 
 def _is_message(source: Any) -> bool:
     """Whether it is a message, and not the lengths of rows."""
-    if isinstance(source, (torch.Tensor, np.ndarray)):
-        # A blob may be an array of bytes; no lengths begin like one.
-        start = source.reshape(-1)[: len(BLOB_MAGIC)]
-        return source.itemsize == 1 and bytes(v % 256 for v in start.tolist()) == BLOB_MAGIC
-    if isinstance(source, (list, tuple)):
-        return bool(source) and isinstance(source[0], (bytes, bytearray, memoryview))
-    return isinstance(source, (bytes, bytearray, memoryview))
+    if isinstance(source, (list, tuple)):  # numbers of numpy and torch are buffers too
+        start = source[0] if source else 0
+        return getattr(start, "ndim", 1) > 0 and bytes_of(start) is not None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return True
+    data = bytes_of(source)  # a blob may be an array of bytes; no lengths begin like one
+    return data is not None and is_blob(data)
 
 
 def _of_lengths(source: Any, width: int | None) -> PaddingTax:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 
 from jagcodec.cli.arguments import Commands, add_json, add_message, names
 from jagcodec.cli.files import display_name, naming, read_message
@@ -36,7 +37,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.batch.describe import open_source
-    from jagcodec.batch.difference import difference_of, differences_of
+    from jagcodec.batch.difference import differences
 
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
@@ -44,11 +45,8 @@ def run(options: argparse.Namespace) -> int:
     for file in (options.left, options.right):
         with naming(file):
             opened.append(open_source(read_message(file), display_name(file)))
-    if options.all:
-        found = differences_of(opened[0], opened[1], options.columns)
-    else:
-        first = difference_of(opened[0], opened[1], options.columns)
-        found = [] if first is None else [first]
+    most = None if options.all else 1
+    found = list(islice(differences(opened[0], opened[1], options.columns), most))
     if options.json:
         document = {"same": not found, "differences": [each.as_dict() for each in found]}
         print(json_text(document))

@@ -1,19 +1,18 @@
 """Batches between the ranks of a `torch.distributed` job.
 
 Both functions have the same steps. All ranks exchange a row of integers: which function each one
-calls, whether it failed, and how large its header is. The headers follow. All ranks then report
-whether they could read them and allocate memory for the buffers. Finally the buffers are sent from
-where they are, each large column in one transfer, without padding and without pickle.
+calls, whether it failed, and how large its message is. Each rank then allocates memory, and all
+report whether they could. The messages follow, each as one blob, without padding and without
+pickle. Finally all ranks report whether they could read the headers.
 
-On a backend for CPU tensors (gloo, mpi) the buffers are sent from host memory to host memory. With
-NCCL, dense and jagged tensors on the current CUDA device are sent from there to the receiver's
-current device without touching the host; headers, offsets, objects and CPU tensors are copied to
-the device for the transfer. This path has not run on a GPU yet.
+On a backend for CPU tensors (gloo, mpi) messages go from host memory to host memory. With NCCL
+they are copied to the current CUDA device for the transfer, and back. This path has not run on a
+GPU yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -30,12 +29,12 @@ from jagcodec.errors import (
     WireFormatError,
     brief,
 )
-from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.wire.decoder import decode_resident
-from jagcodec.wire.encoder import encode_resident
-from jagcodec.wire.frames import buffer_bytes, writable
-from jagcodec.wire.header import read_header
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.memory.blocks import new_block
+from jagcodec.memory.tensor_bytes import ByteArray
+from jagcodec.wire.decoder import build
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, Reading, exceeded, usable_limits
+from jagcodec.wire.message import Message, open_message
 
 if not dist.is_available():
     raise ModuleNotFoundError(
@@ -74,20 +73,19 @@ def broadcast(
             None on the other ranks.
         src: The global rank that has the batch, as for `torch.distributed.broadcast`.
         group: The participating ranks, by default all. Each of them must make this call.
-        device: Where to put tensors on this rank. None: the CPU, except that with NCCL, tensors
-            from the sender's CUDA device go to this rank's current CUDA device.
+        device: Where to put tensors on this rank; by default the CPU.
         allow_pickle: As for `encode` and `decode`; pass the same value on every rank.
         default: As for `encode`.
         limits: As for `decode`. They are checked before memory is allocated.
 
     Returns:
         The batch. On rank `src` it is the object that was passed or, if `device` is given, a
-        value that may alias it; on other ranks it owns its memory.
+        copy; on other ranks it owns its memory.
 
     Raises:
-        TransportError: Another rank failed before the buffers were sent: it could not encode its
-            batch, read a header, or allocate memory. The error names the rank, and repeats its
-            own. Or the connection to a rank was lost.
+        TransportError: Another rank failed: it could not encode its batch, allocate memory, or
+            read a header. The error names the rank, and repeats its own. Or the connection to a
+            rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
         ArgumentError: Ranks called different functions, or passed a different `src` (every rank
             raises); a rank other than `src` passed a batch; `src` or this process is not in the
@@ -98,13 +96,13 @@ def broadcast(
     """
     exchange = _exchange(group, "broadcast", device, allow_pickle, limits)
 
-    def prepare() -> _Message | None:
-        return exchange.message(batch, default) if exchange.is_source(src, batch) else None
+    def prepare() -> torch.Tensor | None:
+        return exchange.encoded(batch, default) if exchange.is_source(src, batch) else None
 
-    sent, (received,) = exchange.messages(src, prepare)
-    if sent and device is None:
+    ((place, message),) = exchange.messages(src, prepare)
+    if place == exchange.place and device is None:
         return batch
-    return exchange.value(received)
+    return exchange.value(place, message)
 
 
 def all_gather_rows(
@@ -147,52 +145,8 @@ def all_gather_rows(
             `encode`; the others raise TransportError.
     """
     exchange = _exchange(group, "all_gather_rows", device, allow_pickle, limits)
-    _, received = exchange.messages(None, lambda: exchange.message(batch, default))
-    return concat_in_memory([exchange.value(message) for message in received], "concat_rows")
-
-
-# --- messages ----------------------------------------------------------------------------------
-
-
-class _Message(NamedTuple):
-    """A message as tensors of bytes.
-
-    Attributes:
-        meta: On the CPU: the header, then one flag per buffer: whether it stays on its device.
-        buffers: The frames after the header.
-        origin: The function that is running, and the rank that sends the message.
-    """
-
-    meta: torch.Tensor
-    buffers: list[torch.Tensor]
-    origin: str
-
-    @property
-    def header(self) -> torch.Tensor:
-        return self.meta[: self.meta.numel() - len(self.buffers)]
-
-    @property
-    def kept(self) -> list[bool]:
-        return _flags(self.meta, len(self.buffers))
-
-
-def _flags(meta: torch.Tensor, count: int) -> list[bool]:
-    return meta[meta.numel() - count :].bool().tolist()
-
-
-def _tensor(data: Any) -> torch.Tensor:
-    """A buffer as a tensor of bytes that aliases it; it is only read."""
-    return torch.from_numpy(writable(buffer_bytes(data, "frame"), copy=False))
-
-
-@contextmanager
-def _named(origin: str) -> Iterator[None]:
-    """Put the rank that sent a message before the path of its fault."""
-    try:
-        yield
-    except WireFormatError as error:
-        path = f"{origin}: {error.path}"
-        raise WireFormatError(error.reason, path, error.detail) from error
+    messages = exchange.messages(None, lambda: exchange.encoded(batch, default))
+    return concat_in_memory([exchange.value(*message) for message in messages], "concat_rows")
 
 
 # --- a group -----------------------------------------------------------------------------------
@@ -223,15 +177,15 @@ def _exchange(
     # Device type to backend, out of "cpu:gloo,cuda:nccl".
     pairs = dist.get_backend_config(group).split(",")
     backends = dict(pair.split(":", 1) for pair in pairs)
-    cuda = None
-    if backends.get("cuda") == "nccl":
-        cuda = torch.device("cuda", torch.cuda.current_device())
-    if "cpu" not in backends and cuda is None:
+    if "cpu" in backends:
+        carrier = torch.device("cpu")
+    elif backends.get("cuda") == "nccl":
+        carrier = torch.device("cuda", torch.cuda.current_device())
+    else:
         expected = "expected a backend for CPU tensors, or NCCL"
         raise _bad_group(where, f"{expected}, found {backends}")
-    host = torch.device("cpu") if "cpu" in backends or cuda is None else cuda
     ranks = dist.get_process_group_ranks(group)
-    return _Exchange(group, where, place, ranks, host, cuda, device, allow_pickle, limits)
+    return _Exchange(group, where, place, ranks, carrier, device, allow_pickle, limits)
 
 
 def _bad_group(where: str, detail: str) -> ArgumentError:
@@ -250,17 +204,14 @@ class _Exchange(NamedTuple):
         where: The public function that is running, for errors.
         place: This rank's number in the group.
         ranks: Global ranks, in the order of the group.
-        host: The device that host bytes are transferred on.
-        resident: The device whose tensors are sent from it and received on it; None where
-            everything goes through the host.
+        carrier: The device that bytes are transferred on.
     """
 
     group: dist.ProcessGroup | None
     where: str
     place: int
     ranks: list[int]
-    host: torch.device
-    resident: torch.device | None
+    carrier: torch.device
     device: Any
     allow_pickle: bool
     limits: Limits | None
@@ -288,119 +239,102 @@ class _Exchange(NamedTuple):
         # A bool is an Integral too, and 1.0 is in [1].
         return isinstance(src, Integral) and not isinstance(src, bool) and src in self.ranks
 
-    def message(self, batch: Any, default: Callable[[Any], Any] | None) -> _Message:
-        """A batch encoded, ready to be sent."""
-        header, *frames = encode_resident(
-            batch, self.resident, allow_pickle=self.allow_pickle, default=default
-        )
-        flags = bytes(isinstance(frame, torch.Tensor) for frame in frames)
-        buffers = [f if isinstance(f, torch.Tensor) else _tensor(f) for f in frames]
-        return _Message(_tensor(bytes(header) + flags), buffers, self._origin(self.place))
+    def encoded(self, batch: Any, default: Callable[[Any], Any] | None) -> torch.Tensor:
+        """A batch as a message in one piece."""
+        blobs = []
 
-    def value(self, message: _Message) -> Any:
-        """The batch of a message."""
-        with _named(message.origin):
-            return decode_resident(
-                message.header.numpy(),
-                message.buffers,
-                message.kept,
-                device=usable_device(self.device, f"{self.where}(device)"),
-                allow_pickle=self.allow_pickle,
-                limits=self.limits,
-            )
+        def make_room(size: int) -> ByteArray:
+            blobs.append(new_block(size).data)
+            return blobs[0]
+
+        encode(batch, out=make_room, allow_pickle=self.allow_pickle, default=default)
+        return torch.from_numpy(blobs[0])
+
+    def value(self, place: int, message: Message) -> Any:
+        """The batch of a message that came from this place."""
+        with self._named(place):
+            return build(message, message.header.schema.root)
 
     def messages(
-        self, src: int | None, prepare: Callable[[], _Message | None]
-    ) -> tuple[bool, list[_Message]]:
-        """Whether this rank sent a message, and the message of rank `src`, or those of all."""
-        mine: list[_Message] = []
-        rooms: list[_Message] = []
+        self, src: int | None, prepare: Callable[[], torch.Tensor | None]
+    ) -> list[tuple[int, Message]]:
+        """The message of rank `src`, or those of all, with the places of their senders."""
+        limits = self.limits or DEFAULT_LIMITS
+        own: list[torch.Tensor] = []
+        blobs: list[tuple[int, torch.Tensor]] = []
+        opened: list[tuple[int, Message]] = []
 
-        def start() -> tuple[int, int]:
+        def start() -> int:
             usable_device(self.device, f"{self.where}(device)")
-            usable_limits(self.limits or DEFAULT_LIMITS, f"{self.where}(limits)")
-            message = prepare()
-            if message is None:
-                return 0, 0
-            mine.append(message)
-            return message.meta.numel(), len(message.buffers)
+            usable_limits(limits, f"{self.where}(limits)")
+            blob = prepare()
+            if blob is None:
+                return 0
+            own.append(blob)
+            return blob.numel()
 
         sizes = self._agree(src, start)
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
-        metas = [
-            self._broadcast_bytes(place, sizes[place][0], mine[0].meta if mine else None)
-            for place in places
-        ]
 
-        def make_room() -> tuple[int, int]:
-            for place, meta in zip(places, metas, strict=True):
-                own = mine and place == self.place
-                rooms.append(mine[0] if own else self._room(place, meta, sizes[place][1]))
-            return 0, 0
+        def make_room() -> int:
+            for place in places:
+                mine = own and place == self.place
+                blobs.append((place, own[0] if mine else self._room(place, sizes[place], limits)))
+            return 0
 
         self._agree(src, make_room)
-        # Those on the host, copied to where the group transfers them.
-        moving = [[self._outgoing(b) for b in message.buffers] for message in rooms]
-        with self._reported():
-            works = [
-                dist.broadcast(buffer, self.ranks[place], self.group, async_op=True)
-                for place, buffers in zip(places, moving, strict=True)
-                for buffer in buffers
-                if buffer.numel()
-            ]
-            for work in works:
-                work.wait()
-        received = []
-        for message, buffers in zip(rooms, moving, strict=True):
-            pairs = zip(buffers, message.kept, strict=True)
-            arrived = [buffer if stays else buffer.cpu() for buffer, stays in pairs]
-            received.append(message._replace(buffers=arrived))
-        return bool(mine), received
+        arrived = self._broadcast(blobs)
 
-    def _room(self, place: int, meta: torch.Tensor, count: int) -> _Message:
-        """A message to be received, with memory for its buffers."""
-        origin = self._origin(place)
-        with _named(origin):
-            header = read_header(
-                meta[: max(meta.numel() - count, 0)].numpy(), self.limits or DEFAULT_LIMITS
-            )
-            if len(header.stored) != count:
-                found = f"found {len(header.stored)}"
-                raise WireFormatError("bad_header", "header", f"expected {count} frames, {found}")
-        places = [(stays and self.resident) or self.host for stays in _flags(meta, count)]
-        buffers = [
-            Wanted((size,), torch.uint8, device)
-            for size, device in zip(header.stored, places, strict=True)
-        ]
-        with self._has_room(place, sum(header.stored)):
-            allocate(buffers)
-        return _Message(meta, [buffer.tensor for buffer in buffers], origin)
+        def open_all() -> int:
+            for place, blob in zip(places, arrived, strict=True):
+                with self._named(place):
+                    opened.append((place, self._opened(blob, limits)))
+            return 0
+
+        self._agree(src, open_all)
+        return opened
+
+    def _opened(self, blob: torch.Tensor, limits: Limits) -> Message:
+        device = usable_device(self.device, f"{self.where}(device)")
+        how = Reading(limits, None, device, self.allow_pickle)
+        return open_message(blob.numpy(), "message", how)
+
+    def _room(self, place: int, size: int, limits: Limits) -> torch.Tensor:
+        """Memory for a message to be received."""
+        if size > limits.bytes:
+            raise exceeded("bytes", limits.bytes, size, "bytes", f"{self._origin(place)}: header")
+        try:
+            return torch.from_numpy(new_block(size).data)
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise self._failed(
+                place,
+                f"expected a message that fits into this rank's memory, found one of {size} bytes: "
+                f"{type(error).__name__}: {error!s:.200}",
+            ) from error
 
     # What the ranks tell each other
 
-    def _agree(
-        self, src: int | None, prepare: Callable[[], tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Call `prepare`, and tell all ranks the outcome, so that none waits for one that failed.
+    def _agree(self, src: int | None, step: Callable[[], int]) -> list[int]:
+        """Take a step, and tell all ranks the outcome, so that none waits for one that failed.
 
         Returns:
-            What it returned on each rank: the size of its meta, and how many buffers it sends.
+            What it returned on each rank: the size of the message that the rank sends.
 
         Raises:
             JagcodecError: Some rank failed, or the ranks do not make the same call.
         """
         failure: Exception | None = None
-        words, numbers = b"", (0, 0)
+        words, size = b"", 0
         try:
-            numbers = prepare()
+            size = step()
         except Exception as error:
             failure = error
             words = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
         call = [_NAMES.index(self.where), src if self._is_rank(src) else -1]
-        table = self._exchanged([*call, len(words), *numbers])
+        table = self._exchanged([*call, len(words), size])
         for place, row in enumerate(table):
             known = 0 <= row[0] < len(_NAMES) and 0 <= row[2] <= _MOST_WORDS
-            if not known or not 0 <= row[4] <= row[3]:
+            if not known or row[3] < 0:
                 raise self._failed(
                     place,
                     f"expected what this function sends, found the numbers {brief(row)}; run the "
@@ -408,8 +342,10 @@ class _Exchange(NamedTuple):
                 )
         failed = next((place for place, row in enumerate(table) if row[2]), None)
         if failed is not None:
-            words = bytes(self._broadcast_bytes(failed, table[failed][2], _tensor(words)).numpy())
-            said = words.decode(errors="replace")
+            length = table[failed][2]
+            mine = bytearray(words[:length].ljust(length))
+            (heard,) = self._broadcast([(failed, torch.frombuffer(mine, dtype=torch.uint8))])
+            said = bytes(heard.numpy()).decode(errors="replace")
             raise failure or self._failed(
                 failed, f"expected this rank to take part, found that it failed: {said}"
             )
@@ -421,27 +357,27 @@ class _Exchange(NamedTuple):
             raise ArgumentError(
                 "conflict", self.where, f"expected the same call on every rank, found {calls}"
             )
-        return [(row[3], row[4]) for row in table]
+        return [row[3] for row in table]
 
     def _exchanged(self, row: Sequence[Any]) -> list[list[int]]:
-        mine = torch.tensor(row, dtype=torch.int64, device=self.host)
+        mine = torch.tensor(row, dtype=torch.int64, device=self.carrier)
         rows = [torch.empty_like(mine) for _ in self.ranks]
         with self._reported():
             dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
-    def _broadcast_bytes(self, place: int, size: int, mine: torch.Tensor | None) -> torch.Tensor:
-        """So many bytes of the rank at this place, on the CPU of every rank."""
-        with self._has_room(place, size):
-            tensor = torch.empty(size, dtype=torch.uint8, device=self.host)
-        if place == self.place and mine is not None:
-            tensor = self._outgoing(mine)
+    def _broadcast(self, sent: Iterable[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+        """Send the bytes of the rank at each place to memory of the same size on every rank."""
+        moving = [(self.ranks[place], data.to(self.carrier)) for place, data in sent]
         with self._reported():
-            dist.broadcast(tensor, self.ranks[place], group=self.group)
-        return tensor.cpu()
-
-    def _outgoing(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.host) if tensor.device.type == "cpu" else tensor
+            works = [
+                dist.broadcast(data, rank, self.group, async_op=True)
+                for rank, data in moving
+                if data.numel()
+            ]
+            for work in works:
+                work.wait()
+        return [data.cpu() for _, data in moving]
 
     # Errors
 
@@ -452,17 +388,13 @@ class _Exchange(NamedTuple):
         return TransportError("peer_failed", self._origin(place), detail)
 
     @contextmanager
-    def _has_room(self, place: int, size: int) -> Iterator[None]:
-        """Name the rank that announced what does not fit into memory."""
+    def _named(self, place: int) -> Iterator[None]:
+        """Put the rank that sent a message before the path of its fault."""
         try:
             yield
-        # Of torch, which has many words for it, of numpy, and of Python.
-        except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
-            raise self._failed(
-                place,
-                f"expected a message that fits into this rank's memory, found one of {size} bytes: "
-                f"{type(error).__name__}: {error!s:.200}",
-            ) from error
+        except WireFormatError as error:
+            path = f"{self._origin(place)}: {error.path}"
+            raise WireFormatError(error.reason, path, error.detail) from error
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

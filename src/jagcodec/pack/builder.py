@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sized
+from array import array
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, Unpack
 
@@ -353,7 +354,7 @@ def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
         chunk = chunk.detach().cpu()
-    if not is_typed and isinstance(chunk, Sized) and not len(chunk):
+    if isinstance(chunk, (list, tuple, range, array)) and not len(chunk):
         return column, np.empty(0), 0
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:

@@ -143,10 +143,7 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     # What that call comes down to where no gradient has to pass; three times as fast, and without
     # the warning about fx tracing that torch 2.13 logs in every process.
     if row_splits.bounds is None:
-        row_splits.bounds = {
-            "min_seqlen": _store_val_in_tensor(row_splits.min),
-            "max_seqlen": _store_val_in_tensor(row_splits.max),
-        }
+        row_splits.bounds = _new_bounds(row_splits)
     bounds = dict(row_splits.bounds)
     if not values.is_contiguous():
         return NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
@@ -188,6 +185,19 @@ def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
     # before another thread can have the tensor, or columns of the same rows get different numbers.
     get_tensor_symint(made, coeff=1)  # type: ignore[no-untyped-call]
     return row_splits.tensors.setdefault(device, made)
+
+
+def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:
+    """The lengths of the shortest and longest row, as all columns of these rows share them."""
+    bounds = {
+        "min_seqlen": _store_val_in_tensor(row_splits.min),
+        "max_seqlen": _store_val_in_tensor(row_splits.max),
+    }
+    # Torch does so in each constructor, in steps that two threads must not make at once. Marked
+    # before another thread can have them, they stay as they are.
+    for bound in bounds.values():
+        torch._dynamo.mark_dynamic(bound, 0)
+    return bounds
 
 
 _make_subclass: Any = torch.Tensor._make_wrapper_subclass

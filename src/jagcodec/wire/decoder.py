@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -39,16 +39,14 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
-from jagcodec.wire.header import read_header
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, Reading, reading
+from jagcodec.wire.limits import Limits, reading
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Budget,
     ChosenRows,
     Message,
     joined_rows,
-    open_frames,
     open_message,
     open_row,
 )
@@ -125,28 +123,6 @@ def decode(
     """
     how = reading("decode", limits, copy, device, allow_pickle)
     message = open_message(frames, "decode(frames)", how)
-    return build(message, message.header.schema.root)
-
-
-def decode_resident(
-    header: Any,
-    buffers: Sequence[torch.Tensor],
-    kept: Sequence[bool],
-    *,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-    limits: Limits | None = None,
-) -> Any:
-    """The value of a message of `encode_resident`, given its header and flat uint8 tensors.
-
-    The buffers that are `kept` hold nothing but cells of tensors, as wide as their dtype. Without
-    `device`, these stay where they are.
-    """
-    how = Reading(limits or DEFAULT_LIMITS, None, device, allow_pickle)
-    read = read_header(header, how.limits)
-    pairs = zip(buffers, kept, strict=True)
-    frames = [buffer if stays else buffer.numpy() for buffer, stays in pairs]
-    message = open_frames(read, [header, *frames], how)
     return build(message, message.header.schema.root)
 
 

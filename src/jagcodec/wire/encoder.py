@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
-import torch
-
 from jagcodec._arguments import check_known
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
@@ -170,29 +168,6 @@ def encode(
     return frames_of(message) if out is None else write_to(message, out, "encode(out)")
 
 
-def encode_resident(
-    obj: Any,
-    device: torch.device | None,
-    *,
-    allow_pickle: bool = False,
-    default: Callable[[Any], Any] | None = None,
-) -> list[Frame | torch.Tensor]:
-    """As `encode`, but what dense and jagged tensors on `device`, if any, hold stays there.
-
-    A kept tensor's cells are a frame of their own, a flat uint8 tensor. What the header has of it
-    is the usual, so such a message is an ordinary one once it is copied.
-
-    Returns:
-        The header, then buffers: those of the host as from `encode`, and flat uint8 tensors on
-        `device`, which alias the tensors of `obj` that are contiguous.
-
-    Raises:
-        UnsupportedTypeError: As `encode`.
-    """
-    message = pending(obj, allow_pickle=allow_pickle, default=default, keep_on=device)
-    return [*frames_of(message)]
-
-
 def pending(
     obj: Any,
     *,
@@ -203,13 +178,8 @@ def pending(
     allow_pickle: bool = False,
     default: Callable[[Any], Any] | None = None,
     meta: Mapping[Any, Any] | None = None,
-    keep_on: torch.device | None = None,
 ) -> PendingMessage:
-    """The message of a value, up to the copying: its rows are still to be written somewhere.
-
-    With `keep_on`, the cells of dense and jagged tensors on that device stay there: such a buffer
-    is a flat uint8 tensor. The header and everything else are on the host, as in any message.
-    """
+    """The message of a value, up to the copying: its rows are still to be written somewhere."""
     level = None if compress is None else usable_level(compress)
     narrow = _narrow_columns(narrow)
     if isinstance(obj, OpenBatch):
@@ -230,13 +200,12 @@ def pending(
     lowered = lowering.finished(tree)
     copies = HostCopies()
     if lowering.on_devices or lowering.off_devices:
-        leaving = [tensor for tensor in lowering.on_devices if tensor.device != keep_on]
-        copies.fetch([*leaving, *lowering.off_devices])
-        lowered = lowered._replace(items=_compacted(lowered.items, copies, keep_on))
+        copies.fetch([*lowering.on_devices, *lowering.off_devices])
+        lowered = lowered._replace(items=_compacted(lowered.items, copies))
     narrows = bool(narrow)
-    message = Placing(copies, keep_on).message(lowered, narrows=narrows, elides=elide)
+    message = Placing(copies).message(lowered, narrows=narrows, elides=elide)
     if elide and not is_accepted(message.header, message.documents):
-        message = Placing(copies, keep_on).message(lowered, narrows=narrows)
+        message = Placing(copies).message(lowered, narrows=narrows)
     if level is not None:
         message = compressed(message, level)
     if checksum:
@@ -284,7 +253,7 @@ def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] |
     return document
 
 
-def _compacted(items: list[Any], copies: HostCopies, keep_on: torch.device | None) -> list[Any]:
+def _compacted(items: list[Any], copies: HostCopies) -> list[Any]:
     """The items with every jagged column of a device that has holes compacted there, and fetched.
 
     Together, and so with one more wait for the device.
@@ -297,7 +266,7 @@ def _compacted(items: list[Any], copies: HostCopies, keep_on: torch.device | Non
             if item.source.lengths is not None and not values.is_cpu:
                 view = view_of_parts(item.source, item.path, pool, copies)
                 views[i] = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
-    compacted: Any = [view.memory for view in views.values() if view.device != keep_on]
+    compacted: Any = [view.memory for view in views.values()]
     copies.fetch(compacted)
     return [item._replace(source=views[i]) if i in views else item for i, item in enumerate(items)]
 

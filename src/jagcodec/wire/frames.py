@@ -282,8 +282,8 @@ class Buffers:
     itself, because few of them may be asked for.
 
     Attributes:
-        buffers: Each is an array; on a device a flat uint8 tensor; or, of a buffer that is not in
-            memory, a function ``(offset, size) -> bytes``.
+        buffers: Each is an array; or, of a buffer that is not in memory, a function
+            ``(offset, size) -> bytes``.
         reading: How the message is read.
         in_memory: Whether whole buffers can be read without a cost.
     """
@@ -299,19 +299,16 @@ class Buffers:
 
     @property
     def arrays(self) -> Sequence[ByteArray] | None:
-        """The buffers as arrays; None if not all of them are in the memory of the host."""
-        on_host = all(type(buffer) is np.ndarray for buffer in self.buffers)
-        return self.buffers if on_host else None
+        """The buffers as arrays; None if they are not all in memory."""
+        return self.buffers if self.in_memory else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to; a uint8 tensor if they are on a device."""
+        """Bytes, flat, aligned and safe to write to."""
         data = self._owned.get(buffer)
         if data is None:
             if buffer >= len(self.buffers):
                 return _NOTHING  # an empty value needs no buffer
             data = self.buffers[buffer]
-            if isinstance(data, torch.Tensor):
-                return data[offset : offset + size]
             if size == 0:
                 return _NOTHING
             whole, copy = type(data) is np.ndarray, self.reading.copy
@@ -329,14 +326,7 @@ class Buffers:
         if not size:
             return _NOTHING
         found = self.buffers[buffer]
-        if type(found) is np.ndarray:
-            return found[offset : offset + size]
-        if isinstance(found, torch.Tensor):
-            text = f"found a frame on {found.device}, where only cells of tensors may be"
-            raise fail(
-                "bad_value", f"expected bytes on the host, {text}", path=f"frame {buffer + 1}"
-            )
-        data: ByteArray = found(offset, size)
+        data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
         return data
 
 

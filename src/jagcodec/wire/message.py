@@ -74,9 +74,7 @@ def open_message(source: Any, where: str, reading: Reading) -> Message:
 
 
 def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
-    """As `open_message`, of a header that was read and the frames, header first: arrays, or flat
-    uint8 tensors on devices.
-    """
+    """As `open_message`, of a header that was read and the frames, header first."""
     buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
@@ -161,8 +159,7 @@ def check_sizes(header: Header, sizes: Sequence[int]) -> None:
 def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
     """Compare the checksums of the frames after the header."""
     for i, (buffer, checksum) in enumerate(zip(buffers, checksums, strict=True)):
-        data = buffer if type(buffer) is np.ndarray else buffer.cpu().numpy()
-        check_crc(zlib.crc32(data.data), checksum, f"frame {i + 1}")
+        check_crc(zlib.crc32(buffer.data), checksum, f"frame {i + 1}")
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -521,8 +518,6 @@ class Message(Source):
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
         data = self.bytes_at(buffer, offset, cells * node.itemsize, alignment)
-        if type(data) is torch.Tensor:  # on a device
-            return data.view(dtype).view(shape)
         if known is None or not cells:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)

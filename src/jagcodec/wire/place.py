@@ -17,7 +17,7 @@ from jagcodec import rowcopy
 from jagcodec.errors import ArgumentError, UnsupportedTypeError
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes, flat_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.ragged.copy_rows import copy_task, gathered, values_of
 from jagcodec.ragged.nested import view_of_parts
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
@@ -81,18 +81,14 @@ class GrowingFrames:
         """A place for contiguous memory."""
         size = data.nbytes
         if size >= SMALL_BUFFER:
-            return self.keep(data)
+            self._parts.append(array_bytes(data) if type(data) is np.ndarray else data)
+            return len(self._parts) - 1, 0
         if not size:
             return _NOWHERE
         offset = (self._size + 63) & -ALIGNMENT
         self._size = offset + size
         self._small.append((offset, data))
         return 0, offset
-
-    def keep(self, data: Any) -> Place:
-        """A frame of its own, for an array or a flat tensor of bytes."""
-        self._parts.append(array_bytes(data) if type(data) is np.ndarray else data)
-        return len(self._parts) - 1, 0
 
     def reserve(self, view: RaggedView, size: int) -> Place:
         """A place for rows that are to be copied end to end, `size` bytes together."""
@@ -159,12 +155,9 @@ class GrowingFrames:
 class Placing:
     """The state of one walk over lowered items: the place of everything in the message."""
 
-    def __init__(
-        self, copies: HostCopies = _NO_COPIES, keep_on: torch.device | None = None
-    ) -> None:
-        """`copies` are those of the tensors on devices that do not stay there."""
+    def __init__(self, copies: HostCopies = _NO_COPIES) -> None:
+        """`copies` are those of the tensors on devices."""
         self._copies = copies
-        self._keep_on = keep_on
         self._narrows = False
         self._pool = RowSplitsPool()
         self._frames = GrowingFrames()
@@ -217,9 +210,7 @@ class Placing:
             elif kind is RaggedView or kind is Ragged:
                 view = item if kind is RaggedView else self._view(item)
                 shape = view.shape if view.starts is None else view.values_shape
-                if self._keep_on is not None and view.device == self._keep_on:
-                    at = self._keep(values_of(view))
-                elif view.starts is None:
+                if view.starts is None:
                     # Rows in order already are sent from where they are.
                     memory: Any = view.memory
                     at = frames.put(memory if type(memory) is np.ndarray else as_bytes(memory))
@@ -257,7 +248,7 @@ class Placing:
         return group
 
     def _view(self, column: Ragged) -> RaggedView:
-        """The rows of a jagged column, on the host, except for a device that keeps them."""
+        """The rows of a jagged column, on the host."""
         source = column.source
         if type(source) is RaggedView:
             view = source
@@ -268,8 +259,7 @@ class Placing:
             except ArgumentError as error:
                 raise UnsupportedTypeError(error.reason, column.path, error.detail) from error
         memory: Any = view.memory
-        on_host = not isinstance(memory, torch.Tensor) or memory.is_cpu
-        if on_host or memory.device == self._keep_on:
+        if not isinstance(memory, torch.Tensor) or memory.is_cpu:
             return view
         return replace(view, memory=self._copies.of(memory))
 
@@ -280,19 +270,11 @@ class Placing:
             plain = source.flags.c_contiguous and source.dtype.kind in "biufc"
             return put(source if plain else numpy_dtypes.cell_bytes(source))
         if isinstance(source, torch.Tensor):
-            if not source.is_cpu and source.device == self._keep_on:
-                return self._keep(source)
             return put(as_bytes(self._copies.of(source)))
         if isinstance(source, RaggedView):
             return put(as_bytes(values_of(source)))
         parts = [as_bytes(self._copies.of(part)) for part in source]
         return put(np.concatenate(parts)) if parts else _NOWHERE
-
-    def _keep(self, tensor: torch.Tensor) -> Place:
-        """A place for cells that stay on their device."""
-        # Also without cells: the buffer names the device of an empty tensor.
-        nothing = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        return self._frames.keep(flat_bytes(tensor) if tensor.numel() else nothing)
 
     # Rows of documents
 
@@ -343,16 +325,11 @@ class Placing:
                 source: Any = item.source
                 if type(source) is np.ndarray:
                     data = numpy_dtypes.cell_bytes(source)
-                elif source.is_cpu or source.device != self._keep_on:
-                    data = as_bytes(self._copies.of(source))
                 else:
-                    continue
+                    data = as_bytes(self._copies.of(source))
                 made[i] = EndToEnd(Cells(data, dtype, narrow), None, tuple(source.shape), 0)
                 continue
             view: RaggedView = item if kind is RaggedView else self._view(item)
-            if self._keep_on is not None and view.device == self._keep_on:
-                made[i] = view
-                continue
             data = _NOTHING
             if view.starts is not None:
                 apart[i] = view

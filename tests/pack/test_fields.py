@@ -1,0 +1,307 @@
+"""Padded columns to a batch and to a message: by lengths, and by a mask."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import MetaData, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    decode,
+    encode,
+    encode_fields,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    stack_or_nest,
+    to_blob,
+)
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecWarning
+from jagcodec.testing import jagged_batches, tensors
+from tests.helpers import message
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import torch_dtypes
+
+
+def both(fields, **options):
+    """The batch, which the message holds too, byte for byte."""
+    batch = pack_jagged_fields(fields, **options)
+    assert message(encode_fields(fields, **options)) == message(encode(batch))
+    return batch
+
+
+@st.composite
+def batches(draw):
+    """A batch, with the mask of its valid cells: right-padded, left-padded, or with holes."""
+    batch = draw(jagged_batches())
+    rows, width = len(batch.lengths), batch.width
+    cells = np.arange(width) < batch.lengths.numpy()[:, None]
+    kind = draw(st.sampled_from(["right", "shifted", "holes"]))
+    if kind == "shifted":
+        ends = [draw(st.integers(0, width - n)) for n in batch.lengths.tolist()]
+        cells = np.stack([np.roll(row, n) for row, n in zip(cells, ends, strict=True)] or [cells])
+    elif kind == "holes":
+        size = rows * width
+        cells = np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=bool)
+    dtype = draw(st.sampled_from([torch.bool, torch.int64, torch.int32, torch.uint8, torch.uint16]))
+    return batch, torch.from_numpy(cells.reshape(rows, width)).to(dtype), kind
+
+
+def rows_by_mask(column, mask):
+    """The valid cells of each row, as plain lists of bits."""
+    pairs = zip(bits(column), mask.tolist(), strict=True)
+    return [[cell for cell, keep in zip(row, kept, strict=True) if keep] for row, kept in pairs]
+
+
+@given(batches())
+def test_columns_keep_the_cells_where_the_mask_is_true(drawn):
+    batch, mask, kind = drawn
+    named = batch.token_aligned_fields
+    td = both(batch.fields, mask=mask, token_aligned_fields=named)
+    if kind == "right":
+        assert_same(td, both(batch.fields, lengths=batch.lengths, token_aligned_fields=named))
+    assert td.batch_size == (len(mask),)
+    assert td.device is None
+    assert list(td.keys()) == list(batch.fields)
+    offsets = {id(td[name].offsets()) for name in named}
+    assert len(offsets) <= 1
+    for name, column in batch.fields.items():
+        leaf = td.get(name)
+        if name in named:
+            assert rows_of(leaf) == rows_by_mask(column, mask)
+        elif isinstance(column, torch.Tensor):
+            assert_same(leaf, column)
+        elif len(column):
+            assert_same(leaf.tolist(), list(column))
+
+
+def test_columns_packed_together_multiply():
+    lengths = torch.tensor([1, 3, 0])
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.ones(7), torch.tensor([0, 2, 6, 7]), lengths=torch.tensor([1, 3, 0])
+    )
+    fields = {"a": torch.ones(3, 3), "b": 2 * torch.ones(3, 8), "r": torch.ones(3), "h": holes}
+    fields["c"] = stack_or_nest([torch.ones(1), torch.ones(3), torch.ones(0)])
+    td = both(fields, lengths=lengths, token_aligned_fields={"a", "b", "absent"})
+    for name, expected in (("b", 2.0), ("c", 1.0), ("h", 1.0)):
+        assert (td["a"] * td[name]).values().tolist() == [expected] * 4
+
+
+def test_lengths_of_a_jagged_column_keep_its_offsets():
+    ids = stack_or_nest([torch.ones(1), torch.ones(3)])
+    td = both({"a": torch.ones(2, 4)}, lengths=ids, token_aligned_fields=["a"])
+    assert (td["a"] * ids).values().tolist() == [1.0] * 4
+
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+IDS = torch.tensor([[9, 9, 3, 4, 5, 9], [9, 2, 3, 4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("options", "packed"),
+    [
+        ({}, []),
+        ({"lengths": [1, 3]}, ["three"]),
+        ({"lengths": [3, 1], "token_aligned_fields": []}, []),
+        ({"lengths": [1, 3], "token_aligned_fields": ["three", "four"]}, ["three", "four"]),
+        ({"lengths": [1, 4], "token_aligned_fields": ["four"]}, ["four"]),
+        ({"mask": MASK}, ["six"]),
+        ({"mask": MASK[:, :3]}, ["three"]),
+        ({"mask": MASK, "token_aligned_fields": ["three"]}, []),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::jagcodec.errors.JagcodecWarning")
+def test_the_shape_or_the_names_decide(options, packed):
+    fields = {"three": torch.ones(2, 3), "four": torch.ones(2, 4, 1), "six": torch.ones(2, 6)}
+    fields |= {"one": torch.ones(2, requires_grad=True)}
+    td = both(fields, **options)
+    assert [name for name in fields if td[name].is_nested] == packed
+    assert not td["one"].requires_grad
+
+
+def test_gradients_stop():
+    fields = {"a": torch.ones(2, 3, requires_grad=True), "b": torch.ones(2, 5, requires_grad=True)}
+    assert not any(column.requires_grad for column in both(fields, lengths=[1, 3]).values())
+
+
+def test_nothing_is_a_batch_of_no_rows():
+    assert both({}).batch_size == (0,)
+    assert both({"text": []}, lengths=torch.empty(0, dtype=torch.int64)).batch_size == (0,)
+
+
+@pytest.mark.parametrize("rows", [3, 2047, 2048, 5000])
+def test_fused_is_composed_however_large_the_offsets_are(rows):
+    """Offsets of 2,047 rows and more are a buffer of their own, between those of columns."""
+    lengths = torch.arange(rows) % 7
+    fields = {name: torch.arange(rows * 7).view(rows, 7) + i for i, name in enumerate("abc")}
+    named: dict[str, Any] = {"lengths": lengths, "token_aligned_fields": fields}
+    composed = encode(both(fields, **named))
+    out = bytearray(sum(map(len, message(composed))) + 1000)
+    assert bytes(out[: encode_fields(fields, **named, out=out)]) == bytes(to_blob(composed))
+    given = []
+
+    def room(size):
+        given.append(bytearray(size))
+        return given[0]
+
+    encode_fields(fields, **named, out=room)
+    assert given == [to_blob(composed)]
+    columns = materialize(open_wire(composed))
+    for name, column in fields.items():
+        kept = torch.arange(7) < lengths[:, None]
+        assert torch.equal(columns[name], (column * kept)[:, : lengths.max()])
+
+
+# --- masks -------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_masked_columns_of_any_strides_and_dtype(data):
+    trailing = data.draw(st.lists(st.integers(0, 3), max_size=2))
+    column = data.draw(tensors((2, 6, *trailing), data.draw(torch_dtypes())))
+    assert rows_of(both({"x": column}, mask=MASK)["x"]) == rows_by_mask(column, MASK)
+
+
+def test_prompts_on_the_left_and_responses_on_the_right_come_back():
+    """As verl pads them: three cells of prompt, three of response."""
+    fields = {"ids": IDS, "logprobs": IDS.float() * MASK, "attention_mask": MASK}
+    frames = encode_fields(fields, mask="attention_mask")
+    assert decode(frames)["ids"].values().tolist() == [3, 4, 5, 2, 3, 4, 5, 6]
+    batch = materialize(
+        frames,
+        padding_side="left_right",
+        prompt_lengths=MASK[:, :3].sum(1),
+        prompt_width=3,
+        pad_to_seqlen=6,
+        pad_value_dict={"ids": 9},
+    )
+    assert all(torch.equal(batch[name], column) for name, column in fields.items())
+
+
+def test_a_mask_with_holes_restores_what_it_packed():
+    holes = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 0, 1, 0, 0]])
+    ids = torch.arange(12).view(2, 6).where(holes == 1, 9)
+    fields = {"ids": ids, "mask": holes}
+    td = decode(encode_fields(fields, mask="mask", token_aligned_fields=["ids"], narrow=["mask"]))
+    out = torch.full(holes.shape, 9)
+    out[td["mask"] == 1] = td["ids"].values()
+    assert torch.equal(out, ids)
+
+
+# --- columns of objects ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_payload_columns_of_a_tensordict_are_kept(as_dict):
+    td: Any = TensorDict({"ids": torch.tensor([[5, 6, 0], [7, 8, 9]])}, batch_size=[2])
+    td["notes"] = NonTensorStack({"role": "user"}, "text")
+    td["source"] = NonTensorData("gsm8k", batch_size=[2])
+    td["meta"] = MetaData([1, 2], batch_size=[2])
+    td["grid"] = torch.stack([NonTensorStack(1, 2), NonTensorStack(3, 4)])
+    fields = dict(td.items()) if as_dict else td
+    packed = both(fields, lengths=[2, 3], token_aligned_fields=["ids"])
+    assert packed["ids"].values().tolist() == [5, 6, 7, 8, 9]
+    for name in ("notes", "source", "meta", "grid"):
+        assert_same(packed.get(name), td.get(name))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": 1}, {}],
+        ["a", None],
+        ["a", "b\ud800"],
+        [b"a", {"b": [None]}],
+        [None, None],
+        np.array(["x", [1, 2]], dtype=object),
+    ],
+    ids=str,
+)
+def test_lists_of_what_can_only_be_objects_are_rows(rows):
+    columns = {"ids": torch.ones(2, 3), "info": rows}
+    td = both(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+    assert_same(td.get("info").tolist(), list(rows))
+    columns["info"] = rows[:1]
+    with pytest.raises(ArgumentError, match="expected 2 rows, one per length, found 1"):
+        encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
+
+
+# --- what does not go in -----------------------------------------------------------------------
+
+OBJECTS = np.empty((2, 2), dtype=object)
+WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
+    (torch.ones(3, 2), {}, ArgumentError, "'bad'.*expected 2 rows.*found 3"),
+    (torch.tensor(1.0), {}, ArgumentError, "'bad'.*0-d"),
+    (np.ones(2), {}, ArgumentTypeError, "'bad'.*from_numpy"),
+    (np.array(["a", "b"]), {}, ArgumentTypeError, "'bad'.*object"),
+    (OBJECTS, {}, ArgumentTypeError, "'bad'.*numpy.empty"),
+    (["a", 1], {}, ArgumentTypeError, "'bad'.*list"),
+    ([torch.zeros(1), torch.zeros(1)], {}, ArgumentTypeError, "'bad'.*list"),
+    (["a"], {}, ArgumentError, "'bad'.*expected 2 rows"),
+    (NonTensorStack("a", "b", "c"), {}, ArgumentError, "'bad'.*found 3"),
+    (NonTensorData("a"), {}, ArgumentTypeError, "'bad'.*without batch dims"),
+    (NonTensorData("a", batch_size=[3]), {}, ArgumentError, "'bad'.*found 3"),
+    (MetaData("a"), {}, ArgumentTypeError, "'bad'.*without batch dims"),
+    (torch.eye(2).to_sparse(), {}, ArgumentTypeError, "'bad'.*sparse"),
+    (TensorDict({}, [2]), {}, ArgumentTypeError, "'bad'.*TensorDict"),
+    (torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8), {}, TypeError, "dequantise"),
+    (torch.ones(2), {"lengths": [-1, 2]}, ArgumentError, "row 0.*-1"),
+    (torch.ones(2), {"token_aligned_fields": "ids"}, ArgumentTypeError, "put it in a list"),
+    (torch.ones(2), {"token_aligned_fields": 5}, ArgumentTypeError, "set of names"),
+]
+BAD_MASKS: list[tuple[Any, Any, str]] = [
+    (torch.ones(2).bool(), ArgumentError, r"\(mask\): .*shape \(2,\)"),
+    (torch.ones(2, 6), ArgumentTypeError, "float32"),
+    (torch.ones(2, 6, dtype=torch.bfloat16), ArgumentTypeError, "bfloat16"),
+    ([[True]], ArgumentTypeError, "found list"),
+    (torch.ones(2, 6).to_sparse(), ArgumentTypeError, "sparse"),
+    ("absent", ArgumentKeyError, "absent"),
+    ("good", ArgumentError, r"'good'\), row 0: .*0 and 1, found 9"),
+    (torch.tensor([[0, 1], [1, -1]]), ArgumentError, r"\(mask\), row 1: .*found -1"),
+    (torch.ones(3, 6).bool(), ArgumentError, "expected 3 rows"),
+]
+WRONG += [(IDS, {"lengths": None, "mask": mask}, error, text) for mask, error, text in BAD_MASKS]
+WRONG.append((IDS, {"mask": MASK}, ArgumentError, "lengths or a mask, found both"))
+
+
+@pytest.mark.parametrize(("column", "options", "error", "text"), WRONG)
+@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields])
+def test_bad_input_is_named(pack, column, options, error, text):
+    with pytest.raises(error, match=text) as caught:
+        pack({"good": IDS, "bad": column}, **({"lengths": [1, 2]} | options))
+    assert caught.value.path.startswith(pack.__name__)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (None, "dict of names"),
+        ([torch.ones(2)], "found list"),
+        ({1: torch.ones(2)}, "not strings"),
+    ],
+)
+@pytest.mark.parametrize("pack", [pack_jagged_fields, encode_fields])
+def test_fields_that_are_not_valid(pack, fields, text):
+    with pytest.raises(ArgumentTypeError, match=text):
+        pack(fields, lengths=[1, 2])
+
+
+def test_columns_without_the_shape_of_the_mask_stay():
+    fields = {"image": torch.ones(2, 5), "reward": torch.ones(2)}
+    options: Any = {"mask": MASK, "token_aligned_fields": ["image", "reward"]}
+    with pytest.warns(JagcodecWarning, match=r"'image'\): stays rectangular"):
+        pack_jagged_fields(fields, **options)
+    with pytest.raises(ArgumentError, match=r"'image'\): .*\(2, 6, \.\.\.\), found shape \(2, 5\)"):
+        pack_jagged_fields(fields, **options, strict=True)
+
+
+def test_strict_looks_at_the_cells_outside_the_mask():
+    good = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0), "ids": IDS}
+    both(good, mask=MASK, strict=True)
+    responses = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1]])
+    with pytest.raises(ArgumentError, match=r"'position_ids'\), row 0: .*one constant"):
+        pack_jagged_fields(good, mask=responses, strict=True)

@@ -1,0 +1,261 @@
+"""Numbers to cells: one rule for rows, for messages and for a row that grows."""
+
+import re
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jagcodec import (
+    ArgumentError,
+    JagcodecError,
+    RowBuilder,
+    decode,
+    encode_rows,
+    pack_rows,
+    stack_or_nest,
+)
+from jagcodec.errors import ArgumentTypeError
+from tests.oracle import bits, cell_of
+
+
+def packed(chunk, dtypes):
+    return pack_rows({"x": [chunk]}, dtypes=dtypes)["x"].values()
+
+
+def second(chunk, dtypes):
+    """After a row of the same dtype, of which the cells are taken off again."""
+    dtype = (dtypes or {}).get("x") or packed(chunk, None).dtype
+    first = torch.zeros(1, *np.shape(chunk)[1:], dtype=dtype)
+    return pack_rows([{"x": first}, {"x": chunk}], dtypes=dtypes)["x"].values()[1:]
+
+
+def sent(chunk, dtypes):
+    return decode(encode_rows([{"x": chunk}], dtypes=dtypes))["x"].values()
+
+
+def grown(chunk, dtypes):
+    row = RowBuilder(dtypes)
+    row.append(x=chunk)
+    return torch.as_tensor(row.to_row()["x"])
+
+
+def resumed(chunk, dtypes):
+    """Appended to a row that begins with the same chunk, and has been sent."""
+    row = RowBuilder(dtypes)
+    row.append(x=chunk)
+    row = RowBuilder.from_message(row.to_frames())
+    row.append(x=chunk)
+    cells = torch.as_tensor(row.to_row()["x"])
+    assert bits(cells[: len(chunk)]) == bits(cells[len(chunk) :])
+    return cells[: len(chunk)]
+
+
+WAYS = [packed, second, sent, grown, resumed]
+DTYPES = [
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+ints = (
+    st.integers(-(2**70), 2**70)
+    | st.integers(-300, 300)
+    | st.tuples(st.sampled_from([1, -1]), st.integers(0, 70), st.integers(-1, 1)).map(
+        lambda parts: parts[0] * (1 << parts[1]) + parts[2]
+    )
+)
+floats = st.floats() | st.floats(width=32) | st.sampled_from([65504.0, 65519.0, 65520.0, 3.5e38])
+numbers = st.one_of(ints, floats, st.booleans(), ints | floats, ints | st.booleans())
+
+
+def dtype_of(chunk):
+    """The dtype that a list of numbers has if the caller names none."""
+    if isinstance(chunk[0], bool):
+        return torch.bool
+    odd = [n for n in chunk if cell_of(n, torch.int64) is None]
+    return torch.float32 if odd and type(odd[0]) is float else torch.int64
+
+
+@pytest.mark.parametrize("way", [packed, sent, grown])
+@given(
+    numbers.flatmap(lambda n: st.lists(st.just(n) | numbers, min_size=1, max_size=4)),
+    st.none() | st.sampled_from(DTYPES),
+    st.sampled_from([list, tuple, lambda chunk: [np.asarray(n)[()] for n in chunk]]),
+)
+def test_numbers_become_the_nearest_cells_or_the_first_that_does_not_fit_is_named(
+    way, chunk, dtype, form
+):
+    if form not in (list, tuple) and not all(-(2**63) <= n < 2**63 for n in chunk):
+        form = list  # numpy does not have such ints
+    wanted = dtype or dtype_of(chunk)
+    cells = [cell_of(n, wanted) for n in chunk]
+    if None in cells:
+        with pytest.raises(JagcodecError, match=rf"cell {cells.index(None)}: expected"):
+            way(form(chunk), dtype and {"x": dtype})
+    else:
+        found = way(form(chunk), dtype and {"x": dtype})
+        assert found.dtype == wanted
+        assert bits(found) == [bits(cell) for cell in cells if cell is not None]
+
+
+TAKEN = [
+    (None, range(2), "int64"),
+    (None, [np.float64(0.5), 1], "float32"),
+    (None, [np.int8(1), torch.tensor(2)], "int64"),
+    (None, [np.float32(0.1)], "float32"),
+    (None, [[1, 2], [3, 4]], "int64"),
+    (None, [[[1.5], [2]], [[3], [4]]], "float32"),
+    (None, array("Q", [1, 2]), "int64"),
+    (None, array("d", [0.5]), "float32"),
+    (None, np.array([1, 2], dtype=">i2"), "int16"),
+    (None, np.array([1, 2], dtype=np.uint32), "uint32"),
+    (None, np.array([1j, 2]), "complex128"),
+    (None, np.ones((2, 3), dtype=np.float16), "float16"),
+    (None, np.arange(12)[::2], "int64"),
+    (None, np.arange(12).reshape(2, 2, 3), "int64"),
+    (None, torch.ones(2, 3), "float32"),
+    (None, torch.ones(2, requires_grad=True), "float32"),
+    (None, torch.arange(6).view(2, 3).t(), "int64"),
+    (None, torch.ones(3, dtype=torch.bfloat16, requires_grad=True), "bfloat16"),
+    (torch.float16, np.array([-np.inf]), "float16"),
+    (torch.uint8, np.array([0, 255]), "uint8"),
+    (torch.uint64, np.array([0, 5]), "uint64"),
+    (torch.int64, np.array([5], dtype=np.uint64), "int64"),
+    (torch.float64, torch.tensor([1.5, 2.0]), "float64"),
+    (torch.bfloat16, np.array([1, 2]), "bfloat16"),
+    (torch.bfloat16, torch.tensor([1.0], dtype=torch.bfloat16), "bfloat16"),
+    (torch.float32, torch.tensor([1.5], dtype=torch.bfloat16), "float32"),
+    (torch.complex64, torch.tensor([1j]), "complex64"),
+    (torch.float8_e5m2, torch.tensor([1, 0.5]).to(torch.float8_e5m2), "float8_e5m2"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "chunk", "found"), TAKEN, ids=lambda x: f"{x!r:.30}")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_chunk_may_be(way, dtype, chunk, found):
+    cells = way(chunk, dtype and {"x": dtype})
+    assert str(cells.dtype) == f"torch.{found}"
+    assert cells.tolist() == [item.tolist() if hasattr(item, "tolist") else item for item in chunk]
+    assert not cells.requires_grad
+
+
+REFUSED: list[tuple[Any, Any, Any, str]] = [
+    (
+        torch.int64,
+        [1, 2.0],
+        ArgumentTypeError,
+        r"cell 1: expected integers \(the column is int64\), found 2\.0; for floats pass dtypes=",
+    ),
+    (torch.int64, ["x"], ArgumentTypeError, "numbers"),
+    (torch.bool, [True, 1], ArgumentTypeError, "cell 1: expected bools, found 1(;|$)"),
+    (torch.bool, np.array([1]), ArgumentTypeError, "expected torch.bool, found torch.int64"),
+    (torch.int32, np.array([True]), ArgumentTypeError, "found torch.bool"),
+    (torch.int64, [1, True], ArgumentTypeError, "cell 1: expected numbers.*found True(;|$)"),
+    (torch.float32, np.array([1j]), ArgumentTypeError, "complex128"),
+    (torch.float32, [1e300], ArgumentError, r"cell 0: .*float32 holds, found 1e\+300"),
+    (torch.float32, np.array([1e300]), ArgumentError, r"found 1e\+300"),
+    (torch.float16, np.array([1e9]), ArgumentError, "float16 holds, found 1000000000"),
+    (torch.float16, np.array([70000]), ArgumentError, "found 70000"),
+    (torch.float16, [0.5, 2049], ArgumentError, "cell 1: .*float16 holds exactly, found 2049"),
+    (torch.int8, [0, 128], ArgumentError, "cell 1: .*int8 holds exactly, found 128"),
+    (torch.int8, np.array([-129]), ArgumentError, "cell 0: .*found -129"),
+    (torch.uint8, np.array([[1, 2], [3, 300]]), ArgumentError, "cell 1: .*found 300"),
+    (torch.int64, np.array([2**63], dtype=np.uint64), ArgumentError, "found 922"),
+    (torch.int64, [2**64], ArgumentError, "an int of 65 bits"),
+    (torch.float32, torch.tensor([2**24 + 1]), ArgumentError, "exactly, found 16777217"),
+    (torch.float8_e4m3fn, [16], ArgumentTypeError, "float8_e4m3fn; pass tensors"),
+    (torch.complex64, [1], ArgumentTypeError, "complex64; pass tensors"),
+    (None, [1, {2}], ArgumentTypeError, "cell 1: .*found set"),
+    (None, [1, "a"], ArgumentTypeError, "cell 1: .*found 'a'"),
+    (None, [1, None], ArgumentTypeError, "cell 1: expected a number, found None.*nan"),
+    (None, [None, -0.5], ArgumentTypeError, "cell 0: expected a number, found None"),
+    (None, [[1, 2], [3, None]], ArgumentTypeError, "cell 1: .*None"),
+    (None, [[None, 2]], ArgumentTypeError, "cell 0: .*None"),
+    (None, [[1], [1, 2]], ArgumentError, r"expected lists of 1 .*found \[1, 2\]"),
+    (None, [[1], 2], ArgumentError, "expected lists of 1 .*found 2"),
+    (None, array("Q", [2**63]), ArgumentError, "cell 0: .*found 922"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "chunk", "error", "match"), REFUSED)
+@pytest.mark.parametrize("way", [packed, second, sent, grown])
+def test_what_does_not_fit_is_named(way, dtype, chunk, error, match):
+    if way is second and dtype is None:  # the first row would decide
+        way = packed
+    with pytest.raises(error, match=match) as raised:
+        way(chunk, dtype and {"x": dtype})
+    row = {grown: "", second: "(, row 1)?"}.get(way, "(, row 0)?")
+    assert re.fullmatch(rf"[A-Za-z_.]+\('x'\){row}(, cell \d)?", raised.value.path)
+
+
+OBJECTS = [
+    *("text", ["a"], None, {1, 2}, b"ab", iter([1]), array("u", "ab"), [{}], {}),
+    *([torch.ones(1)], np.array(["a"]), np.array([None]), np.ones(1, dtype=np.longdouble)),
+    *(torch.eye(2).to_sparse(), torch.ones(2, device="meta")),
+    stack_or_nest([torch.ones(1), torch.ones(2)]),
+    np.ma.masked_array([1, 2], mask=[False, True]),
+]
+
+
+@pytest.mark.parametrize("chunk", OBJECTS, ids=lambda chunk: f"{type(chunk).__name__}")
+def test_what_is_not_numbers_is_an_object_of_rows_and_not_a_chunk(chunk):
+    (found,) = pack_rows({"x": [chunk]})["x"].tolist()
+    assert found is chunk
+    with pytest.raises(ArgumentTypeError, match=r"^RowBuilder.append\('x'\): expected numbers"):
+        RowBuilder().append(x=chunk)
+    with pytest.raises(ArgumentTypeError, match="row 0: expected"):
+        pack_rows({"x": [chunk]}, dtypes={"x": torch.int64})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "refused", "dtype", "expected"),
+    [
+        ([[0, 1], [0.5], 2], True, np.float32, [0.0, 1.0, 0.5, 2.0]),
+        ([[], [0.5]], "a", np.float32, [0.5]),
+        ([np.array([1])], [0.5], np.int64, [1]),
+        ([[2**24 + 1]], [0.5], np.int64, [2**24 + 1]),
+        ([[1]], [True], np.int64, [1]),
+        ([[0.5], [1]], np.array([1j]), np.float32, [0.5, 1.0]),
+        ([[1], np.array([2], dtype=np.int32)], [2**63], np.int64, [1, 2]),
+        ([[1], np.array([0.5])], [1e39], np.float32, [1.0, 0.5]),
+    ],
+)
+def test_chunks_of_a_column_are_of_one_dtype(chunks, refused, dtype, expected):
+    row = RowBuilder()
+    for chunk in chunks:
+        row.append(x=chunk)
+    for _ in range(2):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"append\('x'\)"):
+            row.append(x=refused)
+        found = row.to_row()["x"]
+        assert (found.dtype, found.tolist()) == (dtype, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "expected"),
+    [
+        ([0, 1, 0.5], torch.float32, [0.0, 1.0, 0.5]),
+        ([[1, 2], [], [2.5]], torch.float32, [1.0, 2.0, 2.5]),
+        ([[2**24 + 1], [0.5]], None, "row 0, cell 0: .*float32 holds exactly, found 16777217"),
+        ([2**24 + 1, 0.5], None, "row 0: .*float32 holds exactly, found 16777217"),
+        ([np.array([1], dtype=np.int32), [2, 3]], torch.int32, [1, 2, 3]),
+        ([[1], torch.tensor([2, 3]), np.array([4], dtype=np.int8)], torch.int64, [1, 2, 3, 4]),
+        ([[], torch.tensor([2.0])], torch.float32, [2.0]),
+        ([[1], np.array([0.5])], None, "row 1"),
+        ([torch.ones(1), torch.ones(1).double()], None, "row 1: .*float64"),
+        ([torch.ones(1, dtype=torch.bfloat16), [2]], torch.bfloat16, [1, 2]),
+    ],
+)
+def test_rows_of_a_column_are_of_one_dtype(rows, dtype, expected):
+    if dtype is None:
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=expected):
+            pack_rows({"x": rows})
+        return
+    column = pack_rows({"x": rows})["x"]
+    cells = column.values() if column.is_nested else column
+    assert (cells.dtype, cells.tolist()) == (dtype, expected)
