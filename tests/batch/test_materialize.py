@@ -1,12 +1,11 @@
-"""Wire batch to trainer columns."""
+"""Wire batch to trainer columns: layouts, pads, names, memory, gradients, refusals."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
@@ -18,41 +17,41 @@ from jagcodec import (
     open_wire,
     pack_jagged_fields,
     stack_or_nest,
+    to_rows,
 )
-from jagcodec.errors import ArgumentTypeError
-from jagcodec.testing import jagged_batches
-from tests.oracle import assert_same, bits, pad_rows, rows_of
-from tests.strategies import tensordicts
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.types import Layout, PackedColumn
+from tests.helpers import rollout
+from tests.oracle import assert_same, bits
+
+LAYOUTS: list[Layout] = ["padded", "jagged", "packed"]
 
 
-def blank(column, cells):
-    """A cell of `column` with all bits 0, as the model writes it."""
-    zero = torch.zeros(1, *column.shape[2:], dtype=torch.uint8).to(torch.int64)
-    zero = zero.unsqueeze(-1).expand(*zero.shape, 2) if column.itemsize == 16 else zero
-    return zero[0].tolist()
+def ids(*lengths, start=1):
+    rows = [torch.arange(start, start + n) for n in lengths]
+    return TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, [len(lengths)])
 
 
-@given(jagged_batches(), st.integers(0, 9))
-def test_the_whole_way_and_back(batch, wider):
-    td = pack_jagged_fields(
-        batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
-    )
-    lengths = batch.lengths.tolist()
-    longest = max(lengths, default=0)
-    width = max(wider, longest) if wider else longest
-    columns = materialize(
-        decode(encode(td)), pad_to_seqlen=width if wider else 0, token_aligned_fields=()
-    )
-    assert type(columns) is BatchedDataDict
-    assert list(columns) == list(batch.fields)
-    for name, column in batch.fields.items():
-        if name in batch.token_aligned_fields:
-            expected = pad_rows(rows_of(column, lengths), width, blank(column, width))
-            assert bits(columns[name]) == expected
-            assert columns[name].shape == (len(lengths), width, *column.shape[2:])
-            assert columns[name].is_contiguous()
-        else:
-            assert_same(columns[name], column)
+def fetched(lengths):
+    """A batch as NeMo-RL's reader makes it: rows of one length are stacked, others are nested."""
+    rows = [torch.arange(1, n + 1) for n in lengths]
+    columns = {
+        "ids": stack_or_nest(rows),
+        "logprobs": stack_or_nest([row.float() / 8 for row in rows]),
+        "routed": stack_or_nest([torch.stack([row, row + 1], dim=1) for row in rows]),
+        "mask": torch.ones(len(lengths)),
+    }
+    return TensorDict(columns, [len(lengths)])
+
+
+# --- pads --------------------------------------------------------------------------------------
+
+
+def padded_cell(dtype, pad):
+    """The bits of the two pads in a row of one cell."""
+    rows = [torch.ones(n, dtype=torch.uint8).to(dtype) for n in (1, 3)]
+    td = TensorDict({"x": stack_or_nest(rows)}, [2])
+    return bits(materialize(td, pad_value_dict={"x": pad, "absent": 1})["x"])[0][1:]
 
 
 @pytest.mark.parametrize(
@@ -62,33 +61,34 @@ def test_the_whole_way_and_back(batch, wider):
         (torch.int64, -(2**53) - 1),
         (torch.uint64, 2**64 - 1),
         (torch.uint16, 65535),
-        (torch.int32, -100),
+        (torch.int32, -(2**31)),
+        (torch.int32, 2**31 - 1),
         (torch.bool, True),
         (torch.float32, -0.0),
         (torch.float32, math.nan),
+        (torch.float32, -3.4028235e38),
+        (torch.float32, 16777217.0),
         (torch.bfloat16, -math.inf),
+        (torch.bfloat16, -1e30),
         (torch.float16, math.inf),
-        (torch.float8_e4m3fn, 1.5),
+        (torch.float16, 0.1),
+        (torch.float8_e4m3fn, 447.0),
+        (torch.float8_e5m2, -1e4),
         (torch.float64, 0.1),
-        (torch.complex64, 1 - 2j),
+        (torch.complex64, complex(0.1, -1e9)),
+        (torch.complex64, complex(0.0, math.inf)),
         (torch.complex128, 3.5),
     ],
 )
-def test_pads_are_exact(dtype, pad):
-    rows = [
-        torch.zeros(1, dtype=torch.uint8).to(dtype),
-        torch.zeros(3, dtype=torch.uint8).to(dtype),
-    ]
-    td = TensorDict({"x": stack_or_nest(rows)}, [2])
-    cell = bits(torch.tensor([pad], dtype=dtype))[0]
-    padded = materialize(td, pad_value_dict={"x": pad, "absent": 1})["x"]
-    assert bits(padded)[0][1:] == [cell, cell]
+def test_pads_are_exact_or_rounded_as_torch_rounds_them(dtype, pad):
+    assert padded_cell(dtype, pad) == bits(torch.tensor([pad, pad], dtype=dtype))
 
 
 @pytest.mark.parametrize(
     ("dtype", "pad"),
     [
         (torch.int32, 2**31),
+        (torch.int32, -(2**31) - 1),
         (torch.uint8, -1),
         (torch.int64, 0.5),
         (torch.int64, math.nan),
@@ -100,13 +100,11 @@ def test_pads_are_exact(dtype, pad):
         (torch.float16, -1e9),
         (torch.float16, 1e-9),
         (torch.float32, 1e-50),
-        (torch.float32, -1e39),
         (torch.complex64, complex(1, 1e39)),
         (torch.complex64, complex(1e-50, 1)),
         (torch.float8_e4m3fn, math.inf),
         (torch.float8_e4m3fn, -1e4),
         (torch.float8_e5m2, 1e9),
-        (torch.bfloat16, 2**9 + 1),
         (torch.bfloat16, torch.tensor(2**9 + 1)),
         (torch.int64, torch.tensor(2**63, dtype=torch.uint64)),
         (torch.int64, "pad"),
@@ -117,140 +115,108 @@ def test_pads_are_exact(dtype, pad):
     ],
 )
 def test_pads_that_do_not_fit_are_errors(dtype, pad):
-    rows = [torch.zeros(n, dtype=torch.uint8).to(dtype) for n in (1, 3)]
-    td = TensorDict({"x": stack_or_nest(rows)}, [2])
-    with pytest.raises((ValueError, TypeError), match=r"materialize\('x'\)"):
-        materialize(td, pad_value_dict={"x": pad})
-
-
-@pytest.mark.parametrize(
-    ("dtype", "pad"),
-    [
-        (torch.bfloat16, -1e4),
-        (torch.bfloat16, -1e9),
-        (torch.bfloat16, -1e30),
-        (torch.float16, 0.1),
-        (torch.float32, -3.4028235e38),
-        (torch.float32, 16777217.0),
-        (torch.float8_e5m2, -1e4),
-        (torch.float8_e4m3fn, 447.0),
-        (torch.complex64, complex(0.1, -1e9)),
-        (torch.complex64, complex(0.0, math.inf)),
-    ],
-)
-def test_float_pads_are_rounded_as_torch_rounds_them(dtype, pad):
-    td = TensorDict({"x": stack_or_nest([torch.zeros(n).to(dtype) for n in (1, 3)])}, [2])
-    padded = materialize(td, pad_value_dict={"x": pad})["x"]
-    assert bits(padded)[0][1:] == bits(torch.tensor([pad, pad], dtype=dtype))
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=r"materialize\('x'\)"):
+        padded_cell(dtype, pad)
 
 
 @pytest.mark.parametrize(
     "pad", [torch.tensor(7), torch.tensor([7.0]), np.int32(7), np.array([[7]]), True + 6, 7.0]
 )
 def test_one_number_in_any_box_is_a_pad(pad):
-    assert materialize(ids(1, 2), pad_value_dict={"ids": pad})["ids"].tolist() == [[1, 7], [1, 2]]
+    assert padded_cell(torch.int64, pad) == [7, 7]
 
 
 @pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="this torch does not have it")
 def test_zero_is_no_pad_of_a_dtype_that_lacks_it():
-    rows = [torch.full((n,), 2.0).to(torch.float8_e8m0fnu) for n in (1, 2)]
-    td = TensorDict({"scales": stack_or_nest(rows)}, [2])
-    for pad in (0, 0.0, -0.0, torch.tensor(0), -1.0, math.inf):
-        with pytest.raises(ArgumentError, match=r"'scales'.*has no zero"):
-            materialize(td, pad_value_dict={"scales": pad})
-    assert bits(materialize(td)["scales"])[0][1] == 0
+    dtype = torch.float8_e8m0fnu
+    for zero in (0, 0.0, -0.0, torch.tensor(0), -1.0, math.inf):
+        with pytest.raises(ArgumentError, match=r"'x'.*has no zero"):
+            padded_cell(dtype, zero)
+    td = TensorDict({"x": stack_or_nest([torch.ones(n).to(dtype) for n in (1, 2)])}, [2])
+    assert bits(materialize(td)["x"])[0][1] == 0
     for pad in (1, 0.5, 2.0**-127):
-        padded = materialize(td, pad_value_dict={"scales": pad})["scales"]
-        assert padded.to(torch.float32).tolist() == [[2.0, pad], [2.0, 2.0]]
+        assert padded_cell(dtype, pad) == bits(torch.tensor([pad, pad]).to(dtype))
 
 
-def test_ragged_dim_two_pads_its_own_dim():
-    rows = [torch.arange(6).view(3, 2), torch.arange(12).view(3, 4)]
-    td = TensorDict({"position_ids": stack_or_nest(rows)}, [2])
-    padded = materialize(decode(encode(td)), pad_to_seqlen=5)["position_ids"]
-    assert padded.shape == (2, 3, 5)
-    assert padded[0].tolist() == [[0, 1, 0, 0, 0], [2, 3, 0, 0, 0], [4, 5, 0, 0, 0]]
-    assert padded[1, :, :4].tolist() == rows[1].tolist()
-
-
-def test_rows_longer_than_the_width_are_named():
-    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(7)])}, [2])
-    with pytest.raises(ValueError, match=r"'x'.*row 1.*pad_to_seqlen=4.*found 7"):
-        materialize(td, pad_to_seqlen=4)
-
-
-def test_jagged_passes_through():
-    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(7)])}, [2])
-    assert materialize(td, "jagged")["x"] is td["x"]
+# --- layouts -----------------------------------------------------------------------------------
 
 
 def test_packed_is_what_varlen_attention_takes():
     fields = {"ids": torch.arange(12).view(3, 4), "logprob": torch.rand(3, 4), "r": torch.ones(3)}
     td = pack_jagged_fields(fields, lengths=torch.tensor([2, 4, 0]))
     columns = materialize(td, layout="packed")
-    ids = columns["ids"]
-    assert ids._fields == ("values", "cu_seqlens", "max_seqlen", "position_ids")
-    assert ids.values.data_ptr() == td["ids"].values().data_ptr()
-    assert ids.values.tolist() == [0, 1, 4, 5, 6, 7]
-    assert_same(ids.cu_seqlens, torch.tensor([0, 2, 6, 6], dtype=torch.int32))
-    assert ids.max_seqlen == 4
-    assert_same(ids.position_ids, torch.tensor([0, 1, 0, 1, 2, 3]))
-    assert columns["logprob"].cu_seqlens is ids.cu_seqlens
+    column = columns["ids"]
+    assert column._fields == ("values", "cu_seqlens", "max_seqlen", "position_ids")
+    assert column.values.data_ptr() == td["ids"].values().data_ptr()
+    assert column.values.tolist() == [0, 1, 4, 5, 6, 7]
+    assert_same(column.cu_seqlens, torch.tensor([0, 2, 6, 6], dtype=torch.int32))
+    assert column.max_seqlen == 4
+    assert_same(column.position_ids, torch.tensor([0, 1, 0, 1, 2, 3]))
+    assert columns["logprob"].cu_seqlens is column.cu_seqlens
     assert columns["r"].tolist() == [1, 1, 1]
+    turned = TensorDict({"x": stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)])}, [2])
+    assert materialize(turned, "packed")["x"].values.shape == (3, 3)
 
 
-def test_position_ids_of_ragged_dim_two_are_packed_beside_the_tokens():
-    td = TensorDict({"x": stack_or_nest([torch.ones(3, 1), torch.ones(3, 2)])}, [2])
-    column = materialize(td, "packed")["x"]
-    assert column.values.shape == (3, 3)
-    assert column.cu_seqlens.tolist() == [0, 1, 3]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_trainer_made_goes_back_in_and_is_sent_on(layout):
+    batch = materialize(rollout(), layout)
+    assert type(batch) is BatchedDataDict
+    again = materialize(batch, layout, token_aligned_fields=())
+    assert to_rows(again, as_="list") == to_rows(batch, as_="list")
+    back = decode(encode(batch))
+    assert type(back) is BatchedDataDict
+    assert type(back["ids"]) is type(batch["ids"])
+    assert to_rows(back, as_="list") == to_rows(batch, as_="list")
+    if layout == "packed":
+        left = materialize(batch, padding_side="left")
+        assert left["ids"].tolist() == [[0, 0, 0, 1], [4, 5, 6, 7], [0, 0, 0, 0]]
 
 
-def test_what_is_materialized_can_be_sent_on():
-    td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(2)])}, [2])
-    for layout in ("padded", "packed"):
-        columns = materialize(td, layout)
-        back = decode(encode(columns))
-        assert type(back) is BatchedDataDict
-        assert type(back["x"]) is type(columns["x"])
-        assert_same([*back["x"]], [*columns["x"]])
-
-
-@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_layout_lets_a_longer_row_pass(layout):
     td = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(3)])}, [2])
-    with pytest.raises(ValueError, match="row 1"):
+    with pytest.raises(ArgumentError, match=r"'x'\), row 1.*pad_to_seqlen=2.*found 3"):
         materialize(td, layout, None, 2)
-    assert materialize(td, layout, pad_to_seqlen=np.int64(3)) is not None  # type: ignore[arg-type]
+    found = materialize(td, layout, pad_to_seqlen=np.int64(3))["x"]  # type: ignore[arg-type]
+    assert (found is td["x"]) == (layout == "jagged")
 
 
 def test_non_tensors_become_rows():
-    stack = NonTensorStack(NonTensorData({"a": (1,)}), NonTensorData([1, 2]), NonTensorData(None))
     array = np.array(["x", ["y"], 3], dtype=object)
     td = TensorDict(
         {
-            "stack": stack,
+            "stack": NonTensorStack(*map(NonTensorData, ({"a": (1,)}, [1, 2], None))),
             "array": array,
             "whole": NonTensorData({"epoch": 1}, batch_size=[3]),
             "text": "same for all",
         },
         [3],
     )
-    columns = materialize(decode(encode(td)))
-    assert_same(columns["stack"].tolist(), [{"a": (1,)}, [1, 2], None])
-    assert_same(columns["array"], array)
-    assert_same(columns["whole"].tolist(), [{"epoch": 1}] * 3)
-    assert_same(columns["text"].tolist(), ["same for all"] * 3)
-    assert {c.shape for c in columns.values()} == {(3,)}
-    assert {c.dtype for c in columns.values()} == {np.dtype(object)}
+    for batch in (td, decode(encode(td)), open_wire(encode(td))):
+        columns = materialize(batch)
+        assert_same(columns["stack"].tolist(), [{"a": (1,)}, [1, 2], None])
+        assert_same(columns["array"], array)
+        assert_same(columns["whole"].tolist(), [{"epoch": 1}] * 3)
+        assert_same(columns["text"].tolist(), ["same for all"] * 3)
+        assert {(c.shape, c.dtype) for c in columns.values()} == {((3,), np.dtype(object))}
 
 
-def test_nested_tensordicts_become_nested_columns():
-    inner = TensorDict({"x": stack_or_nest([torch.ones(1), torch.ones(2)])}, [2])
-    td = TensorDict({"inner": inner}, [2])
-    columns = materialize(td, pad_value_dict={("inner", "x"): 9})  # type: ignore[dict-item]
-    assert columns["inner"]["x"].tolist() == [[1, 9], [1, 1]]
-    assert type(columns["inner"]) is BatchedDataDict
+def test_nested_columns_follow_the_same_rule():
+    inner = TensorDict({"ids": torch.ones(2, 3), "row": torch.ones(2)}, [2])
+    td = TensorDict({"inner": inner, "ids": ids(1, 2)["ids"]}, [2])
+    pads: Any = {("inner", "ids"): 9}
+    options: dict[str, Any] = {"pad_to_seqlen": 4, "pad_value_dict": pads}
+    nested = {"inner": {**dict(inner.items()), "none": {}}, "ids": td["ids"]}
+    for batch in (td, open_wire(encode(td)), nested):
+        columns = materialize(batch, **options)
+        assert type(columns["inner"]) is BatchedDataDict
+        assert columns["inner"]["ids"].tolist() == [[1, 1, 1, 9]] * 2
+        assert columns["inner"]["row"].tolist() == [1, 1]
+        alone = materialize(batch, token_aligned_fields=["ids"], **options)
+        assert alone["inner"]["ids"].shape == (2, 3)
+        named = materialize(batch, token_aligned_fields=list(pads), **options)
+        assert named["inner"]["ids"].shape == (2, 4)
 
 
 def test_the_container_is_the_callers_choice():
@@ -259,240 +225,121 @@ def test_the_container_is_the_callers_choice():
     assert list(materialize(td, container=list)) == ["x"]
 
 
-def test_gradient_carrying_columns_can_be_padded():
-    leaf = torch.nested.nested_tensor(
-        [torch.ones(1), torch.ones(2)], layout=torch.jagged, requires_grad=True
-    )
-    assert materialize(TensorDict({"x": leaf}, [2]))["x"].tolist() == [[1, 0], [1, 1]]
+# --- names and widths --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda td: materialize(td, "Padded"), ValueError, "'padded'.*'Padded'"),  # type: ignore[arg-type]
-        (lambda td: materialize(td, pad_to_seqlen=-1), ValueError, "pad_to_seqlen"),
-        (lambda td: materialize(td, pad_to_seqlen=2.0), ValueError, "pad_to_seqlen"),  # type: ignore[arg-type]
-        (lambda td: materialize(td, pad_to_seqlen=0.0), ValueError, "pad_to_seqlen"),  # type: ignore[arg-type]
-        (lambda td: materialize(td, pad_value_dict=0), TypeError, "pad_value_dict"),  # type: ignore[arg-type]
-        (lambda td: materialize(td, pad_value_dict=["x"]), TypeError, "found list"),  # type: ignore[arg-type]
-        (lambda td: materialize({"x": 7}), TypeError, r"\['x'\]: expected a column of N rows"),
-        (lambda td: materialize(TensorDict({}, [])), ValueError, "batch dim"),
-        (
-            lambda td: materialize(LazyStackedTensorDict(td, td, stack_dim=0)),
-            TypeError,
-            "stack_or_nest",
-        ),
-    ],
-)
-def test_bad_arguments(call, error, text):
-    with pytest.raises(error, match=text):
-        call(TensorDict({"x": torch.ones(2)}, [2]))
+@pytest.mark.parametrize("names", [None, {"ids", "logprobs", "routed", "mask", "absent"}])
+def test_every_rank_gets_the_same_width(names):
+    """Four ranks of one batch: one has rows of the full width, two have rows of one length."""
+    for lengths in ([4, 4], [2, 8], [8, 8], [3, 3]):
+        td = fetched(lengths)
+        assert td["ids"].is_nested == (len(set(lengths)) > 1)
+        for batch in (td, open_wire(encode(td))):
+            found = materialize(batch, "padded", {"ids": -1}, 8, token_aligned_fields=names)
+            assert found["ids"].tolist() == [[*range(1, n + 1), *[-1] * (8 - n)] for n in lengths]
+            shapes = {name: tuple(column.shape) for name, column in found.items()}
+            assert shapes == {
+                "ids": (2, 8),
+                "logprobs": (2, 8),
+                "routed": (2, 8, 2),
+                "mask": (2,),
+            }
 
 
-# --- where padding goes ------------------------------------------------------------------------
-
-
-def ids(*lengths, start=1):
-    rows = [torch.arange(start, start + n) for n in lengths]
-    return TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, [len(lengths)])
-
-
-def test_widths_are_rounded_up():
-    td = ids(2, 5)
-    assert materialize(td, pad_to_multiple=4)["ids"].shape == (2, 8)
-    assert materialize(td, pad_to_seqlen=9, pad_to_multiple=4)["ids"].shape == (2, 12)
-    assert materialize(td, pad_to_multiple=5)["ids"].shape == (2, 5)
-    assert materialize(ids(0, 0), pad_to_multiple=4)["ids"].shape == (2, 0)
-
-
-@given(jagged_batches(), st.integers(0, 9), st.integers(1, 4))
-def test_left_is_right_turned_round(batch, wider, multiple):
-    td = pack_jagged_fields(
-        batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
-    )
-    lengths = batch.lengths.tolist()
-    width = max([wider, *lengths]) if wider else 0
-    columns = materialize(td, pad_to_seqlen=width, pad_to_multiple=multiple, padding_side="left")
-    width = -(-(width or max(lengths, default=0)) // multiple) * multiple
-    for name in batch.token_aligned_fields:
-        column = batch.fields[name]
-        rows = rows_of(column, lengths)
-        expected = [[blank(column, 1)] * (width - len(row)) + row for row in rows]
-        assert bits(columns[name]) == expected
+def test_what_is_not_widened_is_the_column_itself():
+    td = fetched([3, 3])
+    td["grid"], td["text"] = torch.ones(2, 3, 4), NonTensorStack("a", "b")
+    cases: list[dict[str, Any]] = [
+        {},
+        {"padding_side": "left"},
+        {"attention_mask_of": "ids"},
+        {"pad_to_seqlen": 3},
+        {"pad_to_seqlen": 2},
+        {"pad_to_seqlen": 8, "token_aligned_fields": ()},
+        {"pad_to_seqlen": 8, "keep_jagged": ["ids", "logprobs", "routed", "grid", "absent"]},
+        {"layout": "jagged", "pad_to_seqlen": 8},
+        {"layout": "packed", "pad_to_seqlen": 8},
+    ]
+    for options in cases:
+        found = materialize(td, **options)
+        for name in ("ids", "logprobs", "routed", "mask", "grid"):
+            assert found[name].data_ptr() == td[name].data_ptr()
+    assert materialize(td, attention_mask_of="ids")["attention_mask"].tolist() == [[True] * 3] * 2
+    jagged = ids(1, 2)
+    for batch in (jagged, open_wire(encode(jagged))):
+        kept = materialize(batch, pad_to_seqlen=1, keep_jagged=["ids"])["ids"]
+        assert_same(kept, jagged["ids"])
 
 
 def test_prompts_end_where_responses_begin():
     td = ids(5, 3, 4)
     td["prompt_lengths"] = torch.tensor([2, 3, 1])
-    pads = {"ids": -1}
-    padded = materialize(
-        td,
-        "padded",
-        pads,
-        padding_side="left_right",
-        prompt_lengths="prompt_lengths",
-        attention_mask_of="ids",
-    )
-    assert padded["ids"].tolist() == [
-        [-1, 1, 2, 3, 4, 5],
-        [1, 2, 3, -1, -1, -1],
-        [-1, -1, 1, 2, 3, 4],
-    ]
-    assert padded["attention_mask"].tolist() == (padded["ids"] != -1).tolist()
-    assert padded["attention_mask"].dtype == torch.bool
-    wide = materialize(
-        td,
-        "padded",
-        pads,
-        8,
-        padding_side={"ids": "left_right"},
-        prompt_lengths=torch.tensor([2, 3, 1]),
-        prompt_width=4,
-    )
-    assert wide["ids"].tolist() == [
-        [-1, -1, 1, 2, 3, 4, 5, -1],
-        [-1, 1, 2, 3, -1, -1, -1, -1],
-        [-1, -1, -1, 1, 2, 3, 4, -1],
-    ]
-    assert (
-        materialize(
-            open_wire(encode(td)), padding_side="left_right", prompt_lengths="prompt_lengths"
-        )["ids"].tolist()
-        == (padded["ids"].clamp(min=0)).tolist()
-    )
+    for prompts in ("prompt_lengths", torch.tensor([2, 3, 1]), [2, 3, 1], (2, 3, 1)):
+        for batch in (td, open_wire(encode(td)), dict(td.items())):
+            found = materialize(
+                batch,
+                "padded",
+                {"ids": -1},
+                8,
+                padding_side={"ids": "left_right"},
+                prompt_lengths=prompts,
+                prompt_width=4,
+            )
+            assert found["ids"].tolist() == [
+                [-1, -1, 1, 2, 3, 4, 5, -1],
+                [-1, 1, 2, 3, -1, -1, -1, -1],
+                [-1, -1, -1, 1, 2, 3, 4, -1],
+            ]
 
 
-def test_a_side_by_name():
-    td = TensorDict({"a": ids(1, 2)["ids"], "b": ids(1, 2)["ids"]}, [2])
-    columns = materialize(td, padding_side={"a": "left", "absent": "left"})
-    assert columns["a"].tolist() == [[0, 1], [1, 2]]
-    assert columns["b"].tolist() == [[1, 0], [1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"padding_side": "both"}, "'right', 'left', 'left_right', found 'both'"),
-        ({"padding_side": {"ids": "up"}}, "found 'up'"),
-        ({"padding_side": "left_right"}, "expected prompt_lengths"),
-        ({"prompt_lengths": torch.tensor([1, 1])}, "requires padding_side='left_right'"),
-        ({"prompt_width": 3}, "requires padding_side='left_right'"),
-        ({"pad_to_multiple": 0}, "1 or more, found 0"),
-        ({"pad_to_multiple": 1.5}, "1 or more, found 1.5"),
-        ({"layout": "packed", "pad_to_multiple": 8}, r"materialize\(pad_to_multiple\).*'packed'"),
-        ({"layout": "jagged", "padding_side": "left"}, r"materialize\(padding_side\).*'jagged'"),
-        ({"layout": "jagged", "attention_mask_of": "ids"}, r"\(attention_mask_of\)"),
-        ({"layout": "jagged", "out": {}}, r"\(out\)"),
-        ({"layout": "jagged", "pin_memory": True}, r"\(pin_memory\)"),
-        ({"device": "nowhere"}, r"materialize\(device\)"),
-    ],
-)
-def test_options_that_do_not_fit_are_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        materialize(ids(1, 2), **options)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "options", "message"),
-    [
-        ([2, 1], {}, r"'ids'\), row 0: expected a prompt within its row of 1"),
-        ([1, 2], {"prompt_width": 1}, "row 1.*prompt_width=1 tokens, found 2"),
-        ([1, 0], {"pad_to_seqlen": 2}, r"row 1.*pad_to_seqlen=2.*found 3"),
-        ([1], {}, r"lengths shape \(1,\) != \(2,\)"),
-        ([1.0, 1.0], {}, "integer lengths"),
-    ],
-)
-def test_prompts_are_checked(prompts, options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        materialize(
-            ids(1, 2), padding_side="left_right", prompt_lengths=torch.tensor(prompts), **options
-        )
-
-
-def test_prompt_lengths_by_a_name_that_is_not_there():
-    with pytest.raises(KeyError, match="'nope'"):
-        materialize(ids(1, 2), padding_side="left_right", prompt_lengths="nope")
-
-
-@pytest.mark.parametrize("prompts", ["prompt_lengths", torch.tensor([1, 1])])
-def test_prompt_lengths_of_a_lazy_stack(prompts):
-    members = [TensorDict({"prompt_lengths": torch.ones(n), "x": torch.ones(n)}) for n in (1, 2)]
-    stack = LazyStackedTensorDict(*members, stack_dim=0)
-    with pytest.raises(ArgumentTypeError, match="found a lazy stack"):
-        materialize(stack, padding_side="left_right", prompt_lengths=prompts)
-    with pytest.raises(ArgumentError, match="no batch dim"):
-        materialize(TensorDict({}, []), padding_side="left_right", prompt_lengths=prompts)
-
-
-@pytest.mark.parametrize("column", ["ids", "inner", "stack", "text"])
-def test_prompt_lengths_of_a_column_that_has_none(column):
-    td = ids(1, 2)
-    td["inner"] = ids(1, 2)
-    td["text"] = NonTensorStack("a", "b")
-    td["stack"] = LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"a": 2}), stack_dim=0)
-    for batch in (td, open_wire(encode(td))):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match="prompt_lengths"):
-            materialize(batch, padding_side="left_right", prompt_lengths=column)
-
-
-def test_attention_mask():
-    columns = materialize(ids(1, 0, 3), pad_to_seqlen=4, attention_mask_of="ids")
-    assert list(columns) == ["ids", "attention_mask"]
-    assert columns["attention_mask"].tolist() == [
-        [True, False, False, False],
-        [False] * 4,
-        [True, True, True, False],
-    ]
+def test_masks_of_several_columns():
     rows = [torch.ones(3, 1), torch.ones(3, 2)]
-    td = TensorDict({"x": stack_or_nest(rows)}, [2])
-    assert materialize(td, attention_mask_of="x")["attention_mask"].tolist() == [
-        [True, False],
-        [True, True],
-    ]
-    td["attention_mask"] = torch.ones(2)
-    with pytest.raises(ValueError, match="'attention_mask'"):
-        materialize(td, attention_mask_of="x")
-    for name in ("nope", "attention_mask"):
-        with pytest.raises(KeyError, match=name):
-            materialize(td, attention_mask_of=name)
+    td = TensorDict({"x": stack_or_nest(rows), "ids": ids(2, 0)["ids"]}, [2])
+    names = {"x": "mask", "ids": "other"}
+    found = materialize(td, attention_mask_of=names, padding_side={"ids": "left"})
+    assert list(found) == ["x", "ids", "mask", "other"]
+    assert found["mask"].tolist() == [[True, False], [True, True]]
+    assert found["other"].tolist() == [[True, True], [False, False]]
 
 
-def test_named_columns_stay_jagged():
-    patches = stack_or_nest([torch.ones(9, 2), torch.ones(4, 2)])
-    td = ids(1, 2)
-    td["patches"] = patches
-    columns = materialize(td, pad_to_seqlen=3, keep_jagged=["patches", "absent"])
-    assert columns["patches"] is patches
-    assert columns["ids"].shape == (2, 3)
-    received = materialize(open_wire(encode(td)), pad_to_seqlen=3, keep_jagged=["patches"])
-    assert_same(received["patches"], patches)
-    with pytest.raises(ValueError, match=r"'patches'.*found 9"):
-        materialize(td, pad_to_seqlen=3)
-    with pytest.raises(TypeError, match=r"materialize\(keep_jagged\)"):
-        materialize(td, keep_jagged="patches")
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_what_cannot_be_widened_is_an_error_only_where_it_would_be(make):
+    column = make(torch.eye(2))
+    td = TensorDict({"x": column, "ids": ids(1, 2)["ids"]}, [2])
+    assert materialize(td, pad_to_seqlen=2)["x"].layout == column.layout
+    assert materialize(td, pad_to_seqlen=3, token_aligned_fields=())["x"].layout == column.layout
+    for names in (None, ["x"]):
+        with pytest.raises(ArgumentError, match=r"'x'\).*a strided rectangle.*3 cells wide"):
+            materialize(td, pad_to_seqlen=3, token_aligned_fields=names)
+
+
+def test_conjugated_cells_are_padded_as_what_they_are():
+    column = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
+    found = materialize({"x": column}, pad_to_seqlen=2)["x"]
+    assert found.tolist() == [[1 - 2j, 0], [3 + 1j, 0]]
 
 
 # --- memory ------------------------------------------------------------------------------------
 
 
 def test_rectangles_are_written_again_from_step_to_step():
-    pads = {"ids": -1}
-    first = materialize(ids(3, 1), "padded", pads, 4, attention_mask_of="ids")
-    place = first["ids"].data_ptr()
-    second = materialize(ids(1, 4, start=5), "padded", pads, 4, attention_mask_of="ids", out=first)
-    assert second["ids"].data_ptr() == place
-    assert second["ids"].tolist() == [[5, -1, -1, -1], [5, 6, 7, 8]]
-    assert second["attention_mask"].tolist() == [[True, False, False, False], [True] * 4]
-    fresh = materialize(ids(3, 1), out={})
-    assert fresh["ids"].data_ptr() != place
+    def batch(lengths):
+        columns = fetched(lengths)
+        columns["in"] = TensorDict({"ids": columns["ids"].clone()}, [2])
+        return columns
 
+    options: Any = {"pad_to_seqlen": 4, "attention_mask_of": "ids"}
+    first = materialize(batch([3, 3]), **options)
 
-def test_nested_columns_are_written_again():
-    td = TensorDict({"in": ids(1, 2), "x": ids(2, 2)["ids"]}, [2])
-    first = materialize(td)
-    second = materialize(td, out=first)
-    assert second["in"]["ids"].data_ptr() == first["in"]["ids"].data_ptr()
-    assert second["x"].data_ptr() == first["x"].data_ptr()
+    def places(found):
+        columns = {**{k: v for k, v in found.items() if k not in ("mask", "in")}, **found["in"]}
+        return [column.data_ptr() for column in columns.values()]
+
+    for lengths in ([1, 2], [2, 2], [4, 1]):
+        expected = materialize(batch(lengths), **options)
+        again = materialize(batch(lengths), out=dict(first), **options)
+        assert_same(dict(again), dict(expected))
+        assert places(again) == places(first) != places(expected)
 
 
 @pytest.mark.parametrize(
@@ -512,52 +359,32 @@ def test_one_buffer_for_all_of_any_sufficient_size(make):
         td = ids(*lengths)
         td["half"] = stack_or_nest([torch.ones(n, dtype=torch.float16) for n in lengths])
         columns = materialize(td, pad_value_dict={"half": 2}, out=out)
-        assert_same(columns["ids"], materialize(td)["ids"])
-        assert_same(columns["half"], materialize(td, pad_value_dict={"half": 2})["half"])
+        assert_same(dict(columns), dict(materialize(td, pad_value_dict={"half": 2})))
         base = np.frombuffer(memory, dtype=np.uint8).ctypes.data
         for column in columns.values():
             assert base <= column.data_ptr() < base + len(memory)
             assert column.data_ptr() % 64 == 0
 
 
-@pytest.mark.parametrize(
-    ("out", "error", "message"),
-    [
-        (bytearray(10), ValueError, "expected 128 bytes to write to, found 10"),
-        (bytes(1000), TypeError, "read-only"),
-        (7, TypeError, "found int"),
-        ({"ids": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, r"out\)\['ids'\].*\(2, 2\)"),
-        ({"ids": torch.zeros(2, 2)}, ValueError, "torch.int64"),
-        ({"ids": torch.zeros(2, 2, dtype=torch.int64).T}, ValueError, "contiguous"),
-        ({"ids": "x"}, ValueError, "found str"),
-    ],
-)
-def test_memory_that_does_not_fit_is_an_error(out, error, message):
-    with pytest.raises(error, match=message):
-        materialize(ids(1, 2), out=out)
-
-
-def test_two_columns_are_not_written_to_one_memory():
+def test_memory_is_not_written_over_while_it_is_read():
     td = ids(4, 2)
     td["more"] = td["ids"] + 1
     room = torch.zeros(2, 4, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
-        materialize(td, out={"ids": room, "more": room})
-    assert not room.any()
-
-
-def test_offsets_are_not_written_over_while_they_are_read():
     memory = torch.zeros(32, dtype=torch.int64)
-    memory[:3] = torch.tensor([0, 4, 8])
-    values = torch.arange(8)
-    column = torch.nested.nested_tensor_from_jagged(values, memory[:3])
-    with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
-        materialize(TensorDict({"a": column}, [2]), out={"a": memory[1:9].view(2, 4)})
+    memory[:3] = torch.tensor([0, 4, 8])  # offsets of the column
+    column = torch.nested.nested_tensor_from_jagged(torch.arange(8), memory[:3])
+    for batch, out in (
+        (td, {"ids": room, "more": room}),
+        ({"a": column}, {"a": memory[1:9].view(2, 4)}),
+    ):
+        with pytest.raises(ArgumentError, match=r"materialize\(out\): .* found an overlap"):
+            materialize(batch, out=out)
+    assert not room.any()
     assert memory.tolist() == [0, 4, 8] + [0] * 29
 
 
 @pytest.mark.parametrize("first", [0, 100, 900])
-def test_a_batch_is_not_written_over_while_it_is_read(first):
+def test_a_message_is_not_written_over_while_it_is_read(first):
     memory = bytearray(10_000)
     header, payload = encode(ids(100, 90))
     memory[: len(payload)] = payload
@@ -578,45 +405,180 @@ def test_page_locked_memory_needs_an_accelerator():
             materialize(td, pin_memory=True)
 
 
-@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_to_another_device(layout):
+    td = fetched([1, 2])
+    td["stacked"], td["text"] = torch.ones(2, 2), NonTensorStack("a", "b")
+    options: Any = {"attention_mask_of": "ids"} if layout == "padded" else {}
+    columns = materialize(td, layout, pad_to_seqlen=4, device="meta", **options)
+    assert columns.pop("text").tolist() == ["a", "b"]
+    for column in columns.values():
+        packed = isinstance(column, PackedColumn)
+        parts = [column.values, column.cu_seqlens] if packed else [column]
+        assert {part.device.type for part in parts} == {"meta"}
+    if layout == "padded":
+        shapes = [tuple(columns[name].shape) for name in ("ids", "stacked", "attention_mask")]
+        assert shapes == [(2, 4)] * 3
+
+
+# --- gradients ---------------------------------------------------------------------------------
+
+
+def with_gradient(kind):
+    """A column of two rows, and the leaves of the graph that it comes from."""
+    sizes = (3, 3) if kind == "rectangle" else (2, 3)
+    leaves = [torch.arange(1.0, 1 + n).requires_grad_() for n in sizes]
+    doubled = [leaf * 2 for leaf in leaves]
+    if kind == "rectangle":
+        return torch.stack(doubled), leaves
+    layout = torch.strided if kind == "strided" else torch.jagged
+    return torch.nested.as_nested_tensor(doubled, layout=layout), leaves
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["jagged", "rectangle", "strided"])
+def test_gradients_pass_through_a_rectangle(kind, side):
+    column, leaves = with_gradient(kind)
+    td = TensorDict({"x": column, "ids": torch.ones(2, 2)}, [2])
+    options: Any = {"pad_to_seqlen": 4, "padding_side": side, "pad_value_dict": {"x": -1}}
+    found = materialize(td, **options)["x"]
+    weights = torch.arange(1.0, 9.0).view(2, 4)
+    (found * weights).sum().backward()
+    for i, leaf in enumerate(leaves):
+        place = slice(len(leaf)) if side == "right" else slice(4 - len(leaf), None)
+        assert found[i, place].tolist() == (leaf * 2).tolist()
+        assert leaf.grad.tolist() == (weights[i, place] * 2).tolist()
+    with torch.no_grad():
+        cut = materialize(td, **options)["x"]
+    assert not cut.requires_grad
+    assert cut.tolist() == found.tolist()
+    if kind != "rectangle":
+        column, leaves = with_gradient(kind)
+        materialize({"x": column}, "packed")["x"].values.sum().backward()
+        assert [leaf.grad.tolist() for leaf in leaves] == [[2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("kind", ["jagged", "rectangle", "strided"])
+def test_what_autograd_follows_is_not_written_over_other_memory(kind):
+    td = TensorDict({"x": with_gradient(kind)[0]}, [2])
+    for out in (bytearray(1000), {"x": torch.zeros(2, 4)}):
+        with pytest.raises(ArgumentError, match=r"materialize\(out\)\['x'\].*torch.no_grad"):
+            materialize(td, pad_to_seqlen=4, out=out)
+        with torch.no_grad():
+            materialize(td, pad_to_seqlen=4, out=out)
+    assert materialize(td, pad_to_seqlen=4, out={})["x"].requires_grad
+
+
+def test_gradients_that_torch_cannot_pad_are_an_error():
+    values = torch.ones(3).to(torch.float8_e5m2).requires_grad_()
+    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+    with pytest.raises(ArgumentError, match=r"'x'\).*float8_e5m2.*detach"):
+        materialize(TensorDict({"x": column}, [2]))
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+WIDE = TensorDict({"wide": torch.ones(2, 5), "ids": ids(1, 2)["ids"]}, [2])
+TAKEN = TensorDict({"attention_mask": torch.ones(2), "ids": ids(1, 2)["ids"]}, [2])
+LR = {"padding_side": "left_right"}
+INT = torch.int64
+
+
+@pytest.mark.parametrize(
+    ("td", "options", "error", "text"),
+    [
+        (None, {"layout": "Padded"}, ArgumentError, "'padded'.*'Padded'"),
+        (None, {"pad_to_seqlen": -1}, ArgumentError, "pad_to_seqlen"),
+        (None, {"pad_to_seqlen": 2.0}, ArgumentError, "pad_to_seqlen"),
+        (None, {"pad_to_seqlen": 0.0}, ArgumentError, "pad_to_seqlen"),
+        (None, {"pad_value_dict": 0}, ArgumentTypeError, "pad_value_dict"),
+        (None, {"pad_value_dict": ["x"]}, ArgumentTypeError, "found list"),
+        (None, {"padding_side": "both"}, ArgumentError, "'left', 'left_right', found 'both'"),
+        (None, {"padding_side": {"ids": "up"}}, ArgumentError, "found 'up'"),
+        (None, {"pad_to_multiple": 0}, ArgumentError, "1 or more, found 0"),
+        (None, {"pad_to_multiple": 1.5}, ArgumentError, "1 or more, found 1.5"),
+        (None, {"prompt_width": -1, **LR}, ArgumentError, r"\(prompt_width\)"),
+        (None, {"keep_jagged": "ids"}, ArgumentTypeError, r"materialize\(keep_jagged\)"),
+        (None, {"device": "nowhere"}, ArgumentError, r"materialize\(device\)"),
+        # layouts
+        (None, {"layout": "packed", "pad_to_multiple": 8}, ArgumentError, r"multiple\).*'packed'"),
+        (None, {"layout": "jagged", "padding_side": "left"}, ArgumentError, r"side\).*'jagged'"),
+        (None, {"layout": "jagged", "attention_mask_of": "ids"}, ArgumentError, r"\(attention"),
+        (None, {"layout": "jagged", "token_aligned_fields": ["x"]}, ArgumentError, "aligned"),
+        (None, {"layout": "jagged", "prompt_width": 1}, ArgumentError, r"\(prompt_width\)"),
+        (None, {"layout": "jagged", "out": {}}, ArgumentError, r"\(out\)"),
+        (None, {"layout": "jagged", "pin_memory": True}, ArgumentError, r"\(pin_memory\)"),
+        # prompts
+        (None, LR, ArgumentError, "expected prompt_lengths"),
+        (None, {"prompt_lengths": [1, 1]}, ArgumentError, "requires padding_side='left_right'"),
+        (None, {"prompt_width": 3}, ArgumentError, "requires padding_side='left_right'"),
+        (None, {"prompt_lengths": [1], **LR}, ArgumentError, r"lengths shape \(1,\) != \(2,\)"),
+        (None, {"prompt_lengths": [1.0, 1.0], **LR}, ArgumentTypeError, "integer lengths"),
+        (None, {"prompt_lengths": "nope", **LR}, ArgumentKeyError, "'nope'"),
+        (None, {"prompt_lengths": [2, 1], **LR}, ArgumentError, "row 0: .*within its row of 1"),
+        (
+            None,
+            {"prompt_lengths": [1, 2], "prompt_width": 1, **LR},
+            ArgumentError,
+            "row 1.*prompt_width=1 tokens, found 2",
+        ),
+        (
+            None,
+            {"prompt_lengths": [1, 0], "pad_to_seqlen": 2, **LR},
+            ArgumentError,
+            "row 1.*pad_to_seqlen=2.*found 3 with its prompt padded to 1",
+        ),
+        # It is not said whether a rectangle has one cell per token: its layout would be a guess.
+        (
+            {"sizes": torch.ones(2, 2)},
+            {"prompt_lengths": [3, 1], **LR},
+            ArgumentError,
+            r"'sizes'\), row 0.*another padding_side by name",
+        ),
+        # names
+        (
+            WIDE,
+            {"pad_to_seqlen": 4, "token_aligned_fields": ["wide"]},
+            ArgumentError,
+            "=4.*found 5",
+        ),
+        (WIDE, {"attention_mask_of": "wide", "token_aligned_fields": ()}, ArgumentKeyError, "wide"),
+        (None, {"attention_mask_of": "nope"}, ArgumentKeyError, "nope"),
+        (None, {"attention_mask_of": 3}, ArgumentTypeError, "expected the name of a column"),
+        (None, {"attention_mask_of": {"ids": 3}}, ArgumentTypeError, "names of masks"),
+        (None, {"attention_mask_of": {"a": "m", "b": "m"}}, ArgumentError, "a name for each"),
+        (TAKEN, {"attention_mask_of": "ids"}, ArgumentError, r"of=\{'ids': 'another name'\}"),
+        (TAKEN, {"attention_mask_of": "attention_mask"}, ArgumentKeyError, "attention_mask"),
+        # memory; a batch of two rows of two cells each of 8 bytes, in lines of 64
+        (None, {"out": bytearray(10)}, ArgumentError, "expected 128 bytes to write to, found 10"),
+        (None, {"out": bytes(1000)}, ArgumentTypeError, "read-only"),
+        (None, {"out": 7}, ArgumentTypeError, "found int"),
+        (None, {"out": {"ids": torch.zeros(2, 3, dtype=INT)}}, ArgumentError, r"\['ids'\].*2, 2"),
+        (None, {"out": {"ids": torch.zeros(2, 2)}}, ArgumentError, "torch.int64"),
+        (None, {"out": {"ids": torch.zeros(2, 2, dtype=INT).T}}, ArgumentError, "contiguous"),
+        (None, {"out": {"ids": "x"}}, ArgumentError, "found str"),
+    ],
+)
+def test_refused(td, options, error, text):
+    with pytest.raises(error, match=text):
+        materialize(ids(1, 2) if td is None else td, **options)
+
+
+@pytest.mark.parametrize("column", ["ids", "inner", "stack", "text"])
+def test_prompt_lengths_of_a_column_that_has_none(column):
     td = ids(1, 2)
-    td["row"] = torch.ones(2)
+    td["inner"] = ids(1, 2)
     td["text"] = NonTensorStack("a", "b")
-    columns = materialize(td, layout, device="meta")
-    tensors = [columns["row"], columns["ids"]]
-    if layout == "packed":
-        tensors = [columns["row"], columns["ids"].values, columns["ids"].cu_seqlens]
-    assert all(tensor.device.type == "meta" for tensor in tensors)
-    assert columns["text"].tolist() == ["a", "b"]
+    td["stack"] = LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"a": 2}), stack_dim=0)
+    for batch in (td, open_wire(encode(td))):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match="prompt_lengths"):
+            materialize(batch, padding_side="left_right", prompt_lengths=column)
 
 
-@given(tensordicts(), st.sampled_from(["right", "left"]), st.booleans())
-def test_straight_from_a_message_is_the_same(td, side, narrow):
-    """The way from bytes to rectangles, which makes no tensors, beside the one that does."""
-    frames = encode(td, narrow=narrow)
-    try:
-        expected = materialize(decode(frames), padding_side=side)
-    except TypeError:  # a lazy stack, on either way
-        with pytest.raises(TypeError):
-            materialize(open_wire(frames), padding_side=side)
-        return
-    for source in (frames, [bytes(f) for f in frames], [bytearray(f) for f in frames]):
-        assert_same(dict(materialize(open_wire(source), padding_side=side)), dict(expected))
-        for layout in ("jagged", "packed"):
-            assert_same(
-                dict(materialize(open_wire(source), layout)),
-                dict(materialize(decode(frames), layout)),
-            )
-
-
-def test_a_mask_whose_name_is_taken_can_have_another():
-    td = pack_jagged_fields(
-        {"ids": torch.ones(2, 3), "attention_mask": torch.zeros(2)},
-        lengths=torch.tensor([2, 3]),
-        token_aligned_fields=["ids"],
-    )
-    with pytest.raises(ArgumentError, match=r"attention_mask_of=\{'ids': 'another name'\}"):
-        materialize(td, attention_mask_of="ids")
-    found = materialize(td, attention_mask_of={"ids": "mask"})
-    assert found["mask"].tolist() == [[True, True, False], [True, True, True]]
+@pytest.mark.parametrize("prompts", ["prompt_lengths", torch.tensor([1, 1])])
+def test_prompt_lengths_of_what_is_not_a_batch(prompts):
+    members = [TensorDict({"prompt_lengths": torch.ones(n), "x": torch.ones(n)}) for n in (1, 2)]
+    stack = LazyStackedTensorDict(*members, stack_dim=0)
+    for td, text in ((stack, "found a lazy stack"), (TensorDict({}, []), "no batch dim")):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=text):
+            materialize(td, padding_side="left_right", prompt_lengths=prompts)

@@ -214,6 +214,16 @@ def test_empty_chunks_say_nothing():
     assert listed(row) == {"y": [[3, 4]], "x": [[1, 2]]}
 
 
+@pytest.mark.parametrize("name", ["uint16", "uint64", "float16", "bool", "bfloat16"])
+def test_cells_are_an_array_where_numpy_has_the_dtype(name):
+    row = RowBuilder({"x": getattr(torch, name)})
+    for chunk in (torch.ones(2).to(getattr(torch, name)), []):
+        row.append(x=chunk)
+        kind = torch.Tensor if name == "bfloat16" else np.ndarray
+        assert isinstance(row.to_row()["x"], kind)
+        assert row.to_row()["x"].tolist() == [1, 1]
+
+
 def test_values():
     row = grown()
     row.set(reward=1, version={"step": 3}, emb=np.ones(2, dtype=np.float16), flag=True)
@@ -316,7 +326,7 @@ def test_messages_that_cannot_be_resumed():
     [
         (([("x", torch.int64)],), {}, "dict of names to dtypes, found list"),
         (({"x": np.int64},), {}, "a torch dtype, object or"),
-        (({5: torch.int64},), {}, "a name"),
+        (({5: torch.int64},), {}, "names that are strings, found 5"),
         (({"x": torch.qint8},), {}, r"\['x'\].*qint8"),
         ((), {"same_length": "ids"}, "put it in a list"),
     ],

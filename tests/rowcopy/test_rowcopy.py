@@ -26,6 +26,9 @@ from jagcodec import (
     pack_jagged_fields,
     rowcopy,
 )
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import numpy_kernel, torch_ops
 
 try:
@@ -34,8 +37,6 @@ except ImportError:
     compiled = None
 needs_compiled = pytest.mark.skipif(compiled is None, reason=str(rowcopy.backend().missing))
 BACKENDS = [pytest.param("compiled", marks=needs_compiled), "numpy"]
-# The torch ops are for accelerators and autograd, but they do the same on the CPU.
-WAYS = [*BACKENDS, "torch_ops"]
 KERNELS = [
     pytest.param(compiled, marks=needs_compiled, id="compiled"),
     pytest.param(numpy_kernel, id="numpy"),
@@ -62,17 +63,6 @@ def backend(request):
     rowcopy.use_backend(former)
 
 
-def using(way, function, *args, **options):
-    """Hypothesis reruns a test's body, not its fixtures; so each call chooses for itself."""
-    if way == "torch_ops":
-        return getattr(torch_ops, function)(*args, **options)
-    former = rowcopy.use_backend(way)
-    try:
-        return getattr(rowcopy, function)(*args, **options)
-    finally:
-        rowcopy.use_backend(former)
-
-
 def ints(numbers):
     return np.array(numbers, dtype=np.int64)
 
@@ -89,168 +79,95 @@ def raw(tensor):
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-@st.composite
-def sources(draw):
-    """(bytes of M cells, M, dtype, trailing shape, bytes per cell)."""
-    dtype, trailing = draw(st.sampled_from(CELLS))
-    size = dtype.itemsize * math.prod(trailing)
-    count = draw(st.integers(0, 12))
-    return (
-        draw(st.binary(min_size=count * size, max_size=count * size)),
-        count,
-        dtype,
-        trailing,
-        size,
-    )
+def gathered(cells, starts, lengths):
+    """Rows of cells end to end, by the backend in use or by torch."""
+    row_splits = RowSplits.from_lengths(ints(lengths))
+    view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, ints(starts), row_splits)
+    return values_of(view)
 
 
-@st.composite
-def runs(draw, count, width=None):
-    """[(start, length)] within `count` cells: in any order, overlapping, repeated, empty."""
-    longest = count if width is None else min(count, width)
-    rows = []
-    for _ in range(draw(st.integers(0, 6))):
-        length = draw(st.integers(0, longest))
-        rows.append((draw(st.integers(0, count - length)), length))
-    return rows
-
-
-def split(rows):
-    return ints([a for a, _ in rows]), ints([n for _, n in rows])
-
-
-@pytest.mark.parametrize("name", WAYS)
 @given(st.data())
-def test_gather_puts_rows_end_to_end(name, data):
-    memory, count, dtype, trailing, size = data.draw(sources())
-    rows = data.draw(runs(count))
-    expected = b"".join(memory[a * size : (a + n) * size] for a, n in rows)
-    cells = tensor(memory, dtype, (count, *trailing))
-    starts, lengths = split(rows)
-    shape = (sum(n for _, n in rows), *trailing)
+def test_torch_gathers_and_pads(data):
+    """Rows in any order, overlapping, repeated, empty. On the CPU as on an accelerator."""
+    dtype, trailing = data.draw(st.sampled_from(CELLS))
+    elements, width = math.prod(trailing), data.draw(st.integers(0, 8))
+    size, count = dtype.itemsize * elements, data.draw(st.integers(0, 12))
+    memory = data.draw(st.binary(min_size=count * size, max_size=count * size))
+    lengths = data.draw(st.lists(st.integers(0, min(count, width)), max_size=6))
+    starts = [data.draw(st.integers(0, count - n)) for n in lengths]
+    rows = [memory[a * size : (a + n) * size] for a, n in zip(starts, lengths, strict=True)]
+    args = (tensor(memory, dtype, (count, *trailing)), ints(starts), ints(lengths))
+    result = torch_ops.gather(*args)
+    assert (raw(result), result.dtype) == (b"".join(rows), dtype)
+    assert result.shape == (sum(lengths), *trailing)
 
-    result = using(name, "gather", cells, starts, lengths, None)
-    assert (raw(result), result.dtype, tuple(result.shape)) == (expected, dtype, shape)
-    assert result.is_contiguous()
-
-    out = tensor(b"\x5a" * len(expected), dtype, shape)
-    assert using(name, "gather", cells, starts, lengths, out) is out
-    assert raw(out) == expected
-    memory_out = torch.empty(len(expected), dtype=torch.uint8)
-    assert using(name, "gather", cells, starts, lengths, memory_out) is memory_out
-    assert raw(memory_out) == expected
-    assert raw(cells) == memory
-
-
-@pytest.mark.parametrize("name", WAYS)
-@given(st.data())
-def test_pad_writes_every_byte_of_the_rectangle(name, data):
-    memory, count, dtype, trailing, size = data.draw(sources())
-    width = data.draw(st.integers(0, 8))
-    rows = data.draw(runs(count, width))
-    left_pad = (
-        [data.draw(st.integers(0, width - n)) for _, n in rows]
-        if data.draw(st.booleans())
-        else None
+    places = data.draw(st.booleans())
+    left = [data.draw(st.integers(0, width - n)) if places else 0 for n in lengths]
+    some = st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)
+    pad_bits = data.draw(st.just(bytes(dtype.itemsize)) | some)
+    pad = pad_bits * elements
+    padded = b"".join(
+        pad * a + row + pad * (width - a - n) for a, row, n in zip(left, rows, lengths, strict=True)
     )
-    kind = st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)
-    pad_bits = data.draw(st.just(bytes(dtype.itemsize)) | kind)
-    pad = pad_bits * (size // dtype.itemsize)
-    expected = b"".join(
-        pad * left + memory[a * size : (a + n) * size] + pad * (width - left - n)
-        for (a, n), left in zip(rows, left_pad or [0] * len(rows), strict=True)
-    )
-    cells = tensor(memory, dtype, (count, *trailing))
-    starts, lengths = split(rows)
-    places = None if left_pad is None else ints(left_pad)
     for fresh in (False, True):
-        before = pad_bits * (len(expected) // dtype.itemsize) if fresh else b"\x5a" * len(expected)
+        before = pad_bits * (len(padded) // dtype.itemsize) if fresh else b"\x5a" * len(padded)
         out = tensor(before, dtype, (len(rows), width, *trailing))
-        args = (cells, starts, lengths, out, places, pad_bits)
-        result = using(name, "pad", *args, fresh=fresh)
+        result = torch_ops.pad(*args, out, ints(left) if places else None, pad_bits, fresh)
         assert result.data_ptr() == out.data_ptr()
-        assert (raw(result), result.shape) == (expected, out.shape)
+        assert (raw(result), result.shape) == (padded, out.shape)
+    assert raw(args[0]) == memory
 
 
-@pytest.mark.parametrize("name", WAYS)
-@given(st.data())
-def test_scatter_leaves_what_lies_between_rows(name, data):
-    memory, count, dtype, trailing, size = data.draw(sources())
-    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=5)))
-    lengths = [b - a for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
-    gaps = [data.draw(st.integers(0, 3)) for _ in lengths]
-    order = data.draw(st.permutations(range(len(lengths))))
-    starts, at = [0] * len(lengths), 0
-    for row in order:  # rows lie in `out` in another order than in the values
-        starts[row] = at + gaps[row]
-        at = starts[row] + lengths[row]
-    expected, here = bytearray(b"\x5a" * (at * size)), 0
-    for start, length in zip(starts, lengths, strict=True):
-        expected[start * size : (start + length) * size] = memory[here : here + length * size]
-        here += length * size
-    values = tensor(memory, dtype, (count, *trailing))
-    out = tensor(b"\x5a" * (at * size), dtype, (at, *trailing))
-    result = using(name, "scatter", values, ints(lengths), out, ints(starts))
-    assert raw(result) == bytes(expected)
-    assert result.data_ptr() == out.data_ptr()
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-@given(st.data())
-def test_every_backend_does_the_tasks_of_a_batch(name, data):
-    """The same rows as bytes: gathered, spread over a rectangle, and padded in one."""
-    copies, pads, expected = [], [], []
-    for _ in range(data.draw(st.integers(0, 3))):
-        memory, count, dtype, _, size = data.draw(sources().filter(lambda source: source[-1]))
-        width = data.draw(st.integers(0, 8))
-        rows = data.draw(runs(count, width))
-        starts, lengths = split(rows)
-        pad_bits = data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
-        cells = [memory[a * size : (a + n) * size] for a, n in rows]
-        source = np.frombuffer(memory, dtype=np.uint8)  # read-only, as of a message
-        pad = pad_bits * (size // dtype.itemsize)
-        rectangle = b"".join(
-            row + pad * (width - n) for row, (_, n) in zip(cells, rows, strict=True)
-        )
-        spread = np.frombuffer(pad * (width * len(rows)), dtype=np.uint8).copy()
-        packed, padded = (np.full(len(b), 0x5A, np.uint8) for b in (b"".join(cells), rectangle))
-        copies.append(rowcopy.Copy(packed, source, None, starts, lengths, size))
-        copies.append(rowcopy.Copy(spread, source, width, starts, lengths, size))
-        pads.append(rowcopy.Pad(padded, source, starts, lengths, None, width, size, pad_bits))
-        expected += [(packed, b"".join(cells)), (spread, rectangle), (padded, rectangle)]
-    using(name, "copy_all", copies)
-    using(name, "pad_all", pads)
-    for found, wanted in expected:
-        assert found.tobytes() == wanted
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-@given(st.data())
-def test_rows_may_lie_in_several_buffers(name, data):
-    """Starts count bytes from the first buffer on, whatever the size of a cell."""
-    buffers = data.draw(st.lists(st.binary(max_size=40), max_size=6))
-    given_ = tuple(np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers)
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(st.data(), st.integers(1, 3))
+def test_tasks_of_a_batch(kernel, data, threads):
+    """Rows in one buffer, or in several, where starts count bytes; some end to end or by stride."""
+    buffers = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
+    several = tuple(np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers)
     bases = np.cumsum([0, *map(len, buffers)]).tolist()
     copies, pads, expected = [], [], []
     for _ in range(data.draw(st.integers(0, 3))):
-        size = data.draw(st.integers(1, 9))
-        rows: list[tuple[int, int, bytes]] = []
-        for _ in range(data.draw(st.integers(0, 6))):
-            which = data.draw(st.integers(0, max(len(buffers) - 1, 0)))
-            held = buffers[which] if buffers else b""
-            at = data.draw(st.integers(0, len(held)))
-            length = data.draw(st.integers(0, (len(held) - at) // size))
-            rows.append((bases[which] + at, length, held[at : at + length * size]))
-        starts, lengths = (ints([row[k] for row in rows]) for k in range(2))
-        width = data.draw(st.integers(0, 3)) + int(lengths.max(initial=0))
-        packed = b"".join(row[2] for row in rows)
-        rectangle = b"".join(row[2] + b"p" * ((width - row[1]) * size) for row in rows)
-        out, padded = (np.full(len(b), 0x5A, np.uint8) for b in (packed, rectangle))
-        copies.append(rowcopy.Copy(out, given_, None, starts, lengths, size))
-        pads.append(rowcopy.Pad(padded, given_, starts, lengths, None, width, size, b"p"))
-        expected += [(out, packed), (padded, rectangle)]
-    using(name, "copy_all", copies)
-    using(name, "pad_all", pads)
+        size = data.draw(st.sampled_from([1, 2, 3, 4, 5, 8, 9, 16, 24]))
+        pad = data.draw(st.binary(min_size=1, max_size=1) | st.binary(min_size=size, max_size=size))
+        pad = pad[:16] if size % min(len(pad), 16) == 0 else pad[:1]
+        rows = data.draw(st.integers(0, 5))
+        which = [data.draw(st.integers(0, len(buffers) - 1)) for _ in range(rows)]
+        unit = 1
+        source: Any = several
+        if data.draw(st.booleans()):  # one of them, whose starts count cells
+            which, unit = [0] * rows, size
+            source = several[0][: len(buffers[0]) // size * size]
+        ends = [len(buffers[i]) // size * size if unit > 1 else len(buffers[i]) for i in which]
+        starts = [data.draw(st.integers(0, end // unit)) for end in ends]
+        lengths = [
+            data.draw(st.integers(0, (end - a * unit) // size))
+            for a, end in zip(starts, ends, strict=True)
+        ]
+        cells = [
+            buffers[i][a * unit : a * unit + n * size]
+            for i, a, n in zip(which, starts, lengths, strict=True)
+        ]
+        at = ints([a + (bases[i] if unit == 1 else 0) for a, i in zip(starts, which, strict=True)])
+        width = data.draw(st.integers(0, 3)) + max(lengths, default=0)
+        left = [data.draw(st.integers(0, width - n)) for n in lengths]
+        places = data.draw(st.sampled_from([ints(left), None]))
+        left = left if places is not None else [0] * rows
+        packed = b"".join(cells)
+        cell_of_pads = pad * (size // len(pad))
+        rectangle = b"".join(
+            cell_of_pads * a + row + cell_of_pads * (width - a - n)
+            for a, row, n in zip(left, cells, lengths, strict=True)
+        )
+        fresh = cell_of_pads * (width * rows)
+        filled = (b"\x5a" * len(packed), b"\x5a" * len(rectangle), fresh)
+        outs = [np.frombuffer(before, np.uint8).copy() for before in filled]
+        task = rowcopy.Pad(outs[1], source, at, ints(lengths), places, width, size, pad)
+        copies += [rowcopy.Copy(outs[0], source, None, at, ints(lengths), size)]
+        copies += [rowcopy.rows_only(task._replace(dst=outs[2]))]
+        pads.append(task)
+        expected += list(zip(outs, (packed, rectangle, rectangle), strict=True))
+    kernel.copy(copies, threads)
+    kernel.pad(pads, threads)
     for found, wanted in expected:
         assert found.tobytes() == wanted
 
@@ -276,138 +193,102 @@ def test_offsets_with_gaps_are_read(backend):
 
 def test_cells_of_any_strides_and_lazy_signs_are_read(backend):
     wide = torch.arange(24, dtype=torch.int64).view(6, 4)
-    assert rowcopy.gather(wide[:, 1:3], ints([4, 0]), ints([1, 2])).tolist() == [
+    assert gathered(wide[:, 1:3], [4, 0], [1, 2]).tolist() == [
         [17, 18],
         [1, 2],
         [5, 6],
     ]
     lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
-    assert rowcopy.gather(lazy, ints([1, 0]), ints([1, 1])).tolist() == [3 + 4j, 1 - 2j]
+    assert gathered(lazy, [1, 0], [1, 1]).tolist() == [3 + 4j, 1 - 2j]
 
 
-def test_gradients_flow_through_every_backend(backend):
+def test_gradients_flow():
     cells = torch.arange(5.0, requires_grad=True)
     starts, lengths = ints([3, 0, 0]), ints([2, 1, 2])
-    rowcopy.gather(cells, starts, lengths).sum().backward()
+    gathered(cells, starts, lengths).sum().backward()
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
     cells.grad = None
     out = torch.empty(3, 4)
     pad_bits = np.float32(7).tobytes()
-    padded = rowcopy.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits)
+    padded = torch_ops.pad(cells, starts, lengths, out, ints([1, 0, 2]), pad_bits, fresh=False)
     assert padded.tolist() == [[7, 3, 4, 7], [0, 7, 7, 7], [7, 7, 0, 1]]
     padded.sum().backward()
     assert cells.grad is not None
     assert cells.grad.tolist() == [2, 1, 0, 1, 1]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_out_must_be_the_memory_that_is_written(name):
-    cells = torch.arange(6)
-    for out in (torch.empty(5, dtype=torch.int64), torch.empty(8, dtype=torch.int64)[::2]):
-        with pytest.raises(ArgumentError, match="expected contiguous CPU memory of 32 bytes"):
-            using(name, "gather", cells, ints([0]), ints([4]), out)
-
-
 # --- large batches -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def large():
-    """Rows of very different lengths over 20 MB, work for four threads; two are most of it."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(0, 900, 500)
-    lengths[[0, 17, 250, 499]] = 0, 300_000, 1, 120_000
-    starts = rng.integers(0, 400_000, 500)
-    return rng.integers(0, 256, (700_001, 32), dtype=np.uint8), starts, lengths
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 200])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_large_copies_are_the_same_in_any_number_of_threads(kernel, threads, large):
-    memory, starts, lengths = large
-    expected = np.concatenate([memory[a : a + n] for a, n in zip(starts, lengths, strict=True)])
-    gathered = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-    kernel.copy([(gathered, memory.reshape(-1), None, starts, lengths, 32)], threads)
-    assert gathered.tobytes() == expected.tobytes()
-
-    # Back, spread out: two cells between rows.
-    spread = np.cumsum(lengths) - lengths + 2 * np.arange(len(lengths))
-    out = np.full((spread[-1] + lengths[-1], 32), 0x5A, dtype=np.uint8)
-    kernel.copy([(out.reshape(-1), gathered, spread, None, lengths, 32)], threads)
-    at = 0
-    for start, length in zip(spread, lengths, strict=True):
-        assert np.array_equal(out[start : start + length], expected[at : at + length])
-        at += length
-    between = np.ones(len(out), dtype=bool)
-    for start, length in zip(spread, lengths, strict=True):
-        between[start : start + length] = False
-    assert (out[between] == 0x5A).all()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
-@pytest.mark.parametrize("pad_bits", [bytes(8), bytes(range(8)), b"abc", bytes(range(16))], ids=len)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_large_rectangles_are_the_same_in_any_number_of_threads(kernel, pad_bits, threads, large):
-    memory, _, _ = large
-    rng = np.random.default_rng(1)
-    cell, width, rows = 48, 1009, 400
-    lengths = rng.integers(0, width + 1, rows)
-    lengths[:3] = 0, width, 1
-    starts = rng.integers(0, memory.size // cell - width, rows)
-    left_pad = rng.integers(0, width - lengths + 1)
-    source = memory.reshape(-1)[: memory.size // cell * cell]
-    pad = np.frombuffer(pad_bits * (cell // len(pad_bits)), dtype=np.uint8)
-    for places in (None, left_pad):
-        expected = np.tile(pad, (rows, width, 1))
-        for row in range(rows):
-            cells = source.reshape(-1, cell)[starts[row] : starts[row] + lengths[row]]
-            first = 0 if places is None else places[row]
-            expected[row, first : first + lengths[row]] = cells
-        out = np.full(expected.nbytes, 0x5A, dtype=np.uint8)
-        kernel.pad([(out, source, starts, lengths, places, width, cell, pad_bits)], threads)
-        assert out.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 200])
-@pytest.mark.parametrize("kernel", KERNELS)
 def test_columns_of_a_batch_are_copied_together(kernel, threads):
     """Tasks of every size, some empty, whose parts the threads take in turns."""
     rng = np.random.default_rng(2)
-    copies, pads, expected = [], [], []
-    for rows, width, cell in [(3, 5, 8), (0, 4, 1), (700, 900, 8), (64, 1000, 16), (9, 0, 2)]:
+    copies: list[Any] = []
+    pads, expected = [], []
+    for rows, width, cell, pad_bits in [
+        *((3, 5, 8, b"\1\2"), (0, 4, 1, b"\1"), (700, 900, 8, bytes(8)), (9, 0, 2, b"ab")),
+        *((400, 1009, 48, b"abc"), (64, 1000, 16, bytes(range(16))), (3, 300_000, 8, b"12345678")),
+    ]:
         lengths = rng.integers(0, width + 1, rows)
+        lengths[:1], lengths[1:2] = width, 0  # the first row is much of the work
+        left = rng.integers(0, width - lengths + 1) if cell > 8 else np.zeros(rows, np.int64)
         source = rng.integers(0, 256, (rows, width, cell), dtype=np.uint8)
-        kept = [source[row, :n] for row, n in enumerate(lengths)]
-        packed = np.concatenate([np.empty((0, cell), dtype=np.uint8), *kept])
-        pad_bits = bytes(rng.integers(1, 9, min(cell, 8), dtype=np.uint8))
         rectangle = np.empty((rows, width, cell), dtype=np.uint8)
         rectangle[:] = np.frombuffer(pad_bits * (cell // len(pad_bits)), dtype=np.uint8)
-        for row, n in enumerate(lengths):
-            rectangle[row, :n] = source[row, :n]
-        out, back = np.empty(packed.nbytes, np.uint8), np.empty(rectangle.nbytes, np.uint8)
-        copies.append((out, source.reshape(-1), None, width, lengths, cell))
+        for row, (a, n) in enumerate(zip(left, lengths, strict=True)):
+            rectangle[row, a : a + n] = source[row, :n]
+        kept = [source[row, :n].tobytes() for row, n in enumerate(lengths)]
+        out = np.full(lengths.sum() * cell, 0x5A, np.uint8)
+        spread = np.full(rectangle.nbytes + 3 * cell, 0x5A, np.uint8)
+        back = np.full(rectangle.nbytes, 0x5A, np.uint8)
+        copies.append((out, source, None, width, lengths, cell))
+        copies.append((spread, source, width, width, lengths, cell))
         starts = np.cumsum(lengths) - lengths
-        pads.append((back, out, starts, lengths, None, width, cell, pad_bits))
-        expected.append((packed.tobytes(), rectangle.tobytes()))
+        pads.append((back, out, starts, lengths, left if cell > 8 else None, width, cell, pad_bits))
+        apart = [row + b"\x5a" * (width * cell - len(row)) for row in kept]
+        expected.append((b"".join(kept), b"".join(apart) + b"\x5a" * 3 * cell, rectangle.tobytes()))
     kernel.copy(copies, threads)
     kernel.pad(pads, threads)
-    found = [(a[0].tobytes(), b[0].tobytes()) for a, b in zip(copies, pads, strict=True)]
-    assert found == expected
+    outs = zip(copies[::2], copies[1::2], pads, strict=True)
+    for found, wanted in zip(outs, expected, strict=True):
+        assert tuple(task[0].tobytes() for task in found) == wanted
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_may_begin_at_multiples_of_a_stride(kernel):
     cells, lengths = np.arange(12, dtype=np.uint8), ints([2, 0, 3])
     out = np.full(12, 99, dtype=np.uint8)
-    kernel.copy([(out, cells, 4, 3, lengths, 1)], 1)
-    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 6, 7, 8, 99]
-    kernel.copy([(out, cells[:5], 4, None, lengths, 1)], 1)
-    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 2, 3, 4, 99]
-    kernel.copy([(out, cells[:3], 4, 0, lengths, 1)], 1)  # all of them the same cells
-    assert out.tolist() == [0, 1, 99, 99, 99, 99, 99, 99, 0, 1, 2, 99]
+    for source, starts, expected in (
+        (cells, 3, [6, 7, 8]),
+        (cells[:5], None, [2, 3, 4]),
+        (cells[:3], 0, [0, 1, 2]),  # all of them the same cells
+    ):
+        kernel.copy([(out, source, 4, starts, lengths, 1)], 1)
+        assert out.tolist() == [0, 1, *[99] * 6, *expected, 99]
     kernel.pad([(out, cells, 4, lengths, ints([1, 0, 0]), 4, 1, b"x")], 1)
     assert out.tolist() == [120, 0, 1, 120, *[120] * 4, 8, 9, 10, 120]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_columns_may_share_their_numbers(kernel, threads):
+    """Among columns that do not, and one whose cells are the numbers of others."""
+    lengths, starts, others = ints([2, 0, 1]), ints([1, 0, 4]), ints([1, 1, 0])
+    cells = np.arange(48, dtype=np.uint8)
+    rows = cells.reshape(6, 8)
+    copies, expected = [], []
+    for i in range(40):
+        own = others.copy() if i % 3 else lengths
+        copies.append((np.zeros(8 * own.sum(), np.uint8), cells, None, starts, own, 8))
+        kept = [rows[a : a + n] for a, n in zip(starts, own, strict=True)]
+        expected.append(np.concatenate(kept).tobytes())
+    copies.append((np.zeros(24, dtype=np.uint8), lengths, None, None, ints([3]), 8))
+    expected.append(lengths.tobytes())
+    kernel.copy(copies, threads)
+    assert [copy[0].tobytes() for copy in copies] == expected
 
 
 def ends_of(row):
@@ -526,33 +407,6 @@ def test_without_rows_a_width_may_be_of_any_size(kernel, width):
     empty, nothing = ints([]), np.empty(0, dtype=np.uint8)
     assert kernel.ends([(nothing, 0, width, 4, empty, ints([]))], 1) is None
     assert kernel.pad([(nothing, nothing, empty, empty, None, width, 4, b"ab")], 1) is None
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_columns_may_share_their_numbers(kernel, threads):
-    """Among columns that do not, and with arrays that are cells of one task, numbers of another."""
-    lengths, starts, others = ints([2, 0, 1]), ints([1, 0, 4]), ints([1, 1, 0])
-    cells = np.arange(6 * 8, dtype=np.uint8)
-    copies, pads, expected = [], [], []
-    for i in range(40):
-        own = others.copy() if i % 3 else lengths
-        out, rectangle = np.zeros(8 * own.sum(), np.uint8), np.zeros(8 * 9, np.uint8)
-        rows = cells.reshape(6, 8)
-        kept = [rows[a : a + n] for a, n in zip(starts, own, strict=True)]
-        spread = np.full((3, 3, 8), 0x11, np.uint8)
-        for row, (left, values) in enumerate(zip(others, kept, strict=True)):
-            spread[row, left : left + len(values)] = values
-        copies.append((out, cells, None, starts, own, 8))
-        pads.append((rectangle, cells, starts, own, others, 3, 8, b"\x11"))
-        expected.append((np.concatenate(kept).tobytes(), spread.tobytes()))
-    as_cells = np.zeros(24, dtype=np.uint8)
-    copies.append((as_cells, lengths, None, None, ints([3]), 8))
-    kernel.copy(copies, threads)
-    kernel.pad(pads, threads)
-    assert as_cells.view(np.int64).tolist() == lengths.tolist()
-    found = [(a[0].tobytes(), b[0].tobytes()) for a, b in zip(copies, pads, strict=False)]
-    assert found == expected
 
 
 # --- what the compiled kernel refuses ----------------------------------------------------------
@@ -830,13 +684,14 @@ def test_the_kernel_reads_the_fields_of_a_task_in_their_order():
     assert fields == [list(kind._fields) for kind in kinds]
 
 
-def test_the_largest_element_can_be_a_pad(backend):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_largest_element_can_be_a_pad(kernel):
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    largest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    cells, bits = torch.zeros(1, dtype=largest), bytes(range(largest.itemsize))
-    out = torch.zeros(1, 2, dtype=largest)
-    rowcopy.pad(cells, ints([0]), ints([1]), out, ints([1]), bits)
-    assert raw(out) == bits + bytes(largest.itemsize)
+    size = max(dtype.itemsize for dtype in dtypes)
+    out, bits = np.ones(2 * size, np.uint8), bytes(range(size))
+    task = (out, np.zeros(size, np.uint8), ints([0]), ints([1]), ints([1]), 2, size, bits)
+    kernel.pad([task], 1)
+    assert out.tobytes() == bits + bytes(size)
 
 
 # --- threads and processes ---------------------------------------------------------------------
@@ -921,7 +776,7 @@ def test_many_threads_copy_at_once(backend):
     results: list[Any] = [None] * 4
 
     def work(i):
-        results[i] = rowcopy.gather(cells, starts, lengths)
+        results[i] = gathered(cells, starts, lengths)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -944,52 +799,39 @@ def freshly_imported():
     return module
 
 
-@pytest.fixture
-def without_compiled(monkeypatch):
-    monkeypatch.delattr(rowcopy, "_kernel", raising=False)
-    monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._kernel", None)
-
-
 def test_a_backend_is_chosen_and_put_back():
     former = rowcopy.backend().name
     assert rowcopy.use_backend("numpy") == former
     assert rowcopy.backend().name == "numpy"
-    assert rowcopy.use_backend(former) == "numpy"
-    assert rowcopy.backend().name == former
-
-
-def test_an_unknown_backend_is_refused(monkeypatch):
-    former = rowcopy.backend()
     with pytest.raises(ArgumentError, match=r"use_backend\(name\): .* found 'fortran'"):
         rowcopy.use_backend("fortran")  # type: ignore[arg-type]
-    assert rowcopy.backend() == former
-    monkeypatch.setenv("JAGCODEC_ROWCOPY", "fortran")
-    with pytest.raises(ArgumentError, match=r"JAGCODEC_ROWCOPY: expected one of .* 'fortran'"):
-        freshly_imported()
+    assert rowcopy.use_backend(former) == "numpy"
+    assert rowcopy.backend().name == former
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_environment_chooses(name, monkeypatch):
     monkeypatch.setenv("JAGCODEC_ROWCOPY", name)
     assert freshly_imported().backend() == (name, rowcopy.backend().missing)
-
-
-@needs_compiled
-@pytest.mark.parametrize("unset", [True, False])
-def test_the_compiled_backend_is_the_default(unset, monkeypatch):
+    monkeypatch.setenv("JAGCODEC_ROWCOPY", "fortran")
+    with pytest.raises(ArgumentError, match=r"JAGCODEC_ROWCOPY: expected one of .* 'fortran'"):
+        freshly_imported()
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "")
-    if unset:
-        monkeypatch.delenv("JAGCODEC_ROWCOPY")
-    assert freshly_imported().backend() == ("compiled", None)
+    default = ("compiled", None) if compiled else ("numpy", rowcopy.backend().missing)
+    assert freshly_imported().backend() == default
 
 
-@pytest.mark.usefixtures("without_compiled")
 def test_without_the_compiled_backend_numpy_serves_and_says_why(monkeypatch):
+    monkeypatch.delattr(rowcopy, "_kernel", raising=False)
+    monkeypatch.setitem(sys.modules, "jagcodec.rowcopy._kernel", None)
     monkeypatch.delenv("JAGCODEC_ROWCOPY", raising=False)
     fresh = freshly_imported()
     assert fresh.backend().name == "numpy"
     assert "_kernel" in fresh.backend().missing
-    assert fresh.gather(torch.arange(5), ints([3, 0]), ints([2, 1])).tolist() == [3, 4, 0]
+    out = np.zeros(3, np.uint8)
+    cells = np.arange(5, dtype=np.uint8)
+    fresh.copy_all([rowcopy.Copy(out, cells, None, ints([3, 0]), ints([2, 1]), 1)])
+    assert out.tolist() == [3, 4, 0]
     with pytest.raises(ArgumentError, match="install a C compiler"):
         fresh.use_backend("compiled")
     monkeypatch.setenv("JAGCODEC_ROWCOPY", "compiled")

@@ -296,3 +296,57 @@ def compressed(root, sizes, *sent, **changes):
     """A message whose frames are of these sizes, and are stored as `sent`."""
     stored = changes.pop("stored", [len(frame) for frame in sent])
     return message(root, *sent, sizes=sizes, stored=stored, **changes)
+
+
+# --- a message under way -----------------------------------------------------------------------
+
+
+class Draft:
+    """A message under way: its payload and its ragged groups.
+
+    Args:
+        apart: Whether each buffer is a frame of its own.
+        between: Whether an empty frame stands before each buffer.
+    """
+
+    def __init__(self, *, apart=False, between=False):
+        self._apart, self._between = apart, between
+        self.payload = [bytearray()]
+        self.groups: list[list[int]] = []
+        self._shared: dict[Any, Any] = {}
+
+    def put(self, data):
+        """The place of these bytes, which are the message's from now on."""
+        if not data:
+            return [0, 0]
+        if self._between:
+            self.payload.append(bytearray())
+        if self._apart or self._between:
+            self.payload.append(bytearray(data))
+            return [len(self.payload) - 1, 0]
+        frame = self.payload[0]
+        frame.extend(bytes(-len(frame) % 8))
+        frame += data
+        return [0, len(frame) - len(data)]
+
+    def group(self, lengths):
+        """A new ragged group of rows of these lengths."""
+        many = len(lengths) > 1
+        place = self.put(int64s(0, *itertools.accumulate(lengths))) if many else [0, 0]
+        self.groups.append([*place, len(lengths), min(lengths, default=0), max(lengths, default=0)])
+        return len(self.groups) - 1
+
+    def once(self, key, make):
+        """What `make` gave when it was called for this key first."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def shared_group(self, lengths):
+        """The ragged group of these lengths, one for the message."""
+        return self.once(("group", tuple(lengths)), lambda: self.group(lengths))
+
+    def message(self, root, *more, checksum=False):
+        """The frames of a message of this root."""
+        frames = [*map(bytes, self.payload), *more]
+        return message(root, *frames, groups=self.groups, checksum=checksum)

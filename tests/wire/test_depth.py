@@ -1,13 +1,18 @@
-"""Everything that may lie inside itself, 102 times: read or refused where there is little stack."""
+"""Everything that may lie inside itself: read or refused, in a thread of little stack."""
 
+import numpy as np
 import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
-from jagcodec import WireFormatError, decode, open_wire
+from jagcodec import WireFormatError, decode, encode
 from jagcodec.errors import JagcodecError
-from jagcodec.wire.schema import FORMS, PER_KEY
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.documents import RECORDS as RECORD_FIELDS
+from jagcodec.wire.schema import FORMS
+from tests.wire.cases.pieces import documents_inside, nodes_inside, rows_inside, stacks_inside
 from tests.wire.forge import (
-    blob,
+    list_of,
+    map_of,
     message,
     message_of_rows,
     node,
@@ -16,20 +21,20 @@ from tests.wire.forge import (
     sparse_coo,
     tensordict,
 )
-from tests.wire.many import WRAPS
-from tests.wire.test_hostile import on_a_small_stack
+from tests.wire.readers import chosen, fetched, on_a_small_stack
 
 LEVELS = 102
 
-
-def of_stacks(kind):
-    return lambda part: node(kind, 0, children=[part])
-
-
 NODES = {
-    **WRAPS,
-    "LAZY_STACK": of_stacks("LAZY_STACK"),
-    "NON_TENSOR_STACK": of_stacks("NON_TENSOR_STACK"),
+    "TUPLE": lambda part: node("TUPLE", children=[part]),
+    "LIST": list_of,
+    "MAP": lambda part: map_of({"a": part}),
+    "DICT": lambda part: node("DICT", children=[[1], part]),
+    "NON_TENSOR_DATA": lambda part: node("NON_TENSOR_DATA", 1, numbers=[1], children=[part]),
+    "TENSORDICT": lambda part: tensordict([1], {"a": part}),
+    "USER": lambda part: node("USER", "slice", children=[node("TUPLE", children=[part, 0, 0])]),
+    "LAZY_STACK": lambda part: node("LAZY_STACK", 0, children=[part]),
+    "NON_TENSOR_STACK": lambda part: node("NON_TENSOR_STACK", 0, children=[part]),
     "SPARSE_COO": lambda part: sparse_coo(part, 0),
     "STRIDED_NESTED": lambda part: node("STRIDED_NESTED", 1, children=[part, 0]),
     "TENSOR_VIEWS": lambda part: node("TENSOR_VIEWS", children=[part, 0]),
@@ -45,7 +50,7 @@ RECORDS = {
     "SCALAR": lambda value: record("SCALAR", "<i4", value),
     "NUMBERS": lambda value: record("NUMBERS", "int8", value),
     "BIG_INT": lambda value: record("BIG_INT", value),
-    "USER": lambda value: record("USER", "growth.Box", {"value": value}),
+    "USER": lambda value: record("USER", "slice", record("TUPLE", value, 0, 0)),
     "PICKLE": lambda value: record("PICKLE", value),
 }
 ROWS = {
@@ -60,19 +65,30 @@ READ = {
 MIXED = ["TUPLE", "MAP", "DICT", "LIST", "NON_TENSOR_DATA", "USER"]
 
 
-def leaf():
-    return node("BYTES", numbers=[0, 0, 1])
-
-
-def levels_of(name):
-    """A registered type lies around its state, which is a level of its own."""
-    return LEVELS // 2 if name == "USER" else LEVELS
-
-
-def inside(wraps, value, levels=LEVELS):
+def inside(wraps, value, levels):
     for level in range(levels):
         value = wraps[level % len(wraps)](value)
     return value
+
+
+def levels_of(name):
+    """A slice lies around its tuple, which is a level of its own."""
+    return LEVELS // 2 if name == "USER" else LEVELS
+
+
+def read(frames, *readers):
+    """What `decode` makes of frames, after every other reader; errors for values."""
+    for reader in (*readers, decode):
+        found = on_a_small_stack(reader, frames)
+        assert not isinstance(found, Exception) or isinstance(found, JagcodecError), repr(found)
+    # Texts of errors go around every level, too.
+    assert not isinstance(found, Exception) or len(str(found)) < 1000 * LEVELS
+    return found
+
+
+def is_read(name, frames, *readers):
+    found = read(frames, *readers)
+    assert name not in READ or not isinstance(found, Exception), found
 
 
 def batch_of(part):
@@ -80,54 +96,23 @@ def batch_of(part):
     return tensordict([1], {"x": node("NON_TENSOR_DATA", 1, numbers=[1], children=[part])})
 
 
-def chosen(frames):
-    batch = open_wire(frames)
-    _ = batch.schema, batch.rows([0, 0]).to_tensordict()
-    return batch.rows([0]).to_frames()
-
-
-def fetched(frames):
-    whole = blob(frames)
-    return open_wire(lambda offset, size: whole[offset : offset + size]).to_tensordict()
-
-
-def read(frames, *readers):
-    """What `decode` makes of frames, after every other reader; errors for values."""
-    outcomes = []
-    for reader in (*readers, decode):
-        found = on_a_small_stack(lambda reader=reader: reader(frames))
-        assert not isinstance(found, Exception) or isinstance(found, JagcodecError), repr(found)
-        outcomes.append(found)
-    return outcomes[-1]
-
-
-def check(name, found):
-    if name in READ:
-        assert not isinstance(found, Exception), found
-    elif isinstance(found, WireFormatError):
-        # Texts of errors go around every level, too.
-        assert len(str(found)) < 1000 * LEVELS
-
-
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(name):
-    innermost = batch_of(leaf()) if name == "TENSORDICT" else leaf()
-    part = inside([NODES[name]], innermost, levels_of(name))
-    check(name, read(message(part, b"x")))
-    if name == "TENSORDICT":
-        check(name, read(message(part, b"x"), open_wire, chosen, fetched))
-    else:
-        # Two levels more, and its readers of columns.
-        read(message(batch_of(part), b"x"), chosen, fetched)
+    leaf = node("BYTES", numbers=[0, 0, 1])
+    leaf = batch_of(leaf) if name == "TENSORDICT" else leaf
+    part = inside([NODES[name]], leaf, levels_of(name))
+    is_read(name, message(part, b"x"))
+    # In a batch these are two levels more.
+    read(message(part if name == "TENSORDICT" else batch_of(part), b"x"), chosen, fetched)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_documents(name):
     value = inside([RECORDS[name]], 7, levels_of(name))
-    check(name, read(message(value)))
-    check(name, read(message_of_rows(value)))
-    check(name, read(message_of_rows(value, row_message(message(1)))))
-    check(name, read(message_of_rows(row_message(message(value)))))
+    is_read(name, message(value))
+    is_read(name, message_of_rows(value))
+    is_read(name, message_of_rows(value, row_message(message(1))))
+    is_read(name, message_of_rows(row_message(message(value))))
     read(message(batch_of(value)), chosen, fetched)
     # Only the innermost is wrong, so that its error comes through every level.
     wrong = inside([RECORDS[name]], record("BIG_INT", b""), 100)
@@ -136,14 +121,8 @@ def test_documents(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_messages_in_rows(name):
-    for root in (message(7), message(leaf(), b"x"), message(record("TUPLE", 7))):
-        check(name, read(inside([ROWS[name]], root)))
-    # Each level is a row of a batch.
-    frames = message(7)
-    for _ in range(51):
-        rows = row_message(message(batch_of(7))), 7
-        frames = message_of_rows(row_message(frames), *rows, kind="OBJECT_ARRAY")
-    assert not isinstance(read(frames), Exception)
+    for root in (message(7), message(node("BYTES", numbers=[0, 0, 1]), b"x")):
+        is_read(name, inside([ROWS[name]], root, LEVELS))
     wrong = message(node("TENSOR", "float33", 0, numbers=[0, 0, 0]))
     assert isinstance(read(inside([ROWS[name]], wrong, 100)), WireFormatError)
 
@@ -151,20 +130,95 @@ def test_messages_in_rows(name):
 @pytest.mark.parametrize("first", range(0, len(MIXED), 2))
 def test_kinds_in_each_other(first):
     wraps = [NODES[name] for name in (*MIXED[first:], *MIXED[:first])]
-    assert not isinstance(read(message(inside(wraps, leaf(), 80), b"x")), Exception)
+    leaf = node("BYTES", numbers=[0, 0, 1])
+    assert not isinstance(read(message(inside(wraps, leaf, 80), b"x")), Exception)
     wraps = [RECORDS[name] for name in ("TUPLE", "map", "DICT", "list", "USER")]
-    deep = inside(wraps, 7, 40)
-    assert not isinstance(read(message_of_rows(row_message(message(deep)))), Exception)
-    frames = message_of_rows(deep)
-    for _ in range(40):
-        frames = message_of_rows(row_message(frames), kind="OBJECT_ARRAY")
-    assert not isinstance(read(frames), Exception)
+    frames = message_of_rows(inside(wraps, 7, 40))
+    assert not isinstance(read(inside([ROWS["OBJECT_ARRAY"]], frames, 40)), Exception)
 
 
 def test_every_kind_that_holds_others_is_here():
-    holders = {kind.name for kind, form in FORMS.items() if form.children not in (0,)}
-    # COMPRESSED is at the root only.
-    assert holders - {"COMPRESSED"} == set(NODES)
-    assert PER_KEY != 0
+    assert {kind.name for kind, form in FORMS.items() if form.children != 0} == {*NODES}
     named = {name.split(",")[0] for name in RECORDS} - {"list", "map"}
-    assert named == {kind.name for kind in Kind if kind.name in named}
+    assert named == {kind.name for kind in RECORD_FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (lambda n: message(nodes_inside(n)), 104),
+        (lambda n: message(documents_inside(n)), 104),
+        (lambda n: message_of_rows(documents_inside(n - 1)), 104),
+        (rows_inside, 104),
+        (lambda n: rows_inside(n, "NON_TENSOR_ROWS"), 104),
+        (lambda n: message(stacks_inside(n)), 8),
+        (lambda n: message(stacks_inside(n, "NON_TENSOR_STACK")), 8),
+    ],
+)
+def test_the_limit_of_depth(make, most):
+    """Up to it a value is read, and past it refused."""
+    for levels in (most - 4 if most > 100 else most, most + 2, most + 30, 4 * most):
+        found = read(make(levels))
+        assert isinstance(found, WireFormatError) == (levels > most)
+        assert levels <= most or found.reason == "too_deep"
+
+
+def cells_of(value):
+    cells = np.empty(1, dtype=object)
+    cells[0] = value
+    return cells
+
+
+DEEPEST_LEAVES = [
+    (),
+    torch.zeros(1),
+    torch.eye(2).to_sparse_coo(),
+    torch.nested.nested_tensor([torch.ones(1)]),
+    2**70,
+    1j,
+    b"x" * 5000,
+    {1: 2},
+    {2**70: 2**70},
+    frozenset({2**70}),
+    range(2**70),
+    cells_of(torch.ones(1)),
+    TensorDict({"a": torch.eye(2).to_sparse_coo()}, [2]),
+]
+WRAPS = {
+    "tuple": lambda value: (value,),
+    "list": lambda value: [value],
+    "dict": lambda value: {"a": value},
+    "dict, key 1": lambda value: {1: value},
+    "slice": lambda value: slice(None, value),
+    "payload": lambda value: NonTensorData((value,), batch_size=[1]),
+    "object array": cells_of,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("leaf", DEEPEST_LEAVES, ids=lambda leaf: type(leaf).__name__)
+def test_what_encode_writes_decode_reads_at_the_deepest(wrap, leaf):
+    values = [leaf]
+    for _ in range(105):
+        values.append(WRAPS[wrap](values[-1]))
+    # As deep as it goes, looked for from both ends.
+    low, high = 0, 105
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            encode(values[middle])
+            low = middle
+        except TypeError:
+            high = middle
+    assert low > 30
+    found = on_a_small_stack(lambda: decode(encode(values[low])))
+    assert not isinstance(found, Exception), found
+
+
+def test_as_many_stacks_as_encode_writes_are_read():
+    stack = TensorDict({"x": torch.ones(1)}, [])
+    for _ in range(8):
+        stack = LazyStackedTensorDict(stack, stack_dim=0)
+    assert decode(encode(stack)).batch_size == (1,) * 8
+    with pytest.raises(TypeError, match="8 stacks"):
+        encode([LazyStackedTensorDict(stack, stack_dim=0)])

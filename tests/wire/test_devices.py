@@ -22,11 +22,11 @@ from jagcodec import (
     pack_jagged_fields,
     pack_per_token_field,
     response_from_nested,
-    rowcopy,
     stack_or_nest,
     to_nested_by_length,
 )
 from jagcodec.memory.tensor_bytes import contiguous_bits
+from jagcodec.rowcopy import torch_ops
 from jagcodec.testing import jagged_batches
 from tests.device import DEVICE, Traffic, install, on_device, watch
 from tests.helpers import message
@@ -130,9 +130,9 @@ def test_a_row_gather_starts_no_wait(device):
     cells = PADDED.view(24, 3).to(device)
     starts, lengths = np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])
     with watched(device) as traffic:
-        gathered = rowcopy.gather(cells, starts, lengths)
+        gathered = torch_ops.gather(cells, starts, lengths)
     assert traffic.waits == 0
-    assert_same(gathered.cpu(), rowcopy.gather(cells.cpu(), starts, lengths))
+    assert_same(gathered.cpu(), torch_ops.gather(cells.cpu(), starts, lengths))
 
 
 def test_rows_are_padded_with_one_wait_for_their_offsets(device):

@@ -1,7 +1,8 @@
-"""Faults that the fuzzer or a search by hand found in the readers, one test for each."""
+"""Faults that the fuzzer or a search by hand found in the readers, one test for each.
 
-import struct
-import tracemalloc
+Those that a message shows by itself are among the `cases/`.
+"""
+
 from typing import Any
 
 import msgpack
@@ -9,86 +10,87 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import ArgumentError, WireFormatError, decode, encode, materialize, open_wire, to_blob
+from jagcodec import ArgumentError, decode, encode, materialize, open_wire, to_blob
 from jagcodec.errors import TransportError
 from jagcodec.wire.message import Message
-from jagcodec.wire.spec import ALIGNMENT, BLOBS, Kind
-
-
-def message(schema, numbers=(), values=(), groups=(), payload=()):
-    """The frames of a message; `schema` is packed already, or a tree for msgpack."""
-    words = [*numbers, len(groups), len(payload), *(n for group in groups for n in group)]
-    words += map(len, payload)
-    packed = schema if isinstance(schema, bytes) else msgpack.packb(schema)
-    fields = {
-        "jagcodec": 1,
-        "schema": msgpack.ExtType(Kind.SCHEMA, packed),
-        "numbers": struct.pack(f"<{len(words)}q", *words),
-        "values": msgpack.packb(list(values)),
-    }
-    return [msgpack.packb(fields), *payload]
-
-
-def refused(frames, reason):
-    with pytest.raises(WireFormatError) as caught:
-        decode(frames)
-    assert caught.value.reason == reason
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("frames", "reason"),
-    [
-        # A tensor without bytes, in the schema's root: the path has no step.
-        (message([Kind.TENSOR, "int64", 1], [0, 0, 0, 3]), "out_of_bounds"),
-        # A child that its path has no step for.
-        (message([Kind.USER, "x", [99]]), "unknown_kind"),
-        (message([Kind.NON_TENSOR_DATA, 1, [Kind.BYTES]], [1, 0, 0, 9]), "out_of_bounds"),
-    ],
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    message,
+    node,
+    packed,
+    row_message,
+    rows_node,
+    sparse_coo,
+    tensor,
+    tensordict,
 )
-def test_no_error_is_its_own_cause(frames, reason):
-    error = refused(frames, reason)
-    seen = []
-    while error is not None:
-        assert error not in seen
-        seen.append(error)
-        error = error.__cause__
+from tests.wire.readers import opened, peak_of, refused
 
 
 def test_rows_that_torch_cannot_choose_are_refused():
     """torch makes sparse tensors of these cells, and then has no kernel that picks from them."""
-    indices = [Kind.TENSOR, "int64", 2]
-    values = [Kind.TENSOR, "bits4x2", 1]
-    schema = [Kind.TENSORDICT, 1, ["a"], [Kind.SPARSE_COO, 1, 1, indices, values]]
-    numbers = [2, 2, 0, 0, 0, 1, 2, 0, 16, 0, 2]
-    frames = message(schema, numbers, payload=[struct.pack("<2q2B", 0, 1, 5, 6)])
+    column = sparse_coo(tensor("int64", (1, 2)), tensor("bits4x2", (2,), offset=16), 1, shape=[2])
+    frames = message(tensordict([2], {"a": column}), int64s(0, 1) + b"\5\6")
     assert open_wire(frames).to_tensordict()["a"].dtype == torch.bits4x2
     with pytest.raises(ArgumentError, match=r"found torch\.bits4x2; call"):
         open_wire(frames).rows([1]).to_tensordict()
 
 
-@pytest.mark.parametrize(
-    ("size", "inner"),
-    [
-        ([1], [Kind.TENSORDICT, 1, []]),
-        ([1], [Kind.NON_TENSOR_DATA, 1, None]),
-        ([1, 3], [Kind.TENSORDICT, 2, []]),
-        ([1, 3], [Kind.NON_TENSOR_DATA, 2, None]),
-        ([1, 3], [Kind.TENSORDICT, 1, []]),
-    ],
-)
-def test_both_readers_refuse_another_batch_size_in_a_batch(size, inner):
+@pytest.mark.parametrize(("size", "wrong"), [([1], [2]), ([1, 3], [1, 4]), ([1, 3], [1])])
+@pytest.mark.parametrize("kind", ["TENSORDICT", "NON_TENSOR_DATA"])
+def test_both_readers_refuse_another_batch_size_in_a_batch(size, wrong, kind):
     """tensordict would change it to that of the batch around it."""
-    values = ["x"] if inner[0] == Kind.NON_TENSOR_DATA else []
-    wrong = [2] if len(size) == 1 else [1, 4][: inner[1]]
-    schema = [Kind.TENSORDICT, len(size), ["a"], inner]
-    frames = message(schema, [*size, *wrong], values)
-    refused(frames, "bad_rows")
-    with pytest.raises(WireFormatError) as caught:
-        open_wire(frames).to_tensordict()
-    assert (caught.value.reason, caught.value.path) == ("bad_rows", "$.a")
-    with pytest.raises(WireFormatError, match="batch size"):
-        open_wire(frames).leaf("a")
+    inner = tensordict(wrong, {})
+    if kind == "NON_TENSOR_DATA":
+        inner = node(kind, len(wrong), numbers=wrong, children=["x"])
+    frames = message(tensordict(size, {"a": inner}))
+    for read in (decode, lambda frames: open_wire(frames).to_tensordict()):
+        error = refused(read, frames)
+        assert (error.reason, error.path) == ("bad_rows", "$.a")
+    refused(lambda frames: open_wire(frames).leaf("a"), frames)
+
+
+def test_rows_that_repeat_do_not_count_past_2_to_the_63():
+    """A row of cells without bytes may be as long as it likes, but not three of them."""
+    row = 1 << 62
+    column = jagged(dtype="int64", shape=[row, 0], offset=0)
+    frames = message(tensordict([1], {"a": column}), groups=[[0, 0, 1, row, row]])
+    assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
+    for rows in (2, 3, 4):
+        chosen = open_wire(frames).rows([0] * rows)
+        error = refused(type(chosen).to_tensordict, chosen)
+        assert (error.reason, error.path) == ("bad_offsets", "$.a")
+
+
+def test_a_version_is_read_in_little_memory():
+    start = b"\x84" + packed("jagcodec")
+    for rest in (b"", b"\xcd\x01", packed(2), b"\xdd\xff\xff\xff\xff" * 4):
+        assert peak_of(refused, decode, [start + rest]) < 1 << 17
+
+
+def test_messages_inside_each_other_are_not_copied_at_every_level():
+    size = 1 << 20
+    frames = message(node("BYTES", numbers=[0, 0, size]), bytes(size))
+    for _ in range(50):
+        row = row_message(frames)
+        frames = message(
+            rows_node(len(row), stored=256), row, groups=[[0, 0, 1, len(row), len(row)]]
+        )
+    assert peak_of(decode, frames) < 4 * size
+
+
+def test_rows_that_tensordict_refuses_are_refused():
+    """tensordict takes a payload out of what it is in, and a stack has more than one."""
+    stack = message(rows_node(2), b"\1\2" + bytes(6) + int64s(0, 1, 2), groups=[[0, 8, 2, 1, 1]])
+    row = row_message(stack)
+    column = rows_node(len(row), stored=256)
+    groups = [[0, 0, 1, len(row), len(row)]]
+    frames = message(tensordict([1], {"a": column}), row, groups=groups)
+    assert refused(decode, frames).reason == "bad_value"
+    for read in (opened, lambda frames: open_wire(frames).rows([0]).leaf("a")):
+        error = refused(read, frames)
+        assert (error.reason, error.path) == ("bad_value", "$.a")
 
 
 def test_rows_of_sparse_columns_are_chosen():
@@ -142,19 +144,6 @@ def test_bounds_and_shapes_are_checked_as_they_are_used(monkeypatch, views):
     assert frames[1][-1] == 0x7F
 
 
-def test_a_component_without_dims_takes_bytes():
-    nested = torch.nested.nested_tensor([torch.tensor(i) for i in range(3)])
-    found = decode(encode(nested))
-    assert [part.tolist() for part in found.unbind()] == [0, 1, 2]
-    cells, rows = [Kind.TENSOR, "uint8", 1], [Kind.TENSOR, "int64", 2]
-    schema = [Kind.STRIDED_NESTED, 0, cells, rows]
-    for dims in (b"\1" + bytes(7) + b"\2", bytes(16), b""):
-        sizes = dims.ljust(16, b"\0")[: 16 if dims else 8]
-        frames = message(schema, [0, 0, 0, 2, 0, 0, 0, 2, 1], payload=[sizes])
-        with pytest.raises(WireFormatError):
-            decode(frames)
-
-
 def test_strided_nested_rows_are_chosen_without_the_others():
     nested = torch.nested.nested_tensor([torch.arange(i * 2).view(i, 2) for i in (2, 0, 3, 1)])
     frames = encode(TensorDict({"x": nested}, [4]))
@@ -166,85 +155,6 @@ def test_strided_nested_rows_are_chosen_without_the_others():
             else [nested[i] for i in rows]
         )
         assert [part.tolist() for part in found.unbind()] == [part.tolist() for part in expected]
-
-
-def blob(frames):
-    header, *payload = frames
-    whole = struct.pack("<8sIIQ", b"jagcodec", 1, 0, len(header)) + header
-    for part in payload:
-        whole += bytes(-len(whole) % 64) + part
-    return whole
-
-
-def test_rows_that_repeat_do_not_count_past_2_to_the_63():
-    """A row of cells without bytes may be as long as it likes, but not three of them."""
-    row = 1 << 62
-    column = [Kind.JAGGED, "int64", 2, 1]
-    frames = message(
-        [Kind.TENSORDICT, 1, ["a"], column],
-        [1, 0, 0, 0, 0, row, 0],
-        groups=[[0, 0, 1, row, row]],
-    )
-    assert open_wire(frames).rows([0]).to_tensordict()["a"].values().shape == (row, 0)
-    for rows in (2, 3, 4):
-        with pytest.raises(WireFormatError) as caught:
-            open_wire(frames).rows([0] * rows).to_tensordict()
-        assert (caught.value.reason, caught.value.path) == ("bad_offsets", "$.a")
-
-
-def test_a_version_is_read_in_little_memory():
-    start = b"\x84" + msgpack.packb("jagcodec")
-    for rest in (b"", b"\xcd\x01", msgpack.packb(2), b"\xdd\xff\xff\xff\xff" * 4):
-        tracemalloc.start()
-        with pytest.raises(WireFormatError):
-            decode([start + rest])
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 1 << 17
-
-
-def row_of(frames):
-    """A message as a row of messages."""
-    row = blob(frames)
-    return row + bytes(-len(row) % ALIGNMENT)
-
-
-def test_messages_inside_each_other_are_not_copied_at_every_level():
-    size = 1 << 20
-    frames = message([Kind.BYTES], [0, 0, size], payload=[bytes(size)])
-    for _ in range(50):
-        row = row_of(frames)
-        groups = [[0, 0, 1, len(row), len(row)]]
-        frames = message(
-            [Kind.NON_TENSOR_ROWS], [0, 0, BLOBS, 0, len(row)], groups=groups, payload=[row]
-        )
-    tracemalloc.start()
-    decode(frames)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 4 * size
-
-
-def test_rows_that_tensordict_refuses_are_refused():
-    """tensordict takes a payload out of what it is in, and a stack has more than one."""
-    stack = message(
-        [Kind.NON_TENSOR_ROWS],
-        [0, 0, 0, 0, 2],
-        groups=[[0, 8, 2, 1, 1]],
-        payload=[struct.pack("<2s6x3q", b"\x01\x02", 0, 1, 2)],
-    )
-    row = row_of(stack)
-    frames = message(
-        [Kind.TENSORDICT, 1, ["a"], [Kind.NON_TENSOR_ROWS]],
-        [1, 0, 0, BLOBS, 0, len(row)],
-        groups=[[0, 0, 1, len(row), len(row)]],
-        payload=[row],
-    )
-    refused(frames, "bad_value")
-    for read in (lambda batch: batch.to_tensordict(), lambda batch: batch.rows([0]).leaf("a")):
-        with pytest.raises(WireFormatError) as caught:
-            read(open_wire(frames))
-        assert (caught.value.reason, caught.value.path) == ("bad_value", "$.a")
 
 
 def test_an_empty_stack_stays_one():

@@ -21,7 +21,6 @@ from jagcodec.batch.leaves import concat_leaves
 from jagcodec.batch.messages import Messages
 from jagcodec.errors import (
     ArgumentError,
-    ArgumentKeyError,
     WireFormatError,
 )
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
@@ -29,7 +28,7 @@ from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
-from jagcodec.ragged.select import select_leaf
+from jagcodec.ragged.select import same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
@@ -238,9 +237,7 @@ def _together(
     path = f"concat_rows[{name!r}]"
     objects = all(isinstance(column, np.ndarray) for column in columns)
     leaves = columns if objects else [_leaf(column) for column in columns]
-    joined = concat_leaves(leaves, pool, path)
-    if order is not None:
-        joined = select_leaf(joined, order, pool, path)
+    joined = concat_leaves(leaves, pool, path, order)
     return view_of(joined, path, pool) if is_jagged(joined) else joined
 
 
@@ -346,23 +343,6 @@ def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
             if source.beside:
                 messages.metas[i] = i
     return WireBatch(JoinedRows(names, counts.tolist(), parts, messages))
-
-
-def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
-    """The columns of the first batch, which all must have."""
-    first: Sequence[str] | None = None
-    for i, names in batches:
-        if first is None or names == first:
-            first = names
-            continue
-        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where} of batch {i}",
-                f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'in addition'}; select those that all have",
-            )
-    return first or ()
 
 
 def open_one(index: int, source: Any) -> WireBatch:

@@ -19,8 +19,16 @@ from tensordict import TensorDict
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.memory.tensor_bytes import IntArray, as_words, contiguous_bits, from_words
-from jagcodec.ragged.views import rows_in_place
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_bytes,
+    as_words,
+    contiguous_bits,
+    from_words,
+)
+from jagcodec.ragged.copy_rows import values_of
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView, rows_in_place
 
 Words: TypeAlias = npt.NDArray[Any]
 
@@ -129,7 +137,7 @@ def trim(column: torch.Tensor) -> Trimmed:
     one_each = _one_each(cells, firsts + starts, lengths)
     if one_each is None:
         starts, lengths = _without_single_pads(starts, lengths, width)
-        kept = rowcopy.gather(cells, firsts + starts, lengths).flatten(1).numpy()
+        kept = _kept(cells, firsts + starts, lengths)
     else:
         kept = one_each
     parts = (
@@ -158,13 +166,20 @@ def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
     return np.ascontiguousarray(wanted[:1] if alike else pads)
 
 
+def _kept(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
+    row_splits = RowSplits.from_lengths(lengths)
+    view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, starts, row_splits)
+    words: Words = values_of(view).flatten(1).numpy()
+    return words
+
+
 def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
     """One cell for each row, if all kept cells within each row are equal; otherwise None."""
     if not lengths.any():
         return None
     for rows in (_FEW_ROWS, len(lengths)):  # the first rows rule most columns out
         counts = lengths[:rows]
-        kept = rowcopy.gather(cells, starts[:rows], counts).flatten(1).numpy()
+        kept = _kept(cells, starts[:rows], counts)
         if not len(kept):
             continue
         one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
@@ -234,7 +249,13 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     if pattern is not None:
         firsts = np.cumsum(lengths) - lengths
         fresh = rectangle.zeroed and not any(pattern)
-        rowcopy.pad(cells, firsts, lengths, out, starts, pattern, fresh=fresh)
+        size = out.shape[2:].numel() * out.itemsize
+        source = as_bytes(cells)
+        task = rowcopy.Pad(as_bytes(out), source, firsts, lengths, starts, width, size, pattern)
+        if fresh:
+            rowcopy.copy_all([rowcopy.rows_only(task)])
+        else:
+            rowcopy.pad_all([task])
         return
     words = as_words(out)
     if len(after) and not (rectangle.zeroed and not after.any()):
@@ -243,8 +264,14 @@ def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     flat = words.flatten(0, 1)
     row_starts = np.arange(rows) * width
     if len(before):
-        rowcopy.scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
-    rowcopy.scatter(as_words(cells), lengths, flat, row_starts + starts)
+        _scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
+    _scatter(as_words(cells), lengths, flat, row_starts + starts)
+
+
+def _scatter(values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray) -> None:
+    """Write rows, end to end in `values`, to ``out[start : start + length]``."""
+    size = values.shape[1:].numel() * values.itemsize
+    rowcopy.copy_all([rowcopy.Copy(as_bytes(out), as_bytes(values), starts, None, lengths, size)])
 
 
 def _column(pads: torch.Tensor) -> Words:

@@ -15,13 +15,11 @@ from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
 from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows, described, torch_dtype_of
-from jagcodec.pack.rows import encode_rows
+from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.dtypes import TORCH_NAMES
 from jagcodec.wire.encoder import EncodeOptions
-from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
@@ -115,12 +113,12 @@ class RowBuilder:
         self._columns: dict[str, _Grown] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
-        for name, said in _checked(dtypes):
-            dtype = said.dtype if isinstance(said, FieldSchema) and said.kind == "jagged" else said
-            if isinstance(dtype, torch.dtype):
-                self._columns[name] = _Grown(dtype, is_chosen=True)
+        dtypes = {} if dtypes is None else dtypes
+        for name, said in read_dtypes(dtypes, "RowBuilder(dtypes)").items():
+            if said.jagged or isinstance(dtypes[name], torch.dtype):
+                self._columns[name] = _Grown(said.dtype, is_chosen=True)
             else:
-                self._dtypes[name] = said
+                self._dtypes[name] = dtypes[name]
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))
@@ -328,21 +326,6 @@ class RowBuilder:
             for name, column in self._columns.items()
         }
         return {**vars(self), "_columns": columns, "_values": dict(self._values)}
-
-
-def _checked(dtypes: Any) -> list[tuple[str, Any]]:
-    path = "RowBuilder(dtypes)"
-    if dtypes is None:
-        return []
-    if not isinstance(dtypes, Mapping):
-        found = f"found {type(dtypes).__name__}"
-        raise ArgumentTypeError("bad_type", path, f"expected a dict of names to dtypes, {found}")
-    for name, said in dtypes.items():
-        known = said in TORCH_NAMES if isinstance(said, torch.dtype) else said is object
-        if not isinstance(name, str) or not (known or isinstance(said, FieldSchema)):
-            detail = "expected a name and a torch dtype, object or a FieldSchema, found "
-            raise ArgumentTypeError("bad_type", f"{path}[{name!r:.80}]", f"{detail}{said!r:.80}")
-    return list(dtypes.items())
 
 
 _Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]

@@ -55,8 +55,13 @@ def refuse_rectangle(
     return ArgumentError("bad_shape", path, detail)
 
 
-def look_after_rows(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -> None:
-    """Warn if a rectangle that is packed does not look padded."""
+def look_after_rows(array: npt.NDArray[Any] | None, row_splits: RowSplits, path: str) -> bool:
+    """Warn if a rectangle that is packed does not look padded.
+
+    Returns whether it says so, as only integers on the CPU do: its `plain_array` holds some.
+    """
+    if array is None or array.dtype.kind not in "iu":
+        return False
     if _differ_after_rows(array, row_splits):
         warn(
             path,
@@ -64,6 +69,7 @@ def look_after_rows(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -
             "last of a row differ. Did you pass prompt or response lengths for a column of both? "
             "strict=True names the row",
         )
+    return True
 
 
 def _differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:

@@ -244,17 +244,14 @@ def _columns(
             if named is not None and name in named and len(shape) > 1:
                 rectangles.append((name, shape))
             continue
+        path = f"{where}({name!r})"
         if strict:
             if column.dtype in LENGTH_DTYPES:
-                integers.append((f"{where}({name!r})", column))
-        elif not looked and array is not None and array.dtype.kind in "iu":
-            looked = True  # of one column is enough: lengths are common to all
-            look_after_rows(array, row_splits, f"{where}({name!r})")
-        if array is not None and array.flags.c_contiguous:
-            cells = (shape[0] * shape[1], *shape[2:])
-            view = RaggedView(array, column.dtype, cells, 1, shape[1], row_splits)
-        else:
-            view = rows_of_rectangle(column.detach(), row_splits, name, array)
+                integers.append((path, column))
+        elif not looked:
+            looked = look_after_rows(array, row_splits, path)
+        rectangle = column.detach() if array is None else column
+        view = rows_of_rectangle(rectangle, row_splits, path, array)
         columns[name] = view if masked is None else masked.rows(view)
     if strict and row_splits is not None and integers:
         valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
@@ -294,9 +291,6 @@ _OBJECTS = frozenset((str, bytes, dict, type(None)))
 
 
 def _rows(column: Any, path: str) -> int:
-    plain = type(column) is torch.Tensor and column.layout is torch.strided
-    if plain and column.dim() and not (column.is_nested or column.is_quantized):
-        return int(column.shape[0])  # as most are
     if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
     if type(column) is list and all(type(row) in _OBJECTS for row in column):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_fields, known_names, name_set
+from jagcodec._arguments import check_fields, check_known, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of_rows
@@ -20,7 +20,7 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
-from jagcodec.wire.dtypes import NUMPY_NAMES
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, frames_of
@@ -368,11 +368,8 @@ def _said(
     """What the caller set for columns, by name."""
     said: dict[str, _Said] = {}
     if dtypes is not None:
-        if not isinstance(dtypes, Mapping):
-            detail = f"expected a mapping of names to dtypes, found {describe(dtypes)}"
-            raise ArgumentTypeError("bad_type", f"{where}(dtypes)", detail)
-        for name in known_names(dtypes, columns, f"{where}(dtypes)"):
-            said[name] = _said_of(dtypes[name], f"{where}(dtypes)[{brief(name)}]")
+        said = read_dtypes(dtypes, f"{where}(dtypes)")
+        check_known(said, columns, f"{where}(dtypes)")
     if rectangular != ():
         path = f"{where}(rectangular)"
         for name in known_names(sorted(name_set(rectangular, path), key=str), columns, path):
@@ -380,11 +377,23 @@ def _said(
     return said
 
 
+def read_dtypes(dtypes: Any, path: str) -> dict[str, _Said]:
+    """What `dtypes` says about each column it names."""
+    if not isinstance(dtypes, Mapping):
+        detail = f"expected a dict of names to dtypes, found {describe(dtypes)}"
+        raise ArgumentTypeError("bad_type", path, detail)
+    for name in dtypes:
+        if not isinstance(name, str):
+            detail = f"expected names that are strings, found {brief(name)}"
+            raise ArgumentTypeError("bad_type", path, detail)
+    return {name: _said_of(said, f"{path}[{brief(name)}]") for name, said in dtypes.items()}
+
+
 def _said_of(dtype: Any, path: str) -> _Said:
-    if isinstance(dtype, torch.dtype) or dtype is object:
+    if dtype is object or (isinstance(dtype, torch.dtype) and dtype in TORCH_NAMES):
         return _Said(dtype)
     if not isinstance(dtype, FieldSchema):
-        detail = f"expected a torch.dtype, object or a FieldSchema, found {brief(dtype)}"
+        detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
         raise ArgumentTypeError("bad_type", path, detail)
     if dtype.kind == "object":
         return _Said(object)

@@ -5,6 +5,7 @@ The public ones keep the names and meanings of NeMo-RL's ``nemo_rl.data_plane.co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from jagcodec.pack.checks import look_after_rows, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
-from jagcodec.ragged.views import is_per_token, rows_of_rectangle
+from jagcodec.ragged.views import rows_of_rectangle
 
 # --- padded -> jagged --------------------------------------------------------------------------
 
@@ -296,10 +297,10 @@ def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bo
         detached: torch.Tensor = val.detach()
         return detached
     check_rectangle(val, path)
-    if is_per_token(tuple(val.shape), row_splits, exact_width):
-        array = plain_array(val)
-        if array is not None and array.dtype.kind in "iu":
-            look_after_rows(array, row_splits, path)
+    widest = row_splits.max if exact_width else sys.maxsize
+    fits = val.dim() > 1 and len(val) == row_splits.rows
+    if fits and row_splits.max <= val.shape[1] <= widest:
+        look_after_rows(plain_array(val), row_splits, path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)

@@ -13,7 +13,7 @@ from jagcodec import rowcopy
 from jagcodec.memory.blocks import allocate_together
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, contiguous_bits, from_bytes
 from jagcodec.ragged.views import RaggedView
-from jagcodec.rowcopy import Copy, Pad, Starts
+from jagcodec.rowcopy import Copy, Pad, Starts, torch_ops
 
 # --- end to end --------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def _on_host(view: RaggedView) -> bool:
 
 def _gathered_by_torch(view: RaggedView) -> torch.Tensor:
     cells, starts, lengths = _cells_and_runs(view, by_row=False)
-    return rowcopy.gather(cells, starts, lengths).view(view.values_shape)
+    return torch_ops.gather(cells, starts, lengths).view(view.values_shape)
 
 
 def _runs(view: RaggedView, *, by_row: bool) -> tuple[Starts | None, IntArray]:
@@ -162,7 +162,7 @@ def pad_into(
     cells, starts, lengths = _cells_and_runs(view, by_row=True)
     left_pad = _for_runs(left_pad, view)
     flat = out.view(len(starts), out.shape[view.ragged_dim], *cells.shape[1:])
-    padded = rowcopy.pad(cells, starts, lengths, flat, left_pad, pad_bits, fresh=fresh)
+    padded = torch_ops.pad(cells, starts, lengths, flat, left_pad, pad_bits, fresh)
     return padded.view(out.shape)
 
 

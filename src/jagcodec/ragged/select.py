@@ -1,4 +1,4 @@
-"""Rows of one column, chosen: tensors of every layout, objects, batches.
+"""Rows of columns, joined and chosen: tensors of every layout, objects, batches.
 
 What tensordict can do with them depends on its release (below 0.15 nothing with jagged leaves), so
 nothing here asks it to.
@@ -6,8 +6,10 @@ nothing here asks it to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +23,8 @@ from tensordict import (
     is_tensorclass,
 )
 
-from jagcodec.errors import ArgumentError, ArgumentTypeError
-from jagcodec.memory.tensor_bytes import take_rows
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief
+from jagcodec.memory.tensor_bytes import cat_bits, take_rows
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import (
     is_jagged,
@@ -39,6 +41,7 @@ from jagcodec.ragged.non_tensor import (
     leaf_of_rows,
     object_array,
     payloads_of_stack,
+    rows_of_leaf,
     tensorclass_of,
     unbatched_of,
     unbatched_parts,
@@ -60,38 +63,241 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
         ArgumentTypeError: It is not a column.
     """
-    if isinstance(leaf, PackedColumn):
-        return varlen_column(select_view(view_of_varlen(leaf, path), chosen, pool), path)
-    if isinstance(leaf, UnbatchedTensor):
-        return unbatched_of(None, unbatched_parts(leaf)[1])
-    if isinstance(leaf, torch.Tensor):
-        return _select_tensor(leaf, chosen, pool, path)
-    if isinstance(leaf, np.ndarray):
-        return leaf[chosen.start : chosen.stop] if isinstance(chosen, range) else leaf[chosen]
-    if isinstance(leaf, list):
-        return [leaf[i] for i in chosen]
-    if is_non_tensor(leaf) and not isinstance(leaf, NonTensorStack):
-        if holds_rows(leaf):
-            return NonTensorData(
-                object_array([leaf.data[i] for i in chosen]), batch_size=[len(chosen)]
+    return _Rows(chosen, pool, operator.is_).of([leaf], path)
+
+
+def join_leaves(
+    leaves: Sequence[Any],
+    chosen: Chosen | None,
+    pool: RowSplitsPool,
+    path: str,
+    same: Callable[[Any, Any], bool],
+) -> Any:
+    """The rows of one column of several batches, one batch after the other; of these the chosen.
+
+    Copied once, or twice if rows are chosen. `same` compares what belongs to whole batches.
+
+    Raises:
+        ArgumentError: They differ in dtype, device, layout or the shape of a row, or their rows
+            cannot be joined or chosen.
+        ArgumentKeyError: Nested batches do not have the same columns.
+        ArgumentTypeError: They are not one kind of column.
+    """
+    return _Rows(chosen, pool, same).of(leaves, path)
+
+
+class _Rows(NamedTuple):
+    """Which rows of columns are wanted; None for all."""
+
+    chosen: Chosen | None
+    pool: RowSplitsPool
+    same: Callable[[Any, Any], bool]
+
+    def of(self, leaves: Sequence[Any], path: str) -> Any:
+        first = leaves[0]
+        if _are(leaves, torch.Tensor) and type(first) is not UnbatchedTensor:
+            return self._tensors(leaves, path)
+        if _are(leaves, dict):
+            return self._batches(leaves, path)
+        if _are(leaves, UnbatchedTensor):
+            tensors = [unbatched_parts(leaf)[1] for leaf in leaves]
+            remedy = "make it a column with a row for each"
+            return unbatched_of(None, self._the_same(tensors, "UnbatchedTensor", remedy, path))
+        if _are(leaves, np.ndarray):
+            _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
+            _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
+            whole = first if self._one(leaves) else np.concatenate(leaves)
+            return whole if self.chosen is None else whole[_index(self.chosen)]
+        if _are(leaves, list):
+            return self._listed(itertools.chain.from_iterable(leaves))
+        if _are(leaves, PackedColumn):
+            views = [view_of_varlen(leaf, path) for leaf in leaves]
+            return varlen_column(self._view(views, path), path)
+        if all(map(is_non_tensor, leaves)):
+            return self._objects(leaves, path)
+        if _are(leaves, LazyStackedTensorDict):
+            return self._members(leaves, path)
+        if all(is_tensorclass(leaf) and not is_non_tensor(leaf) for leaf in leaves):
+            return self._tensorclasses(leaves, path)
+        lazy = any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves)
+        if _are(leaves, TensorDictBase) and not lazy:
+            return self._batches(leaves, path)
+        kinds = [type(leaf).__name__ for leaf in leaves]
+        odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        if not odd:
+            raise not_a_column(first, path)
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{path} of batch {odd}",
+            f"expected one kind of column in all batches, found {kinds[0]} and {kinds[odd]}",
+        )
+
+    def _one(self, leaves: Sequence[Any]) -> bool:
+        """Whether rows are chosen of one column, which need not be copied first."""
+        return len(leaves) == 1 and self.chosen is not None
+
+    def _listed(self, items: Iterable[Any]) -> list[Any]:
+        listed = list(items)
+        return listed if self.chosen is None else [listed[i] for i in self.chosen]
+
+    def _view(self, views: Sequence[RaggedView], path: str) -> RaggedView:
+        """The rows of several views, end to end."""
+        view = views[0]
+        if not self._one(views):
+            _check_equal([each.ragged_dim for each in views], "ragged dim", path)
+            dim = view.ragged_dim
+            inner = [(*each.shape[: dim - 1], *each.shape[dim:]) for each in views]
+            _check_equal(inner, "row shape", path)
+            values = cat_bits([values_of(each) for each in views], dim - 1)
+            row_splits = self.pool.joined([each.row_splits for each in views])
+            view = end_to_end(values, row_splits, dim)
+        return view if self.chosen is None else _select_view(view, self.chosen, self.pool)
+
+    def _tensors(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+        first, chosen = leaves[0], self.chosen
+        if len(leaves) > 1:
+            _check_equal([_layout(leaf) for leaf in leaves], "layout", path, _PACK)
+            _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
+            _check_equal([leaf.device for leaf in leaves], "device", path)
+        if is_jagged(first):
+            views = [view_of(leaf, path, self.pool, detach=False) for leaf in leaves]
+            view = self._view(views, path)
+            return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
+        if first.is_nested:
+            return self._strided_nested(leaves, path)
+        if len(leaves) > 1:
+            _check_equal([tuple(leaf.shape[1:]) for leaf in leaves], "row shape", path, _PACK)
+        if first.layout is torch.strided:
+            whole = first if self._one(leaves) else cat_bits(leaves, 0)
+            if isinstance(chosen, range):
+                return whole[chosen.start : chosen.stop]
+            return whole if chosen is None else take_rows(whole, chosen)
+        if first.layout is torch.sparse_coo:
+            _check_equal([leaf.sparse_dim() for leaf in leaves], "number of sparse dims", path)
+            return _sparse_rows(leaves, chosen, path)
+        raise ArgumentError(
+            "bad_option",
+            path,
+            "expected columns whose rows can be chosen and joined, found a "
+            f"{first.layout}; select the others",
+        )
+
+    def _strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+        parts = [strided_parts(leaf) for leaf in leaves]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts) and len({shapes.shape[1] for _, shapes in known}) == 1:
+            shapes = np.concatenate([shapes for _, shapes in known])
+            lengths = [RowSplits.from_lengths(each.prod(axis=1)) for _, each in known]
+            cells = zip(known, lengths, strict=True)
+            view = self._view([end_to_end(values, rows) for (values, _), rows in cells], path)
+            if self.chosen is not None:
+                shapes = shapes[np.asarray(self.chosen, dtype=np.int64)]
+            return strided_nested(values_of(view), shapes)
+        members = [member for leaf in leaves for member in leaf.unbind()]
+        _check_equal([member.dim() for member in members], "number of dims", path)
+        return torch.nested.as_nested_tensor(
+            self._listed(members),
+            dtype=leaves[0].dtype,
+            device=leaves[0].device,
+            layout=torch.strided,
+        )
+
+    def _objects(self, leaves: Sequence[Any], path: str) -> Any:
+        first = leaves[0]
+        rest = [tuple(leaf.batch_size[1:]) for leaf in leaves]
+        _check_equal(rest, "batch dims after the first", path)
+        stacks = [isinstance(leaf, NonTensorStack) for leaf in leaves]
+        whole = not any(stacks) and not any(map(holds_rows, leaves))
+        if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
+            return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
+        if rest[0] and all(stacks):
+            return self._members(leaves, path)
+        if rest[0]:
+            raise ArgumentError(
+                "bad_option",
+                path,
+                "expected objects of one batch dim, found some of several that differ; "
+                "flatten the batch, or select the other columns",
             )
-        return type(leaf)(leaf.data, batch_size=[len(chosen), *leaf.batch_size[1:]])
-    if isinstance(leaf, LazyStackedTensorDict):
-        payloads = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
-        if payloads is not None:
-            return leaf_of_rows([payloads[i] for i in chosen])
-        members = members_of_stack(leaf, path)
-        return stack_like([members[i] for i in chosen], leaf)
-    if is_tensorclass(leaf):
-        fields, others = fields_of(leaf)
-        return tensorclass_of(type(leaf), select_leaf(fields, chosen, pool, path), others)
-    if isinstance(leaf, (dict, TensorDictBase)):
+        items = self._listed(itertools.chain.from_iterable(map(_payloads, leaves)))
+        if all(map(holds_rows, leaves)):
+            return NonTensorData(object_array(items), batch_size=[len(items)])
+        return leaf_of_rows(items)
+
+    def _members(self, leaves: Sequence[Any], path: str) -> Any:
+        members = (member for leaf in leaves for member in _members_of_stack(leaf, path))
+        return _stack_like(self._listed(members), leaves[0])
+
+    def _tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
+        _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
+        fields, others = zip(*map(fields_of, leaves), strict=True)
+        remedy = "make such fields NonTensorStacks, with a value for each row"
+        rest = self._the_same(others, f"{brief(others[0])} next to its tensors", remedy, path)
+        return tensorclass_of(type(leaves[0]), self.of(fields, path), rest)
+
+    def _batches(self, leaves: Sequence[Any], path: str) -> Any:
+        """Batches of the same columns, each column joined; in the order of the first."""
+        batches = [dict(leaf.items()) for leaf in leaves]
+        rows = 0
+        if not isinstance(leaves[0], dict):
+            sizes = [tuple(leaf.batch_size[1:]) for leaf in leaves]
+            _check_equal(sizes, "batch dims after the first", path)
+            rows = self._count(leaves)
+        names = same_fields(enumerate(map(list, batches)), path)
         columns = {
-            name: select_leaf(inner, chosen, pool, f"{path}[{name!r}]")
-            for name, inner in leaf.items()
+            name: self.of([batch[name] for batch in batches], f"{path}[{name!r}]") for name in names
         }
-        return like(leaf, columns, len(chosen))
-    raise not_a_column(leaf, path)
+        return like(leaves[0], columns, rows)
+
+    def _count(self, leaves: Sequence[Any]) -> int:
+        return (
+            sum(leaf.batch_size[0] for leaf in leaves) if self.chosen is None else len(self.chosen)
+        )
+
+    def _the_same(self, values: Sequence[Any], expected: str, remedy: str, path: str) -> Any:
+        """What belongs to the whole batch, of batches that have the same."""
+        for i, value in enumerate(values[1:], 1):
+            if not self.same(values[0], value):
+                raise ArgumentError(
+                    "conflict",
+                    f"{path} of batch {i}",
+                    f"expected {expected}, which belongs to all rows, as in batch 0, found "
+                    f"another; {remedy}",
+                )
+        return values[0]
+
+
+def _are(leaves: Sequence[Any], kind: type) -> bool:
+    return isinstance(leaves[0], kind) and (
+        len(leaves) == 1 or all(isinstance(leaf, kind) for leaf in leaves)
+    )
+
+
+def _index(chosen: Chosen) -> Any:
+    return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+
+
+def _payloads(leaf: Any) -> Iterable[Any]:
+    """The objects of a leaf, one per row."""
+    found = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
+    return rows_of_leaf(leaf, leaf.batch_size[0]) if found is None else found
+
+
+def _layout(leaf: torch.Tensor) -> str:
+    return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
+
+
+_PACK = "; pack a column the same way in every batch: pack_per_token_field, always_nest=True"
+
+
+def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
+    for i, value in enumerate(found):
+        if value != found[0]:
+            raise ArgumentError(
+                "bad_shape",
+                f"{path} of batch {i}",
+                f"expected {what} {found[0]} like batch 0, found {value}{remedy}",
+            )
 
 
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
@@ -105,9 +311,26 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     )
 
 
-def select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> RaggedView:
+def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
+    """The columns of the first batch, which all must have."""
+    first: Sequence[str] | None = None
+    for i, names in batches:
+        if first is None or names == first:
+            first = names
+            continue
+        for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
+            raise ArgumentKeyError(
+                "no_such_field",
+                f"{where} of batch {i}",
+                f"expected the columns of the first batch, found {name!r} "
+                f"{'missing' if name in first else 'in addition'}; select those that all have",
+            )
+    return first or ()
+
+
+def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> RaggedView:
     """These rows of a jagged column, end to end: aliased or copied as by `select_leaf`."""
-    rows = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+    rows = _index(chosen)
     row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
     memory = view.memory
     if (
@@ -142,7 +365,7 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
     return TensorDict(columns, batch_size=sizes, names=names, device=batch.device)
 
 
-def members_of_stack(stack: LazyStackedTensorDict, path: str) -> list[Any]:
+def _members_of_stack(stack: LazyStackedTensorDict, path: str) -> list[Any]:
     """The rows of a lazy stack, which may be a `NonTensorStack`."""
     if stack.stack_dim:
         raise ArgumentError(
@@ -154,7 +377,7 @@ def members_of_stack(stack: LazyStackedTensorDict, path: str) -> list[Any]:
     return stack.tensordicts
 
 
-def stack_like(members: Sequence[Any], stack: Any) -> Any:
+def _stack_like(members: Sequence[Any], stack: Any) -> Any:
     """A lazy stack of other rows."""
     if members:
         return type(stack)(*members, stack_dim=0)
@@ -167,48 +390,20 @@ def stack_like(members: Sequence[Any], stack: Any) -> Any:
     )
 
 
-def _select_tensor(
-    leaf: torch.Tensor, chosen: Chosen, pool: RowSplitsPool, path: str
-) -> torch.Tensor:
-    if is_jagged(leaf):
-        view = select_view(view_of(leaf, path, pool, detach=False), chosen, pool)
-        return nested_tensor(values_of(view), view.row_splits, view.ragged_dim)
-    if leaf.is_nested:
-        parts = strided_parts(leaf)
-        if parts is not None:
-            cells, shapes = parts
-            view = end_to_end(cells, RowSplits.from_lengths(shapes.prod(axis=1)))
-            rows = np.asarray(chosen, dtype=np.int64)
-            return strided_nested(values_of(select_view(view, chosen, pool)), shapes[rows])
-        members = leaf.unbind()
-        return torch.nested.as_nested_tensor(
-            [members[i] for i in chosen],
-            dtype=leaf.dtype,
-            device=leaf.device,
-            layout=torch.strided,
-        )
-    if leaf.layout is torch.sparse_coo:
-        index = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=leaf.device)
-        return sparse_rows(lambda: leaf.index_select(0, index), leaf.dtype, path)
-    if leaf.layout is not torch.strided:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected columns whose rows can be chosen, found a {leaf.layout}; select the others",
-        )
-    if isinstance(chosen, range):
-        return leaf[chosen.start : chosen.stop]
-    return take_rows(leaf, chosen)
-
-
-def sparse_rows(make: Callable[[], torch.Tensor], dtype: torch.dtype, path: str) -> torch.Tensor:
-    """The rows of COO tensors that torch chooses or joins."""
+def _sparse_rows(leaves: Sequence[torch.Tensor], chosen: Chosen | None, path: str) -> torch.Tensor:
+    """The rows of COO tensors, which torch joins and chooses."""
+    whole = leaves[0]
     try:
-        return make()
+        if chosen is None or len(leaves) > 1:
+            whole = torch.cat(list(leaves))
+        if chosen is None:
+            return whole
+        index = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=whole.device)
+        return whole.index_select(0, index)
     except RuntimeError as error:
         raise ArgumentError(
             "bad_option",
             path,
             f"expected a sparse column of a dtype that torch {torch.__version__} supports, found "
-            f"{dtype}; call .to_dense() or select the other columns",
+            f"{whole.dtype}; call .to_dense() or select the other columns",
         ) from error

@@ -169,16 +169,6 @@ def full_rows(padded: torch.Tensor, row_splits: RowSplits) -> RaggedView:
     return end_to_end(cells.view(rows * width, *padded.shape[2:]), row_splits)
 
 
-def is_per_token(shape: tuple[int, ...], row_splits: RowSplits, exact_width: bool) -> bool:
-    """Whether a rectangle of this shape holds one cell per token: as wide as the longest row.
-
-    It may be wider without `exact_width`, which `maybe_pack_jagged` guesses by.
-    """
-    if len(shape) < 2 or shape[0] != row_splits.rows:
-        return False
-    return shape[1] == row_splits.max or (shape[1] > row_splits.max and not exact_width)
-
-
 def rows_in_place(padded: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A rectangle with cells as (M, ...) cells in which row i begins at ``i * stride``.
 

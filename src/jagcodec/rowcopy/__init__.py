@@ -6,8 +6,8 @@ bytes and know no dtype. CPU memory has two backends:
     compiled  the C extension of this package: one memcpy per row, several threads, no GIL
     numpy     the same loop in Python, if the extension was not built
 
-Torch copies tensors on accelerators, and those that autograd follows, by index. The environment
-variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend.
+`torch_ops` copies tensors on accelerators, and those that autograd follows, by index. The
+environment variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend.
 
 Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
 The compiled backend checks them again against the buffers: a wrong one would crash it.
@@ -22,10 +22,9 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-from jagcodec.errors import ArgumentError, describe
-from jagcodec.memory.blocks import new_block
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, from_bytes
-from jagcodec.rowcopy import numpy_kernel, torch_ops
+from jagcodec.errors import ArgumentError
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.rowcopy import numpy_kernel
 from jagcodec.rowcopy.tasks import Copy, Ends, Kernel, Pad, Starts, numbers, rows_only
 
 __all__ = [
@@ -38,12 +37,9 @@ __all__ = [
     "backend",
     "copy_all",
     "ends",
-    "gather",
     "numbers",
-    "pad",
     "pad_all",
     "rows_only",
-    "scatter",
     "use_backend",
 ]
 
@@ -133,95 +129,10 @@ def pad_all(tasks: Sequence[Pad]) -> None:
         _active.pad(tasks, torch.get_num_threads())
 
 
-def gather(
-    cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end: new, or in `out`.
-
-    Rows may overlap, repeat and come in any order. `out` is contiguous, apart from `cells`.
-    """
-    if _needs_torch(cells):
-        return torch_ops.gather(cells, starts, lengths, out)
-    size = _cell_bytes(cells)
-    total = int(lengths.sum())
-    if out is None:
-        data = new_block(total * size).data
-        out = from_bytes(data, cells.dtype, (total, *cells.shape[1:]))
-    else:
-        data = _writable(out, total * size)
-    if data.nbytes:
-        copy_all([Copy(data, as_bytes(cells), None, starts, lengths, size)])
-    return out
-
-
-def scatter(
-    values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
-) -> torch.Tensor:
-    """Write rows, end to end in `values`, to ``out[start : start + length]``, which is contiguous.
-
-    Target rows must not overlap. Returns `out`; if autograd follows it, a new tensor.
-    """
-    if _needs_torch(values):
-        return torch_ops.scatter(values, lengths, out, starts)
-    if values.numel():
-        data = _writable(out, out.nbytes)
-        copy_all([Copy(data, as_bytes(values), starts, None, lengths, _cell_bytes(values))])
-    return out
-
-
-def pad(
-    cells: torch.Tensor,
-    starts: IntArray,
-    lengths: IntArray,
-    out: torch.Tensor,
-    left_pad: IntArray | None,
-    pad_bits: bytes,
-    *,
-    fresh: bool = False,
-) -> torch.Tensor:
-    """Write rows ``cells[start : start + length]`` and their pads to `out`, (R, width, ...).
-
-    `out` is contiguous, of the dtype of `cells` and apart from its memory; it may be `fresh`, with
-    the pad bits in every element. A row has ``left_pad`` pad cells before it, and the rest after
-    it. Returns `out`; if autograd follows it, a new tensor.
-    """
-    if _needs_torch(cells):
-        return torch_ops.pad(cells, starts, lengths, out, left_pad, pad_bits, fresh)
-    size, width = _cell_bytes(cells), out.shape[1]
-    data = _writable(out, len(lengths) * width * size)
-    if data.nbytes:
-        task = Pad(data, as_bytes(cells), starts, lengths, left_pad, width, size, pad_bits)
-        if fresh:
-            copy_all([rows_only(task)])
-        else:
-            pad_all([task])
-    return out
-
-
 def ends(cells: torch.Tensor, stride: int, width: int, rows: int) -> tuple[IntArray, IntArray]:
     """The starts and lengths that `Ends` measures, for (M, ...) contiguous cells on the CPU."""
     starts, lengths = (np.empty(rows, dtype=np.int64) for _ in range(2))
-    task = Ends(as_bytes(cells), stride, width, _cell_bytes(cells), starts, lengths)
+    cell_bytes = cells.shape[1:].numel() * cells.itemsize
+    task = Ends(as_bytes(cells), stride, width, cell_bytes, starts, lengths)
     _active.ends([task], torch.get_num_threads())
     return starts, lengths
-
-
-def _needs_torch(cells: torch.Tensor) -> bool:
-    return cells.requires_grad or not cells.is_cpu
-
-
-def _cell_bytes(cells: torch.Tensor) -> int:
-    return cells.shape[1:].numel() * cells.itemsize
-
-
-def _writable(out: torch.Tensor, size: int) -> ByteArray:
-    """The memory of `out` itself, never a copy: rows written there would be lost."""
-    lazy = out.is_conj() or out.is_neg()
-    if not out.is_cpu or not out.is_contiguous() or lazy or out.nbytes != size:
-        raise ArgumentError(
-            "bad_shape",
-            "rowcopy(out)",
-            f"expected contiguous CPU memory of {size} bytes, found {describe(out)}, "
-            f"strides {out.stride()}, of {out.nbytes} bytes",
-        )
-    return as_bytes(out)

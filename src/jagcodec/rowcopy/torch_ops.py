@@ -12,32 +12,12 @@ from jagcodec.memory.tensor_bytes import IntArray, contiguous_bits, refill, same
 from jagcodec.rowcopy.tasks import numbers
 
 
-def gather(
-    cells: torch.Tensor, starts: IntArray, lengths: IntArray, out: torch.Tensor | None
-) -> torch.Tensor:
-    """See `rowcopy.gather`."""
+def gather(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> torch.Tensor:
+    """Rows ``cells[start : start + length]`` of (M, ...) cells, end to end."""
     index = _cells(starts, lengths, cells.device)
     if cells.requires_grad:
-        rows = cells.index_select(0, index)
-        return rows if out is None else out.copy_(rows)
-    words = _words(contiguous_bits(cells))
-    if out is None:
-        return words.index_select(0, index).view(cells.dtype)
-    # `out` may be of another dtype, such as bytes.
-    target = out.detach().view(-1).view(words.dtype).view(len(index), *cells.shape[1:])
-    torch.index_select(words, 0, index, out=target)
-    return out
-
-
-def scatter(
-    values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray
-) -> torch.Tensor:
-    """See `rowcopy.scatter`."""
-    index = _cells(starts, lengths, values.device)
-    if values.requires_grad:
-        return out.index_copy(0, index, values)
-    _words(out.detach()).index_copy_(0, index, _words(contiguous_bits(values)))
-    return out
+        return cells.index_select(0, index)
+    return _words(contiguous_bits(cells)).index_select(0, index).view(cells.dtype)
 
 
 def pad(
@@ -49,7 +29,12 @@ def pad(
     pad_bits: bytes,
     fresh: bool,
 ) -> torch.Tensor:
-    """See `rowcopy.pad`."""
+    """Write rows ``cells[start : start + length]`` and their pads to `out`, (R, width, ...).
+
+    `out` is contiguous, of the dtype of `cells` and apart from its memory; it may be `fresh`, with
+    the pad bits in every element. A row has ``left_pad`` pad cells before it, and the rest after
+    it. Returns `out`; if autograd follows it, a new tensor.
+    """
     rows, width = out.shape[:2]
     if not fresh:
         refill(out.detach(), pad_bits)
@@ -58,9 +43,13 @@ def pad(
         out_starts = out_starts + left_pad
     total = int(lengths.sum())
     end_to_end = total == len(cells) and np.array_equal(starts, np.cumsum(lengths) - lengths)
-    values = cells if end_to_end else gather(cells, starts, lengths, None)
+    values = cells if end_to_end else gather(cells, starts, lengths)
     flat = out.view(rows * width, *cells.shape[1:])
-    return scatter(values, lengths, flat, out_starts).view(out.shape)
+    index = _cells(out_starts, lengths, values.device)
+    if values.requires_grad:
+        return flat.index_copy(0, index, values).view(out.shape)
+    _words(flat.detach()).index_copy_(0, index, _words(contiguous_bits(values)))
+    return out
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,685 @@
+"""What each function of rows does besides: columns of every kind, memory, gradients, refusals."""
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    UnbatchedTensor,
+    tensorclass,
+)
+
+from jagcodec import (
+    BatchedDataDict,
+    JagcodecError,
+    WireBatch,
+    balance_rows,
+    concat_rows,
+    decode,
+    encode,
+    join_columns,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    padding_tax,
+    repeat_rows,
+    select_rows,
+    split_rows,
+    stack_or_nest,
+    to_blob,
+    to_rows,
+)
+from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
+from jagcodec.schema import check_schema
+from jagcodec.testing import jagged_tensors
+from jagcodec.types import PackedColumn
+from tests.batch.plain import indices, jagged, table
+from tests.helpers import rollout
+from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import tensordicts
+
+
+def has_lazy(td):
+    return any(
+        (isinstance(leaf, LazyStackedTensorDict) and not isinstance(leaf, NonTensorStack))
+        or (isinstance(leaf, TensorDict) and has_lazy(leaf))
+        for _, leaf in td.items()
+    )
+
+
+def batch_of(*rows, **more):
+    ids = stack_or_nest([torch.tensor(row) for row in rows], always_nest=True)
+    return TensorDict({"ids": ids, **more}, [len(rows)])
+
+
+def nest(*lengths, fill=1.0):
+    return stack_or_nest([torch.full((n,), fill) for n in lengths], always_nest=True)
+
+
+@given(st.data())
+def test_columns_of_every_kind_are_lists_of_rows(data):
+    td = data.draw(tensordicts())
+    rows = td.batch_size[0]
+    index, chosen = data.draw(indices(rows))
+    assume(not has_lazy(td) or (rows and chosen))
+    before = table(td)
+    blob = to_blob(encode(td))
+    expected = [before[i] for i in chosen]
+    for batch in (td, open_wire(encode(td)), open_wire(lambda a, n: blob[a : a + n])):
+        found = select_rows(batch, index)
+        assert type(found) is type(batch)
+        assert table(found) == expected
+        again = decode(encode(found))
+        assert (again.names, list(again.keys())) == (td.names, list(td.keys()))
+        assert table(again) == expected
+        parts = split_rows(batch, data.draw(st.integers(1, rows + (not has_lazy(td)))))
+        assert table(concat_rows(parts)) == before
+        assert table(concat_rows([found, batch, found])) == expected + before + expected
+    assert table(concat_rows([encode(td), encode(td, narrow=True)])) == before * 2
+    assert table(td) == before
+
+
+@given(jagged_tensors(), st.data())
+def test_a_jagged_column_of_any_kind(column, data):
+    """Of ragged dim 1 or 2, with or without holes, of every dtype."""
+    rows = column.shape[0]
+    index, chosen = data.draw(indices(rows))
+    found = select_rows(TensorDict({"x": column}, [rows]), index)["x"]
+    assert rows_of(found) == [rows_of(column)[i] for i in chosen]
+    assert found.dim() == column.dim()
+    assert found.values().is_contiguous()
+    assert found.offsets().dtype == torch.int64
+    lengths = found.offsets().diff().tolist()
+    bounds = (min(lengths, default=0), max(lengths, default=0))
+    assert (found._min_seqlen, found._max_seqlen) == bounds
+    assert list(map(bits, column_of({"x": column}, "x"))) == rows_of(column)
+
+
+def test_stacks_of_more_batch_dims():
+    stack = NonTensorStack(*(NonTensorStack(NonTensorData(i), NonTensorData(-i)) for i in range(3)))
+    td = TensorDict({"x": stack, "w": NonTensorData("w", batch_size=[3, 2])}, [3, 2])
+    back = select_rows(td, [2, 0])
+    assert back.batch_size == (2, 2)
+    assert back.get("x").tolist() == [[2, -2], [0, 0]]
+    assert concat_rows([back, td]).get("x").tolist() == [[2, -2], [0, 0], [0, 0], [1, -1], [2, -2]]
+    other = TensorDict({**dict(td.items()), "w": NonTensorData("v", batch_size=[3, 2])}, [3, 2])
+    with pytest.raises(ArgumentError, match=r"\['w'\].*flatten the batch"):
+        concat_rows([td, other])
+    numbers = TensorDict({"x": torch.arange(4).view(2, 2), "n": {"y": torch.ones(2, 2, 3)}}, [2, 2])
+    assert to_rows(numbers, as_="list")[1] == {"x": [2, 3], "n": {"y": [[1.0] * 3] * 2}}
+
+
+def test_sparse_and_strided_nested_columns():
+    shapes = torch.nested.nested_tensor([torch.ones(2, 1), torch.ones(1, 3)], layout=torch.strided)
+    td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes}, [2])
+    back = concat_rows([select_rows(td, [1]), td])
+    assert back["coo"].to_dense().tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert [row.shape for row in back["shapes"].unbind()] == [(1, 3), (2, 1), (1, 3)]
+    assert [row.to_dense().tolist() for row in column_of(td, "coo")] == [[1, 0], [0, 1]]
+    assert column_of(td, "shapes", "list") == [[[1.0], [1.0]], [[1.0, 1.0, 1.0]]]
+    assert [row.shape for row in column_of(td, "shapes", "numpy")] == [(2, 1), (1, 3)]
+
+
+def test_cells_that_are_conjugated_or_of_any_dtype():
+    conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
+    assert select_rows({"x": conjugated}, [1])["x"].tolist() == [[3 + 1j]]
+    for dtype in (torch.uint64, torch.float8_e4m3fn, torch.complex128, torch.bool):
+        column = torch.arange(6, dtype=torch.uint8).view(3, 2).to(dtype)
+        both = concat_rows([select_rows({"x": column}, [2, 0]), {"x": column}])["x"]
+        assert both.dtype == dtype
+        assert bits(both) == [bits(column)[i] for i in (2, 0, 0, 1, 2)]
+
+
+# --- payloads ----------------------------------------------------------------------------------
+
+
+def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
+    def whole(value, rows=1):
+        return TensorDict({"x": NonTensorData(value, batch_size=[rows])}, [rows])
+
+    same = concat_rows([whole({"n": 1}, 2), whole({"n": 1})])
+    assert_same(same.get("x"), NonTensorData({"n": 1}, batch_size=[3]))
+    differ = concat_rows([whole({"n": 1}, 2), whole({"n": 2})]).get("x")
+    assert isinstance(differ, NonTensorStack)
+    assert differ.tolist() == [{"n": 1}, {"n": 1}, {"n": 2}]
+    # 1 and True and 1.0 are equal and are not the same.
+    kinds = concat_rows([whole(x) for x in (1, True, 1.0)]).get("x").tolist()
+    assert [type(x) for x in kinds] == [int, bool, float]
+    lock = object()  # which cannot be encoded
+    assert concat_rows([whole(lock), whole(lock)]).get("x").data is lock
+    assert concat_rows([whole(lock), whole(object())]).get("x").tolist()[0] is lock
+
+
+def test_object_arrays_stay_object_arrays():
+    array = np.array(["a", ["b"], None], dtype=object)
+    td = TensorDict({"x": array, "y": NonTensorStack("a", "b", "c")}, [3])
+    both = concat_rows([td, select_rows(td, [1])])
+    assert both.get("x").data.tolist() == ["a", ["b"], None, ["b"]]
+    assert both.get("y").tolist() == ["a", "b", "c", "b"]
+    none = select_rows(td, [])
+    assert materialize(none)["y"].shape == (0,)
+    assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
+
+
+def test_meta_of_batches_in_several_forms_is_what_all_agree_on():
+    td = TensorDict({"x": torch.ones(2)}, [2])
+    batches: list[Any] = [
+        BatchedDataDict(td.items(), meta_info={"step": 7, "seed": 1}),
+        encode(td, meta={"step": 7, "seed": True}),
+        open_wire(encode(td, meta={"step": 7, "more": 2})),
+    ]
+    assert concat_rows(batches).meta_info == {"step": 7}
+    assert materialize(batches).meta_info == {"step": 7}
+    assert materialize(batches[0]).meta_info == {"step": 7, "seed": 1}
+    assert join_columns(batches, replace=True).meta_info == {"step": 7}
+    assert concat_rows(batches[1:]).meta == {"step": 7}
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_a_range_is_a_slice_and_a_pickled_batch_of_slices_holds_only_its_rows():
+    cells = torch.arange(40_000).view(4, 10_000)
+    td = pack_jagged_fields(
+        {"ids": cells, "grid": cells.clone()}, lengths=[10_000] * 4, token_aligned_fields=["ids"]
+    )
+    part, chosen = select_rows(td, slice(1, 2)), select_rows(td, [1])
+    for whole, view in ((td["ids"].values(), part["ids"].values()), (td["grid"], part["grid"])):
+        assert view.data_ptr() == whole.data_ptr() + 80_000
+        assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert chosen["grid"].data_ptr() != part["grid"].data_ptr()
+    assert_same(chosen, part)
+    columns = BatchedDataDict(td.items()).rows(slice(1, 2))
+    columns["again"] = columns["grid"]
+    packed = pickle.dumps(columns)
+    assert len(packed) < 180_000  # a column of two names once
+    back = pickle.loads(packed)
+    assert back["again"] is back["grid"]
+    assert_same(dict(back), dict(columns))
+    for name in ("ids", "grid"):
+        assert len(pickle.dumps(BatchedDataDict({"x": part[name]}))) < 90_000
+        assert sum(map(len, encode(part.select(name)))) < 90_000
+
+
+MOVED = """
+import torch
+from jagcodec import BatchedDataDict, materialize, select_rows, split_rows, stack_or_nest
+
+ways = {
+    "select_rows": lambda batch: select_rows(batch, slice(1, 3)),
+    "split_rows": lambda batch: split_rows(batch, sizes=[1, 2, 1])[1],
+    "rows": lambda batch: batch.rows(slice(1, 3)),
+    "iterator": lambda batch: list(batch.rows(slice(1, 3)).make_iterator(2, epochs=1))[0],
+}
+size = 1 << 20  # large enough for the system to take its memory back at once
+for how, take in ways.items():
+    print(how, flush=True)
+    batch = BatchedDataDict(
+        x=torch.arange(4 * size).view(4, size),
+        jagged=stack_or_nest([torch.full((size + i,), i) for i in range(4)]),
+    )
+    part = take(batch)
+    expected = [row.clone() for row in part["x"]], part["jagged"].values().clone()
+    batch["x"].share_memory_()  # what putting it on a queue of torch.multiprocessing does
+    batch["jagged"].values().share_memory_()
+    others = [torch.full((4, size), 9) for _ in range(4)]  # where the memory was
+    assert torch.equal(part["x"], torch.stack(expected[0]))
+    assert torch.equal(part["jagged"].values(), expected[1])
+"""
+
+
+def test_chosen_rows_stay_right_when_their_source_moves_to_shared_memory():
+    # In a process of its own: one that is wrong may end.
+    done = subprocess.run([sys.executable, "-c", MOVED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["select_rows", "split_rows", "rows", "iterator"]
+
+
+def test_rows_alias_the_batch():
+    td = rollout()
+    td["wide"] = torch.zeros(3, 2)
+    for form in ("tensor", "numpy"):
+        row = to_rows(td, as_=form)[1]
+        row["ids"][0], row["wide"][0] = 70, 7
+        assert td["ids"].values().tolist() == [0, 1, 70, 5, 6, 7]
+        assert td["wide"].tolist() == [[0, 0], [7, 0], [0, 0]]
+        row["ids"][0], row["wide"][0] = 4, 0
+    assert to_rows(td)[1]["message"] is column_of(td, "message")[1]
+    blob = bytearray(to_blob(encode(td)))
+    writable, read_only = to_rows(open_wire(blob)), to_rows(open_wire(bytes(blob)))
+    before = writable[1]["ids"].tolist()
+    writable[1]["ids"][0] = 99
+    assert column_of(open_wire(blob), "ids", "list")[1][0] == 99
+    assert read_only[1]["ids"].tolist() == before
+    read_only[1]["ids"][0] = 5  # a copy, which may be written to
+
+
+def test_gradients_flow():
+    values = torch.arange(6.0, requires_grad=True)
+    weight = torch.ones(3, 2, requires_grad=True)
+    column = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 3, 6]))
+    td = TensorDict({"w": weight}, [3])
+    both = join_columns([td, {"x": column}])
+    result = concat_rows([select_rows(both, [2, 0, 2]), select_rows(both, slice(0, 1))])
+    rows = column_of(both, "x")
+    (result["x"].values().sum() + result["w"].sum() + 4 * rows[1].sum()).backward()
+    assert values.grad.tolist() == [2, 2, 4, 2, 2, 2]
+    assert weight.grad.tolist() == [[2, 2], [0, 0], [2, 2]]
+    assert column_of({"x": values}, "x", "numpy") == [0, 1, 2, 3, 4, 5]
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def test_split_by_sizes_and_times_of_rows():
+    parts = split_rows({"x": [1, 2, 3, 4]}, sizes=[1, 0, 3])
+    assert [part["x"] for part in parts] == [[1], [], [2, 3, 4]]
+    assert repeat_rows({"x": [5, 6, 7]}, torch.tensor([2, 0, 1]))["x"] == [5, 5, 7]
+    batch = BatchedDataDict(x=torch.tensor([5, 6]))
+    assert batch.repeat(2, False)["x"].tolist() == [5, 6, 5, 6]
+    unsigned = np.array([1, 0], dtype=np.uint64)
+    assert select_rows(batch, unsigned)["x"].tolist() == [6, 5]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())
+def test_parts_are_balanced_and_lose_no_row(lengths, budget, data):
+    count = data.draw(st.integers(1, len(lengths)))
+    for options in ({"max_tokens": budget}, {"parts": count}):
+        parts = balance_rows(lengths, **options)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+        assert all(len(part) and part.tolist() == sorted(part.tolist()) for part in parts)
+        sums = [sum(lengths[i] for i in part) for part in parts]
+        if "parts" in options:
+            assert len(parts) == count
+            assert max(sums) - min(sums) <= max(lengths)
+        else:
+            assert max(sums) <= budget
+            # LPT fills every part but one to half of the budget.
+            assert len(parts) <= 2 * (sum(lengths) // budget) + 2
+        same = balance_rows(torch.tensor(lengths), **options)
+        assert [part.tolist() for part in same] == [part.tolist() for part in parts]
+
+
+def test_split_by_tokens_and_back():
+    td = batch_of([1] * 5, [2], [3] * 4, [4] * 2, [5] * 3, step=NonTensorData(1, batch_size=[5]))
+    parts = split_rows(td, max_tokens=8)
+    first = [[row[0].item() for row in part["ids"].unbind()] for part in parts]
+    assert first == [[1, 2, 4], [3, 5]]
+    order = np.concatenate(balance_rows([5, 1, 4, 2, 3], max_tokens=8))
+    assert_same(select_rows(concat_rows(parts), np.argsort(order)), td)
+    assert len(split_rows(td, 4, max_tokens=8)) == 4
+    assert [len(part) for part in materialize(td, "packed").split(max_tokens=8)] == [3, 2]
+    assert [len(part) for part in split_rows(encode(td), max_tokens=8)] == [3, 2]
+    td["other"] = nest(1, 1, 1, 1, 9)
+    assert len(split_rows(td, max_tokens=9, lengths=torch.tensor([1, 1, 1, 1, 9]))) == 2
+    none = torch.tensor([], dtype=torch.int64)
+    assert split_rows({"x": []}, max_tokens=9, lengths=none) == []
+
+
+# --- columns side by side ----------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_rows_of_other_lengths_are_refused_at_the_first_that_differs(both):
+    lengths, found = zip(*both, strict=True)
+    td, column = TensorDict({"ids": nest(*lengths)}, [len(both)]), nest(*found, fill=2.0)
+    if lengths == found:
+        joined = join_columns([td, {"new": column}])
+        assert (td["ids"] * joined["new"]).values().tolist() == [2.0] * sum(lengths)
+        return
+    row = next(i for i, (a, b) in enumerate(both) if a != b)
+    written = TensorDict({"new": column}, [len(both)])
+    batches: Any
+    for batches in ([td, {"new": column}], [encode(td), encode(written)]):
+        with pytest.raises(ArgumentError) as caught:
+            join_columns(batches)
+        assert caught.value.reason == "bad_length"
+        assert caught.value.path == f"join_columns(batches[1])['new'], row {row}"
+        assert caught.value.detail == (
+            f"expected {lengths[row]} tokens like 'ids' of the first batch, found {found[row]}"
+        )
+
+
+def test_joined_columns_are_aliased_and_share_the_offsets_of_any_column():
+    td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2], names=["rows"]).lock_()
+    holes = torch.nested.nested_tensor_from_jagged(
+        torch.arange(6.0), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 2])
+    )
+    reply = encode(TensorDict({"b": nest(3, 2), "m": NonTensorStack("x", {"y": 1})}, [2]))
+    joined = join_columns([td, {"a": nest(1, 2), "holes": holes}, reply])
+    assert joined.get("ids") is td.get("ids")
+    assert (joined.names, joined.is_locked) == (["rows"], False)
+    for name, like in (("a", "mask"), ("holes", "mask"), ("b", "ids")):
+        assert joined[name].offsets() is td[like].offsets()
+    assert (td["mask"] * joined["holes"]).values().tolist() == [0.0, 2.0, 3.0]
+    assert joined.get("m").tolist() == ["x", {"y": 1}]
+    assert list(td.keys()) == ["ids", "mask"]
+    plain = TensorDict({"reward": torch.ones(2)}, [2], device="cpu")
+    joined = join_columns([plain, {"a": nest(3, 1), "b": nest(3, 1), "c": nest(1, 1)}])
+    assert joined["a"].offsets() is joined["b"].offsets()
+    assert rows_of(joined["c"]) == rows_of(nest(1, 1))
+    assert joined.device == torch.device("cpu")
+
+
+def test_a_column_is_replaced_only_on_request_and_in_its_place():
+    td = TensorDict({"ids": nest(3, 2), "mask": nest(1, 2)}, [2])
+    with pytest.raises(ArgumentError, match="replace=True") as caught:
+        join_columns([td, {"ids": nest(3, 2)}])
+    assert (caught.value.reason, caught.value.path) == (
+        "conflict",
+        "join_columns(batches[1])['ids']",
+    )
+    joined = join_columns([td, {"ids": nest(3, 2, fill=5.0)}], replace=True)
+    assert list(joined.keys()) == ["ids", "mask"]
+    assert joined["ids"].values().tolist() == [5.0] * 5
+    assert td["ids"].values().tolist() == [1.0] * 5
+    frames = [encode(td), encode(td)]
+    assert join_columns(frames, replace=True).fields == ("ids", "mask")
+
+
+def test_columns_of_a_dict_become_leaves_of_a_tensordict():
+    columns = materialize(rollout(), "packed")
+    columns["inner"] = {"n": np.arange(3), "text": ["a", "b", None]}
+    joined = join_columns([TensorDict({"first": torch.ones(3)}, [3]), columns])
+    assert type(joined) is TensorDict
+    expected = [{"first": 1.0, **row} for row in to_rows(columns, as_="list")]
+    assert to_rows(joined, as_="list") == expected
+    assert to_rows(decode(encode(joined)), as_="list") == expected
+
+
+# --- rows out ----------------------------------------------------------------------------------
+
+
+def column_of(batch, name, form="tensor"):
+    """The rows of one column."""
+    return [row[name] for row in to_rows(batch, [name], form)]
+
+
+ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
+ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+LISTS = ARRAYS | {"bfloat16", "complex32"}
+
+
+@given(jagged_tensors(), st.sampled_from(["numpy", "list"]))
+def test_arrays_and_lists_say_what_the_tensors_say(column, form):
+    expected = column_of({"x": column}, "x")
+    name = str(column.dtype).removeprefix("torch.")
+    if not (name in (ARRAYS if form == "numpy" else LISTS) or form + name[:7] == "listfloat8_"):
+        if len(column):
+            with pytest.raises(ArgumentTypeError, match=rf"to_rows\['x'\].*{column.dtype}"):
+                column_of({"x": column}, "x", form)
+        return
+    for row, tensor in zip(column_of({"x": column}, "x", form), expected, strict=True):
+        if form == "numpy":
+            assert_same(torch.from_numpy(row.copy()), tensor.contiguous())
+            continue
+        again = torch.tensor(row, dtype=torch.complex128)
+        same = tensor.to(torch.complex128).reshape(again.shape)
+        assert torch.equal(again.nan_to_num(7), same.nan_to_num(7))
+
+
+def test_what_a_row_of_one_dim_is():
+    td = TensorDict({"x": torch.tensor([1, 2]), "y": torch.ones(2, 3)}, [2])
+    tensor, array, number = (to_rows(td, as_=form)[1] for form in ("tensor", "numpy", "list"))
+    assert (tensor["x"].shape, tensor["x"].dtype) == ((), torch.int64)
+    assert (type(array["x"]), array["y"].shape) == (np.int64, (3,))
+    assert number == {"x": 2, "y": [1.0, 1.0, 1.0]}
+    assert type(number["x"]) is int
+
+
+@tensorclass
+class Turn:
+    ids: torch.Tensor
+    who: str = ""
+
+
+@pytest.mark.parametrize("form", ["tensor", "numpy", "list"])
+def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
+    turn = Turn(ids=torch.arange(2), who="user", batch_size=[2])  # type: ignore[call-arg]
+    array = NonTensorData(np.array(["a", None], dtype=object), batch_size=[2])
+    td = TensorDict({"turn": turn, "array": array, "one": UnbatchedTensor(torch.arange(3))}, [2])
+    rows = to_rows(td, as_=form)
+    assert [(int(row["turn"]["ids"]), row["turn"]["who"]) for row in rows] == [
+        (0, "user"),
+        (1, "user"),
+    ]
+    assert [row["array"] for row in rows] == ["a", None]
+    assert [[*row["one"]] for row in rows] == [[0, 1, 2]] * 2
+
+
+def test_batches_without_columns():
+    assert to_rows({}) == []
+    assert to_rows(rollout(), []) == [{}, {}, {}]
+    assert to_rows(TensorDict({}, [2])) == [{}, {}]
+    assert to_rows({"a": {}, "x": [1, 2]}) == [{"a": {}, "x": 1}, {"a": {}, "x": 2}]
+
+
+def test_numpy_columns():
+    columns = {
+        "i": np.array([1, 2], dtype=">i4"),
+        "f": np.ones((2, 2), dtype=np.float32),
+        "s": np.array(["a", "b"]),
+        "back": np.arange(2)[::-1],
+    }
+    columns["f"].flags.writeable = False
+    rows = to_rows(columns)
+    assert rows[0]["i"].dtype == torch.int32
+    assert rows[0]["f"].tolist() == [1, 1]
+    assert [row["s"] for row in rows] == ["a", "b"]
+    assert [int(row["back"]) for row in rows] == [1, 0]
+    assert to_rows(columns, as_="list")[1] == {"i": 2, "f": [1, 1], "s": "b", "back": 0}
+    assert column_of(columns, "i", "numpy")[1] == 2
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+TD = batch_of([1], [1] * 4, [1])
+TWO = TensorDict({"ids": nest(1, 2), "other": nest(4, 2)}, [2])
+LAZY = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
+LAZY_ROWS = LazyStackedTensorDict(
+    *[TensorDict({"x": torch.ones(2, i)}, [2]) for i in (1, 2)], stack_dim=1
+)
+CSR = {"x": torch.eye(2).to_sparse_csr()}
+COO = {"x": torch.eye(2).to_sparse()}
+LOW = {"x": torch.ones(2, dtype=torch.bfloat16)}
+INT = torch.int64
+
+
+def packed(*cuts):
+    return {"a": PackedColumn(torch.arange(3), torch.tensor(cuts), 2, torch.arange(3))}
+
+
+def ids(column):
+    return [batch_of([1, 2]), TensorDict({"ids": column}, [1])]
+
+
+REFUSED: dict[str, list[tuple[Any, Any, type[Exception], str]]] = {
+    "select_rows": [
+        (select_rows, (TD, [3]), ArgumentIndexError, r"select_rows\(index\).*rows of 0 to 2"),
+        (select_rows, (TD, [-4]), ArgumentIndexError, r"select_rows\(index\)"),
+        (select_rows, (TD, np.array([2**64 - 1], np.uint64)), ArgumentIndexError, "rows of 0 to 2"),
+        (select_rows, (TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
+        (select_rows, (TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
+        (select_rows, ([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
+        (select_rows, (CSR, [0]), ArgumentError, "csr"),
+        (select_rows, (packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
+        (select_rows, (packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
+        (select_rows, (packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
+        (select_rows, (packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
+        (select_rows, ({"x": LAZY_ROWS}, [0]), ArgumentError, r"\['x'\].*stack along the rows"),
+    ],
+    "repeat_rows": [
+        (repeat_rows, (TD, -1), ArgumentError, r"repeat_rows\(times\).*0 or more, found -1"),
+        (repeat_rows, (TD, [1, 2]), ArgumentError, r"repeat_rows\(times\).*3 numbers.*found 2"),
+        (repeat_rows, (TD, 1.5), ArgumentTypeError, r"repeat_rows\(times\)"),
+        (repeat_rows, (TD, True), ArgumentTypeError, r"repeat_rows\(times\)"),
+        (repeat_rows, (TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
+        (
+            lambda: repeat_rows(TD, [1, 1, 1], interleave=False),
+            (),
+            ArgumentTypeError,
+            r"repeat_rows\(times\)",
+        ),
+    ],
+    "concat_rows": [
+        (concat_rows, ([],), ArgumentError, "found none"),
+        (concat_rows, (TD,), ArgumentTypeError, "expected a list of batches, found one"),
+        (concat_rows, (encode(TD),), ArgumentTypeError, "found one"),
+        (concat_rows, ([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
+        (concat_rows, ([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
+        (concat_rows, ([TD, TensorDict({}, [1])],), ArgumentKeyError, "'ids' missing"),
+        (concat_rows, ([TD, TWO],), ArgumentKeyError, r"batch 1.*'other' in addition"),
+        (concat_rows, (ids(torch.ones(1, 2, dtype=INT)),), ArgumentError, "jagged.*strided"),
+        (concat_rows, (ids(nest(1)),), ArgumentError, "dtype"),
+        (concat_rows, (ids(jagged([torch.ones(1, 2).long()])),), ArgumentError, "row shape"),
+        (concat_rows, (ids(NonTensorData("x", batch_size=[1])),), ArgumentTypeError, "one kind"),
+        (concat_rows, ([CSR, CSR],), ArgumentError, "csr"),
+        (
+            concat_rows,
+            ([{"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}],),
+            ArgumentError,
+            r"\['x'\] of batch 1.*row shape",
+        ),
+        (
+            concat_rows,
+            (
+                [
+                    {"x": stack_or_nest([torch.ones(2, 2)], always_nest=True, ragged_dim=dim)}
+                    for dim in (1, 2)
+                ],
+            ),
+            ArgumentError,
+            "ragged dim",
+        ),
+    ],
+    "join_columns": [
+        (join_columns, ([],), ArgumentError, "found none"),
+        (join_columns, (encode(TD),), ArgumentTypeError, "found one batch"),
+        (join_columns, (to_blob(encode(TD)),), ArgumentTypeError, "found one batch"),
+        (
+            join_columns,
+            ([TD, {"a": torch.ones(2)}],),
+            ArgumentError,
+            "3 rows, like the first.*found 2",
+        ),
+        (join_columns, ([encode(TD), encode(TWO)],), ArgumentError, "expected 3 rows.*found 2"),
+        (
+            join_columns,
+            ([TD, {"a": torch.tensor(1.0)}],),
+            ArgumentTypeError,
+            "'a'.*expected a column",
+        ),
+        (join_columns, ([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
+    ],
+    "to_rows": [
+        (to_rows, ({"a": [1]}, "a"), ArgumentTypeError, "found str; put one name in a list"),
+        (to_rows, ({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
+        (to_rows, ({"a": [1]}, 5), ArgumentTypeError, "list of names"),
+        (to_rows, ({"a": [1]}, None, "pandas"), ArgumentError, "'numpy'"),
+        (to_rows, ({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
+        (to_rows, (COO, None, "numpy"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),
+        (to_rows, (CSR,), ArgumentTypeError, "sparse_csr; leave it out"),
+        (to_rows, (LOW, None, "numpy"), ArgumentTypeError, r"to_rows\['x'\].*bfloat16.*'tensor'"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "text"),
+    [
+        pytest.param(*case, id=f"{name}-{i}")
+        for name in REFUSED
+        for i, case in enumerate(REFUSED[name])
+    ],
+)
+def test_refused(call, arguments, error, text):
+    with pytest.raises(error, match=text):
+        call(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "one of parts, sizes and max_tokens"),
+        ({"parts": 2, "sizes": [1, 2]}, "one of parts, sizes and max_tokens"),
+        ({"sizes": [3], "max_tokens": 9}, "one of parts, sizes and max_tokens"),
+        ({"parts": 2, "lengths": torch.ones(3)}, "lengths only with max_tokens"),
+        ({"parts": 0}, r"\(parts\): expected 1 or more, found 0"),
+        ({"parts": 1.5}, "expected 1 or more, found 1.5"),
+        ({"sizes": [1, 1]}, "add up to 3"),
+        ({"sizes": [4, -1]}, "add up to 3"),
+        ({"sizes": [1.5, 1.5]}, "add up to 3"),
+        ({"max_tokens": 3}, r"\(lengths\), row 1: .*max_tokens=3 tokens, found 4"),
+        ({"max_tokens": 0}, r"\(max_tokens\): expected 1 or more"),
+        ({"max_tokens": 9, "parts": 4}, r"\(parts\): expected at most 3 parts.*found 4"),
+        ({"max_tokens": 9, "lengths": torch.ones(2, dtype=INT)}, "lengths shape"),
+    ],
+)
+def test_split_refuses(options, text):
+    with pytest.raises(ArgumentError, match=rf"split_rows.*{text}"):
+        split_rows(TD, **options)
+    if options.keys() & {"max_tokens"} and not options.keys() & {"sizes", "lengths"}:
+        with pytest.raises(ArgumentError, match=rf"balance_rows.*{text}"):
+            balance_rows([1, 4, 1], **options)
+
+
+def test_lengths_that_do_not_say_what_counts_are_refused():
+    with pytest.raises(ArgumentError, match="'ids' and 'other' differ"):
+        split_rows(TWO, max_tokens=9)
+    with pytest.raises(ArgumentError, match="found neither"):
+        split_rows({"x": [1]}, max_tokens=9)
+    with pytest.raises(ArgumentError, match="found neither"):
+        balance_rows([1, 2])
+    with pytest.raises(ArgumentError, match=r"row 0.*0 or more, found -1"):
+        balance_rows([-1], 1)
+
+
+CALLS: dict[str, Any] = {
+    "materialize": materialize,
+    "to_rows": to_rows,
+    "padding_tax": padding_tax,
+    "check_schema": lambda batch: check_schema(batch, {}),
+    "select_rows": lambda batch: select_rows(batch, 0),
+    "repeat_rows": lambda batch: repeat_rows(batch, 2),
+    "split_rows": lambda batch: split_rows(batch, 2),
+    "concat_rows": lambda batch: concat_rows([batch]),
+    "join_columns": lambda batch: join_columns([batch]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_not_a_batch_is_refused(name):
+    call = CALLS[name]
+    for value in (None, object(), "batch.jag"):
+        with pytest.raises(ArgumentTypeError, match=f"{name}.*expected a batch"):
+            call(value)
+    for value, error, text in (
+        (TensorDict({}, []), ArgumentError, "no batch dim"),
+        ({"a": [1], "b": [1, 2]}, ArgumentError, "expected 1 rows.*found 2"),
+        ({"a": 5}, ArgumentTypeError, "'a'.*expected a column"),
+        (LAZY, ArgumentTypeError, "lazy stack.*contiguous"),
+    ):
+        with pytest.raises(error, match=text):
+            call(value)
+
+
+def test_a_list_of_blobs_is_known_by_their_first_bytes():
+    frames = encode(rollout())
+    blobs: list[Any] = [bytes(to_blob(frames)), to_blob(frames)]
+    assert type(concat_rows(blobs)) is WireBatch
+    assert len(materialize(blobs)) == len(materialize(tuple(blobs))) == 6
+    assert len(materialize([*blobs, frames, open_wire(blobs[0])])) == 12
+    assert len(materialize(frames)) == len(materialize(tuple(frames))) == 3
+    for call in (select_rows, split_rows):
+        with pytest.raises(ArgumentTypeError, match="expected a batch"):
+            call(blobs, 1)

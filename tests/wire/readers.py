@@ -1,0 +1,153 @@
+"""What readers do with a message, how much of it, and in how much memory."""
+
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jagcodec import WireFormatError, concat_rows, decode, materialize, open_wire
+from jagcodec.errors import REASONS, JagcodecError
+from jagcodec.wire import header, schema
+from tests.wire.forge import blob
+
+
+def opened(frames: Any) -> Any:
+    """Everything that an open batch tells."""
+    batch = open_wire(frames)
+    _ = [*batch.schema.items()]
+    for name in batch.fields:
+        batch.row_lengths(name)
+        batch.leaf(name)
+    return batch.to_tensordict()
+
+
+def chosen(frames: Any) -> Any:
+    """All rows of a batch but one, and some of its columns, in another order."""
+    batch = open_wire(frames)
+    rows = len(batch)
+    batch.rows(slice(0, max(rows - 1, 0))).to_tensordict()
+    names = batch.fields[::2]
+    return batch.select(names).rows([*range(0, rows, 2), *range(rows)][:rows]).to_tensordict()
+
+
+def sent_on(frames: Any) -> Any:
+    batch = open_wire(frames)
+    return batch.rows(slice(0, max(len(batch) - 1, 0))).to_frames()
+
+
+def all_rows(frames: Any) -> Any:
+    batch = open_wire(frames)
+    rows = len(batch)
+    for index in (slice(0, rows), [*range(rows - 1, -1, -1), 0], [True] * rows):
+        batch.rows(index).to_tensordict()
+
+
+def fetched(frames: Any) -> Any:
+    whole = blob(frames)
+    batch = open_wire(lambda offset, size: whole[offset : offset + size])
+    batch.to_tensordict()
+    return batch.rows([*range(0, len(batch), 2)]).to_tensordict()
+
+
+WHOLE_BATCH_READERS: dict[str, Callable[[Any], Any]] = {
+    "open_wire": opened,
+    "all rows": all_rows,
+    "a callable": fetched,
+    "materialize": lambda frames: materialize(open_wire(frames)),
+    "concat_rows": lambda frames: concat_rows([open_wire(frames)] * 2).to_tensordict(),
+    "several": lambda frames: materialize([frames, frames]),
+}
+"""They read all of a batch, so that what is wrong in it is found."""
+
+BATCH_READERS = {**WHOLE_BATCH_READERS, "rows": chosen, "to_frames": sent_on}
+
+
+def readers_of(batch: bool) -> dict[str, Callable[[Any], Any]]:
+    return {"decode": decode, **(BATCH_READERS if batch else {})}
+
+
+def outcome(read: Callable[[Any], Any], frames: Any) -> Any:
+    """What was read, or the library's own error; any other is raised."""
+    try:
+        return read(frames)
+    except JagcodecError as error:
+        return error
+
+
+def refused(read: Callable[[Any], Any], message: Any) -> WireFormatError:
+    """The one error of a reader, which says where, what and what was expected."""
+    with pytest.raises(WireFormatError) as caught:
+        read(message)
+    error: Any = caught.value
+    assert error.reason in REASONS
+    assert error.path
+    assert "expected" in error.detail
+    seen: list[BaseException] = []
+    cause = error
+    while cause is not None:
+        assert cause not in seen, "an error that is its own cause"
+        seen.append(cause)
+        cause = cause.__cause__
+    return error
+
+
+def peak_of(call: Callable[..., Any], *arguments: Any) -> int:
+    """The most memory of Python and numpy that a call took at a time."""
+    tracemalloc.start()
+    try:
+        call(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def on_a_small_stack(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns or raises in a thread of 256 KiB of stack, which it must not overrun."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call(*arguments))
+        except Exception as error:
+            outcome.append(error)
+
+    size = threading.stack_size(256 * 1024)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(size)
+    return outcome[0]
+
+
+def forget() -> None:
+    """Empty the tables of known schemas, so that the next message is read from scratch."""
+    schema._known.clear()
+    header._known.clear()
+
+
+def operations(call: Callable[[], Any]) -> int:
+    """How many bytecode instructions a call takes, in Python code of any package."""
+    count = 0
+
+    def local(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return local
+
+    def start(frame: Any, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(start)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
