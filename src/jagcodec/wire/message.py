@@ -473,7 +473,7 @@ class Message(Source):
             for rows in ranges
         ]
         parts = [cell_range(self, place, a, b, keep=False) for a, b in bounds if a < b]
-        data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        data = np.concatenate(parts)  # a copy: values that are made of it may be written to
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
     # Tensors
