@@ -315,24 +315,24 @@ class Draft:
         self.groups: list[list[int]] = []
         self._shared: dict[Any, Any] = {}
 
-    def put(self, data):
+    def put(self, data: bytes) -> tuple[int, int]:
         """The place of these bytes, which are the message's from now on."""
         if not data:
-            return [0, 0]
+            return 0, 0
         if self._between:
             self.payload.append(bytearray())
         if self._apart or self._between:
             self.payload.append(bytearray(data))
-            return [len(self.payload) - 1, 0]
+            return len(self.payload) - 1, 0
         frame = self.payload[0]
         frame.extend(bytes(-len(frame) % 8))
         frame += data
-        return [0, len(frame) - len(data)]
+        return 0, len(frame) - len(data)
 
     def group(self, lengths):
         """A new ragged group of rows of these lengths."""
         many = len(lengths) > 1
-        place = self.put(int64s(0, *itertools.accumulate(lengths))) if many else [0, 0]
+        place = self.put(int64s(0, *itertools.accumulate(lengths))) if many else (0, 0)
         self.groups.append([*place, len(lengths), min(lengths, default=0), max(lengths, default=0)])
         return len(self.groups) - 1
 

@@ -1,21 +1,37 @@
-"""The work of reading grows no faster than the message: counted in operations, not by the clock.
-
-`fuzz/grow.py` reads larger messages of the same recipes, and looks at time and memory.
-"""
+"""The work of reading grows no faster than the message: counted in operations, not by the clock."""
 
 import itertools
 import sys
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
-from jagcodec import WireFormatError, decode
+from jagcodec import Limits, WireFormatError, decode, encode, open_wire
+from jagcodec.wire import checks
 from jagcodec.wire.documents import RECORDS
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import FORMS
-from tests.wire.grown import beside, grown, singles
-from tests.wire.growth import forget, operations, outcome, readers_of
-from tests.wire.many import COLUMNS, DOCUMENTS, VALUES, probing_keys
+from jagcodec.wire.spec import MOST_PROBES
+from tests.helpers import nested
+from tests.oracle import assert_same
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    list_of,
+    message,
+    message_of_rows,
+    node,
+    record,
+    row_message,
+    tensor,
+    tensordict,
+)
+from tests.wire.grown import DOCUMENTS, beside, drawn, probing_keys, singles
+from tests.wire.readers import forget, operations, outcome, peak_of, readers_of, refused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -24,9 +40,8 @@ pytestmark = [
 
 UNITS = 4
 ALONE = singles()
-# Of two kinds and more, in each other and beside each other.
-DRAWN = [grown(seed) for seed in range(40)]
-# Beside what many costs were multiplied with once: buffers, groups and rows.
+DRAWN = [drawn(seed) for seed in range(40)]
+# What many costs were multiplied with once: buffers, groups and rows.
 MULTIPLIERS = ["no bytes", "jagged, own group [2]", "rows, own group [2]", "objects", "str"]
 PAIRS = [beside(a, b) for a, b in itertools.combinations(MULTIPLIERS, 2)]
 
@@ -40,10 +55,10 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def counted(recipe, units, reader):
-    frames = recipe.make(units)
-    forget()  # so that both messages are read from scratch
-    return operations(lambda: outcome(reader, frames))
+def counted(call, *arguments):
+    """The operations of a call that finds nothing known."""
+    forget()
+    return operations(lambda: call(*arguments))
 
 
 @pytest.mark.parametrize("recipe", [*ALONE, *PAIRS, *DRAWN], ids=lambda recipe: recipe.name)
@@ -54,9 +69,10 @@ def test_twice_as_much_more_is_twice_the_work(recipe):
     """
     for name, reader in readers_of(recipe.batch).items():
         outcome(reader, recipe.make(UNITS))  # loads whatever is loaded on first use
-        work = [counted(recipe, units, reader) for units in (UNITS, 2 * UNITS, 4 * UNITS)]
+        sizes = (UNITS, 2 * UNITS, 4 * UNITS)
+        work = [counted(outcome, reader, recipe.make(units)) for units in sizes]
         if not in_proportion(*work):
-            work = [*work[1:], counted(recipe, 8 * UNITS, reader)]
+            work = [*work[1:], counted(outcome, reader, recipe.make(8 * UNITS))]
         assert in_proportion(*work), f"{name}: {work} operations"
 
 
@@ -64,35 +80,20 @@ def in_proportion(small, twice, four_times):
     return four_times - twice <= 2.1 * (twice - small) + 150
 
 
-def test_the_messages_grow_as_they_say():
-    for recipe in (*ALONE, *DRAWN):
+def test_the_messages_are_what_they_say():
+    """They grow with n, most are read, and every kind is among them."""
+    read, kinds = 0, set()
+    for recipe in ALONE:
         less, more = (sum(map(len, recipe.make(units))) for units in (32, 128))
         assert more <= 8 * less, recipe.name
-
-
-def test_most_of_the_messages_are_read():
-    """Those that are refused have something wrong in them."""
-    read = 0
-    for recipe in (*ALONE, *PAIRS):
-        read += not isinstance(outcome(decode, recipe.make(UNITS)), WireFormatError)
-    assert read > 0.9 * len([*ALONE, *PAIRS])
-
-
-def test_every_kind_is_among_them():
-    kinds = {kind for name in VALUES for kind in kinds_in(beside(name).make(2))}
-    assert set(FORMS) <= kinds
-    assert {kind.name for kind in RECORDS} - {"PICKLE"} <= {
-        name.split(",")[0].split(" ")[0].removesuffix("s") for name in DOCUMENTS
-    }
-    assert {f"{name} [1]" for name in COLUMNS} <= set(VALUES)
-
-
-def kinds_in(frames):
-    try:
-        schema = read_header(frames[0]).schema
-    except WireFormatError:
-        return set()
-    return set(kinds_below(schema.root))
+        frames = recipe.make(UNITS)
+        if not isinstance(outcome(decode, frames), WireFormatError):
+            read += 1
+            kinds |= {*kinds_below(read_header(frames[0]).schema.root)}
+    assert read > 0.9 * len(ALONE)
+    assert kinds >= {*FORMS}
+    named = {name.split(",")[0] for name in DOCUMENTS}
+    assert {kind.name for kind in RECORDS} - {"PICKLE"} <= named
 
 
 def kinds_below(node):
@@ -105,21 +106,81 @@ def test_what_is_quadratic_is_noticed():
     def quadratic(n):
         return sum(a < b for a in range(n) for b in range(n))
 
-    def count(n):
-        return operations(lambda: quadratic(n))
-
-    less, more = count(UNITS), count(4 * UNITS)
-    assert more > 10 * less
+    assert counted(quadratic, 4 * UNITS) > 10 * counted(quadratic, UNITS)
     assert operations(lambda: None) < 10
 
 
-def test_keys_that_share_their_way():
-    """As `grown` forges them: distinct, and so are their hashes."""
-    keys = probing_keys(5000)
-    assert len({hash(key) for key in keys}) == len(keys) == 5000
-    mask = 8191
-    slots = set()
-    steps = 0
+def test_text_over_text_is_refused():
+    # As arrays of their own: what values claim together is no more than there is.
+    over = list_of(*[node("ARRAY", "<U100", 1, numbers=[0, 0, 1])] * 2)
+    assert "do not overlap" in refused(decode, message(over, bytes(400))).detail
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def tensor_in_rows(levels, size):
+    frames = message(tensor(shape=[size]), bytes(size))
+    for _ in range(levels):
+        frames = message_of_rows(row_message(frames), 1, kind="OBJECT_ARRAY")
+    return frames
+
+
+@pytest.mark.parametrize("recipe", ALONE, ids=lambda recipe: recipe.name)
+def test_memory_is_bounded_by_the_size_of_the_message(recipe):
+    frames = recipe.make(200)
+    outcome(decode, frames)
+    assert peak_of(outcome, decode, frames) < 250 * sum(map(len, frames)) + 200_000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        # zero-byte tensors of very many rows
+        message(
+            node("SPARSE_COO", 1, 1, numbers=[0], children=[
+                tensor("int64", [0, 2**40]), tensor(shape=[2**40, 0])
+            ])
+        ),
+        # long keys over many values
+        message(list_of(*[node("MAP", ["a" * 60], children=[1])] * 5000)),
+        # one buffer under many values
+        message(list_of(*[tensor("int16", [50_000], 0, 1)] * 200), bytes(100_002)),
+        message(list_of(*[tensor("int64", [800_000], stored=1)] * 50), bytes(100_002)),
+        message(
+            list_of(*[jagged(i, shape=[0], offset=0) for i in range(200)]),
+            bytes(80_008),
+            groups=[[0, 0, 10_000, 0, 0]] * 200,
+        ),
+        # a bad field that is itself large
+        message(tensor([["|S100000"] * 100]), bytes(10**5)),
+        message(1, groups=[[0, 0, 0, 0, 0]] * 10_000),
+        tensor_in_rows(90, 1_000_000),
+    ],
+)  # fmt: skip
+def test_claims_take_no_memory(frames):
+    outcome(decode, frames)
+    assert peak_of(outcome, decode, frames) < 5 * sum(map(len, frames)) + 10_000_000
+
+
+def test_rows_of_nested_batches_over_one_group_are_chosen_once():
+    rows = 2000
+    inner = tensordict([rows], {"x": jagged(shape=[0], offset=0)})
+    frames = message(
+        tensordict([rows], {f"c{i}": inner for i in range(20)}),
+        int64s(*[0] * (rows + 1)),
+        groups=[[0, 0, rows, 0, 0]],
+    )
+    chosen: Any = open_wire(frames).rows(slice(0, rows - 1)).to_tensordict()
+    assert len({id(inner["x"].offsets()) for inner in chosen.values()}) == 1
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+def steps_of(keys, mask):
+    """How far keys go through a dict of CPython, all together."""
+    slots, steps = set(), 0
     for key in keys:
         slot, perturb = key & mask, key
         while slot in slots:
@@ -127,4 +188,112 @@ def test_keys_that_share_their_way():
             slot = (5 * slot + perturb + 1) & mask
             steps += 1
         slots.add(slot)
-    assert steps > 150 * len(keys)
+    return steps
+
+
+def test_integers_that_follow_each_other_through_the_table_are_refused():
+    keys = probing_keys(5000)
+    assert len({hash(key) for key in keys}) == len(keys) == 5000
+    assert steps_of(keys, 8191) > 150 * len(keys)
+    pairs = [part for key in keys for part in (key, None)]
+    for root in (
+        record("DICT", *pairs),
+        node("DICT", children=[keys, *keys]),
+    ):
+        error = refused(decode, message(root))
+        assert error.reason == "bad_value"
+        assert "that do not collide" in error.detail
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        range(5000),
+        range(0, -5000, -1),
+        [i << 12 for i in range(5000)],
+        [i << 56 for i in range(5000)],
+        [(i % 70) << 32 | i // 70 for i in range(5000)],
+        [i * 0.1 for i in range(5000)],
+        [1_700_000_000_000_000_000 + i * 1_000_000 for i in range(5000)],
+        np.random.default_rng(0).permutation(10_000)[:6000].tolist(),
+        np.random.default_rng(0).integers(1 << 62, size=5000).tolist(),
+        [(i, j) for i in range(70) for j in range(70)],
+        [f"{i}" for i in range(5000)] + [5],
+    ],
+)
+def test_keys_that_people_use_are_read(keys):
+    assert decode(encode(dict.fromkeys(keys))) == dict.fromkeys(keys)
+    assert decode(encode(set(keys))) == set(keys)
+
+
+def test_the_check_of_keys_takes_a_few_steps_for_each():
+    """Whatever the keys; those that collide are given up early."""
+    in_sets = [*range(1 << 10), *((i + 1) << 12 for i in range(1 << 10))]
+    for keys in (probing_keys(2700), in_sets):
+        for run in (1, 10):
+            taken = operations(partial(checks._spread, keys, (1 << 12) - 1, run))
+            assert taken < 100 * MOST_PROBES * len(keys)
+
+
+# --- what is written: the search for what repeats ----------------------------------------------
+
+
+def many_columns(n):
+    """Columns that begin, end and have in their middle what all others have."""
+    rng = np.random.default_rng(0)
+    columns = {}
+    for i in range(n):
+        row = np.full(64, 7)
+        row[[9, 40]] = rng.integers(0, 1 << 40, 2) + i
+        columns[f"c{i}"] = nested([row[:30], row[30:]])
+    return TensorDict(columns, batch_size=[2])
+
+
+def longer_and_shorter(n):
+    """Columns whose rows could be those of others and more, and are not."""
+    rng = np.random.default_rng(0)
+    columns = {f"c{i}": nested([rng.integers(0, 1 << 40, 40 + i % 5)]) for i in range(n)}
+    return TensorDict(columns, batch_size=[1])
+
+
+def repeated_columns(n):
+    """Three different columns, over and over."""
+    columns = {f"c{i}": nested([[i % 3] * 20, [i % 3] * 30]) for i in range(n)}
+    return TensorDict(columns, batch_size=[2])
+
+
+def long_prefixes(rows):
+    """Rows that share all but their last cell."""
+    base = np.random.default_rng(0).integers(0, 1 << 40, 2000)
+    return TensorDict({"a": nested([[*base, i] for i in range(rows)])}, batch_size=[rows])
+
+
+def ladder(rows):
+    """Rows each of which begins with the one before it."""
+    base = np.random.default_rng(0).integers(0, 1 << 40, rows)
+    return TensorDict({"a": nested([base[: i + 1] for i in range(rows)])}, batch_size=[rows])
+
+
+def one_row(cells):
+    values = torch.arange(cells) % 97 * (torch.arange(cells) % 89)
+    return TensorDict({"a": nested([values]), "b": nested([values.flip(0)])}, batch_size=[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "n"),
+    [
+        (many_columns, 50),
+        (longer_and_shorter, 50),
+        (repeated_columns, 50),
+        (long_prefixes, 50),
+        (ladder, 50),
+        (one_row, 25_000),
+    ],
+)
+def test_the_search_takes_work_in_proportion(make, n):
+    value = make(4 * n)
+    frames = encode(value, elide=True)
+    assert_same(decode(frames, limits=Limits(expanded=1 << 40)), value)
+    less, more = (counted(partial(encode, made, elide=True)) for made in (make(n), value))
+    # A ladder has four times as many rows and sixteen times as many cells.
+    assert more < 1.5 * (16 if make is ladder else 4) * less

@@ -26,6 +26,7 @@ from tests.wire.forge import (
     tensordict,
     zstd,
 )
+from tests.wire.readers import forget
 
 _BLOCK = 1 << 17
 _BLOCKS = 180  # of one byte each, which take four bytes, so that the message is below 1 kB
@@ -175,6 +176,7 @@ READERS: dict[str, Any] = {
 
 def cost(read):
     """Seconds of this thread, and bytes by which memory grows at its peak (Linux)."""
+    forget()
     gc.collect()
     blocks.release()
     ctypes.CDLL(None).malloc_trim(0)

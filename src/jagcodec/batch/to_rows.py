@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from tensordict import UnbatchedTensor, is_tensorclass
 from jagcodec._arguments import check_option
 from jagcodec.batch.columns import AnyBatch, columns_of
 from jagcodec.errors import ArgumentTypeError, describe
-from jagcodec.memory.tensor_bytes import plain_array, resolved
+from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.ragged.views import RaggedView
@@ -140,8 +140,7 @@ class _Making:
         elif column.is_nested:
             return [self._value(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
-            numbers = self._numbers(column, path)
-            return numbers.tolist() if self._form == "list" else list(numbers)
+            return self._array(self._numbers(column, path), path)
         raise ArgumentTypeError(
             "bad_type",
             path,
@@ -174,17 +173,11 @@ class _Making:
         return numbers.tolist() if self._form == "list" else numbers[()]
 
     def _numbers(self, tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
-        """The cells of a strided tensor as an array, aliased where that can be."""
-        array = plain_array(tensor)
-        if array is not None:
-            return array
+        """The cells of a strided tensor."""
         if tensor.is_meta:
             raise ArgumentTypeError("bad_type", path, "expected cells, found a meta tensor")
-        host = resolved(tensor.detach().cpu())
-        if self._form == "list" and host.dtype in _WIDENED:
-            host = host.to(_WIDENED[host.dtype])
         try:
-            return host.numpy()
+            return number_array(tensor, widened=self._form == "list")
         except (TypeError, RuntimeError) as error:
             raise ArgumentTypeError(
                 "bad_dtype",
@@ -192,15 +185,3 @@ class _Making:
                 f"expected a dtype that has rows as_={self._form!r}, found {tensor.dtype}; use "
                 "as_='tensor', or leave the column out",
             ) from error
-
-
-# What Python's numbers hold exactly, though numpy has not this dtype.
-_WIDENED: Mapping[torch.dtype, torch.dtype] = {
-    torch.bfloat16: torch.float32,
-    torch.complex32: torch.complex64,
-    **{
-        getattr(torch, name): torch.float32
-        for name in dir(torch)
-        if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
-    },
-}

@@ -73,18 +73,13 @@ def _as_array(value: Any) -> Any:
     """A tensor as an array; one that numpy has no dtype for by its values, or by its bytes."""
     import torch
 
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.is_nested or value.layout is not torch.strided:
+    from jagcodec.memory.tensor_bytes import number_array
+
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
         return value
     try:
-        return value.numpy()
+        return number_array(value, widened=True)
     except (TypeError, RuntimeError):
-        pass
-    try:
-        wide = torch.complex64 if value.is_complex() else torch.float32
-        return value.to(wide).numpy()  # exact: every such dtype is narrower
-    except (TypeError, RuntimeError, NotImplementedError):
         return value.view(torch.uint8).numpy()
 
 

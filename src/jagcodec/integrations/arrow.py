@@ -12,7 +12,7 @@ import torch
 
 from jagcodec.batch.columns import columns_of
 from jagcodec.errors import ArgumentError, brief, describe
-from jagcodec.memory.tensor_bytes import plain_array, resolved
+from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import gathered
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import Columns
@@ -123,14 +123,9 @@ def _numbers(tensor: torch.Tensor, path: str) -> npt.NDArray[Any]:
     """The cells as an array of a dtype that Arrow has."""
     if tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
         raise _refused(path, f"{tensor.dtype} on {tensor.device.type}")
-    array = plain_array(tensor)
-    if array is not None:
-        return array
-    host = resolved(tensor.detach().cpu())
     try:
-        # Exact: the floats that numpy does not have are narrower.
-        return (host.float() if host.is_floating_point() and host.itemsize < 4 else host).numpy()
-    except (TypeError, RuntimeError, NotImplementedError) as error:
+        return number_array(tensor, widened=True)
+    except (TypeError, RuntimeError) as error:
         raise _refused(path, f"{tensor.dtype}") from error
 
 
