@@ -1,6 +1,7 @@
 """The first difference of two batches, against the oracle and against what was changed."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, encode_fields, pack_jagged_fields
+from jagcodec import decode, encode, encode_fields, pack_jagged_fields, testing
 from jagcodec.batch.compare import first_difference
 from jagcodec.batch.difference import message_difference
 from jagcodec.errors import ArgumentKeyError
@@ -23,10 +24,14 @@ VALUES = st.one_of(tensordicts(), trees())
 def test_two_batches_differ_where_the_oracle_says_so(a, b):
     assert first_difference(a, decode(encode(a))) is None
     assert message_difference(encode(a), encode(a, narrow=True, checksum=True)) is None
-    same = is_same(a, b)
-    assert (first_difference(a, b) is None) == same
-    found = message_difference(encode(a), encode(b))
-    assert (found is None) == same
+    found, same = first_difference(a, b), is_same(a, b)
+    assert (found is None) == testing.is_same(a, b) == same
+    assert (message_difference(encode(a), encode(b)) is None) == same
+    if found is None:
+        testing.assert_same(a, b)
+        return
+    with pytest.raises(AssertionError, match=re.escape(str(found))):
+        testing.assert_same(a, b)
 
 
 @given(st.data(), st.sampled_from([torch.int64, torch.float32, torch.bfloat16, torch.bool]))

@@ -103,31 +103,6 @@ def test_a_join_is_used_like_one_open_message(kind):
 
 
 @settings(max_examples=60)
-@given(st.lists(jagged_batches(), min_size=1, max_size=4), st.data())
-def test_joins_are_those_of_the_batches(batches, data):
-    """Columns of every dtype; those that differ are refused as in memory."""
-    names = set.intersection(*[set(batch.fields) for batch in batches])
-    packed = [
-        pack_jagged_fields(
-            {name: column for name, column in batch.fields.items() if name in names},
-            lengths=batch.lengths,
-        )
-        for batch in batches
-    ]
-    kind = data.draw(st.sampled_from(list(KINDS)))
-    try:
-        whole = expected(packed)
-    except ArgumentError as error:
-        with pytest.raises(type(error)):
-            joined(packed, kind).to_tensordict()
-        return
-    batch = joined(packed, kind)
-    assert_same(batch.to_tensordict(), whole)
-    rows = data.draw(st.lists(st.integers(0, len(batch) - 1), max_size=5)) if len(batch) else []
-    assert_same(batch.rows(rows).to_tensordict(), select_rows(whole, rows))
-
-
-@settings(max_examples=60)
 @given(jagged_batches(), st.data())
 def test_parts_are_the_messages_of_their_rows(batch, data):
     """Bytes that are cut out of a message are what `encode` makes of the same rows."""

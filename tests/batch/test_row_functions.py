@@ -503,55 +503,47 @@ def ids(column):
     return [batch_of([1, 2]), TensorDict({"ids": column}, [1])]
 
 
-REFUSED: dict[str, list[tuple[Any, Any, type[Exception], str]]] = {
-    "select_rows": [
-        (select_rows, (TD, [3]), ArgumentIndexError, r"select_rows\(index\).*rows of 0 to 2"),
-        (select_rows, (TD, [-4]), ArgumentIndexError, r"select_rows\(index\)"),
-        (select_rows, (TD, np.array([2**64 - 1], np.uint64)), ArgumentIndexError, "rows of 0 to 2"),
-        (select_rows, (TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
-        (select_rows, (TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
-        (select_rows, ([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
-        (select_rows, (CSR, [0]), ArgumentError, "csr"),
-        (select_rows, (packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
-        (select_rows, (packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
-        (select_rows, (packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
-        (select_rows, (packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
-        (select_rows, ({"x": LAZY_ROWS}, [0]), ArgumentError, r"\['x'\].*stack along the rows"),
+REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
+    select_rows: [
+        ((TD, [3]), ArgumentIndexError, r"select_rows\(index\).*rows of 0 to 2"),
+        ((TD, [-4]), ArgumentIndexError, r"select_rows\(index\)"),
+        ((TD, np.array([2**64 - 1], np.uint64)), ArgumentIndexError, "rows of 0 to 2"),
+        ((TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
+        ((TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
+        (([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
+        ((CSR, [0]), ArgumentError, "csr"),
+        ((packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
+        ((packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
+        ((packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
+        ((packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
+        (({"x": LAZY_ROWS}, [0]), ArgumentError, r"\['x'\].*stack along the rows"),
     ],
-    "repeat_rows": [
-        (repeat_rows, (TD, -1), ArgumentError, r"repeat_rows\(times\).*0 or more, found -1"),
-        (repeat_rows, (TD, [1, 2]), ArgumentError, r"repeat_rows\(times\).*3 numbers.*found 2"),
-        (repeat_rows, (TD, 1.5), ArgumentTypeError, r"repeat_rows\(times\)"),
-        (repeat_rows, (TD, True), ArgumentTypeError, r"repeat_rows\(times\)"),
-        (repeat_rows, (TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
-        (
-            lambda: repeat_rows(TD, [1, 1, 1], interleave=False),
-            (),
-            ArgumentTypeError,
-            r"repeat_rows\(times\)",
-        ),
+    repeat_rows: [
+        ((TD, -1), ArgumentError, r"repeat_rows\(times\).*0 or more, found -1"),
+        ((TD, [1, 2]), ArgumentError, r"repeat_rows\(times\).*3 numbers.*found 2"),
+        ((TD, 1.5), ArgumentTypeError, r"repeat_rows\(times\)"),
+        ((TD, True), ArgumentTypeError, r"repeat_rows\(times\)"),
+        ((TD, "2"), ArgumentTypeError, r"repeat_rows\(times\)"),
     ],
-    "concat_rows": [
-        (concat_rows, ([],), ArgumentError, "found none"),
-        (concat_rows, (TD,), ArgumentTypeError, "expected a list of batches, found one"),
-        (concat_rows, (encode(TD),), ArgumentTypeError, "found one"),
-        (concat_rows, ([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
-        (concat_rows, ([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
-        (concat_rows, ([TD, TensorDict({}, [1])],), ArgumentKeyError, "'ids' missing"),
-        (concat_rows, ([TD, TWO],), ArgumentKeyError, r"batch 1.*'other' in addition"),
-        (concat_rows, (ids(torch.ones(1, 2, dtype=INT)),), ArgumentError, "jagged.*strided"),
-        (concat_rows, (ids(nest(1)),), ArgumentError, "dtype"),
-        (concat_rows, (ids(jagged([torch.ones(1, 2).long()])),), ArgumentError, "row shape"),
-        (concat_rows, (ids(NonTensorData("x", batch_size=[1])),), ArgumentTypeError, "one kind"),
-        (concat_rows, ([CSR, CSR],), ArgumentError, "csr"),
+    concat_rows: [
+        (([],), ArgumentError, "found none"),
+        ((TD,), ArgumentTypeError, "expected a list of batches, found one"),
+        ((encode(TD),), ArgumentTypeError, "found one"),
+        (([TD, [1]],), ArgumentTypeError, r"batches\[1\].*expected a batch"),
+        (([TD, {"ids": [1]}],), ArgumentTypeError, "kind of column"),
+        (([TD, TensorDict({}, [1])],), ArgumentKeyError, "'ids' missing"),
+        (([TD, TWO],), ArgumentKeyError, r"batch 1.*'other' in addition"),
+        ((ids(torch.ones(1, 2, dtype=INT)),), ArgumentError, "jagged.*strided"),
+        ((ids(nest(1)),), ArgumentError, "dtype"),
+        ((ids(jagged([torch.ones(1, 2).long()])),), ArgumentError, "row shape"),
+        ((ids(NonTensorData("x", batch_size=[1])),), ArgumentTypeError, "one kind"),
+        (([CSR, CSR],), ArgumentError, "csr"),
         (
-            concat_rows,
             ([{"x": torch.ones(1, 2)}, {"x": torch.ones(1, 3)}],),
             ArgumentError,
             r"\['x'\] of batch 1.*row shape",
         ),
         (
-            concat_rows,
             (
                 [
                     {"x": stack_or_nest([torch.ones(2, 2)], always_nest=True, ragged_dim=dim)}
@@ -562,49 +554,47 @@ REFUSED: dict[str, list[tuple[Any, Any, type[Exception], str]]] = {
             "ragged dim",
         ),
     ],
-    "join_columns": [
-        (join_columns, ([],), ArgumentError, "found none"),
-        (join_columns, (encode(TD),), ArgumentTypeError, "found one batch"),
-        (join_columns, (to_blob(encode(TD)),), ArgumentTypeError, "found one batch"),
+    join_columns: [
+        (([],), ArgumentError, "found none"),
+        ((encode(TD),), ArgumentTypeError, "found one batch"),
+        ((to_blob(encode(TD)),), ArgumentTypeError, "found one batch"),
         (
-            join_columns,
             ([TD, {"a": torch.ones(2)}],),
             ArgumentError,
             "3 rows, like the first.*found 2",
         ),
-        (join_columns, ([encode(TD), encode(TWO)],), ArgumentError, "expected 3 rows.*found 2"),
+        (([encode(TD), encode(TWO)],), ArgumentError, "expected 3 rows.*found 2"),
         (
-            join_columns,
             ([TD, {"a": torch.tensor(1.0)}],),
             ArgumentTypeError,
             "'a'.*expected a column",
         ),
-        (join_columns, ([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
+        (([encode(TD), [b"no message"]],), JagcodecError, "message 1: "),
     ],
-    "to_rows": [
-        (to_rows, ({"a": [1]}, "a"), ArgumentTypeError, "found str; put one name in a list"),
-        (to_rows, ({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
-        (to_rows, ({"a": [1]}, 5), ArgumentTypeError, "list of names"),
-        (to_rows, ({"a": [1]}, None, "pandas"), ArgumentError, "'numpy'"),
-        (to_rows, ({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
-        (to_rows, (COO, None, "numpy"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),
-        (to_rows, (CSR,), ArgumentTypeError, "sparse_csr; leave it out"),
-        (to_rows, (LOW, None, "numpy"), ArgumentTypeError, r"to_rows\['x'\].*bfloat16.*'tensor'"),
+    to_rows: [
+        (({"a": [1]}, "a"), ArgumentTypeError, "found str; put one name in a list"),
+        (({"a": [1]}, ["a", "b"]), ArgumentKeyError, "expected one of 'a'"),
+        (({"a": [1]}, 5), ArgumentTypeError, "list of names"),
+        (({"a": [1]}, None, "pandas"), ArgumentError, "'numpy'"),
+        (({"a": torch.ones(2, device="meta")}, ["a"], "list"), ArgumentTypeError, "meta"),
+        ((COO, None, "numpy"), ArgumentTypeError, "sparse_coo; use as_='tensor'"),
+        ((CSR,), ArgumentTypeError, "sparse_csr; leave it out"),
+        ((LOW, None, "numpy"), ArgumentTypeError, r"to_rows\['x'\].*bfloat16.*'tensor'"),
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments", "error", "text"),
-    [
-        pytest.param(*case, id=f"{name}-{i}")
-        for name in REFUSED
-        for i, case in enumerate(REFUSED[name])
-    ],
+    ("call", "arguments", "error", "text"), [(f, *case) for f in REFUSED for case in REFUSED[f]]
 )
 def test_refused(call, arguments, error, text):
     with pytest.raises(error, match=text):
         call(*arguments)
+
+
+def test_times_of_rows_are_not_for_whole_batches():
+    with pytest.raises(ArgumentTypeError, match=r"repeat_rows\(times\): expected an integer"):
+        repeat_rows(TD, [1, 1, 1], interleave=False)
 
 
 @pytest.mark.parametrize(

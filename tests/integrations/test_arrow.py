@@ -1,8 +1,6 @@
 """`to_arrow`: the rows of every form of a batch, as other tools read them."""
 
 import struct
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -144,15 +142,3 @@ def test_a_column_that_arrow_does_not_have_is_named(column):
 def test_what_is_not_a_batch_is_an_error_of_the_caller(source):
     with pytest.raises(JagcodecError, match=r"to_arrow\(batch\)"):
         to_arrow(source)
-
-
-def test_pyarrow_that_is_missing_is_named_with_the_remedy():
-    code = """
-import sys
-sys.modules["pyarrow"] = None  # as if there were no such module
-from jagcodec.integrations.arrow import to_arrow
-to_arrow({})
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "ArgumentError: to_arrow: expected pyarrow" in run.stderr
-    assert "pip install 'pyarrow>=15'" in run.stderr

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
-from jagcodec import UnsupportedTypeError, WireFormatError, decode, encode, to_blob
+from jagcodec import WireFormatError, decode, encode, to_blob
 from tests.helpers import PAYLOADS, make_batch
 from tests.oracle import assert_same, rows_of
 
@@ -32,13 +30,10 @@ def empty(client):
 
 
 @pytest.mark.parametrize("cells_per_token", [1, 20_000], ids=["small", "large"])
-def test_a_batch_comes_back_whole_and_in_part(client, cells_per_token):
+def test_a_batch_comes_back_in_part(client, cells_per_token):
     batch = make_batch(cells_per_token)
     size = example.put(client, "a", batch, checksum=True)
     assert size == client.get_size("a") == len(to_blob(encode(batch, checksum=True)))
-    back = decode(example.get(client, "a"))
-    assert_same(back, batch)
-    back["ids"].values().zero_()  # it is the caller's
     assert_same(example.opened(client, "a").to_tensordict(), batch)
     part = example.opened(client, "a").rows([4, 2]).select(["ids", "message"])
     example.put(client, "b", part)
@@ -79,9 +74,7 @@ def test_keys_that_are_missing_or_taken(client):
     assert decode(example.get(client, "a")) == [1]
 
 
-def test_what_cannot_be_encoded_or_does_not_fit_leaves_nothing(client):
-    with pytest.raises(UnsupportedTypeError, match=r"\$\.lock"):
-        example.put(client, "a", {"lock": threading.Lock()})
+def test_what_does_not_fit_leaves_nothing(client):
     with pytest.raises(ConnectionError, match="code -"):
         example.put(client, "a", torch.zeros(1 << 27, dtype=torch.uint8))
     example.put(client, "a", 1)

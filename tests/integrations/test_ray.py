@@ -1,22 +1,18 @@
-"""Batches through a real Ray: this process, task arguments and results, worker processes."""
+"""What is Ray's own: the object store, worker processes, and the hook that sets them up."""
 
-import os
-import subprocess
-import sys
-import threading
-from pathlib import Path
+import importlib
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 
 from jagcodec import (
     BatchedDataDict,
     WireBatch,
     encode,
     encode_rows,
-    materialize,
     open_wire,
     select_rows,
     stack_or_nest,
@@ -27,32 +23,10 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ra
 
 from jagcodec.integrations import ray as integration  # noqa: E402
 from tests.helpers import PAYLOADS, make_batch  # noqa: E402
+from tests.integrations.conftest import SECONDS, needs  # noqa: E402
 from tests.oracle import assert_same  # noqa: E402
 
-SECONDS = 60
-
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    # Workers import this library from where this process has it.
-    paths = [str(Path(integration.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=200 * 2**20,
-        runtime_env={
-            "worker_process_setup_hook": "jagcodec.integrations.setup",
-            "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        },
-    )
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture
@@ -62,12 +36,12 @@ def registered(cluster):
     integration.unregister()
 
 
+def get(reference):
+    return ray.get(reference, timeout=SECONDS)
+
+
 def there_and_back(value):
-    return ray.get(ray.put(value), timeout=SECONDS)
-
-
-def rows_of(column):
-    return [row.tolist() for row in column.unbind()]
+    return get(ray.put(value))
 
 
 # As a message of Ray's, in the store in pieces, and in the store in one piece.
@@ -76,174 +50,132 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-@SIZES
-def test_a_tensordict_comes_back(registered, cells_per_token):
-    batch = make_batch(cells_per_token)
-    found = there_and_back(batch)
-    assert_same(found, batch)
-    if cells_per_token == 1:  # one raggedness, which stock pickling takes apart
-        assert rows_of(found["ids"] * found["logprobs"])
+# --- the store ---------------------------------------------------------------------------------
 
 
-@SIZES
-def test_what_comes_back_may_be_written_to(registered, cells_per_token):
-    reference = ray.put(make_batch(cells_per_token))
-    first, second = (ray.get(reference, timeout=SECONDS) for _ in range(2))
-    first["ids"].values().zero_()
-    first["reward"].zero_()
-    assert_same(second, make_batch(cells_per_token))
-
-
-def test_ray_is_given_no_buffer_that_it_copies_slowly(registered):
-    """Of more than 1 MiB it starts threads for each, which pays off from about 8 MiB on."""
-    sizes = []
-    for cells_per_token in (20_000, 100_000):
-        batch = make_batch(cells_per_token)
-        for value in (batch, open_wire(encode(batch))):
-            ray.cloudpickle.dumps(
-                value, protocol=5, buffer_callback=lambda buffer: sizes.append(len(buffer.raw()))
-            )
-    assert max(sizes) == 15 * 100_000 * 8  # in one piece
-    assert not [size for size in sizes if 2**20 < size <= 2**23]
-
-
-def test_a_jagged_tensor_comes_back_with_its_ragged_dim(registered):
-    position_ids = torch.nested.nested_tensor_from_jagged(
-        torch.arange(30).view(3, 10),
-        torch.tensor([0, 4, 4, 10]),
-        jagged_dim=2,
-        min_seqlen=0,
-        max_seqlen=6,
-    )
-    found = there_and_back(position_ids)
-    assert found._ragged_idx == 2
-    assert torch.equal(found.values(), position_ids.values())
-    assert found.offsets().tolist() == [0, 4, 4, 10]
-    found.values().zero_()
-
-
-def test_a_batched_data_dict_comes_back(registered):
-    batch = materialize(make_batch())
-    batch.meta_info["step"] = 7
-    found = there_and_back(batch)
-    assert type(found) is BatchedDataDict
-    assert found.meta_info == {"step": 7}
-    assert torch.equal(found["ids"], batch["ids"])
-    assert found["message"].tolist() == PAYLOADS
-
-
-LENGTHS = [3, 1, 4, 2]
-
-
-def samples(count=4):
-    """What rollout managers collect: one item per sample, tensors and objects."""
-    return [
-        {
-            "tokens": torch.arange(10 * i, 10 * i + LENGTHS[i]),
-            "log_probs": torch.full((LENGTHS[i],), 0.5 * i),
-            "reward": float(i),
-            "message": {"row": i},
-        }
-        for i in range(count)
-    ]
-
-
-def test_a_dict_of_lists_of_tensors_comes_back_as_it_was_put(registered):
-    columns = {name: [sample[name] for sample in samples()] for name in samples()[0]}
-    found = there_and_back(BatchedDataDict(columns))
-    assert type(found) is BatchedDataDict
-    assert [row.tolist() for row in found["tokens"]] == [row.tolist() for row in columns["tokens"]]
-    assert (found["reward"], found["message"]) == (columns["reward"], columns["message"])
-    found["tokens"][0].zero_()  # a write to the store would kill this process
-
-
-@pytest.mark.parametrize("form", ["list of samples", "dict of lists of tensors"])
-def test_samples_are_put_as_one_batch_and_parts_of_it_fetched(registered, form):
-    rows = samples()
-    columns = {name: [sample[name] for sample in rows] for name in rows[0]}
-    batch = open_wire(encode_rows(rows if form == "list of samples" else columns))
-    for index in ([0, 2], [3]):
-        part = there_and_back(select_rows(batch, index))
-        found = to_rows(part)
-        assert len(found) == len(index)
-        for row, i in zip(found, index, strict=True):
-            assert torch.equal(row["tokens"], rows[i]["tokens"])
-            assert torch.equal(row["log_probs"], rows[i]["log_probs"])
-            assert (row["reward"], row["message"]) == (rows[i]["reward"], rows[i]["message"])
-
-
-def test_a_lazy_stack_comes_back(registered):
-    stack = LazyStackedTensorDict(
-        *[TensorDict({"image": torch.ones(2, i + 1)}, batch_size=[2]) for i in range(3)]
-    )
-    found = there_and_back(stack)
-    assert type(found) is LazyStackedTensorDict
-    assert [td["image"].shape for td in found.tensordicts] == [(2, 1), (2, 2), (2, 3)]
-
-
-def test_batches_inside_other_objects_come_back(registered):
-    batch = make_batch()
-    found = there_and_back({"batches": [batch, (1, batch["ids"])], "step": 3})
-    assert_same(found["batches"][0], batch)
-    assert rows_of(found["batches"][1][1]) == rows_of(batch["ids"])
-    assert found["step"] == 3
-
-
-class TestWireBatch:
+@pytest.mark.cluster
+class TestStore:
     @SIZES
-    def test_comes_back_and_goes_on(self, registered, cells_per_token):
-        batch = make_batch(cells_per_token)
-        found = there_and_back(there_and_back(open_wire(encode(batch))))
-        assert_same(found.to_tensordict(), batch)
+    def test_its_readers_get_memory_of_their_own(self, registered, cells_per_token):
+        reference = ray.put(make_batch(cells_per_token))
+        first, second = get(reference), get(reference)
+        first["ids"].values().zero_()  # a write to the store would kill this process
+        first["reward"].zero_()
+        assert_same(second, make_batch(cells_per_token))
 
-    @pytest.mark.parametrize("cells_per_token", [20_000, 100_000])
-    def test_reads_the_store_in_place_and_copies_what_it_hands_out(
+    def test_ray_is_given_no_buffer_that_it_copies_slowly(self, registered):
+        """Of more than 1 MiB it starts threads for each, which pays off from about 8 MiB on."""
+        sizes = []
+        for cells_per_token in (20_000, 100_000):
+            batch = make_batch(cells_per_token)
+            for value in (batch, open_wire(encode(batch))):
+                ray.cloudpickle.dumps(
+                    value, protocol=5, buffer_callback=lambda b: sizes.append(len(b.raw()))
+                )
+        assert max(sizes) == 15 * 100_000 * 8  # in one piece
+        assert not [size for size in sizes if 2**20 < size <= 2**23]
+
+    @pytest.mark.parametrize("form", ["list of samples", "dict of lists of tensors"])
+    def test_samples_are_put_as_one_batch_and_parts_of_it_fetched(self, registered, form):
+        rows: list[dict[str, Any]] = [
+            {"tokens": torch.arange(10 * i, 11 * i + 1), "reward": float(i), "message": {"row": i}}
+            for i in range(4)
+        ]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        batch = open_wire(encode_rows(rows if form == "list of samples" else columns))
+        for index in ([0, 2], [3]):
+            found = to_rows(there_and_back(select_rows(batch, index)))
+            for row, i in zip(found, index, strict=True):
+                assert torch.equal(row["tokens"], rows[i]["tokens"])
+                assert (row["reward"], row["message"]) == (float(i), {"row": i})
+
+    @SIZES
+    def test_a_wire_batch_comes_back_and_goes_on(self, registered, cells_per_token):
+        once = there_and_back(open_wire(encode(make_batch(cells_per_token))))
+        assert type(once) is WireBatch
+        for batch in (once, once.rows(slice(0, 6))):
+            assert_same(there_and_back(batch).to_tensordict(), make_batch(cells_per_token))
+
+    @SIZES
+    def test_a_wire_batch_reads_the_store_and_copies_what_it_hands_out(
         self, registered, cells_per_token
     ):
-        batch = make_batch(cells_per_token)
-        wire = open_wire(encode(batch))
-        reference = ray.put(wire)
-        found = ray.get(reference, timeout=SECONDS)
-        assert type(found) is WireBatch
+        reference = ray.put(open_wire(encode(make_batch(cells_per_token))))
         # The store gives every reader the same memory.
-        again = ray.get(reference, timeout=SECONDS)
+        found, again = get(reference), get(reference)
         places = [
             [np.frombuffer(frame, dtype=np.uint8).ctypes.data for frame in opened.to_frames()]
             for opened in (found, again)
         ]
-        assert places[0] == places[1]
+        assert cells_per_token == 1 or places[0] == places[1]
         assert all(memoryview(frame).readonly for frame in found.to_frames())
         td = found.to_tensordict()
         td["ids"].values().zero_()
+        td["reward"].zero_()
         assert_same(again.to_tensordict(), make_batch(cells_per_token))
 
-    def test_small_ones_cannot_be_written_through_either(self, registered):
-        reference = ray.put(open_wire(encode(make_batch())))
-        first, second = (ray.get(reference, timeout=SECONDS) for _ in range(2))
-        first.to_tensordict()["reward"].zero_()
-        assert second.to_tensordict()["reward"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-
-    def test_only_what_was_chosen_is_sent(self, registered):
+    def test_only_the_chosen_rows_of_a_wire_batch_are_sent(self, registered):
         wire = open_wire(encode(make_batch(20_000))).select(["logprobs", "message"]).rows([4, 2])
         found = there_and_back(wire)
         assert found.fields == ("logprobs", "message")
-        expected = make_batch(20_000)["logprobs"].unbind()
-        assert rows_of(found.leaf("logprobs")) == [expected[4].tolist(), expected[2].tolist()]
-        assert found.leaf("message").tolist() == [PAYLOADS[4], PAYLOADS[2]]
         assert sum(memoryview(frame).nbytes for frame in found.to_frames()) < 10_000
 
-    def test_one_that_came_from_ray_goes_on(self, registered):
-        once = there_and_back(open_wire(encode(make_batch(20_000))))
-        assert_same(there_and_back(once).to_tensordict(), make_batch(20_000))
-        assert_same(there_and_back(once.rows(slice(0, 6))).to_tensordict(), make_batch(20_000))
-
-    def test_it_keeps_its_object_in_the_store(self, registered):
+    def test_a_wire_batch_keeps_its_object_in_the_store(self, registered):
         found = there_and_back(open_wire(encode(make_batch(20_000))))  # its reference is gone
         for _ in range(20):  # more than the store holds, were nothing freed
             ray.put(np.ones(15 * 2**20, dtype=np.uint8))
         assert_same(found.to_tensordict(), make_batch(20_000))
 
+    def test_references_are_not_hidden_from_ray(self, registered):
+        with pytest.raises(TypeError, match="ObjectRef cannot be encoded"):
+            ray.put(BatchedDataDict({"reference": [ray.put(1)]}))
 
+
+# --- registration ------------------------------------------------------------------------------
+
+
+def shares_offsets(td):
+    """Whether a batch came in this wire format: only there do equal rows share their offsets."""
+    return td["ids"].offsets() is td["logprobs"].offsets()
+
+
+@pytest.mark.cluster
+class TestRegistration:
+    def test_unregister_restores_and_what_is_stored_stays_readable(self, cluster):
+        for _ in range(2):
+            integration.register()
+        reference = ray.put(make_batch())
+        for _ in range(2):
+            integration.unregister()
+        assert_same(get(reference), make_batch())
+        assert shares_offsets(get(reference))
+        assert not shares_offsets(there_and_back(make_batch()))
+
+    def test_a_serializer_of_the_users_is_restored(self, cluster):
+        batch = BatchedDataDict(a=torch.ones(2))
+        ray.util.register_serializer(
+            BatchedDataDict, serializer=lambda batch: "theirs", deserializer=str
+        )
+        try:
+            importlib.import_module("jagcodec.integrations").setup()
+            assert there_and_back(batch) == "theirs"
+            integration.register()
+            assert type(there_and_back(batch)) is BatchedDataDict
+            integration.unregister()
+            assert there_and_back(batch) == "theirs"
+        finally:
+            ray.util.deregister_serializer(BatchedDataDict)
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def new_worker(name, **variables):
+    """Options of a task for a process of its own, which imported nothing before."""
+    return {"runtime_env": {"env_vars": {"JAGCODEC_TEST": name, **variables}}}
+
+
+@pytest.mark.cluster
 class TestWorkers:
     def test_arguments_and_results(self, registered):
         @ray.remote
@@ -253,29 +185,12 @@ class TestWorkers:
             return batch, wire.select(["message"]), type(wire).__name__
 
         batch = make_batch(20_000)
-        back, wire, kind = ray.get(double.remote(batch, open_wire(encode(batch))), timeout=SECONDS)
+        back, wire, kind = get(double.remote(batch, open_wire(encode(batch))))
         assert kind == "WireBatch"
         assert back["reward"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
         assert torch.equal(back["ids"].values(), batch["ids"].values() * 2)
         assert type(wire) is WireBatch
         assert wire.leaf("message").tolist() == PAYLOADS
-
-    def test_results_are_written_by_this_wire(self, registered):
-        """The hook was run in the worker: equal rows share their offsets only on this wire."""
-
-        @ray.remote
-        def make():
-            columns = [torch.ones(2), torch.ones(1)]
-            return TensorDict(
-                {
-                    name: stack_or_nest([row.clone() for row in columns], always_nest=True)
-                    for name in "ab"
-                },
-                batch_size=[2],
-            )
-
-        back = ray.get(make.remote(), timeout=SECONDS)
-        assert back["a"].offsets() is back["b"].offsets()
 
     def test_an_actor(self, registered):
         @ray.remote
@@ -287,61 +202,267 @@ class TestWorkers:
                 return self.batch
 
         buffer = Buffer.remote()  # type: ignore[attr-defined]
-        ray.get(buffer.put.remote(make_batch()), timeout=SECONDS)
-        assert_same(ray.get(buffer.get.remote(), timeout=SECONDS), make_batch())
+        get(buffer.put.remote(make_batch()))
+        assert_same(get(buffer.get.remote()), make_batch())
+
+    def test_one_that_imports_nothing_has_nothing(self, cluster):
+        @ray.remote
+        def loaded():
+            import sys
+
+            heavy = ("torch", "numpy", "tensordict", "verl", "jagcodec.wire", "jagcodec.memory")
+            return [name for name in heavy if name in sys.modules], "jagcodec" in sys.modules
+
+        assert get(loaded.options(**new_worker("bare")).remote()) == ([], True)
+
+    def test_one_that_imports_tensordict_sends_batches_in_this_wire_format(self, cluster):
+        @ray.remote
+        def make():
+            import sys
+
+            before = "torch" in sys.modules
+            import torch
+            from tensordict import TensorDict
+
+            columns = {
+                name: torch.nested.nested_tensor(
+                    [torch.full((2,), 1.5), torch.full((3,), 2.5)], layout=torch.jagged
+                )
+                for name in ("ids", "logprobs")
+            }
+            return TensorDict(columns, batch_size=[2]), before
+
+        found, before = get(make.options(**new_worker("imports")).remote())
+        assert not before
+        assert shares_offsets(found)
+        assert [row.tolist() for row in found["ids"].unbind()] == [[1.5] * 2, [2.5] * 3]
+
+    def test_one_that_is_sent_a_batch_first_sends_one_too(self, registered):
+        @ray.remote
+        def back(td):
+            td["logprobs"] = td["ids"] * 2
+            return td
+
+        rows = [torch.ones(2), torch.ones(1)]
+        td = TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, batch_size=[2])
+        found = get(back.options(**new_worker("is sent")).remote(td))
+        assert shares_offsets(found)
+        assert [row.tolist() for row in found["logprobs"].unbind()] == [[2.0, 2.0], [2.0]]
+
+    @needs("verl")
+    def test_one_that_imports_verl_sends_dataprotos_in_this_wire_format(self, cluster):
+        @ray.remote
+        def make():
+            import torch
+            from ray import cloudpickle
+            from verl import DataProto
+
+            data = DataProto.from_dict(
+                tensors={"ids": torch.arange(6).view(2, 3)}, meta_info={"step": 3}
+            )
+            return data, b"jagcodec.integrations.verl" in cloudpickle.dumps(data)
+
+        found, here = get(make.remote())
+        assert here
+        assert found.batch["ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert found.meta_info == {"step": 3}
+
+    def test_the_next_hook_is_called(self, cluster):
+        @ray.remote(**new_worker("next", JAGCODEC_NEXT_HOOK="hooks.hook"))
+        def calls():
+            return importlib.import_module("hooks").calls
+
+        assert get(calls.remote()) == [1]
+
+    def test_a_bad_next_hook_ends_the_worker(self, cluster):
+        @ray.remote(max_retries=0, **new_worker("bad", JAGCODEC_NEXT_HOOK="hooks.nothing"))
+        def calls():
+            return 1
+
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            get(calls.remote())
 
 
-class TestRefusals:
-    def test_what_cannot_be_encoded_is_named(self, registered):
-        batch = BatchedDataDict({"lock": [threading.Lock()]})
-        with pytest.raises(TypeError, match=r"lock\[0\]: _thread.lock cannot be encoded"):
-            ray.put(batch)
+# --- the hook, in processes of its own -----------------------------------------------------------
 
-    def test_references_are_not_hidden_from_ray(self, registered):
-        reference = ray.put(1)
-        with pytest.raises(TypeError, match="ObjectRef cannot be encoded"):
-            ray.put(BatchedDataDict({"reference": [reference]}))
+# What a process writes, read by a reader of this library, and the readers that it names.
+TOOLS = """
+import sys
+from jagcodec.integrations import setup
 
-    def test_pickle_only_if_told(self, cluster):
-        batch = BatchedDataDict({"path": [Path("/a"), Path("/b")]})
-        integration.register()
-        try:
-            with pytest.raises(TypeError, match="Path cannot be encoded"):
-                ray.put(batch)
-            integration.register(allow_pickle=True)
-            assert there_and_back(batch) == batch
-            integration.register(default=str)
-            assert there_and_back(batch) == {"path": ["/a", "/b"]}
-        finally:
-            integration.unregister()
+def written(value):
+    from ray import cloudpickle
+    data = cloudpickle.dumps(value)
+    names = [name for name in ("ray", "verl") if f"jagcodec.integrations.{name}".encode() in data]
+    return names, cloudpickle.loads(data)
+
+def batch():
+    import torch, tensordict
+    return tensordict.TensorDict({"a": torch.arange(3)}, batch_size=[3])
+"""
 
 
-class TestRegistration:
-    def test_unregister_restores(self, cluster):
-        integration.register()
-        integration.register()
-        reference = ray.put(make_batch())
-        integration.unregister()
-        assert_same(ray.get(reference, timeout=SECONDS), make_batch())  # it stays readable
-        back = there_and_back(make_batch())
-        assert back["ids"].offsets() is not back["logprobs"].offsets()
-        integration.unregister()
+class TestHook:
+    def test_it_imports_nothing_heavy(self, python):
+        code = """
+from jagcodec.integrations import setup
+import sys
+before = sorted(name for name in sys.modules if name.startswith("jagcodec"))
+setup()
+print(before, [name for name in ("torch", "tensordict", "verl") if name in sys.modules])
+"""
+        ours = ["jagcodec", "jagcodec._version", "jagcodec.errors", "jagcodec.integrations"]
+        ours += ["jagcodec.integrations._needed", "jagcodec.integrations._reducers"]
+        assert python(code).stdout == f"{ours} []\n"
 
-    def test_a_serializer_of_the_users_is_restored(self, cluster):
-        ray.util.register_serializer(
-            BatchedDataDict, serializer=lambda batch: "theirs", deserializer=str
+    @pytest.mark.parametrize("first", ["", "batch()", "import jagcodec.integrations.ray"])
+    def test_batches_are_written_whatever_is_imported_first(self, python, first):
+        code = "setup()\nsetup()\nnames, td = written(batch())\nprint(names, td['a'].tolist())"
+        assert python(f"{TOOLS}{first}\n{code}").stdout == "['ray'] [0, 1, 2]\n"
+
+    @needs("verl")
+    def test_dataproto_and_then_every_type_by_the_reader_of_verl(self, python):
+        code = """
+setup()
+before, _ = written(batch())
+import verl
+names, data = written(verl.DataProto(batch=batch(), meta_info={"step": 3}))
+print(before, names, written(batch())[0], data.batch["a"].tolist(), data.meta_info)
+"""
+        assert python(TOOLS + code).stdout == "['ray'] ['verl'] ['verl'] [0, 1, 2] {'step': 3}\n"
+
+    def test_unregister_undoes_it_and_it_can_be_called_again(self, python):
+        code = """
+setup()
+from jagcodec.integrations.ray import unregister
+unregister()
+first = written(batch())[0]
+setup()
+print(first, written(batch())[0])
+"""
+        assert python(TOOLS + code).stdout == "[] ['ray']\n"
+
+    def test_options_of_the_user_are_kept(self, python):
+        """Those of a call before the hook, and of one after it."""
+        code = """
+import pathlib
+from jagcodec import BatchedDataDict
+from jagcodec.integrations.ray import register, unregister
+paths = BatchedDataDict({"path": [pathlib.Path("/a")]})
+register(allow_pickle=True)
+setup()
+first = written(paths)[1] == paths
+unregister()
+setup()
+try:
+    written(paths)
+except TypeError as error:
+    refused = "cannot be encoded" in str(error)
+register(allow_pickle=True)
+print(first, refused, written(paths)[1] == paths)
+"""
+        assert python(TOOLS + code).stdout == "True True True\n"
+
+    def test_threads_that_write_the_first_batch_at_the_same_time(self, python):
+        code = """
+import threading
+td = batch()
+setup()
+together, found = threading.Barrier(4), []
+
+def work():
+    together.wait()
+    found.append(written(td)[0])
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found)
+"""
+        assert python(TOOLS + code).stdout == f"{[['ray']] * 4}\n"
+
+    def test_other_classes_of_these_names_are_ray_s(self, python, tmp_path):
+        (tmp_path / "verl").mkdir()
+        (tmp_path / "verl/__init__.py").write_text("class DataProto: pass")
+        code = "setup()\nimport verl\nprint(written(verl.DataProto())[0])"
+        assert python(TOOLS + code, path=tmp_path).stdout == "[]\n"
+
+    def test_a_version_that_is_not_supported_is_named_with_the_hook(self, python, tmp_path):
+        (tmp_path / "tensordict").mkdir()
+        (tmp_path / "tensordict/__init__.py").write_text(
+            "__version__ = '9.9'\nclass TensorDict: pass"
         )
-        try:
-            integration.register()
-            assert type(there_and_back(BatchedDataDict(a=torch.ones(2)))) is BatchedDataDict
-            integration.unregister()
-            assert there_and_back(BatchedDataDict(a=torch.ones(2))) == "theirs"
-        finally:
-            ray.util.deregister_serializer(BatchedDataDict)
+        code = "setup()\nimport tensordict\nwritten(tensordict.TensorDict())"
+        *_, last = python(TOOLS + code, path=tmp_path, status=1).stderr.splitlines()
+        assert "jagcodec.integrations.setup: expected to write a TensorDict of tensordict" in last
+        assert "version (9.9)" in last
+        assert "ImportError: cannot import name 'LazyStackedTensorDict'" in last
 
-    def test_ray_is_loaded_only_when_asked(self):
-        code = "import sys, jagcodec, jagcodec.integrations; print('ray' in sys.modules)"
-        run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-        )
-        assert run.stdout.split() == ["False"]
+
+class TestNextHook:
+    @pytest.mark.parametrize("name", ["hook", "again"])
+    def test_it_is_called_once(self, python, hooks, name):
+        code = "setup()\nsetup()\nimport hooks\nprint(hooks.calls)"
+        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=f"hooks.{name}")
+        assert run.stdout == "[1]\n"
+
+    def test_an_empty_one_is_none(self, python):
+        assert python(TOOLS + "setup()", JAGCODEC_NEXT_HOOK="").stdout == ""
+
+    def test_a_name_that_is_not_a_function_is_refused(self, python, hooks):
+        names = {
+            "hook": "found 'hook'",
+            "hooks.": "found 'hooks.'",
+            ".hooks.hook": "found '.hooks.hook'",
+            "hooks:hook": "found 'hooks:hook'",
+            "nowhere.hook": "found no module 'nowhere' for 'nowhere.hook'",
+            "hooks.inner.hook": "found no module 'hooks.inner' for 'hooks.inner.hook'",
+            "hooks.nothing": "found no 'nothing' in the module 'hooks'",
+            "hooks.number": "found 'hooks.number', a int, which is not callable",
+        }
+        code = f"""
+import os
+from jagcodec import ArgumentError
+for name in {list(names)}:
+    os.environ["JAGCODEC_NEXT_HOOK"] = name
+    try:
+        setup()
+    except ArgumentError as error:
+        print(error)
+"""
+        found = python(TOOLS + code, path=hooks).stdout.splitlines()
+        where = "jagcodec.integrations.setup(JAGCODEC_NEXT_HOOK): expected module.function"
+        for text, expected in zip(found, names.values(), strict=True):
+            assert text.startswith(where)
+            assert f", {expected}; set" in text
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("hooks.fails", "KeyError"), ("broken.hook", "ModuleNotFoundError")]
+    )
+    def test_its_own_error_passes_with_a_note(self, python, hooks, name, kind):
+        code = """
+for _ in range(2):  # it is called again if it failed
+    try:
+        setup()
+    except Exception as error:
+        print(type(error).__name__, error.__notes__)
+"""
+        note = f"raised by JAGCODEC_NEXT_HOOK='{name}', which jagcodec.integrations.setup called"
+        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=name)
+        assert run.stdout == f"{kind} {[note]}\n" * 2
+
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("nothing", "jagcodec.integrations.setup(JAGCODEC_NEXT_HOOK): expected module.functi"),
+            ("fails", "KeyError: 'of the hook'\nraised by JAGCODEC_NEXT_HOOK='hooks.fails'"),
+        ],
+    )
+    def test_ray_shows_all_of_it(self, python, hooks, name, told):
+        """In the logs of the worker, and in the terminal of the job."""
+        code = """
+from ray._private.runtime_env.setup_hook import load_and_execute_setup_hook
+print(load_and_execute_setup_hook("jagcodec.integrations.setup"))
+"""
+        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=f"hooks.{name}")
+        assert told in run.stdout

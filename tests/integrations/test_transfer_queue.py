@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import subprocess
-import sys
-import textwrap
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import jagcodec
 from jagcodec import ArgumentError, Limits, WireFormatError, stack_or_nest
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, TransportError
 from jagcodec.wire.encoder import Columns
+from tests.integrations.conftest import SECONDS
 from tests.oracle import assert_same
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -33,28 +32,23 @@ from jagcodec.integrations import _queue_storage as stored_rows  # noqa: E402
 from jagcodec.integrations import transfer_queue as backend  # noqa: E402
 from tests.helpers import LENGTHS, PAYLOADS, make_batch  # noqa: E402
 
-SOURCE = str(Path(jagcodec.__file__).parents[1])
-PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
-SECONDS = 90
 IMPORT = "import jagcodec.integrations.transfer_queue"
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
-def queue():
+def queue(cluster):
     """A queue of two storage units; no process but this one imports the backend by itself."""
-    ray.init(
-        num_cpus=6,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": PATHS}},
-    )
     tq.init()
     yield tq
     tq.close()
-    ray.shutdown()
+
+
+@pytest.fixture
+def script(python):
+    """Runs code in a new process, and returns what it prints."""
+    return lambda code, **environment: python(code, **environment).stdout
 
 
 def put(batch, name, **options):
@@ -83,19 +77,6 @@ def assert_rows(found, rows):
     assert found.get("tag").tolist() == ["gsm8k"] * len(rows)
 
 
-def script(code, **environment):
-    """What a fresh process prints."""
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": PATHS, **environment},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout
-
-
 START = """
 import ray, torch, transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
@@ -103,17 +84,32 @@ ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
 """
 
 
+def with_payload(payload):
+    return TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
+
+
+def dealt(keys, name):
+    found = get(keys, name).get("all")
+    rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
+    assert len(rows) == len(keys)
+    return rows
+
+
 @pytest.mark.cluster
 class TestColumns:
-    def test_every_kind_comes_back(self, queue):
+    def test_columns_come_back_in_the_order_of_the_keys(self, queue):
         assert backend.installed()
         assert len(interface._TQ_STORAGE["SimpleStorage"]) == 2
-        assert_rows(get(put(make_batch(), "kinds"), "kinds"), range(6))
-
-    @pytest.mark.parametrize("rows", [[4], [5, 0], [3, 2, 1, 0], [1, 3, 5]])
-    def test_some_rows_in_another_order(self, queue, rows):
-        keys = put(make_batch(), "some")
-        assert_rows(get([keys[i] for i in rows], "some"), rows)
+        keys = put(make_batch(), "kinds")
+        for rows in (range(6), [3, 2, 1, 0], [4]):
+            found = get([keys[i] for i in rows], "kinds")
+            assert_rows(found, rows)
+            found["ids"].values().zero_()  # it is the caller's
+            found["reward"].zero_()
+        found = get(keys, "kinds", select_fields=["experts", "ids"])
+        assert set(found.keys()) == {"experts", "ids"}
+        product = found["ids"].unsqueeze(-1) * found["experts"]  # of one raggedness
+        assert [len(row) for row in product.unbind()] == LENGTHS
 
     @pytest.mark.parametrize(
         "payload",
@@ -121,13 +117,7 @@ class TestColumns:
         ids=lambda payload: type(payload).__name__,
     )
     def test_a_payload_of_the_whole_batch_is_every_row_s(self, queue, payload):
-        batch = TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
-        keys = put(batch, "whole")
-        assert type(batch.get("all")) is NonTensorData
-        found = get(keys, "whole").get("all")
-        rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
-        assert len(rows) == 6
-        for row in rows:
+        for row in dealt(put(with_payload(payload), "whole"), "whole"):
             assert_same(row, payload)
 
     @pytest.mark.parametrize(
@@ -142,16 +132,11 @@ class TestColumns:
         ids=lambda payload: type(payload).__name__,
     )
     def test_a_payload_of_one_item_per_row_is_dealt_out(self, queue, payload):
-        batch = TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
-        keys = put(batch, "dealt")
+        keys = put(with_payload(payload), "dealt")
         order = [4, 0, 3]
-        found = get([keys[i] for i in order], "dealt").get("all")
-        rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
-        items = payload.unbind() if isinstance(payload, torch.Tensor) else list(payload)
-        for row, i in zip(rows, order, strict=True):
-            plain = row.tolist() if hasattr(row, "tolist") else row
-            item = items[i].tolist() if hasattr(items[i], "tolist") else items[i]
-            assert plain == item
+        for row, i in zip(dealt([keys[i] for i in order], "dealt"), order, strict=True):
+            found, item = (x.tolist() if hasattr(x, "tolist") else x for x in (row, payload[i]))
+            assert found == item
 
     def test_arrays_of_strings_and_objects_are_rows(self, queue):
         objects = np.empty(6, dtype=object)
@@ -160,15 +145,6 @@ class TestColumns:
         found = get(put(TensorDict(columns, [6]), "arrays"), "arrays")
         assert found.get("text").tolist() == list("abcdef")
         assert found.get("object").tolist() == PAYLOADS
-
-    def test_some_columns(self, queue):
-        found = get(put(make_batch(), "columns"), "columns", select_fields=["message", "ids"])
-        assert set(found.keys()) == {"message", "ids"}
-
-    def test_columns_of_one_raggedness_multiply(self, queue):
-        found = get(put(make_batch(), "raggedness"), "raggedness")
-        product = found["ids"].unsqueeze(-1) * found["experts"]
-        assert [len(row) for row in product.unbind()] == LENGTHS
 
     def test_rows_that_are_added_and_written_over(self, queue):
         keys = put(make_batch(), "later")
@@ -182,14 +158,6 @@ class TestColumns:
         found = get(keys, "later")
         assert [len(row) for row in found["value"].unbind()] == LENGTHS
         assert found["reward"].tolist() == [0.0, 1.0, 8.0, 9.0, 4.0, 5.0]
-
-    def test_what_comes_back_may_be_written_to(self, queue):
-        keys = put(make_batch(), "writable")
-        for rows in (keys, keys[:1]):  # of both storage units, and of one
-            found = get(rows, "writable")
-            found["ids"].values().zero_()
-            found["reward"].zero_()
-        assert_rows(get(keys, "writable"), range(6))
 
     def test_a_gradient_does_not_travel(self, queue):
         batch = TensorDict({"x": torch.ones(2, 3, requires_grad=True)}, [2])
@@ -297,7 +265,7 @@ tq.close()
 
 
 @pytest.mark.cluster
-def test_a_reader_gets_what_stock_returns():
+def test_a_reader_gets_what_stock_returns(script):
     """Values, types, dtypes and layouts of every kind of column, with and without the backend."""
     scripts = START + "tq.init()" + DESCRIBE, START + IMPORT + "\ntq.init()" + DESCRIBE
     stock, ours = (
@@ -352,13 +320,13 @@ class TestObjects:
         batch = TensorDict(
             {"x": torch.ones(4), "path": NonTensorStack("a", "b", "c", Path("d"))}, [4]
         )
-        before = stored()
+        before = on_units(active)
         with pytest.raises(jagcodec.UnsupportedTypeError) as caught:
             put(batch, "refused")
         assert caught.value.path == "$.path[3]"
         assert "register_type" in caught.value.detail
         assert "backend.SimpleStorage.jagcodec.allow_pickle to true" in caught.value.detail
-        assert stored() == before
+        assert on_units(active) == before
 
     def test_a_row_that_is_gone_is_stock_s_error(self, queue):
         keys = put(make_batch(), "gone")
@@ -374,84 +342,8 @@ class TestObjects:
             in_client(client.storage_manager.get_data(metadata))
 
 
-class Entered:
-    """The functions of jagcodec that are entered in this thread."""
-
-    def __enter__(self):
-        self.names = []
-        sys.setprofile(self._note)
-        return self.names
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-    def _note(self, frame, event, _):
-        if event == "call" and f"{os.sep}jagcodec{os.sep}" in frame.f_code.co_filename:
-            self.names.append(frame.f_code.co_name)
-
-
 @pytest.mark.cluster
-class TestControl:
-    @staticmethod
-    def entered(coroutines):
-        """The functions of jagcodec that the client's thread enters for these requests."""
-
-        async def run():
-            with Entered() as names:
-                for coroutine in coroutines:
-                    await coroutine
-            return names
-
-        return in_client(run())
-
-    def test_tags_and_clears_are_stock_s_own_code(self, queue):
-        keys = put(make_batch(), "control")
-        tags = [{"a": i} for i in range(6)]
-        names = self.entered(
-            [
-                tq.async_kv_batch_put(keys=keys, partition_id="control", tags=tags),
-                tq.async_kv_put(key=keys[0], partition_id="control", tag={"status": "running"}),
-                tq.async_kv_list(partition_id="control"),
-                tq.async_kv_clear(keys=keys, partition_id="control"),
-            ]
-        )
-        assert names == []
-        fields = make_batch()
-        names = self.entered(
-            [tq.async_kv_batch_put(keys=keys, partition_id="control", fields=fields)]
-        )
-        assert "put_data" in names  # or the test would pass whatever was entered
-
-    def test_a_storage_unit_clears_with_stock_s_own_code(self, queue):
-        keys = put(make_batch(), "unit")
-
-        def clear(unit):
-            from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-
-            indexes = list(unit.storage_data._active_keys)
-            body = {"global_indexes": indexes}
-            request = ZMQMessage.create(ZMQRequestType.CLEAR_DATA, "test", body)
-            names = []
-            folder = f"{os.sep}jagcodec{os.sep}"
-            sys.setprofile(
-                lambda frame, event, _: (
-                    names.append(frame.f_code.co_name)
-                    if event == "call" and folder in frame.f_code.co_filename
-                    else None
-                )
-            )
-            response = unit._handle_clear(ZMQMessage.deserialize(request.serialize()))
-            sys.setprofile(None)
-            return len(indexes), response.request_type.value, names
-
-        for unit in units():
-            rows, said, names = ray.get(unit.__ray_call__.remote(clear))
-            assert rows > 0
-            assert said == "CLEAR_DATA_RESPONSE"
-            assert names == []
-        queue.kv_clear(keys=keys, partition_id="unit")
-        assert sum(stored()) == 0
-
+class TestMemory:
     def test_memory_of_a_put_is_freed_when_its_last_row_is_cleared(self, queue):
         def puts(unit):
             import gc
@@ -460,20 +352,16 @@ class TestControl:
             kinds = [type(item).__name__ for item in gc.get_objects()]
             return kinds.count("_Put")
 
-        before = ray.get([unit.__ray_call__.remote(puts) for unit in units()])
+        before = on_units(puts)
         keys = put(TensorDict({"x": torch.ones(6, 3)}, [6]), "memory")
+        metrics = on_units(lambda unit: unit._handle_get_metrics().body["active_keys"])
+        assert metrics == on_units(active)
+        assert sum(metrics) >= 6
         queue.kv_clear(keys=keys[:4], partition_id="memory")
-        held = ray.get([unit.__ray_call__.remote(puts) for unit in units()])
+        held = on_units(puts)
         assert held == [count + 1 for count in before]
         queue.kv_clear(keys=keys[4:], partition_id="memory")
-        assert ray.get([unit.__ray_call__.remote(puts) for unit in units()]) == before
-
-    def test_metrics_count_rows(self, queue):
-        put(make_batch(), "metrics")
-        found = ray.get(
-            [unit.__ray_call__.remote(lambda unit: unit._handle_get_metrics()) for unit in units()]
-        )
-        assert [body.body["active_keys"] for body in found] == stored()
+        assert on_units(puts) == before
 
 
 def in_client(coroutine):
@@ -482,15 +370,14 @@ def in_client(coroutine):
     return run(coroutine)
 
 
-def units():
-    return list(interface._TQ_STORAGE["SimpleStorage"].values())
+def active(unit):
+    return unit.storage_data.active_key_count
 
 
-def stored():
-    """Rows that the storage units hold."""
-    return ray.get(
-        [unit.__ray_call__.remote(lambda u: u.storage_data.active_key_count) for unit in units()]
-    )
+def on_units(work):
+    """What a function returns for each storage unit, in its process."""
+    units = interface._TQ_STORAGE["SimpleStorage"].values()
+    return ray.get([unit.__ray_call__.remote(work) for unit in units], timeout=SECONDS)
 
 
 CHECKPOINT = """
@@ -521,7 +408,7 @@ def change():
 
 @pytest.mark.cluster
 @pytest.mark.skipif(not hasattr(tq, "save_checkpoint"), reason="this TransferQueue saves nothing")
-def test_checkpoints_are_stock_s_in_both_directions(tmp_path):
+def test_checkpoints_are_stock_s_in_both_directions(script, tmp_path):
     folders = f"FIRST, SECOND = {str(tmp_path / '1')!r}, {str(tmp_path / '2')!r}\n"
     start = START + CHECKPOINT + SHOW + folders
     said = script(
@@ -564,7 +451,7 @@ tq.close()
 
 @pytest.mark.cluster
 class TestStart:
-    def test_options_are_read_at_init(self):
+    def test_options_are_read_at_init(self, script):
         said = script(
             START
             + IMPORT
@@ -585,7 +472,7 @@ for options in ({"ssd_offload": {"enabled": True, "path": "/tmp"}}, {"jagcodec":
         assert option.startswith("ArgumentKeyError")
         assert "expected one of allow_pickle, limits, narrow, found 'pickle'" in option
 
-    def test_options_reach_every_process(self):
+    def test_options_reach_every_process(self, script):
         said = script(
             START
             + IMPORT
@@ -627,7 +514,7 @@ tq.close()
         assert lines["path"] == "path [PurePosixPath('/a'), PurePosixPath('/b')] [300, 200]"
         assert "Storage capacity exceeded" in lines["capacity"]
 
-    def test_a_process_without_jagcodec_is_named(self, tmp_path):
+    def test_a_process_without_jagcodec_is_named(self, script, tmp_path):
         """Storage units, or the controller, in an environment where jagcodec is missing."""
         package = tmp_path / "jagcodec"
         package.mkdir()
@@ -660,22 +547,6 @@ for actor in (SimpleStorageUnit, TransferQueueController):
             assert "found no module named 'jagcodec'" in line
             assert "install this version of jagcodec there" in line
             assert "node unknown" not in line
-
-    def test_the_log_tells_which_one_runs(self):
-        code = """
-import logging
-tq.init()
-tq.close()
-"""
-        run = subprocess.run(
-            [sys.executable, "-c", START + IMPORT + code],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            env={**os.environ, "PYTHONPATH": PATHS, "TQ_LOGGING_LEVEL": "INFO"},
-        )
-        assert run.returncode == 0, run.stderr[-4000:]
-        assert f"jagcodec {jagcodec.__version__} runs the storage units" in run.stdout + run.stderr
 
 
 @pytest.mark.cluster
@@ -711,7 +582,7 @@ class TestOtherPeers:
         monkeypatch.undo()
         assert_rows(get(put(make_batch(), "again"), "again"), range(6))
 
-    def test_a_client_of_stock_s_storage_units_is_an_error(self):
+    def test_a_client_of_stock_s_storage_units_is_an_error(self, script):
         said = script(
             START
             + """
@@ -742,8 +613,8 @@ tq.close()
 
 
 @pytest.mark.cluster
-def test_a_storage_unit_that_dies_is_an_error_and_no_hang():
-    said = script(
+def test_a_storage_unit_that_dies_is_an_error_and_no_hang(python):
+    run = python(
         START
         + IMPORT
         + """
@@ -762,11 +633,14 @@ try:
 except Exception as error:
     print("failed with", type(error).__name__, error)
 """,
+        TQ_LOGGING_LEVEL="INFO",
         TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT="5",
         TQ_SIMPLE_STORAGE_MAX_ATTEMPTS="1",
         TQ_SIMPLE_STORAGE_PROBE_TIMEOUT="2",
     )
-    assert "failed with StorageUnitTimeout" in said or "failed with RuntimeError" in said
+    assert re.search("failed with (StorageUnitTimeout|RuntimeError)", run.stdout)
+    # The log says which storage units run.
+    assert f"jagcodec {jagcodec.__version__} runs the storage units" in run.stdout + run.stderr
 
 
 class TestOptions:
@@ -895,7 +769,7 @@ class TestSchema:
 
 
 class TestImport:
-    def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries(self):
+    def test_nothing_of_transfer_queue_is_replaced_but_two_entries_of_its_registries(self, script):
         code = """
             import sys, inspect
             import transfer_queue
@@ -942,7 +816,7 @@ class TestImport:
             ("bootstrap.initialize_simple_storage = len", "initialize_simple_storage(conf)"),
         ],
     )
-    def test_another_version_of_transfer_queue_is_named(self, change, named):
+    def test_another_version_of_transfer_queue_is_named(self, script, change, named):
         code = f"""
             import transfer_queue
             from transfer_queue.storage import simple_storage

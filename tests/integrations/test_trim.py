@@ -1,5 +1,7 @@
 """Rectangles trimmed and put back: the same bits, whatever the rows begin and end with."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,21 +10,11 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import decode, encode
-from jagcodec.integrations._trim import Trimmed, padded_batch, trim, trimmed_batch, untrimmed
+from jagcodec.integrations._trim import padded_batch, trim, trimmed_batch, untrimmed
 from tests.oracle import assert_same
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.int64,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-]
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
+DTYPES += [torch.float16, torch.complex64, torch.complex128, torch.float8_e4m3fn]
 
 
 def put_back(column):
@@ -33,30 +25,26 @@ def put_back(column):
 def rectangles(draw):
     """Columns of few different values, so that runs of one value are long and many."""
     rows, width = draw(st.integers(1, 5)), draw(st.integers(1, 9))
-    shape = draw(
-        st.sampled_from([(rows, width), (rows, width, 2), (rows, 2, width), (rows, width, 1, 2)])
-    )
-    dtype = draw(st.sampled_from(DTYPES))
-    kind = draw(st.sampled_from(["few", "many"]))
-    bound = 1 if kind == "few" or dtype is torch.bool else 255
-    cells = draw(
-        st.lists(st.integers(0, bound), min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))
-    )
-    numbers = torch.tensor(cells, dtype=torch.float32)
-    column = numbers.to(dtype).view(shape)
-    if draw(st.booleans()):  # rows that lie apart
+    shapes = [(rows, width), (rows, width, 2), (rows, 2, width), (rows, width, 1, 2)]
+    shape, dtype = draw(st.sampled_from(shapes)), draw(st.sampled_from(DTYPES))
+    cell = st.integers(0, draw(st.sampled_from([1, 1 if dtype is torch.bool else 255])))
+    size = math.prod(shape)
+    cells = draw(st.lists(cell, min_size=size, max_size=size))
+    column = torch.tensor(cells, dtype=torch.float32).to(dtype).view(shape)
+    order = draw(st.sampled_from(["in order", "apart", "transposed"]))
+    if order == "apart":
         wide = torch.zeros(rows, shape[1] + 2, *shape[2:], dtype=torch.float32).to(dtype)
         wide[:, 1:-1] = column
         return wide[:, 1:-1]
-    if draw(st.booleans()):
-        return column.transpose(0, 1).contiguous().transpose(0, 1)
-    return column
+    return column if order == "in order" else column.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 @given(rectangles())
 def test_what_was_trimmed_comes_back(column):
     before = column.clone()
-    assert_same(put_back(column), before)
+    found = put_back(column)
+    assert_same(found, before)
+    found.zero_()  # memory of its own
     assert_same(column, before)
 
 
@@ -67,39 +55,42 @@ def test_left_and_right_pads_are_left_behind(data):
     for _ in range(data.draw(st.integers(1, 6))):
         left = data.draw(st.integers(0, width - 4))
         length = data.draw(st.integers(4, width - left))
-        tokens = list(range(1, length + 1))
-        rows.append([0] * left + tokens + [0] * (width - left - length))
+        rows.append([0] * left + list(range(1, length + 1)) + [0] * (width - left - length))
         expected += length
     column = torch.tensor(rows)
-    trimmed = trim(column)
     ends = [row.index(1) for row in rows], [row[::-1].index(max(row)) for row in rows]
     singles = sum(end == 1 for part in ends for end in part)  # cheaper as cells
-    assert len(trimmed.cells) == expected + singles
+    assert len(trim(column).cells) == expected + singles
     assert_same(put_back(column), column)
 
 
-def test_position_ids_need_no_one_pad():
-    """Left pads are 0 and right pads each row's last position, as verl computes them."""
-    mask = torch.zeros(3, 12, dtype=torch.int64)
-    for row, (start, end) in enumerate([(3, 8), (0, 6), (7, 12)]):
+def masked(ends, width):
+    mask = torch.zeros(len(ends), width, dtype=torch.int64)
+    for row, (start, end) in enumerate(ends):
         mask[row, start:end] = 1
-    positions = (mask.cumsum(dim=1) - 1).clip(min=0)
-    trimmed = trim(positions)
-    # The first position is a left pad like those before it, the last a right pad.
-    assert trimmed.cells.tolist() == [1, 2, 3, 0, 1, 2, 3, 4, 1, 2, 3, 4]
-    assert trimmed.before.tolist() == [0]
-    assert trimmed.after[:2].tolist() == [4, 5]
-    assert_same(put_back(positions), positions)
+    return mask
 
 
-def test_a_mask_costs_its_ends_alone():
-    mask = torch.zeros(4, 100, dtype=torch.int64)
-    for row, (start, end) in enumerate([(20, 60), (0, 30), (50, 100), (0, 0)]):
-        mask[row, start:end] = 1
-    trimmed = trim(mask)
-    assert trimmed.constant
-    assert len(trimmed.cells) == 4
-    assert_same(put_back(mask), mask)
+def grid():
+    positions = torch.zeros(2, 3, 50, dtype=torch.int64)
+    positions[:, :, 5:8] = torch.arange(1, 10).view(3, 3)
+    return positions
+
+
+# Of position ids as verl computes them, left pads are 0 and right pads each row's last position:
+# the first position is a left pad like those before it, the last a right pad.
+POSITIONS = (masked([(3, 8), (0, 6), (7, 12)], 12).cumsum(dim=1) - 1).clip(min=0)
+KEPT = [
+    (POSITIONS, [1, 2, 3, 0, 1, 2, 3, 4, 1, 2, 3, 4]),
+    (masked([(20, 60), (0, 30), (50, 100)], 100), [1, 1, 1]),  # a mask: one for each
+    (grid(), [*range(1, 10)] * 2),  # along the widest dim
+]
+
+
+@pytest.mark.parametrize(("column", "cells"), KEPT, ids=["positions", "mask", "grid"])
+def test_only_these_cells_are_kept(column, cells):
+    assert trim(column).cells.tolist() == cells
+    assert_same(put_back(column), column)
 
 
 def test_nothing_is_lost_to_equality():
@@ -107,25 +98,6 @@ def test_nothing_is_lost_to_equality():
     nans = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FC00000], dtype=torch.int32)
     column = torch.stack([torch.tensor([0.0, -0.0, 0.0]), nans.view(torch.float32)])
     assert_same(put_back(column), column)
-
-
-def test_an_image_grid_is_trimmed_along_its_widest_dim():
-    positions = torch.zeros(2, 3, 50, dtype=torch.int64)
-    positions[:, :, 5:8] = torch.arange(1, 10).view(3, 3)
-    trimmed = trim(positions)
-    assert trimmed.dim == 2
-    assert len(trimmed.cells) == 18
-    assert_same(put_back(positions), positions)
-
-
-def test_columns_are_restored_together():
-    columns = {"a": torch.arange(12).view(3, 4), "b": torch.zeros(2, 5), "c": torch.ones(1, 1)}
-    found = untrimmed({name: trim(column) for name, column in columns.items()})
-    assert list(found) == list(columns)
-    for name, column in columns.items():
-        assert_same(found[name], column)
-        found[name].zero_()  # memory of its own
-    assert columns["a"].sum() == 66
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -167,7 +139,6 @@ def sent(**changes):
 )
 def test_parts_that_contradict_each_other_are_refused(changes):
     assert untrimmed({"a": sent()})["a"].tolist() == [[0, 0, 5, 6, 0], [0, 7, 8, 9, 1]]
-    assert isinstance(sent(**changes), Trimmed)
     with pytest.raises(ValueError, match="a: expected"):
         untrimmed({"a": sent(**changes)})
 
@@ -175,61 +146,41 @@ def test_parts_that_contradict_each_other_are_refused(changes):
 # --- whole batches -----------------------------------------------------------------------------
 
 
-def padded(*shape, left=3, right=5):
-    column = torch.rand(shape)
-    column[:, :left] = 0
-    column[:, shape[1] - right :] = -1
-    return column
-
-
-def batch_columns():
-    mask = torch.zeros(64, 100, dtype=torch.bool)
-    mask[:, 10:40] = True
-    return {
-        "ids": padded(64, 100, left=30, right=40),
+def make_batch():
+    ids = torch.rand(64, 100)
+    ids[:, :30], ids[:, 60:] = 0, -1
+    columns = {
+        "ids": ids,
         "image": torch.rand(64, 20, 20),
-        "mask": mask,
+        "mask": masked([(10, 40)] * 64, 100).bool(),
         "reward": torch.rand(64),
         "tiny": torch.zeros(64, 3),
+        "notes": NonTensorStack(*map(str, range(64))),
     }
-
-
-def sent_and_restored(batch):
-    return padded_batch(**decode(encode(trimmed_batch(batch))))
-
-
-def test_a_batch_comes_back_in_its_order():
-    columns = batch_columns()
-    td = TensorDict(columns, batch_size=[64])
-    td["notes"] = NonTensorStack(*map(str, range(64)))
-    state = trimmed_batch(td)
-    assert set(state["trimmed"]) == {"ids", "mask"}
-    frames = encode(state)
-    padded = sum(column.nbytes for column in columns.values())
-    assert sum(memoryview(frame).nbytes for frame in frames) < padded
-    found = sent_and_restored(td)
-    assert list(found.keys()) == list(td.keys())
-    assert_same(found, td)
+    return TensorDict(columns, batch_size=[64])
 
 
 @pytest.mark.parametrize(
-    "batch",
+    ("batch", "trimmed"),
     [
-        TensorDict({}, batch_size=[3]),
-        TensorDict({"a": torch.zeros(0, 5)}, batch_size=[0]),
-        TensorDict({"a": torch.zeros(2, 5)}, batch_size=[2]),
+        (make_batch(), {"ids", "mask"}),
+        (TensorDict({}, batch_size=[3]), set()),
+        (TensorDict({"a": torch.zeros(0, 5)}, batch_size=[0]), set()),
+        (TensorDict({"a": torch.zeros(2, 5)}, batch_size=[2]), set()),
     ],
-    ids=["no columns", "no rows", "small"],
+    ids=["columns", "no columns", "no rows", "small"],
 )
-def test_nothing_to_trim(batch):
-    assert trimmed_batch(batch)["trimmed"] == {}
-    assert_same(sent_and_restored(batch), batch)
+def test_a_batch_comes_back_in_its_order_and_only_what_pays_is_trimmed(batch, trimmed):
+    state = trimmed_batch(batch)
+    assert set(state["trimmed"]) == trimmed
+    found = padded_batch(**decode(encode(state)))
+    assert list(found.keys()) == list(batch.keys())
+    assert_same(found, batch)
 
 
 @pytest.mark.parametrize(
     "changes", [{"batch": {}}, {"order": ["ids"]}, {"trimmed": {}}, {"order": ["ids"] * 4}], ids=str
 )
 def test_a_state_whose_parts_do_not_fit_is_refused(changes):
-    state = trimmed_batch(TensorDict(batch_columns(), batch_size=[64]))
     with pytest.raises(ValueError, match="expected"):
-        padded_batch(**{**state, **changes})
+        padded_batch(**{**trimmed_batch(make_batch()), **changes})

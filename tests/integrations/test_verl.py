@@ -1,21 +1,15 @@
 """verl's own classes on the wire and through a real Ray, worker groups of verl included."""
 
 import enum
-import os
 import pickle
-import threading
 import warnings
-from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec import UnsupportedTypeError, WireFormatError, decode, encode
+from jagcodec import UnsupportedTypeError, decode, encode
 
 pytest.importorskip("verl", reason="verl is not installed: see docs/verl.md")
 
@@ -31,7 +25,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from jagcodec.integrations import _trim
 from jagcodec.integrations import verl as integration
 from jagcodec.integrations.ray import unregister
 from tests import oracle
@@ -125,17 +118,12 @@ def wire_bytes(data, **options):
 class TestFrames:
     def test_a_dataproto_comes_back(self):
         data = make_dataproto()
-        found = there_and_back(data)
-        assert_same(found, data)
+        for options in ({}, {"narrow": True}, {"checksum": True}, {"elide": True}):
+            found = there_and_back(data, **options)
+            assert_same(found, data)
+            found.check_consistency()
         assert_same(data, make_dataproto())  # and is what it was
-        found.check_consistency()
-
-    @pytest.mark.parametrize("options", [{"narrow": True}, {"checksum": True}], ids=str)
-    def test_options_change_bytes_and_no_value(self, options):
-        data = make_dataproto()
-        assert_same(there_and_back(data, **options), data)
-        if "narrow" in options:
-            assert wire_bytes(data, **options) < wire_bytes(data)
+        assert wire_bytes(data, narrow=True) < wire_bytes(data)
 
     def test_padding_is_left_behind(self):
         """Only what is in the rows is sent: per-token columns, by names of verl's."""
@@ -145,24 +133,6 @@ class TestFrames:
         assert set(state["trimmed"]) == set(data.batch.keys()) - rectangular
         padded = sum(column.nbytes for column in data.batch.values())
         assert wire_bytes(data.select(non_tensor_batch_keys=[])) < 0.55 * padded
-
-    def test_it_is_encoded_inside_other_values(self):
-        data = make_dataproto()
-        found = decode(encode({"step": 3, "batches": [data, (data,)]}))
-        assert found["step"] == 3
-        first, (second,) = found["batches"]
-        assert_same(first, data)
-        assert_same(second, data)
-
-    def test_what_comes_back_may_be_written_to(self):
-        data = make_dataproto()
-        frames = [bytes(frame) for frame in encode(data)]
-        first, second = decode(frames), decode(frames)
-        for column in first.batch.values():
-            column.zero_()
-        first.non_tensor_batch["__num_turns__"][:] = 0
-        first.batch["values"] = torch.zeros(len(first), RESPONSE)
-        assert_same(second, data)
 
     def test_chunks_come_back_and_concat(self):
         """As verl dispatches: views of a batch, of which each sends its own rows alone."""
@@ -224,106 +194,6 @@ class TestFrames:
         assert found.meta_info["metrics"]["loss"].aggregate() == 2.0
         assert data.meta_info["metrics"]["loss"].aggregation == metric.aggregation
 
-    def test_images_come_back(self):
-        pytest.importorskip("PIL", reason="Pillow is not installed: pip install '.[pillow]'")
-        from PIL import Image
-
-        images = [Image.new("RGB", (4, 3), (row, 0, 255)) for row in range(2)]
-        column = np.array([{"images": [image]} for image in images], dtype=object)
-        data = DataProto.from_dict(
-            tensors={"ids": torch.arange(2)}, non_tensors={"multi_modal_data": column}
-        )
-        found = there_and_back(data).non_tensor_batch["multi_modal_data"]
-        assert [row["images"][0] for row in found] == images
-
-
-def columns(rows):
-    """A column of runs: anything may be pad, left, right, of one value or of each row's own."""
-    dtypes = [torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16]
-
-    @st.composite
-    def make(draw):
-        width = draw(st.integers(0, 8))
-        cell = st.integers(0, draw(st.sampled_from([0, 1, 9])))
-        lines = []
-        for _ in range(rows):
-            left = draw(st.integers(0, width))
-            length = draw(st.integers(0, width - left))
-            tokens = draw(st.lists(cell, min_size=length, max_size=length))
-            lines.append([draw(cell)] * left + tokens + [draw(cell)] * (width - left - length))
-        numbers = torch.tensor(lines, dtype=torch.float32).view(rows, width)
-        return numbers.to(draw(st.sampled_from(dtypes)))
-
-    return make()
-
-
-payloads = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=6,
-)
-
-
-@st.composite
-def dataprotos(draw):
-    rows = draw(st.integers(0, 5))
-    names = st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1, max_size=4)
-    batch = draw(st.none() | st.dictionaries(names, columns(rows), max_size=4))
-    objects = {}
-    for name in draw(st.lists(names, max_size=2, unique=True)):
-        objects[name] = np.empty(rows, dtype=object)
-        objects[name][:] = [draw(payloads) for _ in range(rows)]
-    return DataProto(
-        batch=None if batch is None else TensorDict(batch, batch_size=[rows]),
-        non_tensor_batch=objects,
-        meta_info=draw(st.dictionaries(st.text(max_size=4), payloads, max_size=3)),
-    )
-
-
-@given(dataprotos(), st.booleans())
-@settings(max_examples=150)
-def test_every_dataproto_comes_back(data, narrow):
-    with mock.patch.multiple(_trim, _SMALL=1, _WORTHWHILE=9.0):  # trim whatever can be
-        assert_same(there_and_back(data, narrow=narrow), data)
-    assert_same(there_and_back(data, narrow=narrow), data)
-
-
-class TestRefusals:
-    def test_what_cannot_be_encoded_is_named(self):
-        data = make_dataproto()
-        data.non_tensor_batch["uid"][2] = {"lock": threading.Lock()}
-        with pytest.raises(UnsupportedTypeError, match=r"non_tensor_batch.*uid.*lock"):
-            encode(data)
-
-    def test_pickle_only_if_both_sides_say_so(self):
-        data = DataProto(meta_info={"path": Path("/a")})
-        frames = encode(data, allow_pickle=True)
-        assert decode(frames, allow_pickle=True).meta_info == {"path": Path("/a")}
-        with pytest.raises(WireFormatError) as raised:
-            decode(frames)
-        assert raised.value.reason == "pickle_refused"
-
-    @pytest.mark.parametrize(
-        "changes",
-        [{"trimmed": {"ids": (1, 2)}}, {"trimmed": 5}, {"order": ["other"]}, {"batch": "text"}],
-        ids=str,
-    )
-    def test_a_state_that_is_not_valid_is_refused(self, changes):
-        data = make_dataproto(200)
-        true = integration._state
-        with mock.patch.dict(
-            "jagcodec.wire.registry._by_name",
-            {
-                "verl.DataProto": mock.Mock(
-                    to_state=lambda value: {**true(value), **changes},
-                    from_state=integration._dataproto,
-                )
-            },
-        ):
-            frames = encode(data)
-        with pytest.raises(WireFormatError, match=r"expected the state of 'verl\.DataProto'"):
-            decode(frames)
-
 
 class TestTensorDicts:
     """verl's newer batches: TensorDicts of jagged columns, made by its own functions."""
@@ -356,23 +226,6 @@ class TestTensorDicts:
         padded = found["input_ids"].to_padded_tensor(0)
         assert padded.shape[1] == max(map(len, td["input_ids"].unbind()))
 
-    @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-    def test_offsets_of_any_width(self, dtype):
-        offsets = torch.tensor([0, 2, 2, 5], dtype=dtype)
-        column = torch.nested.nested_tensor_from_jagged(torch.arange(5.0), offsets=offsets)
-        td = TensorDict({"a": column, "b": column * 2}, batch_size=[3])
-        found = decode(encode(td))
-        assert [row.tolist() for row in found["a"].unbind()] == [[0, 1], [], [2, 3, 4]]
-        assert [row.tolist() for row in (found["a"] + found["b"]).unbind()][2] == [6, 9, 12]
-
-    def test_mrope_position_ids_keep_their_ragged_dim(self):
-        rows = [torch.arange(4 * n).view(4, n) for n in (3, 1, 2)]
-        column = tu.nested_tensor_from_tensor_list(rows, ragged_idx=2)
-        td = tu.get_tensordict({"ids": torch.arange(3), "position_ids": column})
-        found = decode(encode(td))["position_ids"]
-        assert found._ragged_idx == 2
-        assert [row.tolist() for row in found.unbind()] == [row.tolist() for row in rows]
-
     def test_payloads_come_back(self):
         td = tu.get_tensordict(
             {"ids": torch.arange(2), "turn_scores": [[], [0.5, {"a": None}]]},
@@ -394,24 +247,6 @@ class TestTensorDicts:
 # --- Ray -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    # Workers import this library from where this process has it.
-    paths = [str(Path(integration.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=200 * 2**20,
-        runtime_env={
-            "worker_process_setup_hook": "jagcodec.integrations.setup",
-            "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        },
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def installed(cluster):
     integration.install()
@@ -424,15 +259,6 @@ def get(reference):
 
 
 class TestRay:
-    @pytest.mark.parametrize("rows", [4, 200], ids=["small", "in the store"])
-    def test_a_dataproto_comes_back(self, installed, rows):
-        data = make_dataproto(rows)
-        reference = ray.put(data)
-        first, second = get(reference), get(reference)
-        for column in first.batch.values():
-            column.zero_()  # a write to the store would kill this process
-        assert_same(second, data)
-
     def test_it_is_this_wire(self, installed):
         dumped = ray.cloudpickle.dumps(make_dataproto(), protocol=5, buffer_callback=lambda b: None)
         assert b"jagcodec.integrations.verl" in dumped
@@ -442,11 +268,11 @@ class TestRay:
         @ray.remote
         def work(data, more):
             from ray import cloudpickle
-            from verl import DataProto
 
             data.batch["old_log_probs"] *= 2
             data.non_tensor_batch["uid"][0] = "changed"
-            data.meta_info["hook"] = DataProto in cloudpickle.CloudPickler.dispatch
+            written = cloudpickle.dumps(data)
+            data.meta_info["hook"] = b"jagcodec.integrations.verl" in written
             return data, len(more["data"])
 
         data = make_dataproto(200)
@@ -532,21 +358,6 @@ class TestRay:
         found = group.back(td)
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
-
-    def test_what_cannot_be_encoded_is_named(self, installed):
-        with pytest.raises(TypeError, match=r"meta_info\.lock: _thread.lock cannot be encoded"):
-            ray.put(DataProto(meta_info={"lock": threading.Lock()}))
-
-    def test_pickle_only_if_told(self, cluster):
-        data = DataProto(meta_info={"path": Path("/a")})
-        integration.install()
-        try:
-            with pytest.raises(TypeError, match="Path cannot be encoded"):
-                ray.put(data)
-            integration.install(allow_pickle=True, narrow=True)
-            assert get(ray.put(data)).meta_info == data.meta_info
-        finally:
-            unregister()
 
     def test_unregister_restores(self, cluster):
         integration.install()

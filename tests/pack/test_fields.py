@@ -21,10 +21,9 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError, JagcodecWarning
-from jagcodec.testing import jagged_batches, tensors
+from jagcodec.testing import jagged_batches
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
-from tests.strategies import torch_dtypes
 
 
 def both(fields, **options):
@@ -157,13 +156,6 @@ def test_fused_is_composed_however_large_the_offsets_are(rows):
 
 
 # --- masks -------------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_masked_columns_of_any_strides_and_dtype(data):
-    trailing = data.draw(st.lists(st.integers(0, 3), max_size=2))
-    column = data.draw(tensors((2, 6, *trailing), data.draw(torch_dtypes())))
-    assert rows_of(both({"x": column}, mask=MASK)["x"]) == rows_by_mask(column, MASK)
 
 
 def test_prompts_on_the_left_and_responses_on_the_right_come_back():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tensordict import TensorDict
 
-import jagcodec
 from jagcodec import (
     ArgumentError,
     JagcodecError,
@@ -277,32 +276,6 @@ def test_a_list_that_shrinks_while_it_is_read(half, monkeypatch):
     else:
         with pytest.raises(ArgumentError, match="'a'"):
             pack_rows({"a": [row]})
-
-
-@pytest.mark.parametrize(
-    ("lengths", "error"),
-    [
-        ([1, 2], None),
-        ((1, 2), None),
-        (np.array([1, 2], dtype=np.uint8), None),
-        (np.array([1, 2.0]), TypeError),
-        (np.array([True, True]), TypeError),
-        (np.array([[1, 2]]), ValueError),
-        ([1, 2.0], TypeError),
-        ([1, True], TypeError),
-        ([1, None], TypeError),
-        ([1, -2], ValueError),
-        ([1, 1 << 64], ValueError),
-    ],
-)
-def test_lengths_may_be_lists_and_arrays(lengths, error):
-    fields = {"a": torch.tensor([[1, 0], [2, 3]])}
-    if error:
-        with pytest.raises(error, match=r"pack_jagged_fields\(lengths\)"):
-            jagcodec.pack_jagged_fields(fields, lengths=lengths)
-    else:
-        packed = jagcodec.pack_jagged_fields(fields, lengths=lengths)
-        assert packed["a"].values().tolist() == [1, 2, 3]
 
 
 # --- one row, which is written without a walk -----------------------------------------------------

@@ -1,7 +1,9 @@
 """The layout functions against the list-of-rows model, errors included."""
 
 import itertools
+from array import array
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -36,11 +38,22 @@ def nest(*lengths):
     return stack_or_nest([torch.ones(n) for n in lengths], always_nest=True)
 
 
-@given(rectangles(), st.sampled_from([torch.int64, torch.int32, torch.uint8]))
-def test_rows_survive_packing(rectangle, dtype):
+FORMS = [
+    *(
+        list,
+        tuple,
+        lambda lengths: array("h", lengths),
+        lambda lengths: torch.tensor(lengths).int(),
+    ),
+    *(lambda lengths: np.array(lengths, np.uint8), lambda lengths: torch.tensor(lengths).long()),
+]
+
+
+@given(rectangles(), st.sampled_from(FORMS))
+def test_rows_survive_packing(rectangle, form):
     padded, lengths = rectangle
     before = bits(padded)
-    nested = to_nested_by_length(padded, torch.tensor(lengths, dtype=dtype))
+    nested = to_nested_by_length(padded, form(lengths))
     assert nested.layout is torch.jagged
     assert nested.dtype == padded.dtype
     assert rows_of(nested) == rows_of(padded, lengths)
@@ -199,6 +212,12 @@ WIDE = stack_or_nest([torch.ones(2, n) for n in (1, 2, 3)])
         (PADDED, torch.tensor([1.0, 1.0, 1.0]), TypeError, "integer"),
         (PADDED, torch.tensor([True, True, False]), TypeError, "integer"),
         (PADDED, torch.tensor([2**63 + 5, 0, 0], dtype=torch.uint64), ValueError, "lengths"),
+        (PADDED, [1, 2.0, 1], TypeError, r"\(lengths\).*found 2\.0"),
+        (PADDED, [1, True, 1], TypeError, r"\(lengths\).*found True"),
+        (PADDED, [1, None, 1], TypeError, r"\(lengths\)"),
+        (PADDED, [1, 1 << 64, 1], ValueError, r"\(lengths\)"),
+        (PADDED, np.array([1.0, 2, 3]), TypeError, r"\(lengths\)"),
+        (PADDED, np.array([True, True, True]), TypeError, r"\(lengths\)"),
         (PADDED, {1, 2, 3}, TypeError, r"\(lengths\).*set"),
         (PADDED, None, TypeError, r"\(lengths\)"),
         (PADDED, torch.ones(3).to_sparse(), TypeError, r"\(lengths\)"),

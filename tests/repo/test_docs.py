@@ -5,15 +5,9 @@ import re
 import runpy
 import subprocess
 
-import numpy as np
 import pytest
-import tensordict
-import torch
 
 import jagcodec
-from benchmarks import sides
-from benchmarks.shapes import make_batch
-from jagcodec import stack_or_nest
 from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
 from tests.helpers import ROOT
@@ -44,8 +38,10 @@ def test_python_blocks_run(path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
-def test_links_and_files_exist(path):
+def test_links_files_and_make_targets_exist(path):
     text = path.read_text()
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M):
+        assert re.search(rf"^{target}:", page("Makefile"), re.M), target
     for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
         found = path.parent / target if target else path
         assert found.exists(), target
@@ -97,13 +93,6 @@ def test_the_site_has_every_page():
 
 def words(row):
     return re.findall(r"`(\w+)", row)
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
-def test_make_targets_exist(path):
-    named = re.findall(r"(?:`|^)make ([a-z-]+)", path.read_text(), re.M)
-    for target in named:
-        assert re.search(rf"^{target}:", page("Makefile"), re.M), target
 
 
 def test_make_help_lists_every_target():
@@ -207,14 +196,6 @@ def test_wire_format_names_the_limits():
     assert start.hex(" ") in text
 
 
-def test_readme_names_the_calls_that_its_table_measures():
-    side = sides.fused(make_batch(np.array([2, 4, 3])))
-    steps = [name for name, _ in (*side.send, *side.receive)]
-    assert steps == ["encode_fields", "materialize"]
-    measured = page("README.md").partition("Measured in memory")[2].partition("\n\n")[0]
-    assert all(f"`{step}`" in measured for step in steps)
-
-
 def test_pictures_show_what_the_code_returns():
     """The stored pictures are those that docs/pictures/draw.py draws today."""
     names = runpy.run_path(str(ROOT / "docs/pictures/draw.py"))
@@ -236,23 +217,3 @@ def test_every_picture_is_shown_somewhere():
         path for folder in kept for path in folder.iterdir() if path.suffix in (".svg", ".png")
     }
     assert shown == files
-
-
-@pytest.mark.parametrize(
-    ("text", "operation"),
-    [
-        ("td[1:3]", lambda td: td[1:3]),
-        ("td[[2, 0]]", lambda td: td[[2, 0]]),
-        ("td.split(n)", lambda td: td.split(2)),
-        ("torch.cat([td, td])", lambda td: torch.cat([td, td])),
-    ],
-)
-def test_nemo_rl_page_lists_what_old_tensordicts_cannot_do(text, operation):
-    assert f"`{text}`" in page("docs/nemo-rl.md")
-    rows = [torch.ones(n) for n in (1, 3, 2)]
-    td = tensordict.TensorDict({"a": stack_or_nest(rows)}, batch_size=[3])
-    if tuple(map(int, tensordict.__version__.split(".")[:2])) >= (0, 15):
-        operation(td)
-    else:
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            operation(td)

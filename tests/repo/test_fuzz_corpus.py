@@ -1,8 +1,6 @@
 """Replays what the fuzzer found, without the fuzzer: see `fuzz/target.py`."""
 
 import importlib
-import random
-import re
 import subprocess
 import sys
 import tracemalloc
@@ -10,9 +8,6 @@ import tracemalloc
 import pytest
 
 from jagcodec import WireFormatError, decode
-from jagcodec.wire import indirect
-from jagcodec.wire import message as message_module
-from jagcodec.wire.spec import INDIRECT, NO_INDEX, ONE_OBJECT, Kind
 from tests.helpers import ROOT
 
 FUZZ = ROOT / "fuzz"
@@ -34,12 +29,8 @@ def target():
         sys.path.remove(str(FUZZ))
 
 
-def test_the_corpus_is_there():
-    assert 100 <= len(CORPUS) <= 500
-    assert sum(path.stat().st_size for path in CORPUS) <= 300_000
-
-
 def test_every_input_gives_a_value_or_the_error(target, tmp_path):
+    assert 100 <= len(CORPUS) <= 500
     run = target.Target(tmp_path / "blob")
     for path in CORPUS:
         try:
@@ -78,58 +69,17 @@ def test_every_seed_is_a_message(target):
     assert refused == ["pickle_refused"]
 
 
-def test_scripts_make_indirect_columns(target, monkeypatch):
-    """Of every kind, with and without an index, and most of them sound; seeds have some too."""
-    scripts = sys.modules["scripts"]
-    made = []
-    original = indirect.view_of_runs
-
-    def counted(source, leaf, rows):
-        runs = indirect.runs_at(source, leaf)
-        made.extend((leaf.group is None, run.index_buffer == NO_INDEX) for run in runs)
-        return original(source, leaf, rows)
-
-    monkeypatch.setattr(message_module, "view_of_runs", counted)
-    for seed in target.SEEDS[-4:]:
-        decode(seed.frames)
-    assert set(made) == {(True, False), (False, False), (False, True)}
-    made.clear()
-    rng = random.Random(0)
-    read = drawn = 0
-    for _ in range(3000):
-        tree = scripts.Tree(target.Script(rng.randbytes(60)))
-        kind = rng.choice(["TENSOR", "JAGGED", "NON_TENSOR_ROWS"])
-        tree.draft.root = tree.node(Kind[kind], 0)
-        stored = (*range(INDIRECT + 1, INDIRECT + 5), ONE_OBJECT)
-        if any(number in stored for number in tree.draft.root.numbers[2:3]):
-            drawn += 1
-            try:
-                target.decode(tree.draft.frames())
-                read += 1
-            except WireFormatError:
-                pass
-    assert {(True, False), (False, False), (False, True)} <= set(made)
-    assert drawn > 100
-    assert read > drawn / 8, (read, drawn)
+def broken(frames):
+    raise KeyError("not a WireFormatError")
 
 
-def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
+def test_the_target_notices_another_error(target, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
-
-    def broken(frames):
-        raise KeyError("not a WireFormatError")
-
     monkeypatch.setattr(target, "decode", broken)
     with pytest.raises(KeyError):
         run(b"\0\0\0")
-    assert run.counts.inputs == 1
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
         target._check_error(WireFormatError("no such reason", "$", "x"))  # type: ignore[arg-type]
-    error = WireFormatError("bad_value", "$", "x")
-    error.__cause__ = WireFormatError("bad_value", "$", "y")
-    error.__cause__.__cause__ = error
-    with pytest.raises(target.BrokenPromiseError, match="causes itself"):
-        target._check_error(error)
 
 
 def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
@@ -158,4 +108,4 @@ def test_the_target_notices_memory(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "blob"], cwd=FUZZ, capture_output=True, text=True
     )
-    assert re.search(r"BrokenPromiseError: \d+ MiB for an input of 3 bytes", found.stderr)
+    assert "MiB for an input of 3 bytes" in found.stderr

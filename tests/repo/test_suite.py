@@ -9,17 +9,23 @@ import pytest
 from tests.helpers import ROOT
 
 
-def pytest_in(directory, *options, **environment):
-    """The suite's settings on the tests of another directory."""
+@pytest.fixture
+def run(tmp_path):
+    """The suite's settings on a file of tests."""
     configuration = ["--config-file", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *configuration, *plugins, *options, str(directory)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+
+    def run(code, *options, **environment):
+        (tmp_path / "test_it.py").write_text(code)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *configuration, *plugins, *options, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
 
 
 DRAWS = """
@@ -37,8 +43,7 @@ def test_draw(value, numbers):
 
 
 @pytest.mark.slow
-def test_every_run_draws_the_same_and_a_search_does_not(tmp_path):
-    (tmp_path / "test_draws.py").write_text(DRAWS)
+def test_every_run_draws_the_same_and_a_search_does_not(run, tmp_path):
     runs = [
         ((), {"PYTHONHASHSEED": "1"}),
         ((), {"PYTHONHASHSEED": "2", "CI": "1", "FIRST": "1"}),
@@ -47,8 +52,8 @@ def test_every_run_draws_the_same_and_a_search_does_not(tmp_path):
     drawn = []
     for i, (options, environment) in enumerate(runs):
         file = tmp_path / f"drawn{i}"
-        run = pytest_in(tmp_path, *options, DRAWN=str(file), **environment)
-        assert run.returncode == 0, run.stdout
+        done = run(DRAWS, *options, DRAWN=str(file), **environment)
+        assert done.returncode == 0, done.stdout
         drawn.append(file.read_text().splitlines())
     assert len(drawn[0]) >= 100
     assert drawn[0] == drawn[1]
@@ -65,19 +70,17 @@ def test_small(number):
 """
 
 
-def test_a_search_prints_how_to_run_its_example_again(tmp_path):
-    (tmp_path / "test_fails.py").write_text(FAILS)
-    run = pytest_in(tmp_path, "--hypothesis-profile=search")
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "number=1000" in run.stdout
-    assert "@reproduce_failure(" in run.stdout
+def test_a_search_prints_how_to_run_its_example_again(run):
+    done = run(FAILS, "--hypothesis-profile=search")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "number=1000" in done.stdout
+    assert "@reproduce_failure(" in done.stdout
 
 
-def test_a_file_that_cannot_be_imported_is_an_error(tmp_path):
-    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
-    run = pytest_in(tmp_path)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED, run.stdout
-    assert "No module named 'nothing_of_this_name'" in run.stdout
+def test_a_file_that_cannot_be_imported_is_an_error(run):
+    done = run("import nothing_of_this_name\n")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert "No module named 'nothing_of_this_name'" in done.stdout
 
 
 CHILD = """
@@ -92,7 +95,6 @@ def test_child():
 """
 
 
-def test_what_the_caller_set_for_python_reaches_no_test(tmp_path):
-    (tmp_path / "test_child.py").write_text(CHILD)
-    run = pytest_in(tmp_path, PYTHONWARNINGS="ignore", PYTHONDEVMODE="1", JAGCODEC_KEEP_BLOCKS="0")
-    assert run.returncode == 0, run.stdout
+def test_what_the_caller_set_for_python_reaches_no_test(run):
+    done = run(CHILD, PYTHONWARNINGS="ignore", PYTHONDEVMODE="1", JAGCODEC_KEEP_BLOCKS="0")
+    assert done.returncode == 0, done.stdout

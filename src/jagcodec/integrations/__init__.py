@@ -22,7 +22,7 @@ _called: set[str] = set()
 
 
 def setup() -> None:
-    """Make Ray write batches in this wire format, once this process imports their libraries.
+    """Make Ray write batches in this wire format, in this process.
 
     Example:
         .. code-block:: python
@@ -34,23 +34,23 @@ def setup() -> None:
             ray.init(runtime_env={"worker_process_setup_hook": "jagcodec.integrations.setup"})
 
     Raises:
-        ArgumentError: ``JAGCODEC_NEXT_HOOK`` does not name a function that can be imported. Or an
-            import of tensordict or `verl.protocol` raises it later, because that version lacks a
-            type that is written in this wire format.
+        ArgumentError: ``JAGCODEC_NEXT_HOOK`` does not name a function that can be imported. Or Ray
+            raises it later, when it writes a batch of a version of tensordict or verl that this
+            wire format does not support.
+        ModuleNotFoundError: Ray is not installed.
 
-    It imports neither torch nor tensordict, Ray or verl. When the process imports tensordict, it
-    does what `jagcodec.integrations.ray.register` does; when the process imports `verl.protocol`,
-    what `jagcodec.integrations.verl.install` does, both with their default options. What is
-    imported already is registered at once. Types that `register` or `install` registered before
-    keep their options; a call of these functions afterwards replaces the options. Undo it with
-    `jagcodec.integrations.ray.unregister`.
+    It imports Ray, but neither torch nor tensordict or verl: the types are found by their names
+    when Ray writes them, with the default options of `jagcodec.integrations.ray.register` and, in
+    a process that imports `verl.protocol`, of `jagcodec.integrations.verl.install`. Types that
+    `register` or `install` registered keep their options, as do those for which you gave Ray a
+    serializer. Undo it with `jagcodec.integrations.ray.unregister`.
 
     Ray accepts one ``worker_process_setup_hook`` per job. If you have another one, put its name
     into the environment variable ``JAGCODEC_NEXT_HOOK``, as ``module.function``: `setup` imports
     the module and calls the function, at the end and once per process. Its errors get a note
     with the name of the variable. Calling `setup` twice is harmless.
     """
-    _reducers.start()
+    _reducers.carry_by_name()
     name = os.environ.get(_VARIABLE)
     if not name or name in _called:
         return

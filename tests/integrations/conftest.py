@@ -1,0 +1,91 @@
+"""One Ray for all tests of integrations, and new processes that find this library."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import jagcodec
+
+# Other processes import this library from where this one has it.
+SOURCE = str(Path(jagcodec.__file__).parents[1])
+PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
+SECONDS = 120
+
+HOOKS = """
+calls = []
+
+def hook():
+    calls.append(1)
+
+def again():
+    from jagcodec.integrations import setup
+    calls.append(1)
+    setup()
+
+def fails():
+    raise KeyError("of the hook")
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="session")
+def hooks(tmp_path_factory):
+    """A folder with the module `hooks`."""
+    folder = tmp_path_factory.mktemp("hooks")
+    (folder / "hooks.py").write_text(HOOKS)
+    (folder / "broken.py").write_text("import no_such_library\ndef hook(): ...")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(hooks):
+    """Ray with the hook of this library in every worker."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 * 2**20,
+        runtime_env={
+            "worker_process_setup_hook": "jagcodec.integrations.setup",
+            "env_vars": {"PYTHONPATH": os.pathsep.join([PATHS, str(hooks)])},
+        },
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def python():
+    """Runs code, or a file, in a new process."""
+
+    def run(code, *, status=0, path=None, **environment):
+        command = ["-c", textwrap.dedent(code)] if isinstance(code, str) else [str(code)]
+        paths = [str(path)] if path else []
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", *command],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([*paths, PATHS]),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert run.returncode == status, run.stderr[-4000:]
+        return run
+
+    return run
+
+
+def needs(package):
+    """Skips a test where a package is missing."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed")

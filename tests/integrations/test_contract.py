@@ -1,0 +1,294 @@
+"""What every integration promises, asked of each: values, refusals, ownership, errors, examples."""
+
+import importlib
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from jagcodec import (
+    BatchedDataDict,
+    WireBatch,
+    decode,
+    encode,
+    materialize,
+    open_wire,
+    stack_or_nest,
+)
+from tests.helpers import ROOT, make_batch
+from tests.integrations.conftest import SECONDS, needs
+from tests.oracle import assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+# --- transports --------------------------------------------------------------------------------
+# Each is a function that sends a value with options of `encode`, and returns what arrives.
+
+
+@contextmanager
+def zmq(_):
+    import zmq
+
+    from jagcodec.integrations.zmq import recv_frames, send_frames
+
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PAIR) as left,
+        context.socket(zmq.PAIR) as right,
+    ):
+        right.connect(f"tcp://127.0.0.1:{left.bind_to_random_port('tcp://127.0.0.1')}")
+
+        def carry(value, allow_pickle=False, **options):
+            frames = encode(value, allow_pickle=allow_pickle, **options)
+            send_frames(left, frames, timeout=SECONDS)
+            return decode(recv_frames(right, timeout=SECONDS).frames, allow_pickle=allow_pickle)
+
+        yield carry
+
+
+@contextmanager
+def torch_distributed(_):
+    import torch.distributed as dist
+
+    from jagcodec.integrations.torch_distributed import broadcast
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    # A device is named, so that this rank reads its own message.
+    yield lambda value, **options: broadcast(value, 0, device="cpu", **options)
+    dist.destroy_process_group()
+
+
+@contextmanager
+def ray(request):
+    ray = request.getfixturevalue("cluster")
+    from jagcodec.integrations.ray import register, unregister
+
+    def carry(value, **options):
+        register(**options)
+        try:
+            return ray.get(ray.put(value), timeout=SECONDS)
+        finally:
+            unregister()
+
+    yield carry
+
+
+@contextmanager
+def verl(request):
+    ray = request.getfixturevalue("cluster")
+    from verl import DataProto
+
+    from jagcodec.integrations.ray import unregister
+    from jagcodec.integrations.verl import install
+
+    def carry(value, **options):
+        install(**options)
+        try:
+            if isinstance(value, WireBatch):
+                return ray.get(ray.put(value), timeout=SECONDS)
+            sent = ray.put(DataProto(meta_info={"value": value}))
+            return ray.get(sent, timeout=SECONDS).meta_info["value"]
+        finally:
+            unregister()
+
+    yield carry
+
+
+@contextmanager
+def mooncake(_):
+    from examples import mooncake_put_get as example
+
+    with example.cluster(segment=1 << 26) as client:
+
+        def carry(value, allow_pickle=False, **options):
+            example.put(client, "a", value, allow_pickle=allow_pickle, **options)
+            try:
+                return decode(example.get(client, "a"), allow_pickle=allow_pickle)
+            finally:
+                client.remove_all(True)
+
+        yield carry
+
+
+# Of each, the module that it needs.
+NEEDED = {
+    zmq: "zmq",
+    torch_distributed: "torch",
+    ray: "ray",
+    verl: "verl",
+    mooncake: "mooncake.store",
+}
+
+
+def can_be_imported(module):
+    try:
+        importlib.import_module(module)
+    except ImportError:  # of a library of the system, too
+        return False
+    return True
+
+
+IN_PROCESS = (zmq, torch_distributed)
+TRANSPORTS = [
+    pytest.param(each, id=each.__name__, marks=() if each in IN_PROCESS else pytest.mark.cluster)
+    for each, module in NEEDED.items()
+    if can_be_imported(module)
+]
+
+
+def test_every_transport_can_be_imported():
+    missing = [each.__name__ for each, module in NEEDED.items() if not can_be_imported(module)]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def carry(request):
+    with request.param(request) as carry:
+        yield carry
+
+
+# --- values ------------------------------------------------------------------------------------
+
+MROPE = stack_or_nest([torch.arange(4 * n).view(4, n) for n in (3, 1, 2)], ragged_dim=2)
+SAMPLES = {
+    "tokens": [torch.arange(3), torch.arange(1)],
+    "reward": [0.5, 1.0],
+    "message": [{"row": 0}, None],
+}
+VALUES = {
+    "small": lambda: make_batch(),
+    "large": lambda: make_batch(20_000),
+    "very large": lambda: make_batch(100_000),
+    "no rows": lambda: make_batch(lengths=[]).exclude("message"),
+    "one row": lambda: make_batch(lengths=[4]),
+    "jagged tensor": lambda: make_batch()["ids"],
+    "ragged dim 2": lambda: MROPE,
+    "lazy stack": lambda: LazyStackedTensorDict(
+        *[TensorDict({"image": torch.ones(2, i + 1)}, batch_size=[2]) for i in range(3)]
+    ),
+    "batched": lambda: BatchedDataDict(materialize(make_batch()), meta_info={"step": 7}),
+    "lists of tensors": lambda: BatchedDataDict(SAMPLES),
+    "nested": lambda: {"batches": [make_batch(), (1, make_batch()["ids"])], "step": 3},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_is_sent_arrives(carry, name):
+    found = carry(VALUES[name]())
+    assert_same(found, VALUES[name]())
+
+
+def test_columns_of_one_raggedness_multiply(carry):
+    found = carry(make_batch())
+    product = found["ids"].unsqueeze(-1) * found["experts"]
+    assert [len(row) for row in product.unbind()] == [3, 0, 5, 1, 2, 4]
+
+
+@pytest.mark.parametrize("cells", [1, 20_000, 100_000])
+def test_what_arrives_may_be_written_to(carry, cells):
+    found = carry(make_batch(cells))
+    for column in found.values():
+        if isinstance(column, torch.Tensor):
+            (column.values() if column.is_nested else column).zero_()
+    assert found["ids"].values().sum() == 0
+    assert_same(carry(make_batch(cells)), make_batch(cells))
+
+
+def test_a_wire_batch_arrives_with_its_chosen_rows(carry):
+    batch = open_wire(encode(make_batch(20_000))).select(["logprobs", "message"]).rows([4, 2])
+    found = carry(batch)
+    td = found.to_tensordict() if hasattr(found, "to_tensordict") else found
+    assert_same(td, batch.to_tensordict())
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_encoded_is_named_and_the_next_value_arrives(carry):
+    with pytest.raises(TypeError, match=r"lock\[1\]: _thread\.lock cannot be encoded"):
+        carry(BatchedDataDict({"lock": [None, threading.Lock()]}))
+    assert_same(carry(make_batch()), make_batch())
+
+
+def test_pickle_and_replacements_only_if_told(carry):
+    batch = BatchedDataDict({"path": [Path("/a"), Path("/b")]})
+    with pytest.raises(TypeError, match="Path cannot be encoded"):
+        carry(batch)
+    assert carry(batch, allow_pickle=True) == batch
+    assert carry(batch, default=str) == {"path": ["/a", "/b"]}
+
+
+# --- packages and examples ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("integration", "package", "remedy"),
+    [
+        ("zmq", "zmq", "pip install 'pyzmq>=25'"),
+        ("ray", "ray", "pip install 'ray>=2.40'"),
+        ("pillow", "PIL", "pip install 'pillow>=10'"),
+        ("transfer_queue", "transfer_queue", "pip install 'TransferQueue>=0.1.9'"),
+        pytest.param("verl", "verl", "docs/verl.md", marks=needs("ray")),
+    ],
+)
+def test_without_its_package_the_error_says_what_to_install(python, integration, package, remedy):
+    missing = f"import sys; sys.modules[{package!r}] = None"
+    run = python(f"{missing}; import jagcodec.integrations.{integration}", status=1)
+    *_, last = run.stderr.splitlines()
+    assert last.startswith(f"ModuleNotFoundError: jagcodec.integrations.{integration} needs ")
+    assert remedy in last
+
+
+def test_without_ray_the_hook_says_what_to_install(python):
+    missing = "import sys; sys.modules['ray'] = None; from jagcodec.integrations import setup"
+    assert "pip install 'ray>=2.40'" in python(f"{missing}; setup()", status=1).stderr
+
+
+def test_without_pyarrow_the_error_says_what_to_install(python):
+    missing = "import sys; sys.modules['pyarrow'] = None"
+    code = f"{missing}; from jagcodec.integrations.arrow import to_arrow; to_arrow({{}})"
+    assert (
+        "ArgumentError: to_arrow: expected pyarrow, which is not installed; "
+        "pip install 'pyarrow>=15'" in python(code, status=1).stderr
+    )
+
+
+def test_no_package_is_imported_before_its_integration(python):
+    packages = ("zmq", "ray", "PIL", "transfer_queue", "verl", "pyarrow", "vllm", "sglang")
+    code = f"""
+    import sys, jagcodec.integrations
+    from jagcodec.integrations import sglang, vllm
+    assert (vllm.rows_of([]), sglang.rows_of([])) == ([], [])
+    loaded = [name for name in (*{packages}, "torch", "tensordict") if name in sys.modules]
+    import jagcodec
+    jagcodec.encode
+    print(loaded, [name for name in {packages} if name in sys.modules])
+    """
+    assert python(code).stdout == "[] []\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "printed"),
+    [
+        pytest.param("zmq_pipeline", "384 rows from 2 workers", marks=needs("zmq")),
+        ("torch_distributed_broadcast", "every rank has the 64 rows"),
+        pytest.param("ray_store", "4 rows back", marks=[needs("ray"), pytest.mark.cluster]),
+        pytest.param("verl_dataproto", "8 rows back", marks=[needs("verl"), pytest.mark.cluster]),
+        pytest.param(
+            "transfer_queue_put_get",
+            "3 rows back",
+            marks=[needs("transfer_queue"), pytest.mark.cluster],
+        ),
+        pytest.param(
+            "mooncake_put_get", "4 rows back", marks=[needs("mooncake"), pytest.mark.cluster]
+        ),
+    ],
+)
+def test_its_example_runs(python, example, printed):
+    assert printed in python(ROOT / f"examples/{example}.py").stdout
