@@ -20,10 +20,9 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
-from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.frames import Reading, blob_end, buffer_bytes, is_blob
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import Leaf, leaf_of
-from jagcodec.wire.limits import Reading
 from jagcodec.wire.message import Message, open_message
 from jagcodec.wire.schema import (
     FORMS,

@@ -13,7 +13,8 @@ from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
-from jagcodec.wire.limits import Limits, reading
+from jagcodec.wire.limits import Limits
+from jagcodec.wire.message import reading
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:

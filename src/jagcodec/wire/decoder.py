@@ -40,7 +40,7 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import Limits, reading
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Budget,
@@ -49,6 +49,7 @@ from jagcodec.wire.message import (
     joined_rows,
     open_message,
     open_row,
+    reading,
 )
 from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore

@@ -19,7 +19,7 @@ from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
 from jagcodec.wire.checks import fail
-from jagcodec.wire.limits import Reading
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -272,6 +272,26 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 
 
 # --- where bytes come from ---------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """How a message is read.
+
+    Attributes:
+        limits: Bounds for it.
+        copy: As for `decode`.
+        device: Where tensors go; None leaves them where their cells are.
+        allow_pickle: Whether pickled objects are unpickled.
+        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
+        verify: Whether checksums of frames are compared.
+    """
+
+    limits: Limits = DEFAULT_LIMITS
+    copy: bool | None = None
+    device: torch.device | None = None
+    allow_pickle: bool = False
+    by_range: bool = False
+    verify: bool = True
 
 
 class Buffers:

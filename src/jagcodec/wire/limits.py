@@ -1,13 +1,9 @@
-"""`Limits`: bounds for messages from strangers; `Reading`: these, and how a message is read."""
+"""`Limits`: bounds for messages from strangers."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
 
-import torch
-
-from jagcodec._arguments import usable_device
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, WireFormatError, brief
 from jagcodec.wire.spec import MAX_LEVELS
 
@@ -92,39 +88,3 @@ def usable_limits(limits: object, path: str) -> Limits:
         found = type(limits).__name__
         raise ArgumentTypeError("bad_type", path, f"expected Limits or None, found {found}")
     return limits
-
-
-class Reading(NamedTuple):
-    """How a message is read.
-
-    Attributes:
-        limits: Bounds for it.
-        copy: As for `decode`.
-        device: Where tensors go; None leaves them where their cells are.
-        allow_pickle: Whether pickled objects are unpickled.
-        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
-        verify: Whether checksums of frames are compared.
-    """
-
-    limits: Limits = DEFAULT_LIMITS
-    copy: bool | None = None
-    device: torch.device | None = None
-    allow_pickle: bool = False
-    by_range: bool = False
-    verify: bool = True
-
-
-def reading(
-    where: str,
-    limits: Any,
-    copy: bool | None,
-    device: Any,
-    allow_pickle: bool,
-    by_range: bool = False,
-    verify: bool = True,
-) -> Reading:
-    """The options of a caller, checked."""
-    if limits is not None or device is not None:
-        limits = usable_limits(limits, f"{where}(limits)")
-        device = usable_device(device, f"{where}(device)")
-    return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jagcodec._arguments import usable_device
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
@@ -25,6 +26,7 @@ from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
     Buffers,
+    Reading,
     blob_end,
     buffer_bytes,
     frame_arrays,
@@ -42,13 +44,29 @@ from jagcodec.wire.leaf import (
     cell_range,
     leaf_of,
 )
-from jagcodec.wire.limits import Limits, Reading, exceeded
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
 from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, Kind
 
 # --- opening -----------------------------------------------------------------------------------
+
+
+def reading(
+    where: str,
+    limits: Any,
+    copy: bool | None,
+    device: Any,
+    allow_pickle: bool,
+    by_range: bool = False,
+    verify: bool = True,
+) -> Reading:
+    """The options of a caller, checked."""
+    if limits is not None or device is not None:
+        limits = usable_limits(limits, f"{where}(limits)")
+        device = usable_device(device, f"{where}(device)")
+    return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:

@@ -35,12 +35,12 @@ from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, first_dims, rows_of_node
 from jagcodec.wire.files import file_path, noted_file, read_file
-from jagcodec.wire.frames import Frame
+from jagcodec.wire.frames import Frame, Reading
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import Limits, Reading, reading
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, OpenBatch
-from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
+from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
