@@ -29,7 +29,7 @@ endif
 ifdef TENSORDICT
 # Bytes are the same on every version: tests that damage, bound and count them are left out.
 CHOSEN = -m "not slow and not cuda" -k "not one_flipped_bit" tests/batch tests/pack tests/testing tests/wire src \
-	$(patsubst %,--ignore=tests/wire/test_%.py,blobs compressed growth growth_of_readers header hostile parts spec_reader)
+	$(patsubst %,--ignore=tests/wire/test_%.py,compressed files growth growth_of_readers header hostile spec_reader)
 SETTINGS = PYTHONPATH=$(abspath $(VENV))/tensordict-$(TENSORDICT) JAGCODEC_TENSORDICT=$(TENSORDICT)
 endif
 
@@ -71,14 +71,15 @@ record: $(VENV)-integrations/.installed ## every benchmark, into the tables of t
 	$(WITH_ALL) -m benchmarks.planes --write
 	$(WITH_ALL) -m benchmarks.verl_v1 --turns 3 --write
 
-# The search begins at fuzz/corpus/; what it finds is kept in fuzz/found/. FUZZ=-max_total_time=60 passes options on.
+# The search begins at fuzz/corpus.zip; what it finds is kept in fuzz/found/. FUZZ=-max_total_time=60 passes options on.
 RUNS ?= 1000000
 
 fuzz: $(VENV)/.dev ## search for messages that break a reader: RUNS=1000000
 	$(PIP) atheris
 	mkdir -p fuzz/found/corpus
-	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/corpus -runs=$(RUNS) -dict=fuzz/wire.dict \
-		-max_len=160 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/ $(FUZZ)
+	$(BIN)/python -m zipfile -e fuzz/corpus.zip fuzz/found/seeds
+	$(BIN)/python fuzz/fuzz_wire.py fuzz/found/corpus fuzz/found/seeds -runs=$(RUNS) -dict=fuzz/wire.dict \
+		-max_len=20000 -mutate_depth=1 -timeout=5 -rss_limit_mb=2560 -artifact_prefix=fuzz/found/ $(FUZZ)
 
 # Both extensions in a copy of the package, then the threads of the kernel (Linux). Addresses are not randomized there,
 # because newer kernels spread them over more than older sanitizers accept.

@@ -1,14 +1,13 @@
-"""What the fuzzer runs: any bytes -> a message that begins well -> the readers -> a verdict.
+"""What the fuzzer runs: any bytes -> the frames of a message -> the readers -> a verdict.
 
 Needs no atheris, so that `tests/repo/test_fuzz_corpus.py` replays the corpus through the same
-functions. How bytes become a message is in `scripts.py`.
+functions. How bytes become frames is in `inputs.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import sys
 import tempfile
 import traceback
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scripts import SEEDS, START, Script, blob_of, frames_of
+from inputs import blob, frames_of
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
@@ -28,10 +27,9 @@ from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFo
 from jagcodec.wire import blobs, decoder, elide, wire_batch
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
-from jagcodec.wire.spec import BLOB_MAGIC, VERSION
+from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
 
-__all__ = ["MEMORY_BOUND", "SEEDS", "BrokenPromiseError", "Counts", "Script", "Target", "touch"]
-
+START = b"\x84" + bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
 # What one input may add to the peak of resident memory. Inputs are a few KB.
 MEMORY_BOUND = 64 << 20
 
@@ -86,7 +84,7 @@ class Target:
                 reader, or took memory out of proportion. Whatever else comes out is what the
                 reader should not have raised.
         """
-        message, reader, deep = self.message(Script(data))
+        message, reader, deep = self.message(data)
         self._peak = self._peak or _peak()
         self.counts.inputs += 1
         self.counts.past_start += _begins_well(message)
@@ -109,18 +107,12 @@ class Target:
         if grown > MEMORY_BOUND:
             raise BrokenPromiseError(f"{grown >> 20} MiB for an input of {len(data)} bytes")
 
-    def message(self, s: Script) -> tuple[Any, Callable[[Any], Any], bool]:
-        """The message of a script, who reads it, and whether to look closely at the value."""
-        how, where = s.byte(), s.byte()
-        form = where % 16
+    def message(self, data: bytes) -> tuple[Any, Callable[[Any], Any], bool]:
+        """The message of an input, who reads it, and whether to look closely at the value."""
+        how, frames = frames_of(data)
+        form = how % 16
         # What costs most is done least often.
-        deep = where >= 224
-        reader: Callable[[Any], Any] = decode
-        if how >= 252:
-            # Behind the magic and the version of a blob, anything.
-            blob = BLOB_MAGIC + struct.pack("<I", VERSION) + s.rest()
-            return blob, _fetched if how & 1 else decode, deep
-        frames = frames_of(s, how, bool(where & 16 and (form > 9 or where & 32)))
+        deep = how >= 224
         if form < 4:
             return frames, decode, deep
         if form == 4:
@@ -129,27 +121,34 @@ class Target:
             return [bytearray(frame) for frame in frames], decode, deep
         if form == 6:  # at an odd address
             return [memoryview(bytearray(b"x" + frame))[1:] for frame in frames], decode, deep
+        if form in (10, 11):
+            return frames, _chosen if form & 1 else _whole, deep
+        whole = _in_one(frames)
         if form < 10:
             reader = (decode, self._mapped, self._loaded)[form - 7]
-            return (bytearray if form == 7 else bytes)(blob_of(frames)), reader, deep
-        reader = _chosen if form & 1 else _whole
-        if form < 12:
-            return frames, reader, deep
+            return (bytearray if form == 7 else bytes)(whole), reader, deep
         if form < 14:
-            return bytearray(blob_of(frames)), reader, deep
-        return blob_of(frames), _fetched_chosen if form & 1 else _fetched, deep
+            return bytearray(whole), _chosen if form & 1 else _whole, deep
+        return whole, _fetched_chosen if form & 1 else _fetched, deep
 
-    def _mapped(self, blob: bytes) -> Any:
-        self._path.write_bytes(blob)
+    def _mapped(self, whole: bytes) -> Any:
+        self._path.write_bytes(whole)
         return load(self._path, mmap=True)
 
-    def _loaded(self, blob: bytes) -> Any:
-        self._path.write_bytes(blob)
+    def _loaded(self, whole: bytes) -> Any:
+        self._path.write_bytes(whole)
         return load(self._path)
 
 
+def _in_one(frames: list[bytes]) -> bytes:
+    """Frames in one buffer; a frame that is one already is as it is."""
+    if not frames or (len(frames) == 1 and frames[0].startswith(BLOB_MAGIC)):
+        return b"".join(frames)
+    return blob(frames)
+
+
 def _begins_well(message: Any) -> bool:
-    start = message if isinstance(message, (bytes, bytearray)) else message[0]
+    start = message if isinstance(message, (bytes, bytearray)) else [*message, b""][0]
     return bytes(start[: len(START)]) == START or start[: len(BLOB_MAGIC)] == BLOB_MAGIC
 
 
@@ -258,10 +257,9 @@ def _check_stable(value: Any) -> None:
 
 def _check_open(message: list[Any], value: TensorDict) -> None:
     """Whoever opens a batch sees what `decode` sees."""
-    blob = (
-        message if isinstance(message, (bytes, bytearray)) else blob_of(list(map(bytes, message)))
-    )
-    for source in (message, _source(blob)):
+    in_one = isinstance(message, (bytes, bytearray))
+    whole = message if in_one else _in_one([*map(bytes, message)])
+    for source in (message, _source(whole)):
         if _bytes_of(open_wire(source).to_tensordict()) != _bytes_of(value):
             raise BrokenPromiseError("open_wire and decode read different values")
 
@@ -327,7 +325,7 @@ def main(paths: list[str]) -> int:
         data = Path(path).read_bytes()
         with tempfile.NamedTemporaryFile() as file:
             run = Target(file.name)
-            message, reader, _ = run.message(Script(data))
+            message, reader, _ = run.message(data)
             print(f"{path}: {reader.__name__}")
             for frame in [message] if isinstance(message, (bytes, bytearray)) else message:
                 print(f"  {bytes(frame)!r}")

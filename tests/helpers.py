@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, pack_jagged_fields, stack_or_nest
+from jagcodec import decode, encode, pack_jagged_fields, stack_or_nest, to_blob
 from jagcodec.wire.wire_batch import MessageColumns
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +32,36 @@ def message_in(batch):
 def size(frames):
     """How many bytes a message has."""
     return sum(memoryview(frame).nbytes for frame in frames)
+
+
+def address(buffer):
+    """Where the bytes of a buffer begin in memory."""
+    return np.frombuffer(buffer, dtype=np.uint8).__array_interface__["data"][0]
+
+
+def at_odd_address(frame, shift=1):
+    """The bytes of a frame `shift` bytes after a multiple of 64."""
+    data = memoryview(frame)
+    memory = np.zeros(data.nbytes + 128, dtype=np.uint8)
+    begin = -address(memory) % 64 + shift
+    memory[begin : begin + data.nbytes] = np.frombuffer(data, dtype=np.uint8)
+    return memory[begin : begin + data.nbytes]
+
+
+class Store:
+    """A blob at the other end of ``(offset, size) -> buffer``, which notes what it is asked for."""
+
+    def __init__(self, frames):
+        self.blob = bytes(to_blob(frames))
+        self.asked = []
+
+    def __call__(self, offset, size):
+        self.asked.append((offset, size))
+        return self.blob[offset : offset + size]
+
+    @property
+    def fetched(self):
+        return sum(size for _, size in self.asked)
 
 
 def trip(value, **options):

@@ -190,5 +190,54 @@ def trees(max_leaves: int = 8) -> Strategy[Any]:
     return st.recursive(leaves, containers, max_leaves=max_leaves)
 
 
+def stdlib_values() -> Strategy[Any]:
+    """Values of the types that `register_stdlib_types` names."""
+    return st.one_of(
+        st.datetimes().map(lambda at: at.replace(fold=0)),
+        *(st.dates(), st.timedeltas(), st.uuids(), st.decimals(), st.binary().map(bytearray)),
+    )
+
+
+@st.composite
+def repeating_batches(draw: Draw) -> TensorDict:
+    """A TensorDict whose columns and rows are often those of others, or begin or end like them."""
+    rows = draw(st.integers(1, 6))
+    patterns = st.sampled_from(
+        [[0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4]]
+    )
+    dtypes = st.sampled_from([torch.int64, torch.uint8, torch.float32, torch.bool, torch.int16])
+    made: list[list[list[int]]] = []
+    columns: dict[str, Any] = {}
+    for i in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(["copy", "joined", "new", "new", "new", "new"]))
+        if kind == "copy" and made:
+            column = draw(st.sampled_from(made))
+        elif kind == "joined" and made:
+            one, other = draw(st.sampled_from(made)), draw(st.sampled_from(made))
+            column = [a + b for a, b in zip(one, other, strict=True)]
+        else:
+            few = [draw(patterns) * draw(st.integers(0, 3)) for _ in range(draw(st.integers(1, 3)))]
+            column = [
+                draw(st.sampled_from(few)) + draw(patterns) * draw(st.integers(0, 1))
+                for _ in range(rows)
+            ]
+        made.append(column)
+        form = draw(st.sampled_from(["rectangle", "objects", *["jagged"] * 5]))
+        dtype = draw(dtypes)
+        if form == "rectangle":
+            columns[f"c{i}"] = torch.tensor([[*row, 0][:1] * 3 for row in column]).to(dtype)
+        elif form == "objects":
+            objects = [{"row": row} for row in made[0]]
+            columns[f"c{i}"] = NonTensorStack(
+                *[draw(st.sampled_from(objects)) for _ in range(rows)]
+            )
+        else:
+            cells_of_rows = [torch.tensor(row).to(dtype) for row in column]
+            columns[f"c{i}"] = torch.nested.nested_tensor(
+                cells_of_rows, layout=torch.jagged, dtype=dtype
+            )
+    return TensorDict(columns, batch_size=[rows])
+
+
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("jagcodec runs on little-endian machines")

@@ -14,7 +14,7 @@ from jagcodec.testing import tensors
 from tests import device
 from tests.device import DEVICE, watch
 from tests.helpers import ROOT
-from tests.oracle import assert_same, bits
+from tests.oracle import bits
 
 pytestmark = pytest.mark.usefixtures("own_device")
 
@@ -88,8 +88,3 @@ def test_its_memory_is_let_go():
     assert view.sum().item() == 999
     del view
     assert len(device._memory) == len(device._managed) == before
-
-
-def test_the_rest_of_the_process_does_not_notice():
-    assert not torch.accelerator.is_available() or torch.cuda.is_available()
-    assert_same(torch.ones(2), torch.tensor([1.0, 1.0]))

@@ -464,7 +464,7 @@ def test_limits_hold_and_nothing_is_unpickled(tmp_path):
         ((0, {"x": torch.ones(2)}), {}, ArgumentTypeError, "expected a TensorDict .* found dict;"),
         ((0, None), {}, ArgumentTypeError, "found NoneType; pack_rows"),
         ((0, TensorDict({}, [])), {}, ArgumentTypeError, "expected a TensorDict with a batch dim"),
-        ((0, encode([1])), {}, ArgumentTypeError, "found list; .* open_wire opens a message"),
+        ((0, encode([1])), {}, ArgumentTypeError, r"found the frames .* pass open_wire\(frames\)"),
         ((0, b"blob"), {}, ArgumentTypeError, "found bytes; .* open_wire opens a message"),
         ((0, batch(0)), {"meta": [1]}, ArgumentTypeError, "meta"),
     ],

@@ -88,6 +88,14 @@ def unknown_name(name: Any, columns: Iterable[str], path: str) -> ArgumentKeyErr
 _MOST_NAMED = 8
 
 
+def check_options(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse names of options that a function does not have."""
+    for name in given:
+        if name not in known:
+            expected = f"expected one of {', '.join(sorted(known))}, found {brief(name)}"
+            raise ArgumentKeyError("bad_option", where, expected)
+
+
 def check_rectangle(value: Any, path: str) -> None:
     """Refuse anything but a strided tensor that is not nested."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:

@@ -28,7 +28,7 @@ from jagcodec.errors import (
     brief,
     describe,
 )
-from jagcodec.wire.blobs import load
+from jagcodec.wire.blobs import load, refuse_frames
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
@@ -177,6 +177,7 @@ class RecordWriter:
 
 
 def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
+    refuse_frames(batch, where)
     frames = encode(batch, **options)
     try:
         open_wire(frames, limits=NO_LIMITS)

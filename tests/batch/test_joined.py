@@ -477,7 +477,13 @@ def test_meta_of_a_join_is_what_all_agree_on():
         assert open_wire(batch.to_frames()).meta == {"step": 3}
     assert materialize(messages).meta_info == {"step": 3}
     assert concat_rows([*messages, FRAMES[3]]).meta == {}
-    assert join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True).metas == metas
+
+
+def test_meta_of_joined_columns_is_what_none_contradicts():
+    metas = [{"step": 3, "worker": 0}, {}, {"step": 3, "worker": 1, "scored": True}]
+    batch = join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True)
+    assert (batch.meta, batch.metas) == ({"step": 3, "scored": True}, metas)
+    assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
 
 
 def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
@@ -544,7 +550,7 @@ def test_a_batch_is_encoded_with_all_options():
             {"compress": "zstd"},
         ):
             assert_same(decode(encode(batch, **options)), value)
-        assert open_wire(encode(batch, meta={"other": 2})).meta == {"other": 2}
+        assert open_wire(encode(batch, meta={"other": 2})).meta == {"step": 1, "other": 2}
         assert encode(batch, checksum=True) == encode(value, checksum=True, meta={"step": 1})
     with pytest.raises(ArgumentKeyError, match="narrow"):
         encode(one, narrow=["no column"])

@@ -219,6 +219,17 @@ def test_nested_columns_follow_the_same_rule():
         assert named["inner"]["ids"].shape == (2, 4)
 
 
+def test_strict_names_are_those_of_columns_within_batches_too():
+    td = TensorDict({"inner": ids(1, 2), "ids": ids(1, 2)["ids"]}, [2])
+    pads: Any = {("inner", "ids"): 9, "ids": 8}
+    found = materialize(td, pad_value_dict=pads, strict=True)
+    assert found["inner"]["ids"].tolist() == [[1, 9], [1, 2]]
+    for wrong in ("inner", ("inner", "idz"), "idz"):
+        pads = {wrong: 1, "ids": 8}
+        with pytest.raises(ArgumentKeyError, match="pad_value_dict"):
+            materialize(td, pad_value_dict=pads, strict=True)
+
+
 def test_the_container_is_the_callers_choice():
     td = TensorDict({"x": torch.ones(2)}, [2])
     assert type(materialize(td, container=dict)) is dict

@@ -407,6 +407,11 @@ def test_cells_are_shortened_and_safe_to_print(value, text):
     assert cells_text(value) == text
 
 
+def test_cells_that_neither_numpy_nor_python_can_print():
+    assert cells_text([10**5000], whole=True) == "[an int of 16610 bits]"
+    assert cells_text(torch.tensor([1, 2], dtype=torch.uint8).view(torch.bits8)) == "[1 2]"
+
+
 def jagcodec(*arguments, **options):
     command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=120, **options)

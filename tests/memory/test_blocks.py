@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -36,21 +36,16 @@ def address(array):
     return array.ctypes.data
 
 
-def test_small_blocks_are_the_c_librarys():
-    block = new_block(1000)
-    assert block.data.shape == (1000,)
-    assert block.data.flags.writeable
-    assert not block.zeroed
+def test_a_new_one_is_zeroed_if_it_is_large_and_always_writable():
+    large = new_block(40 * MB)
+    assert (large.zeroed, len(large.data)) == (True, 40 * MB)
+    assert not large.data[::4096].any()
+    assert not address(large.data) % mmap.PAGESIZE
+    small = new_block(1000)
+    assert (small.zeroed, small.data.shape) == (False, (1000,))
     assert new_block(0).data.shape == (0,)
-
-
-def test_a_new_one_is_zeroed_and_writable():
-    block = new_block(40 * MB)
-    assert block.zeroed
-    assert len(block.data) == 40 * MB
-    assert block.data.flags.writeable
-    assert not block.data[::4096].any()
-    assert not address(block.data) % mmap.PAGESIZE
+    assert large.data.flags.writeable
+    assert small.data.flags.writeable
 
 
 def test_one_that_was_let_go_is_used_again_for_about_as_much():
@@ -58,41 +53,27 @@ def test_one_that_was_let_go_is_used_again_for_about_as_much():
     block.data[:] = 7
     place = address(block.data)
     del block
+    held = [new_block(20 * MB), new_block(200 * MB)]
+    assert all(each.zeroed and address(each.data) != place for each in held)
     again = new_block(60 * MB)
-    assert address(again.data) == place
-    assert not again.zeroed
+    assert (address(again.data), again.zeroed) == (place, False)
     again.data[:] = 9
     assert (again.data == 9).all()
 
 
-def test_not_for_much_more_or_less():
-    block = new_block(70 * MB)
-    place = address(block.data)
-    del block
-    held = [new_block(40 * MB), new_block(200 * MB)]
-    assert all(each.zeroed and address(each.data) != place for each in held)
+def test_one_large_block_of_a_size_is_kept_and_many_small_ones():
+    """As many as the micro-batches of a step."""
+    for size, made, kept in ((40 * MB, 3, 1), (300_000, 40, 32)):
+        held = [new_block(size) for _ in range(made)]
+        assert all(block.zeroed for block in held)
+        assert len({address(block.data) for block in held}) == made
+        held.clear()
+        again = [new_block(size - i) for i in range(made)]
+        assert sum(not block.zeroed for block in again) == kept
+        assert len({address(block.data) for block in again}) == made
 
 
-def test_one_of_a_size_is_kept():
-    held = [new_block(40 * MB) for _ in range(3)]
-    assert len({address(each.data) for each in held}) == 3
-    del held
-    assert [new.zeroed for new in [new_block(40 * MB), new_block(40 * MB)]] == [False, True]
-
-
-def test_of_small_ones_as_many_are_kept_as_the_micro_batches_of_a_step():
-    size = 300_000  # in rooms of 512 KiB
-    held = [new_block(size) for _ in range(40)]
-    assert all(block.zeroed for block in held)
-    for block in held:
-        block.data[:] = 1
-    del held, block
-    again = [new_block(size - i) for i in range(40)]
-    assert sum(not block.zeroed for block in again) == 32
-    assert len({address(block.data) for block in again}) == 40
-
-
-def test_whoever_holds_very_many_takes_no_mapping_for_each():
+def test_very_many_blocks_take_no_mapping_for_each():
     held = [new_block(200_000) for _ in range(1500)]
     assert len(blocks._loans) == 1024
     assert len({address(block.data) for block in held}) == 1500
@@ -122,55 +103,40 @@ def test_never_while_anything_refers_to_it(hold):
     assert not new_block(40 * MB).zeroed
 
 
-def test_columns_of_one_batch_keep_it_each():
+def test_columns_of_batches_are_never_written_over_and_pads_always_written():
+    """New memory is zeroed, so pads of zero need not be written there; in used memory they must."""
     ids = torch.arange(4 * MB).view(2048, 2048)
-    lengths = torch.full((2048,), 2048)
-    columns = {"ids": ids, "more": ids + 1}
-    pads = {"ids": 0, "more": 0}
+    lengths = torch.where(torch.arange(2048) < 9, 2048, 500)
+    columns, pads = {"ids": ids, "more": ids + 1}, {"ids": 0, "more": 0}
     frames = encode_fields(columns, lengths=lengths, token_aligned_fields=pads)
-    batch = materialize(open_wire(frames), pad_value_dict=pads)
-    more = batch["more"]
-    del batch, frames
-    other = materialize(
-        open_wire(encode_fields(columns, lengths=lengths, token_aligned_fields=pads)),
-        pad_value_dict=pads,
-    )
-    other["ids"].zero_()
-    assert torch.equal(more, ids + 1)
+    valid = torch.arange(2048) < lengths[:, None]
 
-
-def test_pads_are_written_to_memory_that_was_used_before():
-    """New memory is zeroed, and pads of zero need not be written there; here they must be."""
-    ids = torch.full((2048, 4096), 7)
-    lengths = torch.where(torch.arange(2048) < 9, 4096, 500)
-    pads = {"ids": 0}
-    frames = encode_fields({"ids": ids}, lengths=lengths, token_aligned_fields=pads)
-    block = new_block(64 * MB)
-    block.data[:] = 255
-    place = address(block.data)
-    del block
-    made = materialize(open_wire(frames), pad_value_dict=pads)["ids"]
-    assert made.data_ptr() == place
-    assert torch.equal(made, ids * (torch.arange(4096) < lengths[:, None]))
+    first = materialize(open_wire(frames), pad_value_dict=pads)
+    more = first["more"]
+    first["ids"].fill_(255)
+    del first
+    second = materialize(open_wire(frames), pad_value_dict=pads)
+    assert torch.equal(second["ids"], ids * valid)
+    place = second["ids"].data_ptr()
+    for column in second.values():
+        column.fill_(255)
+    assert torch.equal(more, (ids + 1) * valid)
+    del second, column
+    third = materialize(open_wire(frames), pad_value_dict=pads)
+    assert third["ids"].data_ptr() == place
+    assert torch.equal(third["ids"], ids * valid)
 
 
 def test_threads_never_share_one():
-    errors = []
-
     def work(mark):
         for _ in range(30):
             data = new_block(33 * MB).data
             data[::4096] = mark
-            if not (data[::4096] == mark).all():
-                errors.append(mark)
+            assert (data[::4096] == mark).all()
             del data
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(1, 5)))
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -194,17 +160,13 @@ def _resident():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
-def test_release_gives_memory_back():
+def test_release_gives_memory_back_and_what_is_kept_does_not_grow():
     before = _resident()
     new_block(100 * MB).data[:] = 1
     assert not new_block(100 * MB).zeroed  # it was kept
     blocks.release()
     assert _resident() - before < 20 * MB
     assert new_block(100 * MB).zeroed
-
-
-def test_what_is_kept_does_not_grow_with_batches():
-    before = _resident()
     for i in range(60):
         new_block((33 + i % 30) * MB).data[:] = 1
     assert _resident() - before < 90 * MB

@@ -16,6 +16,7 @@ from jagcodec import (
     cells,
     decode,
     encode,
+    encode_fields,
     encode_rows,
     open_wire,
     pack_rows,
@@ -260,6 +261,15 @@ def test_bad_input_is_named(function, rows, options, error, text):
     with pytest.raises(error, match=text) as caught:
         function(rows, **options)
     assert caught.value.path.startswith(function.__name__)
+
+
+def test_unknown_options_are_named():
+    for call in (
+        lambda options: encode_rows([{"a": 1}], **options),
+        lambda options: encode_fields({"a": torch.ones(1)}, lengths=[1], **options),
+    ):
+        with pytest.raises(ArgumentKeyError, match=r"expected one of .*narrow, found 'narow'"):
+            call({"narow": True})
 
 
 @pytest.mark.parametrize("half", [python_cells, cells._active])

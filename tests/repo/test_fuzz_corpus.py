@@ -1,17 +1,22 @@
 """Replays what the fuzzer found, without the fuzzer: see `fuzz/target.py`."""
 
 import importlib
+import random
+import re
 import subprocess
 import sys
-import tracemalloc
+import zipfile
 
 import pytest
 
-from jagcodec import WireFormatError, decode
+from jagcodec import WireFormatError
 from tests.helpers import ROOT
+from tests.wire.readers import outcome, peak_of
+from tests.wire.test_golden import kept, message_of
 
 FUZZ = ROOT / "fuzz"
-CORPUS = sorted(path for path in (FUZZ / "corpus").iterdir() if path.is_file())
+with zipfile.ZipFile(FUZZ / "corpus.zip") as archive:
+    CORPUS = {name: archive.read(name) for name in archive.namelist()}
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer reads /proc"),
@@ -29,65 +34,66 @@ def target():
         sys.path.remove(str(FUZZ))
 
 
+@pytest.fixture
+def inputs(target):
+    return sys.modules["inputs"]
+
+
 def test_every_input_gives_a_value_or_the_error(target, tmp_path):
-    assert 100 <= len(CORPUS) <= 500
     run = target.Target(tmp_path / "blob")
-    for path in CORPUS:
+    for name, data in CORPUS.items():
         try:
-            run(path.read_bytes())
+            run(data)
         except Exception as error:
-            pytest.fail(f"python fuzz/target.py {path.relative_to(FUZZ.parent)}: {error!r}")
+            pytest.fail(f"{name} of fuzz/corpus.zip: {error!r}")
     # The replay means something only as long as the inputs reach what they reached when found.
+    assert len(CORPUS) > 300
     assert run.counts.past_header > len(CORPUS) / 2
-    assert run.counts.values > len(CORPUS) / 8
+    assert run.counts.values > len(CORPUS) / 4
 
 
 def test_memory_is_in_proportion_to_the_message(target, tmp_path):
     run = target.Target(tmp_path / "blob")
-    for path in CORPUS:
-        message, reader, _ = run.message(target.Script(path.read_bytes()))
-        whole = isinstance(message, (bytes, bytearray))
-        size = len(message) if whole else sum(map(len, message))
-        tracemalloc.start()
-        try:
-            reader(message)
-        except WireFormatError:
-            pass
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        assert peak <= 64 * size + (1 << 20), path
+    for name, data in CORPUS.items():
+        message, reader, _ = run.message(data)
+        assert peak_of(outcome, reader, message) <= 64 * len(data) + (1 << 20), name
 
 
-def test_every_seed_is_a_message(target):
-    refused = []
-    for seed in target.SEEDS:
-        try:
-            target.touch(decode(seed.frames))
-        except WireFormatError as error:
-            refused.append(error.reason)
-    assert refused == ["pickle_refused"]
+def test_an_input_is_its_frames_and_is_mutated_to_others(inputs):
+    rng, others = random.Random(0), set()
+    for data in CORPUS.values():
+        how, frames = inputs.frames_of(data)
+        assert inputs.input_of(how, frames) == data
+        for _ in range(3):
+            seed = rng.randrange(1 << 32)
+            others.add(inputs.mutated(data, 20_000, seed, lambda data, most: data[:-1]))
+    assert len(others - {*CORPUS.values()}) > 2 * len(CORPUS)
+    assert max(map(len, others)) <= 20_000
 
 
-def broken(frames):
-    raise KeyError("not a WireFormatError")
-
-
-def test_the_target_notices_another_error(target, tmp_path, monkeypatch):
+def test_the_target_notices_what_it_looks_for(target, inputs, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
+
+    def broken(frames):
+        raise KeyError("not a WireFormatError")
+
     monkeypatch.setattr(target, "decode", broken)
     with pytest.raises(KeyError):
         run(b"\0\0\0")
+    assert run.counts.inputs == 1
     with pytest.raises(target.BrokenPromiseError, match="says nothing"):
         target._check_error(WireFormatError("no such reason", "$", "x"))  # type: ignore[arg-type]
+    error = WireFormatError("bad_value", "$", "x")
+    error.__cause__ = WireFormatError("bad_value", "$", "y")
+    error.__cause__.__cause__ = error
+    with pytest.raises(target.BrokenPromiseError, match="causes itself"):
+        target._check_error(error)
 
 
-def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
+def test_the_target_notices_readers_that_differ(target, inputs, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
-    at = next(i for i, s in enumerate(target.SEEDS) if "reward" in str(s.draft.root))
-    # A seed as it is, decoded and looked at closely.
-    script = bytes([0, 224, at, 0])
-    run(script)
+    looked_at_closely = inputs.input_of(224, message_of(kept("rollout")))
+    run(looked_at_closely)
     assert run.counts.values == 1
 
     class Other:
@@ -96,7 +102,7 @@ def test_the_target_notices_readers_that_differ(target, tmp_path, monkeypatch):
 
     monkeypatch.setattr(target, "open_wire", lambda source: Other())
     with pytest.raises(target.BrokenPromiseError, match="read different values"):
-        run(script)
+        run(looked_at_closely)
 
 
 def test_the_target_notices_memory(tmp_path):
@@ -108,4 +114,4 @@ def test_the_target_notices_memory(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "blob"], cwd=FUZZ, capture_output=True, text=True
     )
-    assert "MiB for an input of 3 bytes" in found.stderr
+    assert re.search(r"BrokenPromiseError: \d+ MiB for an input of 3 bytes", found.stderr)

@@ -1,7 +1,6 @@
 """Compressed frames: every value and every part of them comes back, and no frame is believed."""
 
 import contextlib
-import itertools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -181,14 +180,6 @@ def test_each_frame_is_one_of_zstd_or_as_it_is():
     assert kinds == {True, False}
 
 
-def test_a_higher_level_is_smaller():
-    generator = torch.Generator().manual_seed(0)
-    words = torch.randint(0, 50, (40_000,), generator=generator).cumsum(0) // 7 % 1000
-    low, high = (size(encode(words, compress=("zstd", level))) for level in (-7, 19))
-    assert 1.5 * high < low < words.nbytes
-    assert message(encode(words, compress=("zstd", 1))) == message(encode(words, compress="zstd"))
-
-
 def test_meta_and_checksums():
     value, meta = batch(), {"step": 3, "model": "m"}
     frames = receive(encode(value, compress="zstd", checksum=True, meta=meta))
@@ -291,19 +282,6 @@ def test_a_range_takes_compressed_frames_whole_and_others_by_range(monkeypatch):
     assert len(done) == 2
 
 
-def test_columns_by_turns_decompress_no_frame_again(monkeypatch):
-    """The work of a reader of ranges does not grow with its reads."""
-    done = counted(monkeypatch)
-    columns = {f"c{i}": torch.full((4, 600), i) for i in range(50)}
-    frames = encode(TensorDict(columns, [4]), compress="zstd")
-    assert is_compressed(frames)
-    opened = open_wire(Store(frames))
-    for _ in range(3):
-        for i in (0, 49, 1, 48, 25):
-            assert (opened.rows([1, 3])[f"c{i}"] == i).all()
-    assert len(done) == 5
-
-
 @pytest.mark.parametrize("source", [lambda frames: frames, Store])
 def test_what_was_read_twice_is_not_shared(source):
     """Frames are kept, and what is handed out may be written to."""
@@ -332,21 +310,6 @@ def test_frames_in_memory_are_decompressed_only_if_asked_for(monkeypatch):
     read = header.read_header(frames[0])
     less = [size for sent, size in zip(read.stored, read.sizes, strict=True) if sent < size]
     assert sorted(size for size, _ in done) == sorted(less)
-
-
-def test_threads_that_read_one_batch_first_get_the_same_values():
-    expected = batch(rows=100)
-    frames = encode(expected, compress="zstd")
-    for _ in range(20):
-        opened, start = open_wire(frames), threading.Barrier(4)
-
-        def read(i, opened=opened, start=start):
-            start.wait()
-            return opened.rows([i])["ids"].values()
-
-        with ThreadPoolExecutor(4) as pool:
-            for i, row in enumerate(pool.map(read, range(4))):
-                assert_same(row, expected["ids"][i])
 
 
 def test_frames_are_shared_by_threads(monkeypatch):
@@ -549,18 +512,3 @@ def test_what_repeats_and_is_compressed_can_be_read():
         frames = encode(value, elide=True, compress="zstd")
         assert size(frames) < size(encode(value, compress="zstd"))
         assert_same(decode(frames), value)
-
-
-def test_damage_gives_a_value_or_the_error():
-    with always():
-        frames = receive(encode(make_batch(), compress="zstd"))
-    assert is_compressed(frames)
-    part = frames[1]
-    for bit in itertools.chain(range(0, 8 * 80), range(0, 8 * len(part), 97)):
-        if bit < 8 * len(part):
-            part[bit // 8] ^= 1 << bit % 8
-            for source in (frames, Store(frames)):
-                with contextlib.suppress(WireFormatError):
-                    open_wire(source).to_tensordict()
-            part[bit // 8] ^= 1 << bit % 8
-    assert_same(decode(frames), make_batch())

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from jagcodec import (
     decode,
@@ -21,22 +23,23 @@ from jagcodec import (
     open_wire,
     pack_jagged_fields,
     pack_per_token_field,
+    register_type,
     response_from_nested,
     stack_or_nest,
     to_nested_by_length,
 )
+from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rowcopy import torch_ops
-from jagcodec.testing import jagged_batches
-from tests.device import DEVICE, Traffic, install, on_device, watch
+from jagcodec.testing import jagged_batches, tensors
+from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
+from tests.strategies import trees
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LENGTHS = torch.tensor([2, 0, 5, 3])
 PADDED = torch.arange(4 * 6 * 3, dtype=torch.float32).view(4, 6, 3)
-
-
 DEVICES = [
     pytest.param(DEVICE, id="own"),
     pytest.param(torch.device("cuda", 0), id="cuda", marks=[pytest.mark.cuda, needs_cuda]),
@@ -69,14 +72,164 @@ def watched(device):
     traffic.waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
 
 
-def nest(device, *lengths):
-    return stack_or_nest([torch.rand(n, device=device) for n in lengths], always_nest=True)
-
-
 def test_the_count_counts(device):
     with watched(device) as traffic:
         torch.ones(3, device=device).sum().item()
     assert traffic.waits == 1
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+VALUES = {
+    "scalar": torch.tensor(3.5),
+    "small": torch.arange(5),
+    "large": torch.arange(10_000),
+    "strided": torch.arange(12).view(3, 4).t(),
+    "half": torch.ones(7, dtype=torch.bfloat16),
+    "complex": torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": torch.ones(3, dtype=torch.complex64).conj().imag,
+    "empty": torch.empty(0, 3),
+    "sparse": torch.eye(4).to_sparse(),
+    "rows": to_nested_by_length(PADDED, LENGTHS),
+    "message": ["text", None],
+}
+
+
+def test_a_value_is_encoded_with_one_wait(device):
+    values = on_device(VALUES, device)
+    with watched(device) as traffic:
+        frames = encode(values)
+    assert traffic.waits == 1
+    assert message(frames) == message(encode(VALUES))
+    assert_same(decode(frames), VALUES)
+    batch = encode(pack_jagged_fields({"a": values["rows"]}, lengths=None))
+    assert_same(open_wire(batch).to_tensordict()["a"], VALUES["rows"])
+
+
+def tensors_with_holes(value):
+    found = []
+
+    def look(tensor):
+        if tensor.layout is torch.jagged and tensor.lengths() is not None:
+            found.append(tensor)
+        return tensor
+
+    with_tensors(value, look)
+    return found
+
+
+@pytest.mark.usefixtures("own_device")
+@given(trees(), st.booleans())
+def test_any_value_is_the_same_message_after_one_wait(value, narrow):
+    expected = message(encode(value, narrow=narrow, checksum=True))
+    there = on_device(value)
+    with watch() as traffic:
+        frames = encode(there, narrow=narrow, checksum=True)
+    assert message(frames) == expected
+    # Which cells to fetch of a jagged tensor with holes depends on what was fetched before.
+    assert traffic.waits <= 1 + len(tensors_with_holes(value))
+
+
+@given(jagged_batches())
+def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
+    options = {"token_aligned_fields": batch.token_aligned_fields}
+    # Strided tensors of some dtypes cannot be moved, on any device.
+    fields = {
+        name: contiguous_bits(column) if isinstance(column, torch.Tensor) else column
+        for name, column in batch.fields.items()
+    }
+    fields, lengths = on_device(fields, device), batch.lengths.to(device)
+    td = pack_jagged_fields(fields, lengths=lengths, **options)
+    reference = pack_jagged_fields(batch.fields, lengths=batch.lengths, **options)
+    assert message(encode(td)) == message(encode(reference))
+    assert message(encode(td, narrow=True)) == message(encode(reference, narrow=True))
+    with watched(device) as traffic:
+        frames = encode_fields(fields, lengths=batch.lengths, **options)
+    assert traffic.waits <= 1
+    assert message(frames) == message(encode(reference))
+    for layout in ("padded", "packed"):
+        expected = materialize(reference, layout=layout)
+        for there in (td, decode(frames, device=device)):
+            columns = materialize(there, layout=layout)
+            for name, column in expected.items():
+                for found, wanted in _pairs(columns[name], column):
+                    assert found.device == device
+                    assert_same(found.cpu(), wanted)
+
+
+def _pairs(found, wanted):
+    """The tensors of two columns: one, those of a packed column, or none of objects."""
+    if isinstance(wanted, tuple):
+        assert found.max_seqlen == wanted.max_seqlen  # type: ignore[attr-defined]
+        return [pair for i in (0, 1, 3) for pair in _pairs(found[i], wanted[i])]
+    return [(found, wanted)] if isinstance(wanted, torch.Tensor) else []
+
+
+@pytest.mark.usefixtures("own_device")
+def test_columns_of_the_same_rows_fetch_their_offsets_once():
+    fields = on_device({"a": torch.ones(2, 4), "b": torch.ones(2, 8)})
+    lengths = torch.tensor([2, 3])
+    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=["a", "b"])
+    with watch() as traffic:
+        encode({"td": td, "again": td["a"]})
+    assert (sorted(traffic.fetched), traffic.waits) == ([20, 20, 24], 1)
+
+
+def test_rows_with_holes_are_compacted_on_their_device(device):
+    holes = torch.nested.nested_tensor_from_jagged(
+        *(torch.arange(1000.0).to(device), torch.tensor([0, 500, 1000]).to(device)),
+        lengths=torch.tensor([2, 3]).to(device),
+    )
+    with watched(device) as traffic:
+        frames = encode(TensorDict({"a": holes}, batch_size=[2]))
+    if device == DEVICE:
+        assert traffic.fetched == [24, 16, 20]  # offsets, lengths, and the rows alone
+    assert rows_of(decode(frames)["a"]) == [bits(torch.arange(2.0)), bits(torch.arange(500.0, 503))]
+
+
+class Fresh:
+    """Makes new tensors whenever it is asked for its state."""
+
+
+def test_tensors_that_are_made_anew_whenever_they_are_read(device):
+    made = [torch.arange(5), torch.ones(2)]
+    register_type(
+        *(Fresh, "tests.Fresh"),
+        to_state=lambda value: on_device(made, device),
+        from_state=lambda state: state,
+    )
+    assert_same(decode(encode([Fresh(), torch.zeros(3)])), [made, torch.zeros(3)])
+
+
+@pytest.mark.usefixtures("own_device")
+@given(st.lists(tensors().filter(torch.Tensor.numel), max_size=4))
+def test_copies_on_the_host_are_the_callers(originals):
+    for sources in (originals, on_device(originals)):
+        with watch() as traffic:
+            copies = staging.to_host(sources)
+        assert traffic.waits == (sources is not originals and bool(sources))
+        for copy, tensor in zip(copies, originals, strict=True):
+            assert_same(copy, tensor)
+            assert copy.is_contiguous()
+            assert copy.data_ptr() % 64 == copies[0].data_ptr() % 64
+            before = bits(tensor)
+            copy.view(torch.uint8).fill_(0) if copy.dim() else copy.zero_()
+            assert bits(tensor) == before
+        assert len({copy.untyped_storage().data_ptr() for copy in copies}) <= 1
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_large_frames_alias_pinned_memory():
+    frames = encode({"a": torch.arange(10_000, device="cuda")})
+    assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+def nest(device, *lengths):
+    return stack_or_nest([torch.rand(n, device=device) for n in lengths], always_nest=True)
 
 
 @pytest.mark.parametrize(
@@ -92,40 +245,6 @@ def test_packing_is_that_of_the_cpu(device, pack, lengths_there):
     assert rows_of(packed.cpu()) == rows_of(pack(PADDED, LENGTHS))
 
 
-@given(jagged_batches())
-def test_batches_pack_encode_and_materialize_as_on_the_cpu(device, batch):
-    options = {"token_aligned_fields": batch.token_aligned_fields}
-    # Strided tensors of some dtypes cannot be moved, on any device.
-    fields = on_device(
-        {
-            k: contiguous_bits(v) if isinstance(v, torch.Tensor) else v
-            for k, v in batch.fields.items()
-        },
-        device,
-    )
-    td = pack_jagged_fields(fields, lengths=batch.lengths.to(device), **options)
-    reference = pack_jagged_fields(batch.fields, lengths=batch.lengths, **options)
-    assert message(encode(td)) == message(encode(reference))
-    assert message(encode(td, narrow=True)) == message(encode(reference, narrow=True))
-    assert message(encode_fields(fields, lengths=batch.lengths.to(device), **options)) == message(
-        encode_fields(batch.fields, lengths=batch.lengths, **options)
-    )
-    back = decode(encode(td), device=device)
-    for layout in ("padded", "packed"):
-        expected = materialize(reference, layout=layout)
-        for columns in (materialize(td, layout=layout), materialize(back, layout=layout)):
-            for name, column in expected.items():
-                if isinstance(column, tuple):
-                    assert all(
-                        a.cpu().equal(b) if isinstance(b, torch.Tensor) else a == b
-                        for a, b in zip(columns[name][1:], column[1:], strict=True)
-                    )
-                    assert bits(columns[name].values.cpu()) == bits(column.values)  # type: ignore[attr-defined]
-                elif isinstance(column, torch.Tensor):
-                    assert columns[name].device == device
-                    assert_same(columns[name].cpu(), column)
-
-
 def test_a_row_gather_starts_no_wait(device):
     cells = PADDED.view(24, 3).to(device)
     starts, lengths = np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])
@@ -136,22 +255,21 @@ def test_a_row_gather_starts_no_wait(device):
 
 
 def test_rows_are_padded_with_one_wait_for_their_offsets(device):
-    column = to_nested_by_length(PADDED.to(device), LENGTHS)
-    td = pack_jagged_fields({"a": column}, lengths=None)
+    td = pack_jagged_fields({"a": to_nested_by_length(PADDED.to(device), LENGTHS)}, lengths=None)
     with watched(device) as traffic:
         padded = materialize(td, pad_value_dict={"a": -1}, pad_to_seqlen=8)["a"]
     assert traffic.waits <= 1
     assert padded.device == device
     reference = to_nested_by_length(PADDED, LENGTHS)
-    expected = torch.nested.to_padded_tensor(reference, -1.0, (4, 8, 3))
-    assert_same(padded.cpu(), expected)
+    assert_same(padded.cpu(), torch.nested.to_padded_tensor(reference, -1.0, (4, 8, 3)))
 
 
-def test_responses_are_those_of_the_cpu(device):
+def test_responses_are_sliced_with_one_wait(device):
     full, mask = nest(device, 4, 3, 6), nest(device, 3, 0, 2)
     with watched(device) as traffic:
         sliced = response_from_nested(full, mask)
     assert traffic.waits == 1
+    assert sliced.offsets() is mask.offsets()  # type: ignore[attr-defined]
     assert rows_of(sliced.cpu()) == rows_of(response_from_nested(full.cpu(), mask.cpu()))
     assert (sliced * mask).device == device
     padded = torch.rand(3, 4, device=device)
@@ -182,54 +300,7 @@ def test_columns_of_any_device_merge(device):
     merged = join_columns([td, {"here": column, "there": column.to(device)}])
     assert (td["a"] * merged["there"]).device == device
     assert merged["here"].device.type == "cpu"
-    merged = join_columns([td.to(device), {"here": column}])
-    assert merged["here"].device == device
-
-
-VALUES = {
-    "scalar": torch.tensor(3.5),
-    "small": torch.arange(5),
-    "large": torch.arange(10_000),
-    "strided": torch.arange(12).view(3, 4).t(),
-    "half": torch.ones(7, dtype=torch.bfloat16),
-    "complex": torch.ones(3, dtype=torch.complex64).conj(),
-    "negative": torch.ones(3, dtype=torch.complex64).conj().imag,
-    "empty": torch.empty(0, 3),
-    "sparse": torch.eye(4).to_sparse(),
-    "rows": to_nested_by_length(PADDED, LENGTHS),
-    "message": ["text", None],
-}
-
-
-def test_a_value_is_encoded_with_one_wait(device):
-    values = on_device(VALUES, device)
-    with watched(device) as traffic:
-        frames = encode(values)
-    assert traffic.waits == 1
-    assert message(frames) == message(encode(VALUES))
-    assert_same(decode(frames), VALUES)
-    assert_same(
-        open_wire(encode(pack_jagged_fields({"a": values["rows"]}, lengths=None))).to_tensordict()[
-            "a"
-        ],
-        VALUES["rows"],
-    )
-
-
-@pytest.mark.cuda
-@needs_cuda
-def test_large_frames_alias_pinned_memory():
-    frames = encode({"a": torch.arange(10_000, device="cuda")})
-    assert torch.frombuffer(frames[-1], dtype=torch.int64).is_pinned()
-
-
-def test_rows_with_holes_are_compacted_on_their_device(device):
-    holes = torch.nested.nested_tensor_from_jagged(
-        torch.arange(9.0).to(device),
-        torch.tensor([0, 4, 9]).to(device),
-        lengths=torch.tensor([1, 3]).to(device),
-    )
-    assert rows_of(decode(encode(holes))) == [bits(torch.tensor([0.0])), bits(torch.arange(4.0, 7))]
+    assert join_columns([td.to(device), {"here": column}])["here"].device == device
 
 
 @pytest.mark.cuda

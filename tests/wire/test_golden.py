@@ -24,23 +24,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from jagcodec import (
     decode,
     encode,
-    encode_fields,
     open_wire,
     pack_jagged_fields,
     register_type,
     to_blob,
 )
-from jagcodec.testing import jagged_batches
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.spec import NO_INDEX, Kind
 from tests.helpers import ROOT, message_in, receive
-from tests.oracle import assert_same, bits, rows_of
+from tests.oracle import assert_same
 from tests.wire import cases, spec_reader
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -591,61 +588,6 @@ def example(title):
 def test_the_specification_explains_the_real_bytes():
     assert [example("frame 0"), example("frame 1")] == frames_of("small_batch")
     assert_same(decode([example("frame 0"), example("frame 1")]), small_batch())
-
-
-# --- tests: any batch --------------------------------------------------------------------------
-
-
-def cells(dtype, shape, data):
-    """The independent reader's cells as nested lists of their bits, as `rows_of` gives them."""
-    size = spec_reader.SIZES[dtype]
-    kind = {1: "u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<i8"}[size]
-    return np.frombuffer(data, kind).reshape(*shape, *([2] if size == 16 else [])).tolist()
-
-
-def rows_read(value):
-    """The rows of a TENSOR or JAGGED as the independent reader read it."""
-    if value[0] == "TENSOR":
-        return cells(*value[1:])
-    _, dtype, _, _, rows = value
-    return [cells(dtype, shape, data) for shape, data in rows]
-
-
-@settings(max_examples=60)
-@given(jagged_batches())
-def test_the_independent_reader_gives_the_rows_of_any_batch(batch):
-    choices: list[dict[str, Any]] = [{}, {"narrow": True}, {"checksum": True, "narrow": True}]
-    for options in choices:
-        frames: Any = encode_fields(
-            batch.fields,
-            lengths=batch.lengths,
-            token_aligned_fields=batch.token_aligned_fields,
-            **options,
-        )
-        for message in ([*frames], bytes(to_blob(frames))):
-            kind, shape, columns = spec_reader.read(message)
-            assert (kind, shape) == ("TENSORDICT", (len(batch.lengths),))
-            assert list(columns) == list(batch.fields)
-            for name, column in batch.fields.items():
-                found = columns[name]
-                if isinstance(column, np.ndarray):
-                    if len(column):
-                        assert repr(found) == repr(("NON_TENSOR_ROWS", plain(column)))
-                    continue
-                if found[0] == "JAGGED":
-                    assert name in batch.token_aligned_fields
-                    assert rows_read(found) == rows_of(column, batch.lengths.tolist())
-                else:
-                    assert rows_read(found) == bits(column)
-                assert found[1] == str(column.dtype).removeprefix("torch.")
-
-
-def plain(column):
-    """Payloads as the independent reader has them."""
-    return [
-        ("USER", "complex", ("TUPLE", [x.real, x.imag])) if type(x) is complex else x
-        for x in column
-    ]
 
 
 if __name__ == "__main__":

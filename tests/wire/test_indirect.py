@@ -7,16 +7,17 @@ number of tables takes many values, and all readers must come to one verdict.
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from jagcodec import Limits, WireFormatError, decode, encode, materialize, open_wire
+from jagcodec import Limits, WireFormatError, decode, encode, open_wire
 from jagcodec.wire.header import read_header
 from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
+from tests.strategies import repeating_batches
 from tests.wire import spec_reader
 from tests.wire.cases.indirect import GOOD, TEXT, batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.damage import NUMBERS, Parts, with_number
@@ -33,7 +34,7 @@ from tests.wire.forge import (
     tensordict,
 )
 from tests.wire.readers import BATCH_READERS, outcome, peak_of, refused
-from tests.wire.test_spec_reader import agree, assert_reads
+from tests.wire.test_spec_reader import agree
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -318,67 +319,8 @@ def test_tables_and_indices_are_copied_before_they_are_checked():
 
 # --- what is written ---------------------------------------------------------------------------
 
-SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
-
-CELLS = st.sampled_from([[0, 0, 0, 0], [1, 2, 3, 4], [5, 5, 9, 9], [0, 1, 0, 1], [7, 6, 5, 4]])
-
-
-@st.composite
-def repeating(draw):
-    """Batches whose columns and rows are often those of others."""
-    rows = draw(st.integers(1, 6))
-    dtypes = st.sampled_from([torch.int64, torch.uint8, torch.float32, torch.bool, torch.int16])
-    kept: list = []
-    columns = {}
-    for i in range(draw(st.integers(1, 6))):
-        kind = draw(st.integers(0, 5))
-        if kind == 0 and kept:
-            made = draw(st.sampled_from(kept))
-        elif kind == 1 and kept:
-            one, other = draw(st.sampled_from(kept)), draw(st.sampled_from(kept))
-            made = [a + b for a, b in zip(one, other, strict=True)]
-        else:
-            pool = [draw(CELLS) * draw(st.integers(0, 3)) for _ in range(draw(st.integers(1, 3)))]
-            made = [
-                draw(st.sampled_from(pool)) + draw(CELLS) * draw(st.integers(0, 1))
-                for _ in range(rows)
-            ]
-        kept.append(made)
-        dtype = draw(dtypes)
-        if draw(st.integers(0, 4)) == 0:
-            columns[f"c{i}"] = torch.tensor([[*row, 0][:1] * 3 for row in made]).to(dtype)
-        elif draw(st.integers(0, 6)) == 0:
-            objects = [{"row": row} for row in kept[0]]
-            columns[f"c{i}"] = NonTensorStack(
-                *[draw(st.sampled_from(objects)) for _ in range(rows)]
-            )
-        else:
-            columns[f"c{i}"] = nested(made, dtype)
-    return TensorDict(columns, batch_size=[rows])
-
-
-@settings(max_examples=200, suppress_health_check=SLOW, deadline=None)
-@given(repeating(), st.booleans())
-def test_any_batch_that_repeats_comes_back(eager, td, narrow):
-    frames = [bytes(memoryview(frame)) for frame in encode(td, elide=True, narrow=narrow)]
-    assert_same(decode(frames), td)
-    assert_reads(frames, td)
-    batch = open_wire(frames)
-    assert_same(batch.to_tensordict(), td)
-    backwards = [*range(len(td) - 1, -1, -1)]
-    assert_same(
-        batch.rows(backwards).to_tensordict(),
-        decode(open_wire(encode(td)).rows(backwards).to_frames()),
-    )
-    padded, expected = materialize(batch), materialize(open_wire(encode(td)))
-    for name, column_ in expected.items():
-        if isinstance(column_, torch.Tensor):
-            assert torch.equal(padded[name], column_), name
-
-
-@settings(max_examples=100, suppress_health_check=SLOW, deadline=None)
-@given(repeating(), st.booleans())
+@given(repeating_batches(), st.booleans())
 def test_never_more_bytes_than_without(td, narrow):
     assert size(encode(td, elide=True, narrow=narrow)) <= size(encode(td, narrow=narrow))
 

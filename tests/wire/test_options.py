@@ -1,42 +1,47 @@
-"""What `encode` does on request: narrow, checksum, registered types, pickle; and row views."""
+"""What each option does to the bytes: which columns it reaches, and how many it saves."""
 
-import collections
-import dataclasses
-import decimal
-import fractions
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
+from benchmarks.measure import functions_entered
 from examples import demo
 from jagcodec import (
-    MsgpackDecoder,
+    BatchedDataDict,
+    Limits,
     MsgpackEncoder,
-    UnsupportedTypeError,
+    RowBuilder,
     WireFormatError,
     decode,
     encode,
+    encode_fields,
+    encode_rows,
+    open_wire,
     pack_jagged_fields,
     padding_tax,
-    register_type,
+    stack_or_nest,
+    to_blob,
 )
-from jagcodec.testing import tensors
-from jagcodec.wire.spec import INTEGER_DTYPES
-from tests.helpers import message, receive, size
-from tests.oracle import assert_same, bits
-from tests.strategies import trees
+from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.wire import elide as eliding
+from jagcodec.wire import header
+from jagcodec.wire.header import read_header
+from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.spec import INTEGER_DTYPES, NO_INDEX, PLAIN, Kind
+from tests.helpers import message, message_in, nested, receive, rollouts, size
+from tests.oracle import assert_same
+from tests.wire.test_spec_reader import assert_reads
+from tests.wire.values import views
 
-# narrow
-
-
-@given(trees(max_leaves=4))
-def test_narrow_changes_no_value(value):
-    frames = encode(value, narrow=True, checksum=True)
-    assert_same(decode(receive(frames)), value)
+# --- narrow ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(INTEGER_DTYPES))
@@ -49,8 +54,7 @@ def test_every_integer_comes_back(name, data):
     )
     values = data.draw(st.lists(edge.filter(lambda v: low <= v <= high) | st.integers(low, high)))
     tensor = torch.tensor(values, dtype=dtype)
-    frames = encode([tensor], narrow=True)
-    assert_same(decode(receive(frames)), [tensor])
+    assert_same(decode(receive(encode([tensor], narrow=True))), [tensor])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,10 @@ def test_every_integer_comes_back(name, data):
         (-128, 127, 1),
         (0, 256, 2),
         (-129, 0, 2),
-        (0, 151_999, 3),
+        (0, 65_535, 2),
+        (0, 65_536, 3),
+        (0, 2**24 - 1, 3),
+        (0, 2**24, 4),
         (0, 2**32 - 1, 4),
         (0, 2**32, 8),
         (-(2**31), 2**31 - 1, 4),
@@ -71,188 +78,393 @@ def test_every_integer_comes_back(name, data):
 )
 def test_the_smallest_width_that_holds_them(low, high, width):
     tensor = torch.tensor([low, high] * 8192)
-    plain, narrow = encode(tensor), encode(tensor, narrow=True)
-    assert size(plain[1:]) == 16384 * 8
-    assert size(narrow[1:]) == 16384 * width
-    assert_same(decode(narrow), tensor)
-
-
-def test_floats_are_not_touched():
-    tensor = torch.zeros(5000)
-    assert decode(encode(tensor, narrow=True)).tolist() == tensor.tolist()
-    assert size(encode(tensor, narrow=True)) == size(encode(tensor))
-
-
-def test_bool_bits_other_than_0_and_1_survive():
-    odd = torch.tensor([0, 1, 2, 255], dtype=torch.uint8).view(torch.bool)
-    assert bits(decode(encode(odd, narrow=True))) == [0, 1, 2, 255]
+    assert size(encode(tensor)[1:]) == 16384 * 8
+    assert size(encode(tensor, narrow=True)[1:]) == 16384 * width
 
 
 def test_the_demo_batch_takes_three_quarters_of_its_valid_bytes():
     columns, lengths = demo.make_batch()
     td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=demo.PER_TOKEN)
     valid = sum(field.wire_bytes for field in padding_tax(td).columns)
-    frames = encode(td, narrow=True)
-    assert size(frames) <= 0.75 * valid
-    assert_same(decode(receive(frames)), td)
+    assert size(encode(td, narrow=True)) <= 0.75 * valid
 
 
-# checksums
+def narrow_columns(frames):
+    """The tensors of a message that are stored narrow: their names, those around them first."""
+    opened = read_header(frames[0])
+    found = set()
+
+    def walk(node, name):
+        if node.kind in (Kind.TENSOR, Kind.JAGGED):
+            if opened.numbers[node.number + 2] != PLAIN:
+                found.add(name)
+            return
+        names = node.fields[-1] if node.kind in (Kind.MAP, Kind.TENSORDICT) else ()
+        for i, child in enumerate(node.children):
+            walk(child, f"{name}.{names[i]}".lstrip(".") if names else name)
+
+    walk(opened.schema.root, "")
+    return found
+
+
+def batch():
+    ids = nested([[1, 2, 3], [4, 5]])
+    inner = TensorDict({"a": ids, "b": torch.arange(2), "f": torch.rand(2)}, [2])
+    columns = {"a": ids, "b": torch.arange(2), "inner": inner, "f": torch.rand(2)}
+    return TensorDict({**columns, "tag": NonTensorStack("x", "y")}, [2])
+
+
+def dict_batch():
+    ids = stack_or_nest([torch.ones(n, 4, dtype=torch.int64) for n in (3, 1)])
+    inner = BatchedDataDict({"a": ids, "b": torch.arange(2)})
+    columns = {"a": ids, "b": torch.arange(2), "inner": inner, "tag": ["x", "y"]}
+    return BatchedDataDict(columns, meta_info={"a": 3})
+
+
+@pytest.mark.parametrize("make", [batch, dict_batch])
+@pytest.mark.parametrize(
+    ("narrow", "names"),
+    [
+        (False, set()),
+        (True, {"a", "b", "inner.a", "inner.b"}),
+        ([], set()),
+        (["a"], {"a"}),
+        ({"a", "b"}, {"a", "b"}),
+        (("b",), {"b"}),
+        ([("inner", "a")], {"inner.a"}),
+        ([("inner", "a"), ("b",)], {"inner.a", "b"}),
+        (["inner"], {"inner.a", "inner.b"}),
+        (["tag"], set()),
+    ],
+)
+def test_columns_that_are_named_are_narrow_and_no_others(make, narrow, names):
+    sent = make()
+    frames = encode(sent, narrow=narrow)
+    assert_same(decode(frames), sent)
+    assert narrow_columns(frames) == names
+    assert open_wire(frames)["a"].values().tolist() == sent["a"].values().tolist()
+
+
+def test_names_are_those_of_columns_wherever_a_batch_is():
+    tensor = torch.arange(9)
+    value = {"batch": batch(), "a": tensor, "more": [tensor]}
+    assert narrow_columns(encode(value, narrow=["a"])) == {"batch.a"}
+    assert narrow_columns(encode(value, narrow=True)) > {"a", "more"}
+    # Members of a lazy stack have the name of the stack.
+    stack = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(3)}, [])] * 2, stack_dim=0)
+    td = TensorDict({"stack": stack, "a": torch.arange(2)}, [2])
+    assert narrow_columns(encode(td, narrow=[("stack", "a")])) == {"stack.a"}
+    # Tensors in rows follow their column, and what replaces a value is in none.
+    td = TensorDict({"rows": NonTensorStack(tensor, tensor), "b": torch.arange(2)}, [2])
+    assert size(encode(td, narrow=["rows"])) < size(encode(td, narrow=["b"]))
+    value = {"x": [TensorDict({"a": tensor}, []), object()], "y": tensor}
+    assert narrow_columns(encode(value, narrow=["a"], default=lambda _: tensor)) == {"x.a"}
+    # One encoder sends batches, and commands that have no columns.
+    assert decode(encode({"stop": True}, narrow=["x"])) == {"stop": True}
+
+
+def test_every_encoder_takes_names():
+    columns = {"a": torch.arange(6).view(2, 3), "b": torch.arange(2)}
+    td = TensorDict({"a": nested([[0, 1, 2], [3, 4]]), "b": torch.arange(2)}, [2])
+    row = RowBuilder()
+    row.append(a=[0, 1, 2], b=1)
+    for name in ("a", "b"):
+        expected = message(encode(td, narrow=[name]))
+        memory = bytearray(1 << 16)
+        assert memory[: encode(td, out=memory, narrow=[name])] == to_blob(expected)
+        assert message(MsgpackEncoder(narrow=[name]).encode(td)) == expected
+        for frames in (
+            expected,
+            encode_fields(columns, lengths=[3, 2], narrow=[name]),
+            encode_rows({"a": [[0, 1, 2], [3, 4]], "b": [0, 1]}, narrow=[name]),
+            encode_rows([{"a": [0, 1, 2], "b": 1}], narrow=[name]),
+            row.to_frames(narrow=[name]),
+        ):
+            assert narrow_columns(frames) == {name}
+
+
+@pytest.mark.parametrize("name", ["c", ("c",), ("a", "b"), ("inner", "c")])
+def test_names_that_are_not_columns_are_refused(name):
+    for sent in (batch(), dict_batch(), {"batch": batch()}):
+        with pytest.raises(ArgumentKeyError) as raised:
+            encode(sent, narrow=["a", name])
+        assert raised.value.path.startswith("narrow(")
+
+
+def test_the_error_of_an_unknown_name_lists_the_columns():
+    with pytest.raises(ArgumentKeyError, match=r"expected one of 'a', 'b', 'inner'.*, found 'x'"):
+        encode(batch(), narrow=["x"])
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_fields({"a": torch.ones(1, 3)}, lengths=[3], narrow=["x"])
+    with pytest.raises(ArgumentKeyError, match="found 'x'"):
+        encode_rows([{"a": [1, 2]}], narrow=["x"])
+
+
+@pytest.mark.parametrize(
+    ("narrow", "found"),
+    [
+        (3, "found int"),
+        (None, "found NoneType"),
+        ("ids", "found str"),
+        ({"ids": False}, "found dict"),
+        ([3], "found 3"),
+        ([()], "found []"),
+        ([("ids", 1)], "found ['ids', 1]"),
+        ([["ids"]], "found ['ids']"),
+    ],
+)
+def test_other_choices_are_refused(narrow, found):
+    with pytest.raises(ArgumentTypeError) as raised:
+        encode(batch(), narrow=narrow)
+    assert raised.value.path == "narrow"
+    assert raised.value.detail.startswith("expected True, False, or a list of names")
+    assert found in raised.value.detail
+
+
+# --- views of one storage ----------------------------------------------------------------------
+
+
+def test_views_of_one_storage_are_sent_as_one():
+    adjacent = list(torch.arange(200_000).split([100] * 2000))
+    assert [size([frame]) for frame in encode(adjacent)[1:]] == [0, 200_000 * 8, 2000 * 16]
+    assert size(encode(adjacent[::-1] + adjacent[:3])) == size(encode(adjacent)) + 3 * 16
+    # With gaps between them: the cells, and where each view starts and ends.
+    assert size(encode([row[:10] for row in torch.arange(100_000).view(1000, 100)])[1:]) == 96_000
+    # Overlapping ones
+    assert size(encode(views((0, 5000), (10, 20), (4000, 9000)))[1:]) <= 9000 * 8 + 3 * 16
+
+
+# --- checksum ----------------------------------------------------------------------------------
 
 
 def test_damage_is_named():
-    frames = receive(encode([torch.arange(5000), torch.arange(3)], checksum=True))
-    assert decode(frames)[1].tolist() == [0, 1, 2]
-    for i in (1, 2):
+    frames = receive(encode([torch.zeros(5000), torch.ones(5000), torch.arange(3)], checksum=True))
+    for i in range(1, 4):
         frames[i][5] ^= 1
         with pytest.raises(WireFormatError, match=rf"frame {i}: .*CRC-32") as caught:
             decode(frames)
         assert caught.value.reason == "bad_checksum"
         frames[i][5] ^= 1
+    with pytest.raises(WireFormatError, match="changed places"):
+        decode([*frames[:2], frames[3], frames[2]])
     place = frames[0].rindex(b"int64")
     frames[0][place : place + 5] = b"uint8"
     with pytest.raises(WireFormatError, match=r"header: .*CRC-32"):
         decode(frames)
 
 
-def test_frames_that_changed_places_are_found():
-    frames = encode([torch.zeros(5000), torch.ones(5000)], checksum=True)
-    with pytest.raises(WireFormatError, match="changed places"):
-        decode([*frames[:2], frames[3], frames[2]])
+# --- elide: what repeats is sent once ----------------------------------------------------------
 
 
-# lists of row views
+def runs_of(frames, name):
+    """Of each run of a column whether its rows begin "anywhere" or all at the "first" cell; None
+    of a column that is sent as it is.
+    """
+    opened = open_wire(frames)
+    leaf = message_in(opened).leaf(opened.by_name[name].key)
+    if not leaf.runs:
+        return None
+    runs = runs_at(message_in(opened), leaf)
+    return ["first" if run.index_buffer == NO_INDEX else "anywhere" for run in runs]
 
 
-@given(st.data())
-def test_views_of_one_storage_come_back_as_views(data):
-    base = torch.arange(60).view(*data.draw(st.sampled_from([(60,), (30, 2), (10, 3, 2)])))
-    row = st.tuples(st.integers(0, len(base)), st.integers(0, len(base)))
-    ranges = data.draw(st.lists(row, min_size=2, max_size=8))
-    views = [base[min(r) : max(r)] for r in ranges]
-    back = decode(receive(encode({"rows": views})))["rows"]
-    assert_same(back, views)
-    assert len({view.untyped_storage().data_ptr() for view in back}) == 1
+def assert_sent_once(td, at_most, **options):
+    """`td` comes back, by both readers, from a message of so many bytes."""
+    frames = encode(td, elide=True, **options)
+    assert_same(decode(frames), td)
+    assert_reads(message(frames), td)
+    assert size(frames) < at_most
+    return frames
 
 
-def test_thousands_of_adjacent_views_are_one_buffer():
-    values = torch.arange(200_000)
-    views = list(values.split([100] * 2000))
-    frames = encode(views)
-    assert [size([frame]) for frame in frames[1:]] == [0, 200_000 * 8, 2000 * 16]
-    address = np.frombuffer(frames[2], np.uint8).__array_interface__["data"][0]
-    assert address == values.data_ptr()
-    assert_same(decode(receive(frames)), views)
-    shuffled = views[::-1] + views[:3]
-    assert_same(decode(receive(encode(shuffled))), shuffled)
-    assert size(encode(shuffled)) == size(frames) + 3 * 16
+RUNS = {
+    "prompts": ["anywhere"],
+    "responses": None,
+    "input_ids": ["anywhere", "anywhere"],
+    "attention_mask": ["first"],
+    "position_ids": ["first"],
+    "response_mask": ["first"],
+    "loss_mask": ["first"],
+    "advantages": ["anywhere", "anywhere"],
+    "logprobs": None,
+    "rewards": ["first"],
+}
 
 
-def test_gaps_between_views_are_not_sent():
-    padded = torch.arange(1000 * 100).view(1000, 100)
-    views = [row[:10] for row in padded]
-    frames = encode(views)
-    # The cells, and where each view starts and ends.
-    assert size(frames[1:]) == 1000 * 10 * 8 + 1000 * 16
-    assert_same(decode(frames), views)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_batch_of_rollouts(narrow):
+    td = rollouts()
+    cells = td["responses"].values().numel() + td["prompts"].values().numel() // 4
+    floor = cells * (2 if narrow else 8) + 2 * td["logprobs"].values().nbytes
+    frames = assert_sent_once(td, floor + 12_000, narrow=narrow)
+    assert {name: runs_of(frames, name) for name in RUNS} == RUNS
+    # The head and the tail of a column may be columns after it.
+    parts = td.select("responses", "input_ids", "prompts")
+    assert_sent_once(parts, size(encode(parts.exclude("input_ids"), elide=True)) + 1000)
 
 
-@given(st.lists(tensors(), max_size=4))
-def test_other_lists_of_tensors_stay_as_they_are(values):
-    assert_same(decode(encode(values)), values)
-    assert_same(decode(encode(values * 2)), values * 2)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_positions_of_every_width_are_those_of_the_longest_row(dtype, narrow, eager):
+    rows = [np.arange(0, 3 * n, 3) for n in (20, 1, 9, 0)]
+    falling = nested([200 - row for row in rows], dtype)
+    td = TensorDict({"up": nested(rows, dtype), "down": falling}, batch_size=[4])
+    frames = assert_sent_once(td, 1000, narrow=narrow)
+    assert (runs_of(frames, "up"), runs_of(frames, "down")) == (["first"], ["first"])
 
 
-# types of the user's
+@pytest.mark.parametrize("systems", [1, 3])
+def test_rows_of_one_prompt_share_what_they_begin_with(systems):
+    """Without a column of prompts; the questions share a system prompt, or one of several."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 9, 100) for _ in range(systems)]
+    rows = []
+    for i in range(15):
+        question = rng.integers(0, 9, 150)
+        for _ in range(4):
+            rows.append(np.concatenate([prompts[i % systems], question, rng.integers(0, 9, 30)]))
+    td = TensorDict({"ids": nested([rows[i] for i in rng.permutation(60)])}, batch_size=[60])
+    # Fifteen questions, each with its system prompt, and sixty answers.
+    frames = assert_sent_once(td, 8 * (15 * 250 + 60 * 30) + 4000)
+    assert runs_of(frames, "ids") == ["anywhere", "anywhere"]
 
 
-@register_type
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    temperature: float
-    stop: tuple
-    scores: torch.Tensor = dataclasses.field(default=None, compare=False)  # type: ignore[assignment]
-
-    def __post_init__(self):
-        object.__setattr__(self, "temperature", self.temperature * 2)
-
-
-@tensorclass
-class Rollout:
-    ids: torch.Tensor
-    note: str
+def test_steps_of_an_agent_are_sent_with_the_last_one():
+    """Each step of an episode begins with all of the step before it; episodes share a prompt."""
+    rng = np.random.default_rng(2)
+    prompt, rows = rng.integers(0, 9, 200), []
+    for _ in range(4):
+        steps = [prompt, *(rng.integers(0, 9, 50) for _ in range(5))]
+        rows += [np.concatenate(steps[: 2 + i]) for i in range(5)]
+    assert_sent_once(TensorDict({"ids": nested(rows)}, batch_size=[20]), 8 * 4 * 450 + 2000)
 
 
-def test_dataclasses_are_encoded():
-    value = {"a": [Sampling(0.5, ("x", 1), torch.ones(2))]}
-    back = decode(encode(value))["a"][0]
-    assert back == value["a"][0]
-    assert back.temperature == 1.0
-    assert back.scores.tolist() == [1, 1]
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([b"", b"a", b"ab" * 20, b"cd" * 70]), max_size=4), max_size=20
+    )
+)
+def test_rows_begin_like_rows_that_begin_like_no_other(made):
+    rows = [b"".join(row) for row in made]
+    data = np.frombuffer(b"".join(rows), np.uint8)
+    splits = RowSplits.from_lengths(np.array(list(map(len, rows)), dtype=np.int64))
+    if not splits.total:
+        return
+    like, shared = (numbers.tolist() for numbers in eliding._beginnings(data, splits, 1))
+    for row, other, cells in zip(rows, like, shared, strict=True):
+        assert 0 <= cells <= len(row)
+        assert rows[other][:cells] == row[:cells]
+        assert shared[other] == 0
+    for row, other, cells in zip(rows, like, shared, strict=True):
+        if len(row) >= 20 and rows.count(row) > 1:  # one of them is kept, or all begin like one
+            assert cells >= 20 or rows[other] == row
 
 
-def test_tensorclasses_are_encoded():
-    register_type(Rollout, "rollout")
-    back = decode(encode(Rollout(ids=torch.ones(2, 3), note="hi", batch_size=[2])))  # type: ignore[call-arg]
-    assert type(back) is Rollout
-    assert back.ids.tolist() == [[1.0] * 3] * 2
-    assert back.note == "hi"
-    assert back.batch_size == (2,)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.int64])
+@pytest.mark.parametrize("tail", [(), (3,)])
+def test_rows_of_every_width_that_repeat(dtype, tail):
+    rng = np.random.default_rng(7)
+    kinds = [rng.integers(0, 100, (n, *tail)) for n in (0, 1, 3, 5, 200, 201)]
+    td = TensorDict({"a": nested(kinds * 8, dtype)}, batch_size=[48])
+    frames = assert_sent_once(td, sum(kind.size for kind in kinds) * dtype.itemsize + 1024)
+    assert runs_of(frames, "a") == ["anywhere"]
 
 
-def test_any_type_is_encoded_with_two_functions():
-    # Of a class that `register_stdlib_types` has no name for: this one would stay.
-    register_type(fractions.Fraction, "fraction", to_state=str, from_state=fractions.Fraction)
-    assert decode(encode([fractions.Fraction(1, 3)])) == [fractions.Fraction(1, 3)]
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("tail", [(16,), (3, 5)])
+def test_rows_of_a_rectangle_that_repeat(dtype, tail, eager):
+    rng = np.random.default_rng(8)
+    few = torch.as_tensor(rng.normal(size=(5, *tail)) * 50).abs().to(dtype)
+    if dtype.is_floating_point:
+        few[0], few[1], few[2] = 0.0, -0.0, float("nan")
+    td = TensorDict({"a": few[torch.from_numpy(rng.integers(0, 5, 900))]}, batch_size=[900])
+    frames = assert_sent_once(td, 900 * 8 + few.nbytes + 1024)
+    assert runs_of(frames, "a") == ["anywhere"]
 
 
-def test_the_other_side_must_know_the_type():
-    frames = receive(encode([Sampling(1.0, ())]))
-    name = f"{Sampling.__module__}.Sampling".encode()
-    frames[0] = frames[0].replace(name, name[:-1] + b"x")
-    with pytest.raises(WireFormatError, match=r"^\$\[0\]: .*Samplinx.*register_type") as caught:
-        decode(frames)
-    assert caught.value.reason == "unknown_type"
+@pytest.mark.parametrize("one_object", [True, False])
+def test_payloads_that_occur_more_than_once(one_object):
+    images: list[Any] = [{"pixels": torch.rand(60, 100) + i, "grid": [1, 2]} for i in range(4)]
+    rows = [image if one_object else {**image} for image in images for _ in (0, 1)]
+    array = np.empty(8, dtype=object)
+    array[:] = rows
+    at_most = 1.1 * sum(image["pixels"].nbytes for image in images)
+    assert_sent_once({"mm": array}, at_most)
+    frames = assert_sent_once(TensorDict({"mm": NonTensorStack(*rows)}, [8]), at_most)
+    chosen = open_wire(frames).rows([3, 2, 0])
+    again = decode(encode(chosen, elide=True)).get("mm").tolist()
+    assert_same(again, [rows[3], rows[2], rows[0]])
+    assert_same(decode(chosen.to_frames()).get("mm").tolist(), again)
+    assert (again[0] is again[1]) == one_object
 
 
-@pytest.mark.parametrize(("old", "new"), [(b"stop", b"stoq"), (b"scores", b"scored")])
-def test_a_state_that_does_not_fit_is_named(old, new):
-    frames = receive(encode([Sampling(1.0, ())]))
-    frames[0] = frames[0].replace(old, new)
-    with pytest.raises(WireFormatError, match=r"Sampling.*expected the fields"):
-        decode(frames)
+def test_long_texts_are_sent_once_and_short_ones_as_they_are():
+    texts = [chr(97 + i // 4) * 2000 for i in range(12)]
+    assert_sent_once(TensorDict({"text": NonTensorStack(*texts)}, [12]), 3 * 2000 + 600)
+    short = TensorDict({"text": NonTensorStack(*"abcabc")}, batch_size=[6])
+    assert encode(short, elide=True) == encode(short)
 
 
-def test_registrations_are_checked():
-    with pytest.raises(TypeError, match="expected a class, found int"):
-        register_type(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="to_state and from_state"):
-        register_type(collections.OrderedDict)
-    register_type(decimal.Context, "rollout-x", to_state=str, from_state=str)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pass another name"):
-        register_type(collections.Counter, "rollout-x", to_state=dict, from_state=dict)  # type: ignore[arg-type]
+def test_what_is_chosen_of_a_message_that_shares_still_shares():
+    td = rollouts()
+    part = open_wire(encode(td, narrow=True, elide=True)).rows([5, 5, 0, 23, 5])
+    assert size(part.to_frames()) < size(encode(part.to_tensordict())) / 2
 
 
-# pickle
+def test_every_encoder_takes_elide():
+    fields = {"ids": torch.ones(2, 300, dtype=torch.int64)}
+    frames = encode_fields(fields, lengths=torch.tensor([100, 300]), elide=True)
+    assert runs_of(frames, "ids") == ["first"]
+    memory = bytearray(len(to_blob(frames)))
+    assert encode(decode(frames), out=memory, elide=True) == len(memory)
+    assert memory == to_blob(frames)
 
 
-def test_pickle_needs_both_sides():
-    value = {"when": [decimal.BasicContext.copy]}
-    with pytest.raises(UnsupportedTypeError, match="allow_pickle=True on both sides"):
-        encode({"when": [slice, value]})
-    frames = MsgpackEncoder(allow_pickle=True).encode({"f": [len]})
-    with pytest.raises(WireFormatError, match=r"^\$\.f\[0\]: .*allow_pickle=True") as caught:
-        decode(frames)
-    assert caught.value.reason == "pickle_refused"
-    assert MsgpackDecoder(allow_pickle=True).decode(frames) == {"f": [len]}
+def constant(rows, each):
+    """Rows of one cell, again and again."""
+    values = torch.zeros(rows * each, dtype=torch.int64)
+    offsets = torch.arange(0, rows * each + 1, each)
+    column = torch.nested.nested_tensor_from_jagged(values, offsets)
+    return TensorDict({"zeros": column}, batch_size=[rows])
 
 
-def test_what_does_not_pickle_is_still_refused():
-    with pytest.raises(UnsupportedTypeError, match=r"^\$\[0\]: .*pickle failed too"):
-        encode([lambda: 0], allow_pickle=True)
+def test_what_a_small_message_may_become_is_bounded():
+    td = constant(1 << 10, 1 << 12)
+    frames = encode(td, elide=True)
+    assert size(frames) < 50_000
+    beyond = 8 * (1 << 22) + 32 * (1 << 10) + 64 * 8 * ((1 << 10) + 1) - 64 * size(frames)
+    assert_same(decode(frames, limits=Limits(expanded=beyond)), td)
+    with pytest.raises(WireFormatError) as caught:
+        decode(frames, limits=Limits(expanded=beyond - 1))
+    assert (caught.value.reason, caught.value.path) == ("too_large", "header")
 
 
-def test_what_can_be_encoded_is_never_pickled():
-    td = TensorDict({"a": torch.ones(2), "s": "text"}, [2])
-    plain = message(encode(td))
-    assert message(encode(td, allow_pickle=True)) == plain
+def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
+    """Many rows that are one large object, or one cell."""
+    stack = NonTensorStack(*[{"text": "x" * 5000}] * 200)
+    for value in (TensorDict({"mm": stack}, [200]), constant(1 << 10, 1 << 10)):
+        assert size(encode(value, elide=True)) < 20_000
+        with monkeypatch.context() as patch:
+            patch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=100))
+            assert encode(value, elide=True) == encode(value)
+    # Documents count for more than their bytes only beyond what a message is always given.
+    monkeypatch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=0))
+    image = torch.rand(60, 100)
+    images = TensorDict({"mm": NonTensorStack(*[{"px": image.clone()} for _ in range(40)])}, [40])
+    frames = encode(images, elide=True)
+    assert size(frames) < 2 * image.nbytes
+    assert_same(decode(frames, limits=Limits(expanded=0)), images)
+
+
+def test_rows_that_begin_otherwise_are_not_looked_at_one_by_one():
+    def entered(rows):
+        rng = np.random.default_rng(9)
+        columns = {
+            "ids": nested([rng.integers(0, 1 << 40, 8) for _ in range(rows)]),
+            "rewards": torch.from_numpy(rng.integers(0, 1 << 40, rows) % 9),
+        }
+        td = TensorDict(columns, batch_size=[rows])
+        return functions_entered(partial(encode, td, elide=True), Path(eliding.__file__).parents[1])
+
+    assert entered(512) - entered(64) < (512 - 64) / 4

@@ -1,75 +1,132 @@
-"""What goes in comes out: same types, dtypes, shapes, layout, order and bits."""
+"""What goes in comes out, by every way and with all options: types, layout, order and bits."""
 
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-import jagcodec
-from jagcodec.testing import jagged_tensors, tensors
+from jagcodec import (
+    MsgpackDecoder,
+    UnsupportedTypeError,
+    decode,
+    dump,
+    encode,
+    encode_fields,
+    load,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    select_rows,
+    to_blob,
+)
+from jagcodec.stdlib import register_stdlib_types
+from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
-from tests.helpers import receive
-from tests.oracle import assert_same
+from tests.helpers import Store, at_odd_address, message, receive, rollouts, size
+from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import (
     arrays,
     numpy_scalars,
+    repeating_batches,
     sparse_tensors,
+    stdlib_values,
     strided_nested_tensors,
     tensordicts,
     trees,
 )
-
-
-def assert_survives(value):
-    frames = jagcodec.encode(value)
-    assert_same(jagcodec.decode(frames), value)
-    received = receive(frames)
-    assert_same(jagcodec.decode(received), value)
-    # and again, now that every value lies in a message
-    assert_same(jagcodec.decode(jagcodec.encode(jagcodec.decode(received))), value)
-
-
-@given(trees())
-def test_any_tree(value):
-    assert_survives(value)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        arrays(),
-        numpy_scalars(),
-        jagged_tensors(),
-        sparse_tensors(),
-        strided_nested_tensors(),
-        tensordicts(),
-        tensordicts(st.one_of(arrays(), tensors(), tensordicts())),
-    ],
-    ids=[
-        "arrays",
-        "numpy_scalars",
-        "jagged",
-        "sparse",
-        "strided_nested",
-        "tensordicts",
-        "rich_payloads",
-    ],
+from tests.wire.test_spec_reader import assert_reads
+from tests.wire.values import (
+    KINDS,
+    NUMPY,
+    PYTHON,
+    REGISTERED,
+    STDLIB,
+    TORCH,
+    Turn,
+    as_it_arrives,
+    rich,
 )
-def test_any_value_of_a_kind(strategy):
-    given(strategy)(assert_survives)()
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"narrow": True},
+    {"elide": True},
+    {"compress": "zstd"},
+    {"checksum": True},
+    {"narrow": True, "elide": True},
+    {"narrow": True, "checksum": True, "compress": ("zstd", -7)},
+    {"narrow": True, "elide": True, "compress": ("zstd", 3), "checksum": True},
+]
+WAYS = {
+    "as sent": decode,
+    "received": lambda frames: decode(receive(frames)),
+    "read-only": lambda frames: decode(tuple(receive(frames, bytes))),
+    "copied": lambda frames: MsgpackDecoder(copy=True).decode(receive(frames)),
+    "at odd addresses": lambda frames: decode([at_odd_address(frame, 3) for frame in frames]),
+    "in one buffer": lambda frames: decode(to_blob(frames)),
+    "in one buffer with more": lambda frames: decode(bytes(to_blob(frames)) + b"more"),
+    "sent again": lambda frames: decode(encode(decode(receive(frames)), elide=True)),
+}
+READS = {
+    "open": lambda frames: open_wire(receive(frames, bytes)).to_tensordict(),
+    "open by ranges": lambda frames: open_wire(Store(frames)).to_tensordict(),
+    "open and encoded": lambda frames: decode(encode(open_wire(to_blob(frames)), narrow=True)),
+    "open and sent on": lambda frames: decode(open_wire(Store(frames)).to_frames()),
+    "open and pickled": lambda frames: pickle.loads(
+        pickle.dumps(open_wire(receive(frames)))
+    ).to_tensordict(),
+}
 
 
-@pytest.mark.parametrize("name", TORCH_DTYPES)
-def test_every_torch_dtype(name):
-    dtype = getattr(torch, name, None)
-    if dtype is None:
-        pytest.skip(f"this torch has no {name}")
-    size = TORCH_DTYPES[name]
-    assert dtype.itemsize == size
-    cells = torch.arange(12 * size, dtype=torch.uint8)
-    cells = cells & 1 if dtype == torch.bool else cells
-    tensor = cells.view(dtype).view(3, 4)
-    assert_survives([tensor, tensor.t(), tensor[0, 0], tensor[:, :0], dtype])
+@pytest.fixture(autouse=True)
+def _stdlib_types():
+    register_stdlib_types()
+
+
+def assert_arrives(value, expected, ways):
+    for options, way in itertools.product(OPTIONS, ways):
+        assert_same(ways[way](encode(value, **options)), expected, f"{way}, {options}: $")
+
+
+# --- named values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [PYTHON, TORCH, NUMPY, STDLIB, KINDS, REGISTERED])
+@pytest.mark.parametrize("part", range(4))
+def test_every_value_by_every_way_with_all_options(values, part):
+    for make in [*values.values()][part::4]:
+        value = make()
+        assert_arrives(value, as_it_arrives(value), WAYS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_batch_that_is_opened(name):
+    value = KINDS[name]()
+    expected = as_it_arrives(value)
+    if type(expected) is not TensorDict or not expected.batch_dims:
+        return
+    assert_arrives(value, expected, READS)
+    if value.batch_size[0] > 1:
+        chosen = open_wire(encode(value)).rows([1, 0])
+        assert_same(chosen.to_tensordict(), select_rows(decode(encode(value)), [1, 0]))
+        rows = chosen.to_tensordict().unbind(0)
+        for before, after in zip(expected.unbind(0)[:2], reversed(rows), strict=True):
+            for key, leaf in before.items():
+                if type(leaf) is torch.Tensor and leaf.layout is torch.strided:
+                    assert_same(after.get(key), leaf.detach().contiguous())
+
+
+@pytest.mark.parametrize("values", [PYTHON, TORCH, NUMPY], ids=["python", "torch", "numpy"])
+def test_the_second_reader_reads_every_value(values):
+    for make, options in itertools.product(values.values(), OPTIONS):
+        value = make()
+        assert_reads(message(encode(value, **options)), value)
 
 
 def test_no_torch_dtype_is_forgotten():
@@ -79,24 +136,236 @@ def test_no_torch_dtype_is_forgotten():
 
 
 def test_a_default_device_changes_nothing():
-    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    nested = torch.nested.as_nested_tensor([torch.ones(2, 2), torch.ones(3, 1)])
-    eye = torch.eye(3)
-    values = [eye, eye[:0], jagged, nested, eye.to_sparse().coalesce()]
+    values = [make() for name, make in TORCH.items() if "jagged" in name or "nested" in name]
+    values += [torch.eye(3), torch.eye(3)[:0], torch.eye(3).to_sparse().coalesce()]
+    frames = encode(values)
     with torch.device("meta"):
-        back = jagcodec.decode(jagcodec.encode(values))
+        assert message(encode(values)) == message(frames)
+        back = decode(frames)
     assert_same(back, values)
 
 
-def test_lazily_conjugated_and_negated_tensors():
-    z = torch.complex(torch.arange(3.0), torch.ones(3))
-    for lazy in (z.conj(), z.conj().imag):
-        assert jagcodec.decode(jagcodec.encode(lazy)).tolist() == lazy.tolist()
+def test_a_tensor_without_memory():
+    assert decode(encode(torch._efficientzerotensor((2, 3)))).tolist() == [[0.0] * 3] * 2
 
 
-def test_gradients_are_not_encoded():
+def test_gradients_are_not_sent():
     leaf = torch.nn.Parameter(torch.ones(2))
     leaf.grad = torch.ones(2)
-    back = jagcodec.decode(jagcodec.encode([leaf, leaf * 2]))
-    assert [type(t) for t in back] == [torch.Tensor, torch.Tensor]
-    assert [t.requires_grad for t in back] == [False, False]
+    back = decode(encode([leaf, leaf * 2]))
+    assert [(type(t), t.requires_grad) for t in back] == [(torch.Tensor, False)] * 2
+
+
+def test_the_longest_and_the_shortest_row_are_known():
+    """Without them, torch pads to the sum of all lengths."""
+    td = TensorDict({"bare": TORCH["jagged"](), "wide": TORCH["jagged_in_dim_2"]()}, [])
+    back = decode(encode(td))
+    assert torch.nested.to_padded_tensor(back["bare"], 0).shape == (3, 2)
+    assert {"_max_seqlen", "_min_seqlen"} <= set(dir(back["wide"]))
+    assert (back["wide"]._max_seqlen, back["wide"]._min_seqlen) == (3, 2)
+
+
+# --- any value ---------------------------------------------------------------------------------
+
+
+def values():
+    return st.one_of(
+        repeating_batches(),
+        *(trees(), stdlib_values(), arrays(), numpy_scalars(), jagged_tensors()),
+        *(sparse_tensors(), strided_nested_tensors(), tensordicts()),
+        tensordicts(st.one_of(arrays(), tensors(), tensordicts())),
+        st.lists(tensors(), max_size=4).map(lambda tensors: tensors * 2),
+    )
+
+
+@settings(max_examples=300)
+@given(values(), st.sampled_from(OPTIONS), st.sampled_from(sorted(WAYS)))
+def test_any_value(value, options, way):
+    frames = encode(value, **options)
+    assert_same(WAYS[way](frames), value)
+    assert message(encode(value, **options)) == message(frames)
+    assert message(encode(decode(frames), **options)) == message(frames)
+    assert size(frames) <= size(encode(value, **{**options, "elide": False}))
+
+
+@settings(max_examples=200)
+@given(trees() | tensordicts(trees(max_leaves=3)), st.sampled_from(OPTIONS))
+def test_the_second_reader_reads_any_value(value, options):
+    frames = message(encode(value, **options))
+    assert_reads(frames, value)
+    assert_reads(bytes(to_blob(frames)) + b"page", value)
+
+
+@given(trees(max_leaves=4), st.sampled_from(OPTIONS), st.booleans())
+def test_memory_and_files_hold_any_value(tmp_path_factory, value, options, mmap):
+    blob = to_blob(encode(value, **options))
+    memory = np.full(len(blob) + 5, 0xAA, dtype=np.uint8)
+    assert encode(value, out=memory, **options) == len(blob)
+    assert memory[: len(blob)].tobytes() == blob
+    assert memory[len(blob) :].tolist() == [0xAA] * 5
+    path = tmp_path_factory.mktemp("files") / "value.jag"
+    dump(value, path, **options)
+    assert path.read_bytes() == blob
+    assert_same(load(path, mmap=mmap), value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_inside_others(name):
+    """Where tensordict lets it be there, and `encode` does not refuse it."""
+    contexts = {
+        "in a list": lambda value: [value, 1],
+        "payload": lambda value: NonTensorData([value], batch_size=[2]),
+        "payload of a row": lambda value: NonTensorStack(NonTensorData([value]), "x"),
+        "column": lambda value: TensorDict({"column": value}, batch_size=value.batch_size[:1]),
+        "in a tensorclass": lambda value: Turn(  # type: ignore[call-arg]
+            tokens=torch.zeros(value.batch_size[:1]), before=value, batch_size=value.batch_size[:1]
+        ),
+        "in a stack": lambda value: LazyStackedTensorDict(
+            *[TensorDict({"column": value}, batch_size=value.batch_size) for _ in range(2)]
+        ),
+    }
+    arrives_as_it_is = not any(word in name for word in ("lazily", "sub", "parameters"))
+    for context, wrap in contexts.items():
+        try:
+            value = wrap(KINDS[name]())
+        except Exception:  # tensordict does not let this be there
+            continue
+        try:
+            frames = encode(value)
+        except UnsupportedTypeError:
+            assert context in ("column", "in a tensorclass", "in a stack")
+            continue
+        decoded = decode(frames)
+        assert_same(decode(encode(decoded)), decoded, f"{context}: $")
+        if arrives_as_it_is:
+            assert_same(decoded, value, f"{context}: $")
+
+
+# --- rows of any batch -------------------------------------------------------------------------
+
+
+@st.composite
+def choices(draw, rows):
+    """(index, the rows it means)"""
+    kind = draw(st.sampled_from(["slice", "list", "mask", "tensor", "array"]))
+    if kind == "slice":
+        bound = st.none() | st.integers(-rows - 1, rows + 1)
+        index = slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2, -1])))
+        return index, list(range(rows))[index]
+    if kind == "mask":
+        mask = draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+        return torch.tensor(mask, dtype=torch.bool), [i for i in range(rows) if mask[i]]
+    index = draw(st.lists(st.integers(-rows, rows - 1), max_size=6)) if rows else []
+    meant = [i % rows for i in index]
+    if kind == "tensor":
+        return torch.tensor(index, dtype=torch.int64), meant
+    return (np.array(index, dtype=np.int32) if kind == "array" else index), meant
+
+
+def as_rows(leaf):
+    """The rows of a column, by the list-of-rows model."""
+    if isinstance(leaf, torch.Tensor):
+        return rows_of(leaf) if leaf.is_nested else bits(leaf)
+    items = leaf.tolist() if isinstance(leaf, NonTensorStack) else list(leaf.data)
+    # As texts: a NaN is not equal to itself.
+    return [(type(item), repr(item)) for item in items]
+
+
+SOURCES = {
+    "frames": receive,
+    "read-only frames": lambda frames: receive(frames, bytes),
+    "buffer with more": lambda frames: to_blob(frames) + b"secret",
+    "ranges": Store,
+}
+
+
+@settings(max_examples=200)
+@given(jagged_batches(), st.sampled_from(OPTIONS), st.sampled_from(sorted(SOURCES)), st.data())
+def test_any_columns_and_rows_of_any_batch(batch, options, source, data):
+    names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
+    frames = encode_fields(batch.fields, **names, **options)
+    packed = pack_jagged_fields(batch.fields, **names)
+    assert message(frames) == message(encode(packed, **options))
+    memory = bytearray(len(to_blob(frames)))
+    assert encode_fields(batch.fields, out=memory, **names, **options) == len(memory)
+    assert_same(decode(memory), packed)
+
+    opened = open_wire(SOURCES[source](frames))
+    assert_same(opened.to_tensordict(), packed)
+    columns = data.draw(st.permutations(sorted(batch.fields)))
+    columns = columns[: data.draw(st.integers(0, len(columns)))]
+    first, rows = data.draw(choices(len(batch.lengths)))
+    second, again = data.draw(choices(len(rows)))
+    rows = [rows[i] for i in again]
+    part = opened.rows(first).select(columns).rows(second)
+    assert (part.fields, part.batch_size, len(part)) == (tuple(columns), (len(rows),), len(rows))
+    td = part.to_tensordict()
+    assert list(td.keys()) == columns
+    for name in columns:
+        got, whole = td.get(name), packed.get(name)
+        assert as_rows(got) == [as_rows(whole)[i] for i in rows]
+        if isinstance(whole, torch.Tensor):
+            assert (got.dtype, got.layout) == (whole.dtype, whole.layout)
+    sent = part.to_frames()
+    assert_same(decode(sent), td)
+    assert not any(b"secret" in bytes(frame) for frame in sent)
+
+
+@given(jagged_batches(), st.sampled_from(OPTIONS), st.integers(0, 9))
+def test_columns_are_made_of_messages_as_of_tensordicts(batch, options, wider):
+    names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
+    frames = encode_fields(batch.fields, **names, **options)
+    width = max([wider, *batch.lengths.tolist()])
+    for layout in ("padded", "packed", "jagged"):
+        straight = materialize(open_wire(frames), layout, pad_to_seqlen=width)
+        around = materialize(decode(frames), layout, pad_to_seqlen=width)
+        assert_same(_plain(straight), _plain(around))
+
+
+def _plain(columns):
+    kinds = {name: column for name, column in columns.items() if not isinstance(column, dict)}
+    inner = {name: _plain(columns[name]) for name in columns.keys() - kinds.keys()}
+    return {n: tuple(c) if isinstance(c, tuple) else c for n, c in kinds.items()} | inner
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(repeating_batches(), st.booleans(), st.data())
+def test_any_rows_of_any_batch_that_repeats(eager, td, narrow, data):
+    frames = message(encode(td, narrow=narrow, elide=True))
+    assert_same(decode(frames), td)
+    assert_reads(frames, td)
+    index, rows = data.draw(choices(len(td)))
+    for source in (frames, Store(frames)):
+        part = open_wire(source).rows(index)
+        assert_same(part.to_tensordict(), select_rows(td, rows))
+        assert_same(decode(part.to_frames()), select_rows(td, rows))
+    made, expected = materialize(frames), materialize(td)
+    assert_same(_plain(made), _plain(expected))
+
+
+def test_rows_of_leaves_of_every_kind():
+    td = rich()
+    for options in OPTIONS:
+        part = open_wire(encode(td, **options)).rows([2, 0]).to_tensordict()
+        assert rows_of(part["wide"]) == [rows_of(td["wide"])[i] for i in (2, 0)]
+        assert rows_of(part["inner", "x"]) == [rows_of(td["inner", "x"])[i] for i in (2, 0)]
+        assert part.get("names").tolist() == [None, "a"]
+        assert part.get("objects").data.tolist() == [3, "x"]
+        assert part["note"] == "for all"
+        assert part.get("note").batch_size == (2,)
+        assert part.get("lazy").tensordicts[0]["v"].tolist() == [1, 1]
+        assert [t.tolist() for t in part["strided"].unbind()] == [[1, 1, 1], [1]]
+        assert part["sparse"].to_dense().tolist() == [[0, 0, 1], [1, 0, 0]]
+        assert part["flag"].tolist() == [True, True]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rows_of_rollouts(options):
+    td = rollouts()
+    rows = [5, 5, 0, 23, 5]
+    part = open_wire(encode(td, **options)).rows(rows)
+    expected = select_rows(td, rows)
+    assert_same(part.to_tensordict(), expected)
+    assert_same(decode(part.to_frames()), expected)
+    made, wanted = materialize(part), materialize(expected)
+    assert_same(_plain(made), _plain(wanted))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
-from jagcodec import WireFormatError, decode, encode, to_blob
+from jagcodec import WireFormatError, decode, encode
 from tests.strategies import tensordicts, trees
 from tests.wire import spec_reader
 from tests.wire.damage import damaged
@@ -158,14 +158,6 @@ def _plain(value):
 
 def assert_reads(message, value):
     assert plain(spec_reader.read(message)) == plain(neutral(value))
-
-
-@settings(max_examples=150)
-@given(trees() | tensordicts(trees(max_leaves=3)), st.sampled_from(OPTIONS))
-def test_the_second_reader_reads_what_encode_writes(value, options):
-    frames = [bytes(memoryview(frame)) for frame in encode(value, **options)]
-    assert_reads(frames, value)
-    assert_reads(bytes(to_blob(frames)) + b"page", value)
 
 
 @settings(max_examples=50)

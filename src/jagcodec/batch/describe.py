@@ -7,7 +7,7 @@ of a type that this process does not know is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -277,7 +277,7 @@ def description_of(found: OpenMessage) -> MessageDescription:
         checksum=has_checksums(message),
         columns=columns,
         beside=beside,
-        meta=_meta_names(message),
+        meta=names_of_meta(message.meta),
         rows_of=tuple(
             RowLengths(tuple(names), message.row_splits(group).lengths)
             for group, (_, names) in walk.groups.items()
@@ -300,9 +300,10 @@ def _rows(message: Message) -> int | None:
         return None
 
 
-def _meta_names(message: Message) -> tuple[str, ...] | None:
+def names_of_meta(read: Callable[[], dict[str, Any]]) -> tuple[str, ...] | None:
+    """The names in `meta`; None if it has a value that this process cannot make."""
     try:
-        return tuple(map(str, message.meta()))
+        return tuple(map(str, read()))
     except WireFormatError as error:
         if error.reason not in UNKNOWN:
             raise

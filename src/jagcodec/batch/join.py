@@ -268,7 +268,11 @@ class JoinedColumns(ColumnSource):
         return self._columns
 
     def meta(self) -> dict[str, Any]:
-        return agreed(self.metas())
+        # The rows are the same: a message without a value does not speak against it.
+        found: dict[str, Any] = {}
+        for name in dict.fromkeys(chain.from_iterable(metas := self.metas())):
+            found |= agreed([{name: meta[name]} for meta in metas if name in meta])
+        return found
 
     def metas(self) -> list[dict[str, Any]]:
         return [batch.meta for batch in self._batches]

@@ -11,7 +11,7 @@ from typing import Any
 from jagcodec.cli.arguments import Commands, names
 from jagcodec.cli.files import display_name, naming, read_message
 from jagcodec.cli.text import counted, name_text
-from jagcodec.errors import ArgumentError, WireFormatError, brief, shown
+from jagcodec.errors import ArgumentError, brief, shown
 
 
 def add_to(commands: Commands) -> None:
@@ -33,6 +33,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from jagcodec.batch.describe import names_of_meta
     from jagcodec.wire.files import file_path, write_whole
     from jagcodec.wire.wire_batch import open_whole
 
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         options.fail(f"expected OUT with an ending of {', '.join(WRITERS)}, found {found}")
     with naming(options.file, "to_arrow(batch)"):
         batch = open_whole(read_message(options.file), display_name(options.file))
-        left = _meta_names(batch)
+        left = names_of_meta(lambda: batch.meta)
         if options.columns is not None:
             batch = batch.select(options.columns)
         data = WRITERS[ending](batch)
@@ -51,22 +52,13 @@ def run(options: argparse.Namespace) -> int:
         write_whole(where, [data], where)
     rows, columns = counted(len(batch), "row"), counted(len(batch.fields), "column")
     print(f"{display_name(options.target)}: {rows}, {columns}")
-    if left:
-        listed = ", ".join(map(name_text, left))
+    if left != ():
+        unknown = "meta of a type that is not known here"
+        listed = unknown if left is None else ", ".join(map(name_text, left))
         print(
             f"jagcodec: left out, because it belongs to the whole batch: {listed}", file=sys.stderr
         )
     return 0
-
-
-def _meta_names(batch: Any) -> list[str]:
-    """What belongs to the whole batch, for which the formats have no place."""
-    try:
-        return [*map(str, batch.meta)]
-    except WireFormatError as error:
-        if error.reason not in ("unknown_type", "pickle_refused"):
-            raise
-        return ["meta of a type that is not known here"]
 
 
 def _parquet(batch: Any) -> bytes:

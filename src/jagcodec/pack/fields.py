@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_fields, check_known, check_rectangle, name_set
+from jagcodec._arguments import (
+    check_fields,
+    check_known,
+    check_options,
+    check_rectangle,
+    name_set,
+)
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
@@ -172,6 +178,7 @@ def encode_fields(
         ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
         UnsupportedTypeError: As from `encode`.
     """
+    check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     if out is None and not options:
         frames = frames_of_columns(columns)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import check_fields, check_known, known_names, name_set
+from jagcodec._arguments import check_fields, check_known, check_options, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import plain_array
 from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of_rows
@@ -123,6 +123,7 @@ def encode_rows(
         UnsupportedTypeError: As from `encode`.
     """
     where = "encode_rows"
+    check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     plain = dtypes is None and same_length == rectangular == ()
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         row = rows[0]

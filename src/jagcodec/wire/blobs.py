@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
-from jagcodec.errors import ArgumentError
+from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
@@ -15,6 +15,7 @@ from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.message import reading
+from jagcodec.wire.spec import MAGIC
 
 
 def to_blob(frames: Sequence[Buffer]) -> bytearray:
@@ -56,7 +57,7 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
         UnsupportedTypeError: As `encode`.
         OSError: The file system failed; an old file is still there.
         ArgumentError: `path` is a directory, a pipe, a socket or a device, or has a NUL in it.
-        ArgumentTypeError: It is not a path.
+        ArgumentTypeError: It is not a path; or `obj` is the frames of a message.
 
     When this returns, the file is on the disk. So is its name, unless the file system does not
     synchronise directories or this process may not open this one: then the old file may be back
@@ -70,9 +71,22 @@ def dump(obj: Any, path: StrPath, **options: Unpack[EncodeOptions]) -> None:
         ...     load(f"{directory}/batch.jag")
         {'step': 3}
     """
+    refuse_frames(obj, "dump(obj)")
     where = "dump(path)"
     name = file_path(path, where, "the value comes first: dump(obj, path)")
     write_file(name, encode(obj, **options), where)
+
+
+def refuse_frames(obj: Any, where: str) -> None:
+    """Refuse the frames of a message where a value is expected."""
+    first = obj[0] if isinstance(obj, (list, tuple)) and obj else None
+    if isinstance(first, (bytes, bytearray)) and MAGIC.encode() in first[:10]:
+        raise ArgumentTypeError(
+            "bad_type",
+            where,
+            "expected a value, found the frames of a message; pass open_wire(frames), or write "
+            "to_blob(frames) to a file",
+        )
 
 
 def load(

@@ -116,7 +116,7 @@ def encode(
             set members.
         meta: What belongs to the whole message, such as the step and the version of the model: a
             mapping of values without tensors and arrays. It is read as `meta` of a `WireBatch`,
-            and not part of the result of `decode`.
+            and not part of the result of `decode`. Of a `WireBatch`, it is added to its `meta`.
 
     Returns:
         Frames of the buffer protocol: `bytes` first, then flat memoryviews, ready for
@@ -186,7 +186,9 @@ def pending(
         if narrow is not True:
             named = narrow if isinstance(narrow, frozenset) else frozenset()
             narrow = named.union(obj.narrow_names()) or False
-        meta = obj.meta or None if meta is None else meta
+        # What is not a mapping is refused below.
+        if meta is None or isinstance(meta, Mapping):
+            meta = {**obj.meta, **(meta or {})} or None
         obj = obj.to_encode()
     lowering = Lowering(allow_pickle, default, narrow)
     tree = lowering.lower(obj)

@@ -59,7 +59,11 @@ def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
     temporary = os.path.join(directory, f".{secrets.token_hex(8)}.part")
     # Not tempfile, whose files are for their owner alone, whatever the umask.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+    try:
+        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+    except OSError as error:
+        error.filename = path  # which the caller knows
+        raise
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:

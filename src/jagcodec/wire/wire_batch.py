@@ -186,8 +186,8 @@ class WireBatch(OpenBatch):
     @property
     def meta(self) -> dict[str, Any]:
         """Values of the whole batch: `meta` of `encode`, or what is next to the batch in
-        a dict or a `BatchedDataDict`. Of several messages what all of them agree on. A new dict
-        each time; no column is read.
+        a dict or a `BatchedDataDict`. Of rows of several messages what all of them agree on; of
+        columns of several, what none contradicts. A new dict each time; no column is read.
 
         Raises:
             WireFormatError: It is malformed.

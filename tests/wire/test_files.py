@@ -1,0 +1,510 @@
+# mypy: disable-error-code="arg-type, list-item"
+"""Messages in one buffer, in memory of the caller's, and in files; and what is not a message."""
+
+import array
+import os
+import socket
+import stat
+import subprocess
+import sys
+import traceback
+import tracemalloc
+from contextlib import chdir
+from functools import partial
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from tensordict import TensorDict
+
+from jagcodec import (
+    ArgumentError,
+    MsgpackDecoder,
+    WireFormatError,
+    decode,
+    dump,
+    encode,
+    encode_fields,
+    load,
+    materialize,
+    open_wire,
+    to_blob,
+)
+from jagcodec.errors import ArgumentTypeError
+from tests.helpers import address
+from tests.oracle import assert_same
+
+VALUE: Any = {"a": torch.arange(5000), "b": [1, "x"], "c": torch.arange(3), "d": torch.ones(7000)}
+BATCH = TensorDict({"a": torch.ones(2)}, [2])
+
+# --- buffers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        bytes,
+        bytearray,
+        memoryview,
+        lambda data: memoryview(array.array("B", data)),
+        lambda data: np.frombuffer(data, np.uint8),
+        lambda data: torch.frombuffer(bytearray(data) + b"\0", dtype=torch.uint8)[: len(data)],
+        lambda data: array.array("B", data),
+        zmq.Frame,
+    ],
+)
+def test_any_buffer_is_a_frame_and_a_blob(kind):
+    frames = [kind(bytes(frame)) for frame in encode(VALUE)]
+    assert_same(decode(frames), VALUE)
+    assert_same(decode(tuple(frames)), VALUE)
+    assert_same(decode(kind(bytes(to_blob(encode(VALUE))))), VALUE)
+
+
+def test_every_buffer_lies_at_a_multiple_of_64():
+    blob = to_blob(encode(VALUE))
+    offsets = [decode(blob)[name].data_ptr() - address(blob) for name in "acd"]
+    assert [offset % 64 for offset in offsets] == [0, 0, 0]
+    assert all(0 < offset < len(blob) for offset in offsets)
+    assert bytes(blob[:12]) == b"jagcodec\x01\0\0\0"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bytearray,
+        lambda n: memoryview(bytearray(n)),
+        lambda n: np.zeros(n, np.uint8),
+        lambda n: np.zeros((n + 7) // 8, np.float64),
+        lambda n: torch.zeros(n, dtype=torch.uint8),
+    ],
+)
+def test_any_writable_memory_of_that_size_will_do(make):
+    memory = make(len(to_blob(encode(VALUE, narrow=True))))
+    encode(VALUE, out=memory, narrow=True)
+    assert_same(decode(memory), VALUE)
+
+
+@pytest.mark.parametrize(
+    ("memory", "error", "text"),
+    [
+        (bytearray(100), ValueError, "at least .* found 100; pass a function"),
+        (bytearray(len(to_blob(encode(VALUE))) - 1), ValueError, "at least"),
+        (bytes(10**6), TypeError, "read-only bytes"),
+        (np.zeros((1000, 1000), np.uint8)[:, ::2], TypeError, "gaps"),
+        (3, TypeError, "buffer"),
+        (lambda size: bytearray(10), ArgumentError, "at least .* found 10"),
+        (bytes, ArgumentTypeError, r"encode\(out\): .*read-only bytes"),
+    ],
+)
+def test_memory_that_will_not_do(memory, error, text):
+    with pytest.raises(error, match=text):
+        encode(VALUE, out=memory)
+    if isinstance(memory, bytearray):
+        assert not any(memory)
+
+
+def test_a_function_is_called_once_with_the_size():
+    made = []
+
+    def allocate(size):
+        made.append(bytearray(size))
+        return made[-1]
+
+    assert encode(VALUE, out=allocate) == len(made[0])
+    assert made == [to_blob(encode(VALUE))]
+
+
+def test_shared_memory_between_processes():
+    memory = shared_memory.SharedMemory(create=True, size=len(to_blob(encode(VALUE))))
+    try:
+        encode(VALUE, out=memory.buf)
+        code = (
+            "import sys, jagcodec; from multiprocessing import shared_memory, resource_tracker;"
+            f"m = shared_memory.SharedMemory({memory.name!r});"
+            "v = jagcodec.decode(m.buf, copy=True); print(int(v['a'].sum()), v['b']);"
+            "resource_tracker.unregister(m._name, 'shared_memory'); m.close()"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_memory_of_a_tensor_is_never_written_over():
+    """Neither its own place nor another's: what was not yet encoded would be lost."""
+    memory = np.arange(40_000) % 251
+    tensors = {"a": torch.from_numpy(memory[20_000:25_000]), "b": torch.arange(3000)}
+    before = memory.copy()
+    for begin in (13_000, 19_999, 24_999):
+        with pytest.raises(ArgumentError, match="apart from what is encoded"):
+            encode(tensors, out=memory[begin:])
+        assert np.array_equal(memory, before)
+    assert encode(tensors, out=memory[25_000:]) == len(to_blob(encode(tensors)))
+    assert np.array_equal(memory[:25_000], before[:25_000])
+
+
+@pytest.mark.parametrize("begin", [0, 9_000, 9_999, 10_000])
+def test_columns_are_never_packed_over_each_other(begin):
+    memory = np.arange(40_000) % 251
+    before = memory.copy()
+    columns = {"a": torch.from_numpy(memory[:10_000]).view(10, -1), "b": torch.ones(10, 1000)}
+    send = partial(encode_fields, columns, lengths=[900] * 10, token_aligned_fields=columns)
+    if begin < 10_000:
+        with pytest.raises(ArgumentError, match="apart from what is encoded"):
+            send(out=memory[begin:])
+        assert np.array_equal(memory, before)
+    else:
+        send(out=memory[begin:])
+        assert np.array_equal(memory[:begin], before[:begin])
+
+
+# --- what is not a message ---------------------------------------------------------------------
+
+
+def test_a_blob_cut_anywhere_is_refused():
+    blob = to_blob(encode([torch.arange(3), torch.arange(2100), "x"]))
+    for end in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
+        with pytest.raises(WireFormatError):
+            decode(blob[:end])
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "reason"),
+    [
+        (0, b"J", "foreign"),
+        (8, b"\2", "unknown_version"),
+        (12, b"\1", "bad_header"),
+        (16, b"\xff", "frame_size"),
+        (23, b"\xff", "bad_header"),
+        (16, b"\0\0", "foreign"),
+    ],
+)
+def test_forged_preambles(at, new, reason):
+    blob = to_blob(encode([1, 2]))
+    blob[at : at + len(new)] = new
+    with pytest.raises(WireFormatError) as caught:
+        decode(blob)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "NoneType; encode makes them"),
+        ("x.jag", "str; .*; load and open_wire read files"),
+        (Path("x.jag"), "PosixPath; .*; load and open_wire read files"),
+        (BATCH, "TensorDict; encode makes them"),
+        ({"a": 1}, "dict; encode makes them"),
+        (open_wire(encode(BATCH)), "WireBatch; encode makes them"),
+        (np.zeros((4, 4), np.uint8)[:, ::2], "ndarray; .*; a blob is contiguous"),
+        (torch.ones(4, 4)[:, ::2], r"a \(4, 2\) tensor .*; a blob is contiguous"),
+        (torch.ones(4, device="meta"), "tensor .* on meta; .* on the CPU"),
+    ],
+)
+def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
+    calls: Any = {
+        "decode(frames)": decode,
+        "to_blob(frames)": to_blob,
+        "open_wire(source)": open_wire,
+    }
+    if isinstance(value, (str, Path)):
+        del calls["open_wire(source)"]  # which reads a file
+    for path, call in calls.items():
+        with pytest.raises(ArgumentTypeError, match=text) as caught:
+            call(value)
+        assert caught.value.path == path
+    with pytest.raises(ArgumentTypeError, match=text):
+        MsgpackDecoder().decode(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *([], ["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),)),
+        *(b"", b"hello", bytes(64), np.zeros(9, np.uint8), torch.zeros(9), memoryview(b"x")),
+    ],
+)
+def test_wrong_bytes_and_wrong_items_are_a_bad_message(data):
+    for call in (decode, open_wire):
+        with pytest.raises(WireFormatError):
+            call(data)
+
+
+def test_rows_and_blobs_in_the_wrong_place_are_refused_with_the_right_function():
+    for read in (decode, open_wire):
+        with pytest.raises(ArgumentTypeError, match="and encode_rows of rows"):
+            read([{"ids": [1, 2]}])
+    with pytest.raises(ArgumentTypeError, match=r"\['reward'\].*pack_rows or encode_rows"):
+        materialize([{"ids": [1, 2], "reward": 1.0}])
+    blob = to_blob(encode(1))
+    for already in (blob, [blob]):
+        with pytest.raises(ArgumentError, match="found a blob"):
+            to_blob(already)
+
+
+# --- files -------------------------------------------------------------------------------------
+
+READS = [load, partial(load, mmap=True), open_wire]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "value.jag"
+
+
+def test_a_mapped_file_is_aliased_but_never_written(path):
+    dump(VALUE, str(path), checksum=True)
+    before = path.read_bytes()
+    value = load(path, mmap=True)
+    value["a"].zero_()
+    value["c"].zero_()
+    assert path.read_bytes() == before
+
+
+def test_a_dump_replaces_whole_files(path):
+    dump("old", path)
+    held = load(path, mmap=True)
+    with pytest.raises(TypeError):
+        dump([torch.ones(5), object()], path)
+    assert load(path) == "old"
+    dump("new", path)
+    assert (load(path), held) == ("new", "old")
+    assert os.listdir(path.parent) == ["value.jag"]
+
+
+def test_a_crash_in_the_middle_leaves_the_old_file(path):
+    dump("old", path)
+    # The process dies while the bytes are written: at the first write beyond its allowance.
+    code = (
+        "import resource, signal, sys, torch, jagcodec;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL);"
+        "jagcodec.dump(torch.ones(1_000_000), sys.argv[1])"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True)
+    assert run.returncode != 0
+    assert load(path) == "old"
+
+
+@pytest.mark.parametrize("read", READS)
+def test_files_that_are_not_messages(path, read):
+    for content in (b"", b"jag", b"jagcodec", b"PK\3\4 something else entirely"):
+        path.write_bytes(content)
+        with pytest.raises(WireFormatError):
+            read(path)
+    path.write_bytes(to_blob(encode(TensorDict({"x": torch.arange(3000)}, [3000])))[:-1])
+    with pytest.raises(WireFormatError) as raised:
+        read(path)
+    assert f"in the file {str(path)!r}" in "".join(traceback.format_exception(raised.value))
+    with pytest.raises(FileNotFoundError):
+        read(path.parent / "absent")
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("left", [0, 10, 1000, 39_000])
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, left, mmap):
+    dump(torch.full((5000,), 7), path)
+    look = os.fstat
+
+    def look_and_cut(descriptor):
+        status = look(descriptor)
+        os.truncate(path, left)
+        return status
+
+    monkeypatch.setattr(os, "fstat", look_and_cut)
+    with pytest.raises(WireFormatError) as caught:
+        load(path, mmap=mmap)
+    # Of fewer than 24 bytes not even the preamble is there.
+    assert caught.value.reason == ("foreign" if left < 24 else "frame_size")
+    if left > 24:
+        assert f"found {left}; it was shortened while it was read" in caught.value.detail
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_file_that_grows_while_it_is_read_is_what_it_was(path, monkeypatch, mmap):
+    dump(VALUE, path)
+    look = os.fstat
+
+    def look_and_append(descriptor):
+        status = look(descriptor)
+        with open(path, "ab") as file:
+            file.write(b"more")
+        return status
+
+    monkeypatch.setattr(os, "fstat", look_and_append)
+    assert_same(load(path, mmap=mmap), VALUE)
+    path.write_bytes(b"jag")
+    with pytest.raises(WireFormatError, match="expected 24 bytes"):
+        load(path, mmap=mmap)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_memory_is_taken_for_files_that_begin_well_alone(path, mmap):
+    with open(path, "wb") as file:
+        file.write(b"not a blob, whatever its size" * 2)
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireFormatError, match="this is not a jagcodec blob"):
+            load(path, mmap=mmap)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("call", [load, partial(load, mmap=True), partial(dump, 1)])
+def test_pipes_and_devices_are_refused_at_once(tmp_path, call):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    # A socket's path has 107 bytes at most, which that of the directory may exceed.
+    with chdir(tmp_path), socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    unusual = {
+        str(tmp_path / "fifo"): "a pipe",
+        tmp_path / "link": "a pipe",
+        tmp_path / "folder": "a directory",
+        str(tmp_path / "socket"): "a pipe, a socket",
+        Path("/dev/zero"): "a pipe, a socket or a device",
+        "/dev/null": "a pipe, a socket or a device",
+    }
+    for path, found in unusual.items():
+        with pytest.raises(ArgumentError, match=rf"\(path\): .*regular file, found {found}"):
+            call(path)
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "folder", "link", "socket"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(path, monkeypatch):
+    dump(1, path)
+    fifo = path.parent / "fifo"
+    os.mkfifo(fifo)
+    look = os.stat
+
+    def look_and_swap(name, **options):
+        status = look(name, **options)
+        os.replace(fifo, path)
+        return status
+
+    monkeypatch.setattr(os, "stat", look_and_swap)
+    with pytest.raises(ArgumentError, match="found a pipe"):
+        load(path)
+
+
+def test_a_descriptor_is_neither_used_nor_closed(path):
+    dump("kept", path)
+    with open(path, "rb") as file:
+        for call in (load, partial(dump, 1)):
+            for number in (file.fileno(), True):
+                with pytest.raises(ArgumentTypeError, match=r"os\.PathLike, found (int|bool)"):
+                    call(number)
+        assert file.read(8) == b"jagcodec"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: load("a\0b"), ArgumentError, r"load\(path\): expected a path without NUL"),
+        (lambda: dump(1, "a\0b"), ArgumentError, r"dump\(path\): expected a path without NUL"),
+        (lambda: load(None), ArgumentTypeError, r"load\(path\): .* found NoneType"),
+        (lambda: load(to_blob(encode(1))), ArgumentTypeError, "bytearray; decode accepts"),
+        (lambda: dump("x.jag", VALUE), ArgumentTypeError, r"found dict; .*dump\(obj, path\)"),
+        (lambda: load("x.jag", device="no"), ArgumentError, r"load\(device\)"),
+        (lambda: dump(1, "/absent/x"), FileNotFoundError, "'/absent/x'"),
+        (
+            lambda: dump(encode(1), "x.jag"),
+            ArgumentTypeError,
+            r"dump\(obj\): .*open_wire\(frames\)",
+        ),
+    ],
+)
+def test_paths_that_are_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+class AsBytes(os.PathLike):
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return os.fsencode(self.path)
+
+
+def test_any_path_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # As long as names may be: the temporary file next to it has to be there too.
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+    for path in ("x", Path("y"), AsBytes(tmp_path / "z"), "n" * longest, "\udcff"):
+        dump(VALUE, path)
+        assert_same(load(path), VALUE)
+    assert len(os.listdir(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666, 0o755])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_a_dump_keeps_the_mode_of_the_file_that_it_replaces(path, mode, umask):
+    dump("old", path)
+    path.chmod(mode)
+    new = path.parent / "new.jag"
+    before = os.umask(umask)
+    try:
+        dump("other", path)
+        dump("new", new)
+    finally:
+        os.umask(before)
+    assert load(path) == "other"
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(new.stat().st_mode) == 0o666 & ~umask
+
+
+def test_no_moment_of_a_dump_is_readable_for_others(path, monkeypatch):
+    dump("old", path)
+    path.chmod(0o600)
+    modes = []
+    opened = os.open
+
+    def open_and_look(name, *args, **options):
+        descriptor = opened(name, *args, **options)
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_look)
+    dump("secret", path)
+    assert modes[0] == 0o600
+
+
+@pytest.mark.parametrize("name", ["open", "fsync"])
+def test_after_the_file_took_its_place_nothing_is_raised(path, monkeypatch, name):
+    real = getattr(os, name)
+
+    def refuse(what, *args):
+        folder = (
+            what == str(path.parent) if name == "open" else stat.S_ISDIR(os.fstat(what).st_mode)
+        )
+        if folder:
+            raise PermissionError(13, "refused for the test")
+        return real(what, *args)
+
+    monkeypatch.setattr(os, name, refuse)
+    dump("new", path)
+    assert load(path) == "new"
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace", "fchmod"])
+def test_a_dump_that_fails_leaves_no_trace(path, monkeypatch, name):
+    dump("old", path)
+
+    def refuse(*args):
+        raise OSError(28, "no space for the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, name, refuse)
+        with pytest.raises(OSError, match="no space"):
+            dump("new", path)
+    assert (load(path), os.listdir(path.parent)) == ("old", ["value.jag"])

@@ -1,0 +1,700 @@
+# mypy: disable-error-code="call-arg, misc, arg-type, name-match, attr-defined, list-item"
+"""What cannot be sent is refused with its place and a remedy; and types of the user's."""
+
+import collections
+import contextlib
+import dataclasses
+import decimal
+import enum
+import fractions
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from datetime import UTC, datetime, time, timedelta, timezone
+from pathlib import PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    PersistentTensorDict,
+    TensorDict,
+    UnbatchedTensor,
+    lazy_stack,
+    tensorclass,
+)
+
+from jagcodec import (
+    MsgpackDecoder,
+    MsgpackEncoder,
+    UnsupportedTypeError,
+    WireFormatError,
+    concat_rows,
+    decode,
+    encode,
+    encode_fields,
+    materialize,
+    open_wire,
+    register_type,
+    select_rows,
+)
+from jagcodec.ragged.non_tensor import unbatched_parts
+from jagcodec.stdlib import register_stdlib_types
+from jagcodec.wire import registry
+from jagcodec.wire.registry import restore
+from tests.helpers import message, receive, trip
+from tests.oracle import assert_same
+from tests.wire import forge, values
+from tests.wire.values import (
+    KINDS,
+    Color,
+    Counted,
+    Sampling,
+    Stranger,
+    Turn,
+    TypedTensorDict,
+    batch_in_batch,
+    grid_of_objects,
+    legacy,
+    nest_lists,
+    turn,
+)
+
+HERE = values.__name__
+
+
+def refused(value, reason="unsupported_type", **options):
+    """The error for a value that cannot be sent."""
+    with pytest.raises(UnsupportedTypeError) as caught:
+        encode(value, **options)
+    error = caught.value
+    assert (error.reason, isinstance(error, TypeError)) == (reason, True)
+    assert str(error).startswith(f"{error.path}: ")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    return error
+
+
+# --- refused, with the place and a remedy ------------------------------------------------------
+
+
+class Mine:
+    pass
+
+
+Twin = collections.namedtuple("Twin", "a b")
+
+
+def quantised():
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "text"),
+    [
+        (lambda: {"e": [0, {"lock": threading.Lock()}]}, "$.e[1].lock", "_thread.lock"),
+        (lambda: [bytearray(b"x")], "$[0]", "bytearray"),
+        (lambda: {"odd key": (Mine(),)}, "$['odd key'][0]", "Mine"),
+        (lambda: {1: {2: print}}, "$[1][2]", "builtin_function_or_method"),
+        (lambda: [OrderedDict(a=1)], "$[0]", "collections.OrderedDict"),
+        (lambda: {"p": Twin(1, 2)}, "$.p", "Twin"),
+        (lambda: [msgpack.ExtType(48, b"")], "$[0]", "ExtType"),
+        (lambda: [msgpack.Timestamp(0)], "$[0]", "Timestamp"),
+        (lambda: [memoryview(b"x")], "$[0]", "memoryview"),
+        (lambda: {torch.ones(1): 1}, "$", "hashed by identity"),
+        (lambda: [torch.ones(2, device="meta")], "$[0]", "meta"),
+        (lambda: [np.ma.masked_array([1])], "$[0]", "MaskedArray"),
+        (lambda: [torch.ones(2, 2).to_mkldnn()], "$[0]", "mkldnn"),
+        (lambda: {"q": quantised()}, "$.q", "qint8.*dequantise"),
+        (lambda: TensorDict({"x": {"y": NonTensorStack(Mine(), 1)}}, []), "$.x.y[0]", "Mine"),
+        (lambda: TensorDict({"x": torch.ones(1)}, []).to_module, "$", "method"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_sent_is_named_with_its_place(make, path, text):
+    error = refused(make())
+    assert error.path == path
+    assert re.search(text, str(error))
+
+
+def cycle():
+    loop: dict[str, Any] = {}
+    loop["me"] = loop
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "text"),
+    [
+        (cycle, "too_deep", "cycle"),
+        (lambda: nest_lists(101), "too_deep", "100 nested"),
+        (lambda: TensorDict({"s": "x"}, [(1 << 24) + 1]), "too_large", "rows without data"),
+        (lambda: {i * ((1 << 61) - 1): 1 for i in range(1, 100)}, "bad_value", "distinct hashes"),
+    ],
+)
+def test_what_no_reader_would_accept_is_refused_here(make, reason, text):
+    assert text in str(refused(make(), reason))
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+@pytest.mark.filterwarnings("ignore")
+def test_compressed_sparse_tensors(layout):
+    sizes = [(2, 2)] if layout.startswith("b") else []
+    tensor = getattr(torch.eye(4), f"to_sparse_{layout}")(*sizes)
+    for value, path in ([tensor], "$[0]"), (TensorDict({"x": tensor}, [4]), "$.x"):
+        error = refused(value)
+        assert error.path == path
+        assert "call .to_sparse_coo() first" in str(error)
+    assert_same(trip(tensor.to_sparse_coo()).to_dense(), torch.eye(4))
+
+
+NO_DTYPES = {
+    "fields": (lambda: np.zeros(2, "i4,f8"), "make a dict of its fields"),
+    "fields of nothing": (lambda: np.zeros(2, np.dtype([])), "allow_pickle"),
+    "objects in fields": (lambda: np.zeros(2, [("a", "O")]), "make a dict of its fields"),
+    "scalar with fields": (lambda: np.zeros(1, "i4,f8")[0], "make a dict of its fields"),
+    "record": (lambda: np.zeros(1, np.dtype((np.record, "i4,f8")))[0], "make a dict of its"),
+    "long double": (lambda: np.ones(2, "g"), "convert it with .astype"),
+    "long double scalar": (lambda: np.longdouble(1), "convert it with .astype"),
+    "complex long double": (lambda: np.ones(2, "G"), "convert it with .astype"),
+}
+if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):
+    NO_DTYPES["strings"] = (
+        lambda: np.array(["a", "b"], np.dtypes.StringDType()),
+        "convert it with .astype",
+    )
+
+
+@pytest.mark.parametrize("name", NO_DTYPES)
+def test_dtypes_that_messages_do_not_have_are_refused_or_pickled(name):
+    make, remedy = NO_DTYPES[name]
+    for value, path in (({"k": [1, make()]}, "$.k[1]"), (np.array([0, make()], object), "$[1]")):
+        error = refused(value)
+        assert error.path == path
+        assert remedy in str(error)
+    frames = receive(encode([make()], allow_pickle=True))
+    (back,) = decode(frames, allow_pickle=True)
+    assert (back.dtype, repr(back)) == (make().dtype, repr(make()))
+    with pytest.raises(WireFormatError, match="pickled"):
+        decode(frames)
+    assert decode(encode([make()], default=str)) == [str(make())]
+
+
+# --- kinds of TensorDict that are refused ------------------------------------------------------
+
+
+def stranger(*size):
+    return Stranger(tokens=torch.rand(size), batch_size=size)
+
+
+def with_leaf(leaf):
+    """A TensorDict with a leaf that no checked way of setting lets in."""
+    td = TensorDict({}, batch_size=[2])
+    td._tensordict["leaf"] = leaf
+    return td
+
+
+def other_batch_size_inside():
+    td = TensorDict({}, [2])
+    td["n"] = TensorDict({"x": torch.zeros(2)}, [2])
+    td["n"].batch_size = []
+    return td
+
+
+def ragged_view():
+    rows = [TensorDict({"a": torch.zeros(1, n)}, batch_size=[1]) for n in (1, 2)]
+    return legacy(lambda: lazy_stack(rows, 0).view(2))
+
+
+def negative(*size):
+    return TensorDict({}, batch_size=torch.Size(size))
+
+
+REFUSED = {
+    "tensorclass": (lambda: stranger(2), "register_type"),
+    "column of a tensorclass": (lambda: TensorDict({"s": stranger(2)}, [2]), "register_type"),
+    "in a tensorclass": (lambda: turn(2, before=stranger(2)), "register_type"),
+    "negative rows": (lambda: negative(2, 3, -1), "bad_shape"),
+    "negative rows inside": (lambda: TensorDict({"x": negative(2, 3, -1)}, [2, 3]), "bad_shape"),
+    "negative rows of an object": (
+        lambda: NonTensorData(1, batch_size=torch.Size((2, -1))),
+        "bad_shape",
+    ),
+    "leaf tuple": (lambda: with_leaf((torch.zeros(2), torch.zeros(2))), ""),
+    "leaf list": (lambda: with_leaf([torch.zeros(2), torch.zeros(2)]), ""),
+    "leaf string": (lambda: with_leaf("x"), ""),
+    "leaf of other rows": (lambda: with_leaf(turn(3)), "row_mismatch"),
+    "object of other rows": (lambda: with_leaf(NonTensorData("x", batch_size=[5])), "row_mismatch"),
+    "metadata of other rows": (lambda: with_leaf(MetaData("x", batch_size=[5])), "row_mismatch"),
+    "batch of other rows": (other_batch_size_inside, "row_mismatch"),
+    "view of ragged rows": (ragged_view, "encode what it is a view of"),
+}
+with contextlib.suppress(RuntimeError, IndexError):  # since tensordict 0.14
+    grid_of_objects()[:0]
+    REFUSED["stack without rows"] = (lambda: grid_of_objects()[:0], "")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_tensordicts_that_cannot_be_sent(name):
+    make, what = REFUSED[name]
+    reason = what if what in ("bad_shape", "row_mismatch") else "unsupported_type"
+    error = refused([make()], reason)
+    assert error.path.startswith("$[0]")
+    assert what in str(error) or what == reason
+
+
+NAMED: dict[str, Callable[[], Any]] = {
+    "batch": lambda: TensorDict({"a": torch.ones(2)}, [2], names=["rows"]),
+    "second dim": lambda: TensorDict({"a": torch.ones(2, 3)}, [2, 3], names=[None, "x"]),
+    "tensorclass": lambda: Turn(tokens=torch.rand(2), batch_size=[2], names=["rows"]),
+    "members": lambda: lazy_stack([TensorDict({}, [2], names=["rows"])] * 2, 1),
+    "stack": lambda: LazyStackedTensorDict(TensorDict({}, []), stack_dim=0, stack_dim_name="x"),
+    "empty stack": lambda: LazyStackedTensorDict(stack_dim=0, stack_dim_name="x"),
+    "objects": lambda: NonTensorStack("a", "b", stack_dim=0, stack_dim_name="x"),
+    "object": lambda: NonTensorData("a", batch_size=[2], names=["rows"]),
+    "metadata": lambda: MetaData("a", batch_size=[2], names=["rows"]),
+    "view": lambda: legacy(lambda: NAMED["second dim"]().unsqueeze(0)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_dim_names_are_refused_with_their_place(name):
+    for value, path in ((NAMED[name](), "$"), ({"k": [1, NAMED[name]()]}, "$.k[1]")):
+        error = refused(value)
+        assert error.path.startswith(path)
+        assert "set td.names = None" in str(error)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: TensorDict({"s": x}, [2])])
+def test_the_remedy_for_a_tensorclass_works(wrap):
+    once = tensorclass(type("Once", (), {"__annotations__": {"tokens": torch.Tensor}}))
+    value: Any = wrap(once(tokens=torch.rand(2), batch_size=[2]))
+    assert "register_type" in str(refused(value))
+    register_type(once, f"tests.{id(once)}")
+    assert_same(trip(value), value)
+
+
+@pytest.mark.skipif(TypedTensorDict is None, reason="tensordict has had them since 0.12")
+def test_the_remedy_for_a_typed_tensordict_works():
+    class Local(TypedTensorDict):
+        ids: torch.Tensor
+
+    x = Local(ids=torch.arange(2), batch_size=[2])
+    assert "TensorDict(dict(x.items())" in str(refused(x))
+    assert_same(trip(TensorDict(dict(x.items()), x.batch_size))["ids"], x["ids"])
+
+
+def test_levels_of_stacks_count_through_tensorclasses():
+    value: Any = turn(1)
+    for _ in range(40):
+        value = turn(1, before=LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1])))
+        value = LazyStackedTensorDict(TensorDict({"t": value}, batch_size=[1]))[0]["t"]
+    refused(value, "too_deep")
+
+
+# --- kinds of TensorDict that arrive -----------------------------------------------------------
+
+
+def test_a_tensordict_arrives_unlocked_on_no_device_with_plain_tensors(tmp_path):
+    td = TensorDict({"a": torch.nn.Parameter(torch.rand(2, 2)), "n": "x"}, [2])
+    for value in (td, td.detach().memmap(tmp_path), td.expand(3, 2), td.clone().lock_()):
+        back = trip(value)
+        assert (type(back), back.device, back.is_locked) == (TensorDict, None, False)
+        assert type(back["a"]) is torch.Tensor
+        assert not back["a"].requires_grad
+
+
+def test_persistent_tensordicts_arrive_as_tensordicts(tmp_path):
+    pytest.importorskip("h5py")
+    td = PersistentTensorDict.from_dict(batch_in_batch(), filename=str(tmp_path / "td.h5"))
+    assert_same(trip(td), td.to_tensordict())
+
+
+def test_a_post_init_does_not_run_again():
+    value = Counted(counts=torch.zeros(2), batch_size=[2])
+    assert value.counts.tolist() == [1, 1]
+    assert trip(value).counts.tolist() == [1, 1]
+    assert trip(TensorDict({"c": value}, batch_size=[2]))["c"].counts.tolist() == [1, 1]
+    assert trip(Sampling(0.5, ())).temperature == 1.0
+
+
+def test_a_field_that_is_none_stays_one():
+    value = trip(turn(2))
+    assert (value.before, value.role) == (None, "user")
+    value.before = torch.ones(2)
+    assert value.before.tolist() == [1, 1]
+
+
+def columns_of_every_kind(i):
+    return TensorDict(
+        {
+            "ids": torch.arange(2) + i,
+            "turn": Turn(tokens=torch.full((2, 3), i), role="user", batch_size=[2]),
+            "shared": UnbatchedTensor(torch.ones(5)),
+            "note": MetaData("k", batch_size=[2]),
+        },
+        batch_size=[2],
+    )
+
+
+def test_columns_of_every_kind_are_chosen_joined_padded_and_sent_on():
+    parts = [columns_of_every_kind(i) for i in range(3)]
+    opened = [open_wire(encode(part)) for part in parts]
+    for whole in (concat_rows(parts), concat_rows(opened).to_tensordict()):
+        assert whole["ids"].tolist() == [0, 1, 1, 2, 2, 3]
+        assert whole.get("turn").tokens[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+        assert (type(whole.get("turn")), whole.get("turn").role) == (Turn, "user")
+        assert whole.get("note").batch_size == (6,)
+        assert unbatched_parts(whole.get("shared"))[1].shape == (5,)
+    for sent in (parts[0], encode(parts[0]), opened[0].rows([0, 1]).to_frames()):
+        found = materialize(sent)
+        assert found["turn"].tokens.shape == (2, 3)
+        assert unbatched_parts(found["shared"])[1].shape == (5,)
+    for part in (
+        decode(concat_rows(opened).rows([5, 0]).to_frames()),
+        select_rows(concat_rows(parts), [5, 0]),
+    ):
+        assert part.get("turn").tokens[:, 0].tolist() == [2, 0]
+        assert part.get("note").batch_size == (2,)
+
+
+# --- types of the user's -----------------------------------------------------------------------
+
+
+def test_types_are_registered_with_two_functions():
+    # Of a class that `register_stdlib_types` has no name for: this one would stay.
+    register_type(fractions.Fraction, "fraction", to_state=str, from_state=fractions.Fraction)
+    assert trip([fractions.Fraction(1, 3)]) == [fractions.Fraction(1, 3)]
+
+
+def test_registrations_are_checked():
+    with pytest.raises(TypeError, match="expected a class, found int"):
+        register_type(3)
+    with pytest.raises(TypeError, match="to_state and from_state"):
+        register_type(collections.OrderedDict)
+    register_type(decimal.Context, "rollout-x", to_state=str, from_state=str)
+    with pytest.raises(ValueError, match="pass another name"):
+        register_type(collections.Counter, "rollout-x", to_state=dict, from_state=dict)
+
+
+def test_registered_metadata_does_not_recurse():
+    register_type(MetaData, "tests.MetaData")
+    try:
+        assert_same(trip(MetaData([1])), MetaData([1]))
+    finally:
+        register_type(MetaData, "tensordict.MetaData")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text", "reason"),
+    [
+        ("Sampling", "Samplinx", r"^\$\[0\]: .*Samplinx.*register_type", "unknown_type"),
+        ("stop", "stoq", "Sampling.*expected the fields", "bad_value"),
+        ("scores", "scored", "Sampling.*expected the fields", "bad_value"),
+    ],
+)
+def test_the_other_side_must_know_the_type_and_its_fields(old, new, text, reason):
+    frames = receive(encode([Sampling(1.0, ())]))
+    frames[0] = frames[0].replace(old.encode(), new.encode())
+    with pytest.raises(WireFormatError, match=text) as caught:
+        decode(frames)
+    assert caught.value.reason == reason
+
+
+TURN, TWO = f"{HERE}.Turn", torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        (TURN, {"tokens": TWO}),
+        (TURN, NonTensorStack("a")),
+        (TURN, (TensorDict({}, batch_size=[2]),)),
+        (TURN, (TensorDict({}, batch_size=[2]), {"other": 1})),
+        (TURN, (TensorDict({"tokens": TWO}, batch_size=[2]), {"tokens": 1})),
+        (TURN, (TensorDict({}, batch_size=[2]), [("role", 1)])),
+        (TURN, TensorDict({"other": TWO}, batch_size=[2])),
+        (TURN, TWO),
+        ("tensordict.MetaData", "x"),
+        ("tensordict.MetaData", MetaData("x")),
+        ("tensordict.UnbatchedTensor", TWO),
+        ("tensordict.UnbatchedTensor", ((2,), TWO)),
+        ("tensordict.UnbatchedTensor", (None, "x")),
+        ("collections.deque", (2, [1, 2, 3])),
+        ("collections.deque", {}),
+        ("collections.OrderedDict", [(1, 2)]),
+        ("collections.defaultdict", ("eval", {})),
+        ("datetime.datetime", ("2026-01-02", 0, "UTC")),
+        ("datetime.datetime", "2026-13-02"),
+        ("datetime.datetime", 5),
+        ("datetime.timedelta", (1, 2)),
+        ("datetime.timedelta", (10**12, 0, 0)),
+        ("uuid.UUID", b"1"),
+        ("decimal.Decimal", "x"),
+        ("pathlib.Path", 5),
+        ("bytearray", 1 << 40),
+        (f"{HERE}.Color", "__class__"),
+        (f"{HERE}.Color", 1),
+        (f"{HERE}.Bits", "A"),
+        (f"{HERE}.Point", (1,)),
+        (f"{HERE}.Point", [1, 2]),
+    ],
+)
+def test_forged_states_are_refused(name, state):
+    register_stdlib_types()
+    with pytest.raises(WireFormatError, match="expected the state of"):
+        restore(name, state)
+
+
+def test_columns_of_tensorclasses_have_the_rows_of_their_batch():
+    inner = forge.tensordict([2], {"tokens": forge.tensor(shape=(2,))})
+    for rows in (2, 3):
+        state = forge.node("USER", TURN, children=[inner])
+        frames = forge.message(forge.tensordict([rows], {"turn": state}), bytes(2))
+        if rows == 2:
+            assert type(decode(frames)["turn"]) is Turn
+            continue
+        for read in (decode, lambda frames: open_wire(frames).to_tensordict()):
+            with pytest.raises(WireFormatError, match="batch size"):
+                read(frames)
+
+
+# --- types of the standard library -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        defaultdict(lambda: 0),
+        type("Sub", (OrderedDict,), {})(),
+        type("Sub", (datetime,), {})(2026, 1, 2),
+        enum.Enum("Local", "A").A,
+        collections.namedtuple("Local", "a")(1),
+        deque([1], 5),
+        datetime(2026, 1, 2, fold=1),
+        datetime(2026, 1, 2, tzinfo=ZoneInfo("UTC")),
+        datetime(2026, 1, 2, tzinfo=timezone(timedelta(0), "X")),
+        time(1),
+        UTC,
+        ZoneInfo("UTC"),
+        PurePosixPath("a"),
+        PureWindowsPath("a"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_other_side_could_not_know_is_refused(value):
+    register_stdlib_types()
+    assert refused({"a": [value]}).path == "$.a[0]"
+
+
+def test_the_remedy_for_a_local_enum_and_named_tuple_works():
+    register_stdlib_types()
+    color = enum.Enum("Color", "A B")
+    register_type(color, "tests.local.Color")
+    assert trip(color.B) is color.B
+    pair = collections.namedtuple("Local", "a b")
+    register_type(pair, "tests.local.Pair")
+    assert trip(pair(1, 2)) == pair(1, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os.system", "builtins.eval", "pathlib.PosixPath.home", "no.such.module", "tests"),
+        *("", ".", "....", "jagcodec.wire.lowered.Columns", "enum.Enum.__class__"),
+        *(f"{HERE}.Path", f"{HERE}.np.ndarray"),
+    ],
+)
+def test_no_other_class_can_be_named(name):
+    register_stdlib_types()
+    with pytest.raises(WireFormatError, match="registered here"):
+        restore(name, "x")
+
+
+class Looked(dict[str, Any]):
+    """The modules of the process, and how many characters were looked up among them."""
+
+    characters = 0
+
+    def get(self, name, default=None):
+        self.characters += len(name)
+        return super().get(name, default)
+
+
+def test_names_are_looked_up_in_time_that_does_not_grow_with_their_square(monkeypatch):
+    register_stdlib_types()
+    looked = Looked(sys.modules)
+    monkeypatch.setattr(registry, "sys", SimpleNamespace(modules=looked))
+    with pytest.raises(WireFormatError, match="register_type"):
+        restore("a." * 40_000 + "b", 1)
+    assert looked.characters < 1 << 20
+    assert restore(f"{HERE}.Color", "RED") is Color.RED
+
+
+def test_a_stranger_adds_no_members_to_flags():
+    register_stdlib_types()
+    known = len(re.RegexFlag._value2member_map_)
+    flags = forge.message(forge.record("USER", "re.RegexFlag", 10))
+    assert decode(flags) == re.RegexFlag(10)
+    for value in range(1 << 20, (1 << 20) + 100):
+        with pytest.raises(WireFormatError, match="expected bits of RegexFlag's members"):
+            decode(forge.message(forge.record("USER", "re.RegexFlag", value)))
+    assert len(re.RegexFlag._value2member_map_) <= known + 1
+    assert "expected bits of RegexFlag's members" in str(refused(re.RegexFlag(1 << 20)))
+
+
+def test_nothing_is_imported_and_nothing_is_open_without_the_call():
+    code = """
+    import sys
+    from jagcodec import WireFormatError
+    from jagcodec.stdlib import register_stdlib_types
+    from jagcodec.wire.registry import restore
+    import http
+    def refused(name, state):
+        try:
+            restore(name, state)
+        except WireFormatError:
+            return True
+    assert refused("http.HTTPStatus", "OK") and refused("uuid.UUID", bytes(16))
+    register_stdlib_types()
+    assert restore("http.HTTPStatus", "OK") is http.HTTPStatus.OK
+    before = set(sys.modules)
+    assert refused("wsgiref.handlers.X", "A") and refused("plistlib.PlistFormat", "FMT_XML")
+    assert set(sys.modules) == before
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_registration_of_ones_own_stays():
+    @dataclasses.dataclass
+    class Ours:
+        x: int
+
+    register_type(Ours, "tests.Ours")
+    register_stdlib_types()
+    assert trip(Ours(1)) == Ours(1)
+
+
+# --- default -----------------------------------------------------------------------------------
+
+
+class Opaque:
+    def __init__(self, value):
+        self.value = value
+
+
+def opened(value):
+    if isinstance(value, Opaque):
+        return value.value
+    raise TypeError(f"not mine: {type(value).__name__}")
+
+
+def test_default_stands_in_for_what_cannot_be_sent():
+    value = {"a": [Opaque(1), (Opaque(torch.tensor([2])), {"b": Opaque(Opaque("c"))})], "d": 4}
+    wanted = {"a": [1, (torch.tensor([2]), {"b": "c"})], "d": 4}
+    memory = bytearray(4096)
+    written = encode(value, out=memory, default=opened)
+    for frames in (
+        encode(value, default=opened),
+        MsgpackEncoder(default=opened).encode(value),
+        memory[:written],
+    ):
+        assert_same(decode(frames), wanted)
+    column = np.array([Opaque(torch.tensor([1])), Opaque("x")], dtype=object)
+    td = decode(encode_fields({"o": column}, lengths=None, default=opened))
+    assert_same(td.get("o").tolist(), [torch.tensor([1]), "x"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_default_is_asked_about_types_and_not_about_contents():
+    masked = np.ma.masked_array([1, 2], [True, False])
+    assert_same(decode(encode(masked, default=lambda value: value.tolist())), [None, 2])
+    error = refused([quantised(), 1], default=lambda value: value.dequantize())
+    assert re.search(r"\$\[0\].*dequantise it first", str(error))
+
+
+def test_default_may_raise_or_return_the_value():
+    with pytest.raises(TypeError, match="not mine: object"):
+        encode([object()], default=opened)
+    assert str(refused([object()], default=lambda x: x)).startswith("$[0]: object")
+    frames = encode({"f": print}, default=lambda value: value, allow_pickle=True)
+    assert decode(frames, allow_pickle=True) == {"f": print}
+
+
+@pytest.mark.parametrize("wrap", [Opaque, lambda x: [Opaque(x)], lambda x: {"a": x}])
+def test_default_that_never_ends_is_refused(wrap):
+    error = refused(Opaque(1), "too_deep", default=lambda value: wrap(Opaque(value)))
+    assert re.search("nested|calls", str(error))
+
+
+def test_default_is_not_asked_about_keys():
+    for value in ({Opaque(1): 1}, {(1, Opaque(1))}):
+        refused(value, default=lambda value: "key")
+
+
+def test_default_for_columns():
+    td = TensorDict({"s": stranger(2)}, batch_size=[2])
+    decoded = decode(encode(td, default=lambda value: value.to_tensordict()))
+    assert_same(decoded["s"], td["s"].to_tensordict())
+    for bad in ("x", torch.zeros(2).unbind()):
+        refused(td, default=lambda value, bad=bad: bad)
+    refused(td, "row_mismatch", default=lambda value: TensorDict({}, batch_size=[3]))
+
+
+# --- pickle ------------------------------------------------------------------------------------
+
+
+def test_pickle_needs_both_sides():
+    error = refused({"when": [slice, decimal.BasicContext.copy]})
+    assert "allow_pickle=True on both sides" in str(error)
+    frames = MsgpackEncoder(allow_pickle=True).encode({"f": [len]})
+    with pytest.raises(WireFormatError, match=r"^\$\.f\[0\]: .*allow_pickle=True") as caught:
+        decode(frames)
+    assert caught.value.reason == "pickle_refused"
+    assert MsgpackDecoder(allow_pickle=True).decode(frames) == {"f": [len]}
+
+
+def test_pickled_columns_go_on_only_where_they_may_be_read():
+    td = TensorDict({"path": NonTensorData(pickle.PickleError, batch_size=[2])}, batch_size=[2])
+    frames = encode(td, allow_pickle=True)
+    with pytest.raises(WireFormatError, match="pickle"):
+        open_wire(frames).rows([0]).to_frames()
+    again = open_wire(frames, allow_pickle=True).rows([0]).to_frames()
+    assert decode(again, allow_pickle=True)["path"] is pickle.PickleError
+
+
+def test_what_does_not_pickle_is_still_refused():
+    error = refused([lambda: 0], allow_pickle=True)
+    assert re.search(r"^\$\[0\]: .*pickle failed too", str(error))
+
+
+@pytest.mark.parametrize("name", ["batch", "leaves_of_every_kind", "tensorclass"])
+def test_what_can_be_sent_is_never_pickled(name):
+    value = KINDS[name]()
+    assert message(encode(value, allow_pickle=True)) == message(encode(value))
+
+
+def test_pickled_data_is_never_read():
+    class Bomb:
+        def __reduce__(self):
+            return (os.abort, ())
+
+    bomb = pickle.dumps(Bomb())
+    for frames in ([bomb], [encode(1)[0], bomb], bomb, [b"\xc1\xfe\xed", bomb]):
+        with pytest.raises(WireFormatError):
+            decode(frames)

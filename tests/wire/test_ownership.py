@@ -1,0 +1,464 @@
+"""Whose memory a value is: what is shared, what is copied, how long it lives; and threads."""
+
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import io
+import itertools
+import mmap
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from jagcodec import (
+    BatchedDataDict,
+    Limits,
+    MsgpackDecoder,
+    WireFormatError,
+    decode,
+    encode,
+    encode_fields,
+    materialize,
+    open_wire,
+    pack_jagged_fields,
+    register_type,
+    stack_or_nest,
+)
+from jagcodec.batch.describe import check_message
+from tests.helpers import address, at_odd_address, message_in, nested, receive, size, trip
+from tests.oracle import assert_same
+
+BIG = 5000  # int64 cells: a buffer too large to share frame 1
+IDS = torch.arange(12).view(3, 4)
+LENGTHS = torch.tensor([3, 4, 2])
+
+
+# --- encoding ----------------------------------------------------------------------------------
+
+
+def test_large_contiguous_memory_is_sent_from_where_it_is():
+    tensor, array = torch.arange(BIG), np.arange(BIG)
+    values = torch.arange(2.0 * BIG)
+    jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, BIG, 2 * BIG]))
+    frames = encode([tensor, array, jagged, b"x" * BIG])
+    assert [address(f) for f in frames[2:5]] == [
+        *(tensor.data_ptr(), array.__array_interface__["data"][0], values.data_ptr()),
+    ]
+    views = list(torch.arange(200_000).split([100] * 2000))
+    assert address(encode(views)[2]) == views[0].data_ptr()
+
+
+def test_a_frame_keeps_its_tensor_alive_and_no_longer():
+    tensor = torch.full((BIG,), 7)
+    alive = weakref.ref(tensor.untyped_storage())
+    frames = encode(tensor)
+    del tensor
+    assert decode(receive(frames)).tolist() == [7] * BIG
+    del frames
+    assert alive() is None or alive().nbytes() == 0
+
+
+def test_small_buffers_share_one_frame():
+    assert len(encode({str(i): torch.arange(10) for i in range(100)})) == 2
+
+
+def test_a_row_sends_its_own_bytes():
+    storage = torch.zeros(1_000_000)
+    assert size(encode(storage[10:20])) < 300
+    assert size(encode(storage.view(1000, 1000)[3])) < 4300
+
+
+def test_offsets_are_sent_once():
+    rows = 1500
+    lengths = torch.ones(rows, dtype=torch.int64)
+    fields = {str(i): torch.ones(rows, 1, dtype=torch.uint8) for i in range(4)}
+    assert (
+        size(encode(pack_jagged_fields(fields, lengths=lengths))) < 8 * (rows + 1) + 4 * rows + 1000
+    )
+
+
+def test_a_packed_batch_is_little_more_than_its_cells():
+    lengths = torch.randint(1, 768, (512,))
+    fields = {f"c{i}": torch.ones(512, 1536) for i in range(6)}
+    frames = encode(pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=fields))
+    assert size(frames) <= 6 * 4 * int(lengths.sum()) * 1.01 + 8192
+    assert len(frames) <= len(fields) + 3
+
+
+# --- decoding ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [bytearray, lambda b: np.frombuffer(bytearray(b), np.uint8)])
+def test_values_alias_writable_frames(kind):
+    frames = receive(encode([torch.arange(BIG), np.arange(BIG)]), kind)
+    tensor, array = decode(frames)
+    assert tensor.data_ptr() == address(frames[2])
+    assert array.__array_interface__["data"][0] == address(frames[3])
+    tensor[0] = 99
+    assert np.frombuffer(frames[2], np.int64)[0] == 99
+
+
+def test_values_of_read_only_frames_are_copied_once():
+    small = {str(i): torch.arange(4) for i in range(3)}
+    frames = receive(encode({**small, "big": torch.arange(BIG)}), bytes)
+    before = [bytes(frame) for frame in frames]
+    value = decode(frames)
+    pointers = [value[name].data_ptr() for name in small]
+    assert [b - a for a, b in itertools.pairwise(pointers)] == [64, 64]
+    for tensor in value.values():
+        tensor.fill_(-1)
+    assert frames == before
+
+
+def test_a_write_never_reaches_a_read_only_mapping(tmp_path):
+    frames = encode(torch.arange(BIG))
+    path = tmp_path / "frame"
+    path.write_bytes(frames[2])
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        decode([frames[0], frames[1], mapped]).zero_()
+    assert path.read_bytes() == bytes(frames[2])
+
+
+def test_copy_overrides():
+    frames = receive(encode(torch.arange(BIG)))
+    assert decode(frames, copy=True).data_ptr() != address(frames[2])
+    assert MsgpackDecoder(copy=True).decode(frames).data_ptr() != address(frames[2])
+    read_only = receive(frames, bytes)
+    assert decode(read_only, copy=False).data_ptr() == address(read_only[2])
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_tensors_are_aligned_wherever_frames_lie(shift):
+    value = [torch.arange(BIG), torch.rand(BIG, dtype=torch.complex128), np.arange(5.0)]
+    result = decode([at_odd_address(frame, shift) for frame in encode(value)])
+    assert_same(result, value)
+    assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in result[:2])
+
+
+def test_frames_of_zmq_are_aliased():
+    frames = encode(torch.arange(BIG))
+    with zmq.Context() as context, context.socket(zmq.PAIR) as a, context.socket(zmq.PAIR) as b:
+        b.connect(f"tcp://127.0.0.1:{a.bind_to_random_port('tcp://127.0.0.1')}")
+        a.send_multipart(frames, copy=False)
+        received = b.recv_multipart(copy=False)
+    assert decode(received).data_ptr() == address(received[2])
+
+
+def test_one_column_pickles_and_saves_as_one_column():
+    td = trip(TensorDict({"a": torch.zeros(100_000), "b": torch.zeros(3), "c": torch.zeros(4)}, []))
+    assert td["b"].untyped_storage().nbytes() == 12
+    stream = io.BytesIO()
+    torch.save(td["b"], stream)
+    assert len(stream.getvalue()) < 5000
+    assert len(pickle.dumps(td["b"])) < 1000
+
+
+def test_rows_of_one_storage_come_back_in_one():
+    back = trip({"rows": [*torch.arange(60).view(30, 2).split([7, 0, 20, 3])]})["rows"]
+    assert len({view.untyped_storage().data_ptr() for view in back}) == 1
+
+
+def test_columns_of_equal_rows_are_one_group_whatever_object_they_came_in():
+    def column(width):
+        offsets = torch.tensor([0, 2, 5], dtype=width)
+        return torch.nested.nested_tensor_from_jagged(torch.ones(5), offsets)
+
+    td = TensorDict({"a": column(torch.int64), "b": column(torch.int32)}, [2])
+    with pytest.raises(RuntimeError):
+        td["a"] * td["b"]
+    back = trip(td)
+    assert (back["a"] * back["b"]).values().tolist() == [1.0] * 5
+    assert back["a"].offsets().dtype == back["b"].offsets().dtype == torch.int64
+
+
+def test_what_is_sent_once_comes_back_apart():
+    values = torch.arange(1000).remainder(7)
+    ids = nested([values[:300], values[300:]])
+    td = TensorDict({"a": ids, "b": ids.clone(), "n": torch.rand(2, 500)}, batch_size=[2])
+    td["m"] = td["n"].clone()
+    rows = [{"pixels": torch.rand(60, 100)}] * 2 + [{"pixels": torch.ones(60, 100)} for _ in (0, 1)]
+    frames = encode([td, NonTensorStack(*rows)], elide=True)
+    back, items = decode(receive(frames))
+    items = items.tolist()
+    assert_same([back, items], [td, rows])
+    back["a"].values().zero_()
+    back["n"].zero_()
+    assert_same([back["b"], back["m"]], [td["b"], td["m"]])
+    # One object stays one; equal ones stay apart.
+    assert (items[0] is items[1], items[2] is items[3]) == (True, False)
+    items[2]["pixels"].zero_()
+    assert_same(items[3], rows[3])
+
+
+def test_equal_rows_next_to_a_tensor_stay_apart():
+    one: list[int] = []
+    rows = [torch.ones(1), *([] for _ in range(40)), one, one]
+    back = decode(encode(NonTensorStack(*rows), elide=True)).tolist()
+    assert back[1:] == [[]] * 42
+    assert len({id(row) for row in back[1:42]}) == 41
+
+
+@pytest.mark.parametrize("device", ["foo", 3.5, "cuda:99"])
+def test_devices_that_are_not_there(device):
+    with pytest.raises(ValueError, match=r"decode\(device\)"):
+        decode(encode(1), device=device)
+
+
+def test_the_device_of_what_arrives():
+    assert trip(TensorDict({"a": torch.ones(2)}, [2]), device="cpu").device == torch.device("cpu")
+    meta = trip([torch.ones(2), stack_or_nest([torch.ones(1), torch.ones(2)])], device="meta")
+    assert [t.device.type for t in meta] == ["meta", "meta"]
+
+
+# --- an open message ---------------------------------------------------------------------------
+
+
+def large():
+    """Three rows of two large columns, as a message."""
+    fields = {"a": torch.arange(12_000).view(3, 4000), "b": torch.arange(12_000.0).view(3, 4000)}
+    return encode_fields(fields, lengths=LENGTHS * 1000, token_aligned_fields=fields)
+
+
+def test_contiguous_rows_alias_writable_memory():
+    frames = receive(large())
+    values = open_wire(frames).select(["b"]).rows(slice(1, 3)).to_tensordict()["b"].values()
+    assert 0 < values.data_ptr() - address(frames[3]) < len(frames[3])
+    assert len(pickle.dumps(values)) < 4 * 6000 + 1000
+    apart = open_wire(receive(frames, bytes)).select(["b"]).rows(slice(1, 3))
+    values = apart.to_tensordict()["b"].values()
+    values.zero_()
+    assert values.untyped_storage().nbytes() == 4 * 6000
+
+
+def test_what_is_sent_on_is_neither_copied_nor_writable():
+    frames = receive(large(), bytes)
+    batch = open_wire(frames)
+    sent = batch.to_frames()
+    assert [address(frame) for frame in sent[2:]] == [address(frame) for frame in frames[2:]]
+    assert all(memoryview(frame).readonly for frame in sent)
+    part = batch.select(["b"]).to_frames()
+    assert address(part[2]) == address(frames[3])
+    assert len(part) < len(frames)
+
+
+def test_reading_again_takes_nothing_of_the_limits():
+    images = NonTensorStack(*[NonTensorData({"px": torch.ones(3)}) for _ in range(8)])
+    frames = encode(TensorDict({"img": images}, [8]))
+    batch = open_wire(frames, limits=Limits(objects=36))
+    for _ in range(100):
+        assert len(batch["img"]) == len(batch.to_tensordict()["img"]) == 8
+    with pytest.raises(WireFormatError, match="the limit 'objects'"):
+        open_wire(frames, limits=Limits(objects=35))["img"]
+
+
+def test_an_open_message_keeps_nothing_of_what_was_chosen_or_built():
+    stack = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2, 2)])
+    batch = open_wire(encode(TensorDict({"ids": nested(IDS), "s": stack}, [3])))
+
+    def held():
+        parts = [getattr(message_in(batch), name) for name in message_in(batch).__slots__]
+        return sum(len(part) for part in parts if isinstance(part, (dict, list, set)))
+
+    whole = held()
+    for i in range(50):
+        batch.rows(np.array([i % 3, 0])).to_tensordict()
+        batch.leaf("s")
+    assert held() - whole <= 4  # rows of the group, and the column
+
+
+@dataclasses.dataclass
+class Scaled:
+    """A value that changes what it is made of."""
+
+    x: torch.Tensor
+
+
+def scaled_from(state):
+    state.mul_(0)
+    return Scaled(state)
+
+
+def test_user_code_never_writes_to_memory_that_is_only_to_be_read():
+    register_type(Scaled, "tests.Scaled", to_state=lambda v: v.x, from_state=scaled_from)
+    batch = BatchedDataDict(ids=torch.arange(6000.0).view(3, 2000), v=[Scaled(torch.ones(3))] * 3)
+    for value in (Scaled(torch.arange(5000.0)), {"ids": torch.ones(3000), "v": batch["v"]}, batch):
+        frames = receive(encode(value), bytes)
+        before = [hashlib.sha1(frame).digest() for frame in frames]
+        check_message(frames)
+        if value is batch:
+            open_wire(frames).rows([1, 0]).to_frames()
+        assert [hashlib.sha1(frame).digest() for frame in frames] == before
+
+
+# --- how long memory lives ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def received():
+    """A message in arrays, and watches of them. What is freed, is freed by reference counts."""
+    gc.collect()
+    gc.disable()
+    arrays = [np.frombuffer(frame, dtype=np.uint8).copy() for frame in receive(large())]
+    yield arrays, [weakref.ref(array) for array in arrays]
+    gc.enable()
+
+
+def test_a_column_keeps_its_frame_alive_and_no_other(received):
+    frames, alive = received
+    td = decode(frames)
+    frames.clear()
+    assert alive[0]() is None
+    ids = td["a"].values()
+    del td
+    assert [ref() is not None for ref in alive[2:]] == [True, False]
+    assert ids[0] == 0
+    del ids
+    assert [ref() for ref in alive] == [None] * len(alive)
+
+
+def test_an_open_message_keeps_its_memory_until_it_is_dropped(received):
+    frames, alive = received
+    part = open_wire(frames).select(["a"]).rows(slice(0, 1))
+    frames.clear()
+    assert alive[2]() is not None
+    columns = materialize(part)
+    del part
+    assert alive[2]() is None
+    assert columns["a"].shape == (1, 3000)
+
+
+def test_a_refused_message_is_let_go(received):
+    frames, alive = received
+    frames[0][-10] ^= 0xFF
+    with contextlib.suppress(ValueError):
+        decode(frames)
+    frames.clear()
+    assert [ref() for ref in alive] == [None] * len(alive)
+
+
+# In a process of its own, and by what it has now: a high-water mark such as `ru_maxrss` stands
+# where the largest test before, or the import of torch, has left it, and hides what leaks below it.
+TRIPS = """
+import gc, sys, torch
+from pathlib import Path
+from tensordict import NonTensorStack
+from jagcodec import decode, encode, materialize, pack_jagged_fields, to_blob
+
+lengths = torch.tensor([2, 4, 3])
+fields = {"ids": torch.arange(12).view(3, 4), "logprob": torch.rand(3, 4)}
+message = NonTensorStack("a", {"b": (1, 2)}, None)
+leaked, trips, leak = [], int(sys.argv[1]), int(sys.argv[2])
+
+def trip():
+    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=fields)
+    td["message"] = message
+    blob = to_blob(encode(td, checksum=True))
+    materialize(decode(blob))
+    leaked.append(bytearray(leak))
+
+def resident():
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+for _ in range(1000):
+    trip()
+before = resident()
+for _ in range(trips):
+    trip()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
+@pytest.mark.parametrize(("trips", "leak"), [(10_000, 0), (2_000, 3_000)])
+def test_memory_stays_flat_and_a_leak_would_be_found(trips, leak):
+    arguments = [sys.executable, "-c", TRIPS, str(trips), str(leak)]
+    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert (int(run.stdout) < 4096) == (leak == 0)
+
+
+# --- threads -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_threads():
+    """Runs a function in several threads at once, and raises what one of them raises."""
+
+    def run(count, work, *arguments):
+        gate = threading.Barrier(count)
+
+        def gated(argument):
+            gate.wait()
+            work(*argument)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(gated, arguments or [()] * count))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(interval)
+
+
+def test_threads_get_documents_of_their_own(in_threads):
+    meta = {"z": [complex(i, 1) for i in range(40)], "t": (1, (2, 3))}
+    payload = {"a": [1, {"b": 2j}]}
+    td = TensorDict({"x": torch.ones(2), "d": NonTensorData(payload, batch_size=[2])}, [2])
+    batch = open_wire(encode(td, meta=meta))
+
+    def work():
+        for _ in range(150):
+            assert batch.meta == meta
+            found = batch["d"].data
+            assert found == payload
+            found["a"].append("mine")  # which nobody else sees
+
+    in_threads(3, work)
+
+
+def test_threads_share_the_rows_of_columns_that_they_read_at_once(in_threads):
+    frames = encode_fields({"ids": IDS, "more": IDS.float()}, lengths=LENGTHS)
+    for _ in range(100):
+        chosen = open_wire(frames).rows([2, 0])
+
+        def work(chosen=chosen):
+            td = chosen.to_tensordict()
+            assert (td["ids"] * td["more"]).values().tolist() == [64, 81, 0, 1, 4]
+
+        in_threads(3, work)
+
+
+def test_threads_cut_parts_of_other_columns_from_one_message(in_threads):
+    batch = open_wire(encode_fields({"a": IDS, "b": IDS + 100}, lengths=LENGTHS))
+
+    def work():
+        for name, first in [("a", 0), ("b", 100)] * 40:
+            part = decode(batch.select([name]).rows(slice(1, 3)).to_frames())
+            assert part.keys() == {name}
+            assert part[name].values().tolist() == [first + cell for cell in range(4, 10)]
+
+    in_threads(3, work)
+
+
+def test_threads_with_messages_of_their_own_share_nothing(in_threads):
+    def work(seed):
+        texts = NonTensorStack(*[f"{seed}-{i}" for i in "abcd"])
+        td = TensorDict({"x": torch.full((4, 3000), seed), "s": texts}, [4])
+        frames = receive(encode(td, narrow=seed % 2 == 0))
+        for _ in range(60):
+            assert_same(decode(frames, copy=True), td)
+            assert_same(open_wire(frames).rows([1]).to_tensordict()["x"], td["x"][1:2])
+
+    in_threads(4, work, *((seed,) for seed in range(4)))

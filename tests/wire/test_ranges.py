@@ -1,0 +1,383 @@
+"""Reading part of a message: no byte more is fetched than the chosen rows and columns take."""
+
+import mmap
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
+
+from jagcodec import (
+    ArgumentError,
+    BatchedDataDict,
+    WireFormatError,
+    concat_rows,
+    decode,
+    dump,
+    encode,
+    encode_fields,
+    materialize,
+    open_wire,
+    select_rows,
+    stack_or_nest,
+    to_blob,
+)
+from jagcodec.types import FieldSchema
+from tests.helpers import Store, at_odd_address, receive, rollouts
+from tests.oracle import assert_same, bits, rows_of
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    map_of,
+    message,
+    node,
+    record,
+    row_message,
+    strided_nested,
+    tensor,
+    tensordict,
+)
+from tests.wire.forge import rows_of as forged_rows
+from tests.wire.values import rich
+
+
+def packed(**options):
+    """Four columns of 100 rows, of 0, 10, ... 990 cells each."""
+    columns = {f"c{i}": torch.arange(100 * 1000).view(100, 1000) + i for i in range(4)}
+    lengths = torch.arange(100) * 10
+    return encode_fields(columns, lengths=lengths, token_aligned_fields=columns, **options)
+
+
+# --- what is fetched ---------------------------------------------------------------------------
+
+
+def test_the_schema_comes_from_the_header_alone():
+    frames = encode(rich())
+    store = Store(frames)
+    batch = open_wire(store)
+    assert store.asked == [(0, 24), (24, memoryview(frames[0]).nbytes)]
+    assert batch.schema["wide"] == FieldSchema("jagged", torch.int64, (3, 2, None))
+    assert batch.schema["flag"] == FieldSchema("tensor", torch.bool, (3,))
+    kinds = [batch.schema[n].kind for n in ("names", "note", "inner", "lazy", "sparse")]
+    assert kinds == ["object", "object", "tensordict", "lazy_stack", "sparse_coo"]
+    assert batch.rows([0]).schema["flag"].shape == (1,)
+    assert len(store.asked) == 2
+
+
+def test_a_source_is_asked_for_offsets_and_the_cells_of_the_rows():
+    store = Store(packed())
+    batch = open_wire(store)
+    store.asked.clear()
+    part = batch.select(["c2"]).rows(slice(10, 12)).to_tensordict()
+    assert rows_of(part["c2"]) == [list(range(10002, 10102)), list(range(11002, 11112))]
+    assert [size for _, size in store.asked] == [8 * 101, 8 * (100 + 110)]
+    store.asked.clear()
+    part = batch.select(["c0", "c1"]).rows([3, 4, 90]).to_tensordict()
+    assert [size for _, size in store.asked] == [8 * 70, 8 * 900] * 2
+    assert (part["c0"] * part["c1"]).values().shape == (970,)
+
+
+def test_of_a_mapped_file_only_the_chosen_ranges_are_touched(tmp_path):
+    """Shown by bytes: everything else is damaged, and that changes nothing."""
+    frames = packed()
+    store = Store(frames)
+    expected = open_wire(store).select(["c3"]).rows(slice(20, 30)).to_tensordict()
+    keep = bytearray(len(store.blob))
+    for offset, size in store.asked:
+        keep[offset : offset + size] = store.blob[offset : offset + size]
+    assert sum(map(bool, keep)) < len(store.blob) / 50
+    path = tmp_path / "batch.jag"
+    dump(decode(frames), path)
+    path.write_bytes(keep)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        part = open_wire(mapped).select(["c3"]).rows(slice(20, 30)).to_tensordict()
+        assert_same(part, expected)
+        del part
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_of_columns_that_repeat_the_cells_of_the_rows_are_fetched(narrow):
+    td = rollouts(prompts=64, repeats=8)
+    frames = encode(td, narrow=narrow, elide=True)
+
+    def fetched(rows, name):
+        store = Store(frames)
+        batch = open_wire(store)
+        store.asked.clear()
+        assert_same(batch.rows(rows)[name], select_rows(td, list(rows))[name])
+        return store.fetched
+
+    cell = 2 if narrow else 8
+    # Tables, offsets and indices are those of all rows.
+    besides = 2 * 8 * 513 + 8 * 512 + 1000
+    for rows in (range(16, 24), [16, 500, 17, 16], range(0)):
+        asked, answers = (
+            int(td[name].offsets().diff()[list(rows)].sum()) for name in ("prompts", "responses")
+        )
+        assert fetched(rows, "prompts") <= besides + cell * asked
+        assert fetched(rows, "input_ids") <= 2 * besides + cell * (asked + answers) + 8 * 513
+
+
+@pytest.mark.parametrize("one_object", [True, False])
+def test_of_payloads_those_of_the_rows_are_fetched(one_object):
+    images = [{"pixels": torch.rand(60, 100) + i} for i in range(4)]
+    rows = [{"pixels": image["pixels"].clone()} for image in images for _ in (0, 1)]
+    rows = [image for image in images for _ in (0, 1)] if one_object else rows
+    td = TensorDict({"mm": NonTensorStack(*rows)}, batch_size=[8])
+    for chosen in ([3, 2, 3], [6]):
+        store = Store(encode(td, elide=True))
+        found = open_wire(store).rows(chosen)["mm"].tolist()
+        assert_same(found, [rows[i] for i in chosen])
+        assert store.fetched < images[0]["pixels"].nbytes + 8000
+        assert (found[0] is found[-1]) == (one_object or len(chosen) == 1)
+
+
+@pytest.mark.parametrize("choose", [slice(2, 5), [3, 1], slice(None)])
+def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
+    rows = 1 << 23
+    batch = open_wire(encode(TensorDict({"x": torch.empty(rows, 0)}, [rows])))
+    chosen = batch if choose == slice(None) else batch.rows(choose)
+    tracemalloc.start()
+    try:
+        assert chosen["x"].shape == (len(chosen), 0)
+        assert decode(chosen.select(["x"]).to_frames())["x"].shape == (len(chosen), 0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# --- what is read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"narrow": True, "elide": True}])
+def test_a_batch_of_two_dims_has_columns_that_are_ragged_after_them(options):
+    rows = [torch.arange(2 * n).view(2, 1, n) for n in (3, 1, 0)]
+
+    def column(rows, offsets):
+        return torch.nested.nested_tensor_from_jagged(
+            torch.cat(rows, dim=2), torch.tensor(offsets), jagged_dim=3
+        )
+
+    td = TensorDict({"x": column(rows, [0, 3, 4, 4]), "y": torch.arange(6).view(3, 2)}, [3, 2])
+    batch = open_wire(encode(td, **options))
+    assert_same(batch.to_tensordict(), td)
+    assert batch.schema["x"].shape == (3, 2, 1, None)
+    assert_same(batch.rows([2, 0])["x"], column([rows[2], rows[0]], [0, 0, 3]))
+    made, wanted = materialize(batch), materialize(td)
+    assert torch.equal(made["x"], wanted["x"])
+    assert made["x"].shape == (3, 2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"), [([2, 3], None), ([2, 5], [2, 3]), ([2, 3, 4], [2, 3])]
+)
+def test_columns_have_the_dims_of_their_batch(sizes, found):
+    payload = np.array([0, 2, 4]).tobytes() + bytes(12)
+    column = jagged(dim=2, shape=[3, 4])
+    frames = message(tensordict(sizes, {"x": column}), payload, groups=[[0, 0, 2, 2, 2]])
+    if found is None:
+        assert_same(open_wire(frames)["x"], decode(frames)["x"])
+        return
+    for read in (lambda f: open_wire(f)["x"], decode):
+        with pytest.raises(WireFormatError, match=re.escape(f"{sizes}")):
+            read(frames)
+
+
+def test_a_column_of_very_many_runs():
+    rows = [torch.arange(5000 * n).view(5000, n) for n in (1, 2, 3)]
+    part = open_wire(encode(TensorDict({"x": stack_or_nest(rows)}, [3]))).rows([2, 0])
+    assert [bits(row) for row in part["x"].unbind()] == [bits(rows[2]), bits(rows[0])]
+
+
+@pytest.mark.parametrize("at", [0, 8])
+def test_complex_cells_at_any_address_that_numpy_allows(at):
+    """torch copies rows of complex128 by instructions that end the process 8 bytes off."""
+    cells = np.arange(250).reshape(10, 25).astype(np.complex128)
+    given = torch.from_numpy(at_odd_address(cells, at).view(np.complex128).reshape(10, 25))[:, 1:6]
+    assert given.data_ptr() % 16 == at
+    assert_same(decode(encode(given)), torch.from_numpy(cells)[:, 1:6])
+
+    batch = TensorDict({"c": stack_or_nest([torch.from_numpy(cells[:n]) for n in (2, 5, 3)])}, [3])
+    opened = open_wire([at_odd_address(frame, at) for frame in encode(batch)])
+    for rows in ([0, 1, 2], [1, 2], [2, 0]):
+        for found in (opened.rows(rows).to_tensordict(), decode(opened.rows(rows).to_frames())):
+            assert_same(found, select_rows(batch, rows))
+
+
+@pytest.mark.parametrize(
+    "options", [{"narrow": True}, {"elide": True}, {"narrow": True, "elide": True}]
+)
+def test_messages_that_share_are_joined_as_they_are(options):
+    batches = [rollouts(seed, prompts) for seed, prompts in ((0, 3), (1, 1), (2, 2))]
+    messages = [encode(td, **options) for td in batches]
+    plain = [encode(td) for td in batches]
+    for chosen in (slice(None), [23, 0, 12, 12, 13, 5], slice(8, 20)):
+        ours, theirs = (concat_rows(m).rows(chosen) for m in (messages, plain))
+        assert_same(ours.to_tensordict(), theirs.to_tensordict())
+        assert_same(decode(ours.to_frames()), theirs.to_tensordict())
+        for name in ours.fields:
+            assert ours.row_lengths(name).tolist() == theirs.row_lengths(name).tolist()
+
+
+def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
+    one, same, other = (
+        TensorDict({"u": UnbatchedTensor(torch.full((5,), i))}, [2]) for i in (1, 1, 2)
+    )
+    assert concat_rows([one, same]).batch_size == (4,)
+    with pytest.raises(ArgumentError, match=r"\['u'\] of batch 1: expected UnbatchedTensor"):
+        concat_rows([one, other])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rectangles_are_written_over_used_memory_with_pads_around_runs(side):
+    td = rollouts(prompts=2)
+    frames = encode(td, elide=True)
+    pads = {"input_ids": 7, "logprobs": -1.0}
+    used = materialize(frames, pad_value_dict=pads)
+    for tensor_ in used.values():
+        tensor_.fill_(3)
+    again = materialize(frames, pad_value_dict=pads, padding_side=side, out=used)
+    for name, wanted in materialize(td, pad_value_dict=pads, padding_side=side).items():
+        assert torch.equal(again[name], wanted), name
+
+
+def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
+    cells = torch.arange(10)
+    opened = open_wire(
+        encode(BatchedDataDict(x=[cells[0:3], cells[3:5], cells[5:10]], r=torch.ones(3)))
+    )
+    assert len(opened) == 3
+    assert opened["r"].tolist() == [1, 1, 1]
+    assert [len(row) for row in opened["x"].tolist()] == [3, 2, 5]
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda b: b.select(["x"]), KeyError, "c0"),
+        (lambda b: b.leaf("x"), KeyError, "'x'"),
+        (lambda b: b.rows([100]), IndexError, "0 to 99, found 100"),
+        (lambda b: b.rows(-101), IndexError, "-101"),
+        (lambda b: b.rows([0.5]), TypeError, "float64"),
+        (lambda b: b.rows("x"), TypeError, "slice"),
+        (lambda b: b.rows(torch.ones(3, dtype=torch.bool)), TypeError, "100 booleans"),
+    ],
+)
+def test_bad_choices(call, error, text):
+    with pytest.raises(error, match=text):
+        call(open_wire(packed()))
+
+
+@pytest.mark.parametrize(
+    "value", [1, {"a": torch.ones(1)}, [TensorDict({}, [1])], TensorDict({}, [])]
+)
+def test_values_that_are_not_batches_cannot_be_opened(value):
+    with pytest.raises(WireFormatError):
+        open_wire(encode(value))
+
+
+def test_sources_that_return_too_little_or_anything_else():
+    with pytest.raises(WireFormatError, match="expected 24 bytes from the source, found 0"):
+        open_wire(lambda offset, size: b"")
+    with pytest.raises(WireFormatError, match="preamble"):
+        open_wire(lambda offset, size: bytes(size))
+    blob = to_blob(packed())[: 24 + 2000]
+    with pytest.raises(WireFormatError, match=r"^\$\.c\d \(bytes "):
+        open_wire(lambda offset, size: blob[offset : offset + size]).to_tensordict()
+
+
+def test_damaged_fields_are_named():
+    td = TensorDict({"a": torch.ones(2), "b": NonTensorData("x", batch_size=[2])}, [2])
+    frames = receive(encode(td))
+    at = frames[0].index(b"float32")
+    frames[0][at : at + 7] = b"float33"
+    with pytest.raises(WireFormatError, match=r"^\$\.a: .*float33"):
+        open_wire(frames)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        # a jagged column without a byte, and 2**40 runs of it
+        message(
+            tensordict([2], {"x": jagged(dim=2, shape=[2**40, 0], offset=0)}),
+            bytes(24),
+            groups=[[0, 0, 2, 0, 0]],
+        ),
+        # one row of 2**40 tokens without a byte
+        message(
+            tensordict([1], {"x": jagged(shape=[2**40, 0], offset=0)}),
+            groups=[[0, 0, 1, 2**40, 2**40]],
+        ),
+        # many columns over the same bytes
+        message(
+            tensordict([2], {f"{i}": tensor(shape=[2, 500]) for i in range(500)}), bytes(1000)
+        ),
+        message(
+            tensordict([2], {f"{i}": tensor("int64", [2, 4000], stored=1) for i in range(500)}),
+            bytes(1000),
+        ),
+        message(
+            tensordict(
+                [2],
+                {f"{i}": node("NON_TENSOR_ROWS", numbers=[0, 24, 0, 0, 976]) for i in range(500)},
+            ),
+            bytes(1000),
+            groups=[[0, 0, 2, 488, 488]],
+        ),
+        message(tensordict([2**40, 0], {})),
+    ],
+)  # fmt: skip
+def test_forged_batches_cost_little(frames):
+    tracemalloc.start()
+    try:
+        open_wire(frames).rows(slice(None, None, -1)).to_tensordict()
+    except WireFormatError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_batches_nest_only_so_deep():
+    part = tensordict([2], {})
+    for _ in range(300):
+        part = tensordict([2], {"x": part})
+    with pytest.raises(WireFormatError, match="levels"):
+        open_wire(message(part))
+
+
+def test_how_no_cells_are_stored_means_nothing():
+    part = tensordict([2], {"x": tensor("float32", [2, 0], stored=99)})
+    for rows in (slice(None), slice(0, 1), [1, 0], []):
+        assert open_wire(message(part)).rows(rows).to_tensordict()["x"].shape[1:] == (0,)
+
+
+def test_errors_in_chosen_rows_name_the_row_of_the_message():
+    inner = row_message(message(map_of({"x": tensor()}), b"\7"))
+    written = forged_rows("a", record("BIG_INT", b""), inner, "b")
+    column = node("NON_TENSOR_ROWS", numbers=[0, 0, written.stored, 0, len(written.data)])
+    frames = message(tensordict([4], {"x": column}), written.payload, groups=[written.group])
+    for rows in ([1], [3, 1], slice(1, 3)):
+        with pytest.raises(WireFormatError) as caught:
+            open_wire(frames).rows(rows).to_tensordict()
+        assert caught.value.path == "$.x[1]"
+    items = open_wire(frames).rows([3, 2, 0]).leaf("x").tolist()
+    assert [items[0], items[1]["x"].tolist(), items[2]] == ["b", [7], "a"]
+
+
+def test_a_nested_tensor_of_other_rows_is_refused():
+    strided = strided_nested(3, 2, 1, (0, 16))
+    payload = int64s(1, 2) + b"abc"
+    frames = message(tensordict([2], {"x": strided}), payload)
+    assert [len(row) for row in open_wire(frames).leaf("x").unbind()] == [1, 2]
+    frames = message(tensordict([3], {"x": strided}), payload)
+    for read in (lambda b: b.to_tensordict(), lambda b: b.rows([2]).to_tensordict()):
+        with pytest.raises(WireFormatError):
+            read(open_wire(frames))
