@@ -63,7 +63,7 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
         ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
         ArgumentTypeError: It is not a column.
     """
-    return _Rows(chosen, pool, operator.is_).of([leaf], path)
+    return _Choice(chosen, pool, operator.is_).of([leaf], path)
 
 
 def join_leaves(
@@ -83,13 +83,13 @@ def join_leaves(
         ArgumentKeyError: Nested batches do not have the same columns.
         ArgumentTypeError: They are not one kind of column.
     """
-    return _Rows(chosen, pool, same).of(leaves, path)
+    return _Choice(chosen, pool, same).of(leaves, path)
 
 
-class _Rows(NamedTuple):
-    """Which rows of columns are wanted; None for all."""
+class _Choice(NamedTuple):
+    """The rows that are wanted of columns, and how columns of batches are compared."""
 
-    chosen: Chosen | None
+    chosen: Chosen | None  # None: all
     pool: RowSplitsPool
     same: Callable[[Any, Any], bool]
 
