@@ -20,7 +20,7 @@ from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
-from jagcodec.wire.frames import blob_end, buffer_bytes, is_blob
+from jagcodec.wire.frames import Reading, blob_end, buffer_bytes, is_blob
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import Leaf, leaf_of
 from jagcodec.wire.message import Message, open_message
@@ -61,7 +61,7 @@ class OpenMessage(NamedTuple):
 
 def open_source(source: Any, path: str) -> OpenMessage:
     """Open a message of any value, and compare its checksums, if it has any."""
-    message = open_message(source, path, by_range=True)
+    message = open_message(source, path, Reading(by_range=True))
     arrays: Any = message.frames
     header = message.header
     total, behind = sum(map(len, arrays)), 0

@@ -216,7 +216,10 @@ def padded_columns(
     Returns:
         None if a column is not plain, or not sound: then its reader reports that.
     """
-    frames, numbers = message.payload.frames, message.numbers
+    frames, numbers = message.arrays, message.numbers
+    for node in keys.values():
+        if node.kind is not _JAGGED and node.kind is not _TENSOR:
+            return None
     if frames is None or not rows:
         return None
     columns: dict[str, Any] = {}

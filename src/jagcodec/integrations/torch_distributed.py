@@ -33,6 +33,7 @@ from jagcodec.memory.blocks import new_block
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.decoder import build
 from jagcodec.wire.encoder import encode
+from jagcodec.wire.frames import Reading
 from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.message import Message, open_message
 
@@ -296,9 +297,8 @@ class _Exchange(NamedTuple):
 
     def _opened(self, blob: torch.Tensor, limits: Limits) -> Message:
         device = usable_device(self.device, f"{self.where}(device)")
-        return open_message(
-            blob.numpy(), "message", limits, device=device, allow_pickle=self.allow_pickle
-        )
+        how = Reading(limits, None, device, self.allow_pickle)
+        return open_message(blob.numpy(), "message", how)
 
     def _room(self, place: int, size: int, limits: Limits) -> torch.Tensor:
         """Memory for a message to be received."""

@@ -7,14 +7,14 @@ from typing import Any, Unpack
 
 import torch
 
-from jagcodec._arguments import usable_device
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Buffer, StrPath
 from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, noted_file, read_file, write_file
 from jagcodec.wire.frames import blob_pieces, frame_arrays, is_blob
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.limits import Limits
+from jagcodec.wire.message import reading
 from jagcodec.wire.spec import MAGIC
 
 
@@ -118,10 +118,9 @@ def load(
     Example:
         See `dump`.
     """
-    target = usable_device(device, "load(device)")
     where = "load(path)"
+    how = reading("load", limits, None, device, allow_pickle)
     name = file_path(path, where, "decode accepts a message in memory")
-    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "load(limits)")
     with noted_file(name):
-        data = read_file(name, where, taken, mmap=mmap)
-        return decode(data, device=target, allow_pickle=allow_pickle, limits=taken)
+        data = read_file(name, where, how.limits, mmap=mmap)
+        return decode(data, device=how.device, allow_pickle=allow_pickle, limits=how.limits)

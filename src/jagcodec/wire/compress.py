@@ -18,14 +18,7 @@ import torch
 from jagcodec.errors import ArgumentError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, address, borrowed
 from jagcodec.wire.checks import fail
-from jagcodec.wire.frames import (
-    Fetch,
-    FramePayload,
-    Payload,
-    PendingMessage,
-    blob_end,
-    written,
-)
+from jagcodec.wire.frames import PendingMessage, blob_end, written
 from jagcodec.wire.header import Header, is_accepted, with_stored_sizes
 from jagcodec.wire.spec import MAX_WINDOW
 
@@ -98,76 +91,65 @@ def _in_threads(work: Callable[[int], T], sizes: Mapping[int, int]) -> dict[int,
 # --- reading -----------------------------------------------------------------------------------
 
 
-def opened_payload(
-    header: Header, frames: Sequence[Any], copy: bool | None, *, by_range: bool = False
-) -> Payload:
-    """The buffers of a message in memory; `by_range` decompresses each frame at its first use."""
-    if not header.compressed:
-        return FramePayload(frames, copy, by_range=by_range)
-    if not by_range:
-        return FramePayload(opened_frames(header, frames), copy)
-    fetch = lambda buffer, offset, size: frames[buffer][offset : offset + size]  # noqa: E731
-    return opened_ranges(header, fetch, copy)
+def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> Sequence[Any]:
+    """The buffers of a message, of which some are compressed, as `Buffers` has them.
 
-
-def opened_frames(header: Header, frames: Sequence[Any]) -> list[Any]:
-    """The frames of a message before they were compressed. What is decompressed is new memory."""
+    What is decompressed is new memory; `lazily` decompresses each at its first use.
+    """
     zstandard()
-    sizes = {i: size for i, size in enumerate(header.sizes) if header.stored[i] < size}
-    found = _in_threads(lambda i: _decompressed(frames[i], sizes[i], i), sizes)
-    # These bytes are referred to by nothing else, so they may be written to.
-    owned = {i: borrowed(address(data), len(data), data) for i, data in found.items()}
-    return [owned.get(i, frame) for i, frame in enumerate(frames)]
+    stored, sizes = header.stored, header.sizes
+    apart: dict[int, Any] = {
+        i: Compressed(buffers[i], stored[i], size, i)
+        for i, size in enumerate(sizes)
+        if stored[i] < size
+    }
+    if not lazily:
+        found = _in_threads(lambda i: apart[i].whole(), {i: sizes[i] for i in apart})
+        # These bytes are referred to by nothing else, so they may be written to.
+        apart = {i: borrowed(address(data), len(data), data) for i, data in found.items()}
+    return [apart.get(i, buffer) for i, buffer in enumerate(buffers)]
 
 
-def opened_ranges(header: Header, fetch: Fetch, copy: bool | None) -> Payload:
-    """As `opened_payload`, of buffers that are fetched: a compressed frame is fetched whole."""
-    return _CompressedPayload(header, fetch, copy) if header.compressed else Payload(fetch, copy)
+class Compressed:
+    """Ranges of a compressed frame, which is decompressed once, whole, at its first use: read-only.
 
+    Attributes:
+        size: Its bytes before it was compressed.
+    """
 
-def prepare(payload: Payload, buffers: Iterable[int]) -> None:
-    """Decompress buffers in several threads; an error is left to the reader of its column."""
-    if isinstance(payload, _CompressedPayload):
-        with suppress(WireFormatError):
-            payload.prepare(buffers)
+    __slots__ = ("_data", "_index", "_known", "_stored", "size")
 
+    def __init__(self, data: Any, stored: int, size: int, index: int) -> None:
+        """Of `stored` bytes, which `data` has, or gives as ``data(0, stored)``."""
+        self._data = data
+        self._stored = stored
+        self.size: int = size
+        self._index = index
+        self._known: ByteArray | None = None
 
-class _CompressedPayload(Payload):
-    """Ranges of frames, each decompressed once, whole, when it is first asked for: read-only."""
+    def __call__(self, offset: int, size: int) -> ByteArray:
+        return self.whole()[offset : offset + size]
 
-    def __init__(self, header: Header, fetch: Fetch, copy: bool | None) -> None:
-        zstandard()
-        super().__init__(fetch, copy)
-        self._sizes = header.sizes
-        self._stored = header.stored
-        self._known: dict[int, ByteArray] = {}
-
-    def prepare(self, buffers: Iterable[int]) -> None:
-        """Decompress frames now."""
-        sizes = self._sizes
-        held = [i for i in buffers if i < len(sizes)]  # an empty column needs no frame
-        _in_threads(self._whole, {i: sizes[i] for i in held if self._stored[i] < sizes[i]})
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        if not size or self._stored[buffer] == self._sizes[buffer]:
-            return super().read(buffer, offset, size)
-        return self._whole(buffer)[offset : offset + size]
-
-    def _whole(self, buffer: int) -> ByteArray:
-        known = self._known.get(buffer)
+    def whole(self) -> ByteArray:
+        """All of it."""
+        known = self._known
         if known is None:
             # Two threads may both come here: without a lock, none is held while a process forks.
-            data = self._fetch(buffer, 0, self._stored[buffer])
-            found = _decompressed(data, self._sizes[buffer], buffer)
-            known = self._known.setdefault(buffer, found)
+            data = self._data(0, self._stored) if callable(self._data) else self._data
+            known = self._known = _decompressed(data, self.size, self._index)
         return known
 
 
-def _decompressed(data: Any, size: int, index: int) -> ByteArray:
+def prepare(buffers: Iterable[Any]) -> None:
+    """Decompress buffers in several threads; an error is left to the reader of its column."""
+    apart = [buffer for buffer in buffers if isinstance(buffer, Compressed)]
+    with suppress(WireFormatError):
+        _in_threads(lambda i: apart[i].whole(), {i: one.size for i, one in enumerate(apart)})
+
+
+def _decompressed(data: ByteArray, size: int, index: int) -> ByteArray:
     """A frame of `size` bytes in new memory, read-only, from what is stored of it."""
     path = f"frame {index + 1}"
-    if type(data) is not np.ndarray:
-        raise fail("bad_value", "expected bytes on the host, found a frame on a device", path=path)
     zstd = zstandard()
     # A copy: what was checked must not change with the message's memory.
     stored = data.tobytes()

@@ -23,10 +23,9 @@ from tensordict import (
     is_tensorclass,
 )
 
-from jagcodec._arguments import usable_device
 from jagcodec.errors import JagcodecError, WireFormatError, brief
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import IntArray, as_bytes
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import strided_nested
 from jagcodec.ragged.non_tensor import (
@@ -40,8 +39,8 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
-from jagcodec.wire.frames import FramePayload, Payload
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.leaf import cell_range
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Budget,
@@ -50,6 +49,7 @@ from jagcodec.wire.message import (
     joined_rows,
     open_message,
     open_row,
+    reading,
 )
 from jagcodec.wire.records import dict_of, revived
 from jagcodec.wire.registry import restore
@@ -122,10 +122,8 @@ def decode(
     `register_stdlib_types`, the enums and named tuples that are imported already. Safe to call from
     several threads at once.
     """
-    target = None if device is None else usable_device(device, "decode(device)")
-    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "decode(limits)")
-    options: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
-    message = open_message(frames, "decode(frames)", taken, **options)
+    how = reading("decode", limits, copy, device, allow_pickle)
+    message = open_message(frames, "decode(frames)", how)
     return build(message, message.header.schema.root)
 
 
@@ -197,7 +195,7 @@ def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
     size = math.prod(shape) * dtype.itemsize
     alignment = math.gcd(dtype.alignment, 16)
     buffer, offset = message.numbers[node.number : node.number + 2]
-    data = message.payload.bytes_at(buffer, offset, size, alignment)
+    data = message.bytes_at(buffer, offset, size, alignment)
     array: AnyArray = np.ndarray(shape, dtype=dtype, buffer=data)
     numpy_dtypes.check_text(array)
     return array
@@ -361,14 +359,15 @@ def objects(
     leaf = message.leaf(node)
     if leaf.runs:
         return _shared_objects(message, node, budget, chosen)
-    place = leaf.place[:2]
     host = message.splits(leaf).host
-    read = _messages if leaf.blobs else _documents
     items: list[Any] = []
     for rows in joined_rows(range(len(host) - 1) if chosen is None else chosen.index):
         if rows:
-            bounds = host[rows.start : rows.stop + 1]
-            items += read(message, budget, message.payload, place, bounds, rows.start)
+            first, last = int(host[rows.start]), int(host[rows.stop])
+            data = cell_range(message, leaf.place, first, last, keep=leaf.blobs)
+            bounds = host[rows.start : rows.stop + 1] - first
+            read = _messages if leaf.blobs else _documents
+            items += read(message, budget, data, bounds, rows.start)
     return items
 
 
@@ -382,10 +381,8 @@ def _shared_objects(
     # Of rows that are one object, one is made; of others it counts what all of them come to.
     budget.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
     data = as_bytes(values_of(view))
-    payload = FramePayload([data], copy=False)
-    bounds = view.row_splits.host
     read = _messages if leaf.blobs else _documents
-    items = read(message, budget, payload, (0, 0), bounds, 0) if len(data) else []
+    items = read(message, budget, data, view.row_splits.host, 0)
     return items if index is None else [items[k] for k in index.tolist()]
 
 
@@ -406,7 +403,7 @@ def raw_documents(
     if leaf.runs or leaf.blobs:
         return objects(message, node, budget, chosen)
     splits = message.splits(leaf)
-    data = message.payload.read(*leaf.place[:2], splits.total).tobytes()
+    data = message.read(*leaf.place[:2], splits.total).tobytes()
     rows = slice(None) if chosen is None else chosen.at
     starts, ends = splits.host[:-1][rows].tolist(), splits.host[1:][rows].tolist()
     items = [data[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -414,20 +411,12 @@ def raw_documents(
 
 
 def _documents(
-    message: Message,
-    budget: Budget,
-    payload: Payload,
-    place: tuple[int, int],
-    bounds: IntArray,
-    row: int,
+    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, row: int
 ) -> list[Any]:
     """The objects between these bounds, of rows next to each other, the first of which is `row`."""
-    buffer, offset = place
-    first = int(bounds[0])
-    data = payload.read(buffer, offset + first, int(bounds[-1]) - first)
     # Copied: what was checked must not change with the message's memory.
     raw = data.tobytes()
-    items = documents.unpack_rows(raw, (bounds[1:] - first).tolist(), row)
+    items = documents.unpack_rows(raw, bounds[1:].tolist(), row)
     if documents.may_hold_records(raw):
         for i, item in enumerate(items):
             try:
@@ -440,19 +429,13 @@ def _documents(
 
 
 def _messages(
-    message: Message,
-    budget: Budget,
-    payload: Payload,
-    place: tuple[int, int],
-    bounds: IntArray,
-    row: int,
+    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, row: int
 ) -> list[Any]:
     """As `_documents`, of rows each of which is a message of its own."""
-    buffer, offset = place
     items = []
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         try:
-            inner = open_row(payload.bytes_at(buffer, offset + start, end - start, 1), message)
+            inner = open_row(data[start:end], message)
             budget.count_objects(inner)
             budget.enter(inner)
             items.append(build(inner, inner.header.schema.root, budget))
@@ -490,7 +473,7 @@ _BUILDERS: dict[Kind, Callable[[Message, Node, Budget], Any]] = {
         zip(node.fields[0], _children(message, node, budget), strict=True)
     ),
     Kind.DICT: _dict,
-    Kind.BYTES: lambda message, node, budget: message.payload.read(
+    Kind.BYTES: lambda message, node, budget: message.read(
         *message.numbers[node.number : node.number + 3]
     ).tobytes(),
     Kind.ARRAY: _array,

@@ -201,8 +201,8 @@ def pending(
         lowering.values.append(meta_document(meta, allow_pickle, default))
     lowered = lowering.finished(tree)
     copies = HostCopies()
-    if lowering.on_devices or lowering.off_devices:
-        copies.fetch([*lowering.on_devices, *lowering.off_devices])
+    if lowering.on_devices:
+        copies.fetch(lowering.on_devices)
         lowered = lowered._replace(items=_compacted(lowered.items, copies))
     narrows = bool(narrow)
     message = Placing(copies).message(lowered, narrows=narrows, elides=elide)

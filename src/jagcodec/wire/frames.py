@@ -19,6 +19,7 @@ from jagcodec.memory.blocks import allocate_together, new_block
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import ByteArray, address, are_apart, borrowed
 from jagcodec.wire.checks import fail
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
 from jagcodec.wire.spec import BLOB_MAGIC, VERSION
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -272,82 +273,81 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 
 # --- where bytes come from ---------------------------------------------------------------------
 
-Fetch: TypeAlias = Callable[[int, int, int], ByteArray]
-"""(buffer, offset, size) -> those bytes, aliased or new."""
 
+class Reading(NamedTuple):
+    """How a message is read.
 
-class Payload:
-    """The buffers of a message, of which ranges are fetched as they are asked for.
-
-    The header vouches for every place that is asked for. A read-only range is copied by itself.
+    Attributes:
+        limits: Bounds for it.
+        copy: As for `decode`.
+        device: Where tensors go; None leaves them where their cells are.
+        allow_pickle: Whether pickled objects are unpickled.
+        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
+        verify: Whether checksums of frames are compared.
     """
 
-    in_memory: bool = False
-    """Whether whole buffers can be read without a cost."""
-
-    def __init__(self, fetch: Fetch, copy: bool | None) -> None:
-        self._fetch = fetch
-        self._copy = copy
-
-    @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers as arrays; None if they are not in memory."""
-        return None
-
-    def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        """Bytes, flat, aligned and safe to write to."""
-        return _usable(self.read(buffer, offset, size), self._copy, alignment)
-
-    def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        """Bytes as they came, only to be read."""
-        return self._fetch(buffer, offset, size) if size else _NOTHING
+    limits: Limits = DEFAULT_LIMITS
+    copy: bool | None = None
+    device: torch.device | None = None
+    allow_pickle: bool = False
+    by_range: bool = False
+    verify: bool = True
 
 
-class FramePayload(Payload):
-    """Frames in memory.
+class Buffers:
+    """The buffers of a message, of which ranges are read as they are asked for.
 
-    A read-only frame is copied at the first value in it, once for all of them; with `by_range`
-    each value is copied by itself, because few of them may be asked for.
+    The header vouches for every place that is asked for. A read-only array is copied at the first
+    value in it, once for all of them; of a message that is read by range each value is copied by
+    itself, because few of them may be asked for.
+
+    Attributes:
+        buffers: Each is an array; or, of a buffer that is not in memory, a function
+            ``(offset, size) -> bytes``.
+        reading: How the message is read.
+        in_memory: Whether whole buffers can be read without a cost.
     """
 
-    in_memory = True
+    __slots__ = ("_owned", "buffers", "in_memory", "reading")
 
-    def __init__(
-        self, frames: Sequence[ByteArray], copy: bool | None, *, by_range: bool = False
-    ) -> None:
-        self._frames = frames
-        self._copy = copy
-        self._by_range = by_range
+    def __init__(self, buffers: Sequence[Any], reading: Reading, in_memory: bool) -> None:
+        self.buffers: Sequence[Any] = buffers
+        self.reading: Reading = reading
+        self.in_memory: bool = in_memory
         # Memory that may be kept.
         self._owned: dict[int, ByteArray] = {}
 
     @property
-    def frames(self) -> Sequence[ByteArray]:
-        return self._frames
+    def arrays(self) -> Sequence[ByteArray] | None:
+        """The buffers as arrays; None if they are not all in memory."""
+        return self.buffers if self.in_memory else None
 
     def bytes_at(self, buffer: int, offset: int, size: int, alignment: int) -> Any:
-        known = self._owned.get(buffer)
-        if known is None:
-            if buffer >= len(self._frames):
+        """Bytes, flat, aligned and safe to write to."""
+        data = self._owned.get(buffer)
+        if data is None:
+            if buffer >= len(self.buffers):
                 return _NOTHING  # an empty value needs no buffer
-            frame = self._frames[buffer]
+            data = self.buffers[buffer]
             if size == 0:
                 return _NOTHING
-            if self._copy is not None or not frame.flags.writeable:
-                if self._by_range:
-                    return _usable(frame[offset : offset + size], self._copy, alignment)
-                frame = writable(frame, self._copy)
-            known = self._owned[buffer] = frame
-        data = known[offset : offset + size]
+            whole, copy = type(data) is np.ndarray, self.reading.copy
+            if whole and copy is None and data.flags.writeable:
+                self._owned[buffer] = data
+            elif self.reading.by_range or not whole:
+                data, offset = writable(self.read(buffer, offset, size), copy), 0
+            else:
+                data = self._owned[buffer] = writable(data, copy)
+        data = data[offset : offset + size]
         return copied(data) if alignment > 1 and address(data) % alignment else data
 
     def read(self, buffer: int, offset: int, size: int) -> ByteArray:
-        return self._frames[buffer][offset : offset + size] if size else _NOTHING
-
-
-def _usable(data: ByteArray, copy: bool | None, alignment: int) -> ByteArray:
-    data = writable(data, copy)
-    return copied(data) if alignment > 1 and address(data) % alignment else data
+        """Bytes as they came, only to be read."""
+        if not size:
+            return _NOTHING
+        found = self.buffers[buffer]
+        data: ByteArray = found(offset, size) if callable(found) else found[offset : offset + size]
+        return data
 
 
 def writable(data: ByteArray, copy: bool | None) -> ByteArray:

@@ -25,10 +25,7 @@ from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
 from jagcodec.wire.schema import (
     Group,
-    Places,
     Schema,
-    check_at_sight,
-    check_groups,
     check_numbers,
     keep,
     read_schema,
@@ -52,7 +49,6 @@ class Header(NamedTuple):
         total: Bytes of the header and of the frames as they are sent.
         checksums: The CRC-32 of each of them, or None.
         objects: How many objects it asks for, as `Limits` count them.
-        limits: The bounds of its reader.
     """
 
     schema: Schema
@@ -67,7 +63,6 @@ class Header(NamedTuple):
     total: int
     checksums: list[int] | None
     objects: int
-    limits: Limits
 
     @property
     def compressed(self) -> bool:
@@ -202,7 +197,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
             f"expected {first + 2} numbers or more, found {len(numbers)}",
             path="header",
         )
-    if min(numbers) < 0:
+    if not packed_numbers[7::8].isascii():  # their high bytes, with the signs
         raise fail(
             "bad_header", f"expected no negative number, found {min(numbers)}", path="header"
         )
@@ -238,22 +233,15 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     if stored is not sizes:
         _check_stored(stored, sizes, in_row=in_row)
         total = size + sum(stored)
-    places = Places(sizes, in_row=in_row)
-    left = check_at_sight(schema, numbers, sizes)
-    if left is None:
-        check_groups(groups, places)
-        check_numbers(schema, schema.nodes, numbers, groups, places)
-    else:
-        places.left, places.expanded = left
-        check_numbers(schema, schema.others, numbers, groups, places)
-    beyond = places.expanded - EXPANSION * total
+    expanded, asked = check_numbers(schema, numbers, groups, sizes, in_row=in_row)
+    beyond = expanded - EXPANSION * total
     if stored is not sizes:
         beyond += payload
         _check_rectangles(schema, numbers, groups, total, limits)
     if beyond > limits.expanded:
         what = f"bytes of values and frames beyond {EXPANSION} for each byte of the message"
         raise exceeded("expanded", limits.expanded, beyond, what, "header")
-    objects = schema.size + len(groups) + len(sizes) + places.objects
+    objects = schema.size + len(groups) + count + asked
     if objects > limits.objects:
         raise exceeded("objects", limits.objects, objects, "objects", "header")
     values: list[Any] = []
@@ -269,10 +257,9 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
                 path="header",
             )
     frames = checksums[1:] or None
-    return Header(
-        *(schema, numbers, values, packed_numbers, packed_values, records, groups, sizes, stored),
-        *(total, frames, objects, limits),
-    )
+    packed = packed_numbers, packed_values
+    parts = schema, numbers, values, *packed, records, groups, sizes, stored, total, frames, objects
+    return Header(*parts)
 
 
 def _check_rectangles(

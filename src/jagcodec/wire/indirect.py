@@ -6,7 +6,7 @@ so that rows which share cells share them until a rectangle or a tensor is made.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,29 +16,29 @@ from jagcodec.ragged.row_index import joined_ranges
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.checks import expect, fail
-from jagcodec.wire.frames import Payload
+from jagcodec.wire.frames import Buffers
 from jagcodec.wire.header import Header
 from jagcodec.wire.leaf import MOST_RANGES, CellPlace, Leaf, cell_range
 from jagcodec.wire.schema import stored_size
 from jagcodec.wire.spec import NO_INDEX, PLAIN, RUN_NUMBERS
 
 
-class Source(Protocol):
-    """The open message of a column.
+class Source(Buffers):
+    """What this needs of an open message.
 
     Attributes:
         header: The checked header.
-        payload: Its buffers.
         widened: Cells that were stored narrow, as wide as their dtype.
     """
 
+    __slots__ = ("header", "widened")
+
     header: Header
-    payload: Payload
     widened: dict[CellPlace, ByteArray]
 
-    def row_splits(self, group: int, /) -> RowSplits:
+    def row_splits(self, group: int) -> RowSplits:
         """The rows of a ragged group."""
-        ...
+        raise NotImplementedError
 
 
 class RunNumbers(NamedTuple):
@@ -57,7 +57,7 @@ class RunNumbers(NamedTuple):
 def runs_at(source: Source, leaf: Leaf) -> list[RunNumbers]:
     """The table at the place of an indirect column."""
     size = 8 * len(RUN_NUMBERS) * leaf.runs
-    data = source.payload.read(leaf.place.buffer, leaf.place.offset, size)
+    data = source.read(leaf.place.buffer, leaf.place.offset, size)
     # A copy: what was checked must not change with the message's memory.
     numbers = np.frombuffer(bytes(data), dtype=np.int64).reshape(leaf.runs, len(RUN_NUMBERS))
     return [RunNumbers(*run) for run in numbers.tolist()]
@@ -130,7 +130,7 @@ def _starts(source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> I
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
         place = _place(source, run[5:8], splits.rows, "int64")
-        data = cell_range(source.payload, place, 0, splits.rows, keep=False)
+        data = cell_range(source, place, 0, splits.rows, keep=False)
         # A copy: what was checked must not change with the message's memory.
         starts = np.frombuffer(data.tobytes() if place.stored == PLAIN else data, dtype=np.int64)
     inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
@@ -165,7 +165,7 @@ def _read(source: Source, place: CellPlace) -> ByteArray:
         return np.empty(0, dtype=np.uint8)
     known = source.widened.get(place)
     if known is None:
-        known = cell_range(source.payload, place, 0, place.cells, keep=False)
+        known = cell_range(source, place, 0, place.cells, keep=False)
         if place.stored != PLAIN:
             source.widened[place] = known
     return known
@@ -184,7 +184,7 @@ def _ranges(
         return _read(source, place), starts
     each = place.cells // cells
     data = [
-        cell_range(source.payload, place, each * a, each * b, keep=False)
+        cell_range(source, place, each * a, each * b, keep=False)
         for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
     ]
     moved = np.zeros_like(starts)

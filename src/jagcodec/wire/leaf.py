@@ -10,7 +10,7 @@ import torch
 
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.dtypes import torch_dtype
-from jagcodec.wire.frames import Payload
+from jagcodec.wire.frames import Buffers
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.schema import DOCUMENT_ROWS, LEAVES, Node, runs_of
 from jagcodec.wire.spec import BITS, BLOBS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
@@ -93,7 +93,7 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
 
 
 def cell_range(
-    payload: Payload, place: CellPlace, start: int, end: int, *, keep: bool
+    buffers: Buffers, place: CellPlace, start: int, end: int, *, keep: bool
 ) -> ByteArray:
     """The bytes of cells `start` to `end` of a place whose bounds were checked.
 
@@ -104,14 +104,14 @@ def cell_range(
     if stored == PLAIN or start == end:
         at, length = offset + start * size, (end - start) * size
         place_of = (buffer, at, length)
-        plain: ByteArray = payload.bytes_at(*place_of, size) if keep else payload.read(*place_of)
+        plain: ByteArray = buffers.bytes_at(*place_of, size) if keep else buffers.read(*place_of)
         return plain
     if stored == BITS:
         # Bits are read by the byte, and those before the first cell thrown away.
         first = start // 8
-        data = payload.read(buffer, offset + first, (end + 7) // 8 - first)
+        data = buffers.read(buffer, offset + first, (end + 7) // 8 - first)
         cells = widened(data, stored, name, end - 8 * first)
         return cells[(start - 8 * first) * size :]
     width, _ = STORED_WIDTHS[stored]
-    data = payload.read(buffer, offset + start * width, (end - start) * width)
+    data = buffers.read(buffer, offset + start * width, (end - start) * width)
     return widened(data, stored, name, end - start)

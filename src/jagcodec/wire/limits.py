@@ -82,6 +82,8 @@ def exceeded(limit: str, most: int, found: int, what: str, path: str = "$") -> W
 
 def usable_limits(limits: object, path: str) -> Limits:
     """A caller's limits."""
+    if limits is None:
+        return DEFAULT_LIMITS
     if not isinstance(limits, Limits):
         found = type(limits).__name__
         raise ArgumentTypeError("bad_type", path, f"expected Limits or None, found {found}")

@@ -92,9 +92,8 @@ class Lowering:
         self.items: list[Any] = []
         self.values: list[Any] = []
         self.unbacked: list[tuple[str, int]] = []
-        # Tensors on devices: cells, which may stay there, and what has to come to the host.
+        # Tensors on devices, whose cells are fetched.
         self.on_devices: list[torch.Tensor] = []
-        self.off_devices: list[torch.Tensor] = []
 
     def finished(self, tree: Tree) -> Lowered:
         """All that was lowered, ready to be placed; a value that is one document has no `tree`."""
@@ -363,8 +362,7 @@ class Lowering:
             holes = () if parts.lengths is None else (parts.lengths,)
             if not parts.values.is_cpu:
                 # Tensors with holes are compacted on their device: only rows leave it.
-                self.on_devices += () if holes else (parts.values,)
-                self.off_devices += (parts.offsets, *holes)
+                self.on_devices += (parts.offsets, *(holes or (parts.values,)))
             return self._jagged(parts, parts.values, parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
             raise self._refusal(tensor)
@@ -434,7 +432,7 @@ class Lowering:
         name = self._torch_dtype(tensor)
         components = tensor.detach().unbind() if tensor.size(0) else ()
         if components and not components[0].is_cpu:
-            self.off_devices += components
+            self.on_devices += components
         rank = components[0].dim() if components else 0
         shapes = [component.shape for component in components]
         # Without dims a component has a 1 for its one cell: every component has bytes.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jagcodec._arguments import usable_device
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.memory import aligned
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, from_bytes
@@ -20,11 +21,12 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, bad, inside
-from jagcodec.wire.compress import opened_payload, opened_ranges
+from jagcodec.wire.compress import opened_buffers
 from jagcodec.wire.dtypes import DTYPES, NAMED_ARRAYS, unknown_dtype
 from jagcodec.wire.frames import (
     PREAMBLE,
-    Payload,
+    Buffers,
+    Reading,
     blob_end,
     buffer_bytes,
     frame_arrays,
@@ -35,15 +37,14 @@ from jagcodec.wire.frames import (
     starts_of,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
-from jagcodec.wire.indirect import view_of_runs
+from jagcodec.wire.indirect import Source, view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
-    CellPlace,
     Leaf,
     cell_range,
     leaf_of,
 )
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded
+from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, exceeded, usable_limits
 from jagcodec.wire.narrow import widened
 from jagcodec.wire.records import revived
 from jagcodec.wire.schema import Node, stored_size
@@ -52,29 +53,30 @@ from jagcodec.wire.spec import EXPANSION, INDIRECT, PLAIN, Kind
 # --- opening -----------------------------------------------------------------------------------
 
 
-def open_message(
-    source: Any,
+def reading(
     where: str,
-    limits: Limits = DEFAULT_LIMITS,
-    *,
-    copy: bool | None = None,
+    limits: Any,
+    copy: bool | None,
+    device: Any,
+    allow_pickle: bool,
     by_range: bool = False,
     verify: bool = True,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-) -> Message:
+) -> Reading:
+    """The options of a caller, checked."""
+    if limits is not None or device is not None:
+        limits = usable_limits(limits, f"{where}(limits)")
+        device = usable_device(device, f"{where}(device)")
+    return Reading(limits or DEFAULT_LIMITS, copy, device, allow_pickle, by_range, verify)
+
+
+def open_message(source: Any, where: str, reading: Reading) -> Message:
     """Open frames or a blob.
 
     Args:
         source: The frames, header first, or one buffer. Bytes after the end of a blob are not
             read.
         where: The argument of the caller's that it is.
-        limits: Bounds for the message.
-        copy: As for `decode`.
-        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
-        verify: Whether checksums of frames are compared.
-        device: As for `decode`.
-        allow_pickle: As for `decode`.
+        reading: How.
 
     Raises:
         ArgumentTypeError: `source` is neither a buffer nor a list of them.
@@ -83,49 +85,27 @@ def open_message(
     """
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
-        header, frames = _split(frames[0], limits)
+        header, frames = _split(frames[0], reading.limits)
     else:
-        header = read_header(frames[0].data, limits)
-    return open_frames(
-        header,
-        frames,
-        copy=copy,
-        by_range=by_range,
-        verify=verify,
-        device=device,
-        allow_pickle=allow_pickle,
-    )
+        header = read_header(frames[0].data, reading.limits)
+    return open_frames(header, frames, reading)
 
 
-def open_frames(
-    header: Header,
-    frames: Sequence[Any],
-    *,
-    copy: bool | None = None,
-    by_range: bool = False,
-    verify: bool = True,
-    device: torch.device | None = None,
-    allow_pickle: bool = False,
-) -> Message:
+def open_frames(header: Header, frames: Sequence[Any], reading: Reading) -> Message:
     """As `open_message`, of a header that was read and the frames, header first."""
-    buffers = frames[1:]
+    buffers: Sequence[Any] = frames[1:]
     sizes = [frame.nbytes for frame in buffers]
     if sizes != header.stored:
         check_sizes(header, sizes)
-    if verify and header.checksums is not None:
+    if reading.verify and header.checksums is not None:
         check_frames(buffers, header.checksums)
-    payload = opened_payload(header, buffers, copy, by_range=by_range)
-    return Message(header, payload, device, allow_pickle, frames)
+    if not header.compressed:
+        return Message(header, buffers, reading, frames)
+    buffers = opened_buffers(header, buffers, lazily=reading.by_range)
+    return Message(header, buffers, reading, frames, in_memory=not reading.by_range)
 
 
-def open_store(
-    source: Callable[[int, int], Any],
-    limits: Limits,
-    *,
-    copy: bool | None,
-    device: torch.device | None,
-    allow_pickle: bool,
-) -> Message:
+def open_store(source: Callable[[int, int], Any], reading: Reading) -> Message:
     """As `open_message`, of a blob that is read by ranges, ``(offset, size) -> buffer``."""
 
     def get(offset: int, size: int) -> ByteArray:
@@ -139,13 +119,16 @@ def open_store(
         return data
 
     size = read_preamble(get(0, PREAMBLE.size))
-    if size > limits.header:
-        raise exceeded("header", limits.header, size, "bytes", "preamble")
-    header = read_header(get(PREAMBLE.size, size).data, limits)
-    starts = starts_of(size, header.stored)
-    fetch = lambda buffer, offset, size: get(starts[buffer] + offset, size)  # noqa: E731
-    payload = opened_ranges(header, fetch, copy)
-    return Message(header, payload, device, allow_pickle, None)
+    if size > reading.limits.header:
+        raise exceeded("header", reading.limits.header, size, "bytes", "preamble")
+    header = read_header(get(PREAMBLE.size, size).data, reading.limits)
+    buffers: Sequence[Any] = [
+        lambda offset, size, start=start: get(start + offset, size)
+        for start in starts_of(size, header.stored)[:-1]
+    ]
+    if header.compressed:
+        buffers = opened_buffers(header, buffers, lazily=True)
+    return Message(header, buffers, reading, None, in_memory=False)
 
 
 def open_row(blob: ByteArray, outer: Message) -> Message:
@@ -156,8 +139,8 @@ def open_row(blob: ByteArray, outer: Message) -> Message:
     end = blob_end(len(frames[0]), header.sizes)
     if len(blob) != aligned(end) or blob[end:].any():
         raise bad("a message, and zeros up to a multiple of 64", "other bytes after it")
-    options: Any = {"device": outer.device, "allow_pickle": outer.allow_pickle}
-    return open_frames(header, frames, copy=False, **options)
+    reading = Reading(outer.limits, False, outer.device, outer.allow_pickle)
+    return open_frames(header, frames, reading)
 
 
 def _split(
@@ -302,18 +285,15 @@ class ChosenRows:
         return known[:2]
 
 
-class Message:
-    """An open message: its checked header, and a way to its buffers. It may be shared by threads.
+class Message(Source):
+    """An open message: its checked header and its buffers. It may be shared by threads.
 
     Attributes:
-        header: The checked header.
         limits: The bounds of its reader.
         numbers: Those of the header.
-        payload: Its buffers.
         device: Where tensors go; None leaves them where their cells are.
         allow_pickle: Whether pickled objects are unpickled.
         frames: All frames as they came, header first; None where they are fetched by ranges.
-        widened: Cells of indirect columns that were stored narrow.
     """
 
     __slots__ = (
@@ -323,33 +303,31 @@ class Message:
         "allow_pickle",
         "device",
         "frames",
-        "header",
         "limits",
         "numbers",
-        "payload",
-        "widened",
     )
 
     def __init__(
         self,
         header: Header,
-        payload: Payload,
-        device: torch.device | None,
-        allow_pickle: bool,
+        buffers: Sequence[Any],
+        reading: Reading,
         frames: Sequence[Any] | None,
+        in_memory: bool = True,
     ) -> None:
         """Use `open_message`."""
-        self.header: Header = header
-        self.limits: Limits = header.limits
+        Buffers.__init__(self, buffers, reading, in_memory)
+        self.header = header
         self.numbers: list[int] = header.numbers
-        self.payload: Payload = payload
-        self.device: torch.device | None = device
-        self.allow_pickle: bool = allow_pickle
+        self.limits: Limits
+        self.device: torch.device | None
+        self.allow_pickle: bool
+        self.limits, _, self.device, self.allow_pickle, *_ = reading
         self.frames: Sequence[Any] | None = frames
-        self.widened: dict[CellPlace, ByteArray] = {}
-        # The documents of the header, but for those that somebody has. Whoever pops the list owns
-        # it until it is put back.
-        self._unread: list[list[Any]] = [header.values]
+        self.widened = {}
+        # The documents of the header, but for those that a reader has. The one that pops the list
+        # owns it until it is put back.
+        self._unread: list[list[Any]] = [header.values] if header.values else []
         self._groups: dict[int | None, RowSplits] = {}
         # Columns in memory with all of their rows, by the first of their numbers.
         self._wholes: dict[int, RaggedView] = {}
@@ -407,7 +385,7 @@ class Message:
         if group.rows < 2:
             # The shortest and the longest row are all.
             return RowSplits.from_lengths(np.array([group.max] * group.rows, dtype=np.int64))
-        data = self.payload.read(group.buffer, group.offset, 8 * (group.rows + 1))
+        data = self.read(group.buffer, group.offset, 8 * (group.rows + 1))
         # A copy: offsets that were checked must not change with the message's memory.
         offsets = np.frombuffer(bytearray(data), dtype=np.int64)
         row_splits = RowSplits.from_offsets(offsets)
@@ -459,7 +437,7 @@ class Message:
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
-        i, numbers, in_memory = node.number, self.numbers, self.payload.in_memory
+        i, numbers, in_memory = node.number, self.numbers, self.in_memory
         whole = self._wholes.get(i)
         if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and in_memory:
             # Most columns, in as few steps as possible.
@@ -467,7 +445,7 @@ class Message:
             name, _, dim = node.fields
             dtype, splits = DTYPES[name], self._groups.get(group) or self.row_splits(group)
             if dtype is not None and splits.total == shape[dim - 1]:
-                data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+                data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
                 whole = RaggedView(data, dtype, tuple(shape), dim, None, splits)
                 self._wholes[i] = whole
         if whole is None:
@@ -484,7 +462,7 @@ class Message:
                     return view_of_runs(self, leaf, splits, picked)
                 whole = self._wholes[i] = view_of_runs(self, leaf, splits)
             else:
-                data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+                data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
                 whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
                 if in_memory and plain:
                     self._wholes[i] = whole
@@ -495,14 +473,14 @@ class Message:
     def _part(self, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
         """Some rows of a leaf, no more than they being read where that is possible."""
         place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
-        extent, in_memory = leaf.shape[dim - 1], self.payload.in_memory
+        extent, in_memory = leaf.shape[dim - 1], self.in_memory
         splits = None if leaf.group is None else self.splits(leaf)
         picked, starts = chosen.among(leaf.group, splits)
         host: Any = range(extent + 1) if splits is None else splits.host
         one = isinstance(index, range) and leaf.outer == 1
         ranges = joined_rows(index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            data = cell_range(self.payload, place, 0, place.cells, keep=False)
+            data = cell_range(self, place, 0, place.cells, keep=False)
             return RaggedView(data, leaf.dtype, leaf.shape, dim, starts, picked)
         shape = (*leaf.shape[: dim - 1], picked.total, *leaf.shape[dim:])
         if not math.prod(shape):
@@ -512,8 +490,8 @@ class Message:
             for k in range(0, leaf.outer * extent, extent)
             for rows in ranges
         ]
-        parts = [cell_range(self.payload, place, a, b, keep=False) for a, b in bounds if a < b]
-        data = np.concatenate(parts)
+        parts = [cell_range(self, place, a, b, keep=False) for a, b in bounds if a < b]
+        data = np.concatenate(parts)  # a copy: values that are made of it may be written to
         return RaggedView(data, leaf.dtype, shape, dim, None, picked)
 
     # Tensors
@@ -552,12 +530,12 @@ class Message:
         cells = math.prod(shape)
         # `stored` is ignored where there are no cells.
         if stored != PLAIN and cells:
-            narrow = self.payload.read(buffer, offset, stored_size(name, stored, cells))
+            narrow = self.read(buffer, offset, stored_size(name, stored, cells))
             return from_bytes(widened(narrow, stored, name, cells), dtype, shape)
         known = NAMED_ARRAYS.get(name)
         # Whether an array is aligned takes a tenth of the time of asking where it lies.
         alignment = node.itemsize if known is None else 1
-        data = self.payload.bytes_at(buffer, offset, cells * node.itemsize, alignment)
+        data = self.bytes_at(buffer, offset, cells * node.itemsize, alignment)
         if known is None or not cells:
             return from_bytes(data, dtype, shape)
         array: Any = np.ndarray(shape, known, data)
@@ -569,7 +547,7 @@ class Message:
         A copy: what is checked must not change with the message's memory.
         """
         buffer, offset, _, *shape = self.numbers[node.number : node.end]
-        data = self.payload.read(buffer, offset, math.prod(shape) * node.itemsize)
+        data = self.read(buffer, offset, math.prod(shape) * node.itemsize)
         return np.frombuffer(bytearray(data), dtype=np.int64).reshape(shape)
 
     def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
@@ -584,11 +562,11 @@ class Message:
             if splits is not None:
                 start, stop = int(splits.host[start]), int(splits.host[stop])
             place, inner, dim = leaf.place, leaf.inner, leaf.ragged_dim
-            data = cell_range(self.payload, place, start * inner, stop * inner, keep=True)
+            data = cell_range(self, place, start * inner, stop * inner, keep=True)
             shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
             return from_bytes(data, leaf.dtype, shape)
-        if chosen is not None and splits is None and not leaf.runs and self.payload.in_memory:
-            data = cell_range(self.payload, leaf.place, 0, leaf.place.cells, keep=False)
+        if chosen is not None and splits is None and not leaf.runs and self.in_memory:
+            data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
             rows = data.reshape(leaf.shape[0], leaf.cell_bytes)[chosen.at]
             return from_bytes(rows.reshape(-1), leaf.dtype, (len(rows), *leaf.shape[1:]))
         return values_of(self.rows(node, chosen))

@@ -465,9 +465,16 @@ def _size_of(view: RaggedView, shape: tuple[int, ...]) -> int:
     return size
 
 
+_PLAIN = frozenset((RaggedView, np.ndarray))
+
+
 def frames_of_columns(columns: Columns) -> list[Frame] | None:
     """The message of rows of columns without options; None if a column is not plain."""
     rows = columns.rows
+    if not (
+        _PLAIN.issuperset(map(type, columns.columns.values())) and 0 < rows <= MAX_UNBACKED_ROWS
+    ):
+        return None
     nodes: list[Any] = []
     in_order: list[InOrder] = []
     splits: RowSplits | None = None
@@ -490,13 +497,11 @@ def frames_of_columns(columns: Columns) -> list[Frame] | None:
                 data = memory.reshape(-1)[: math.prod(shape)]
             in_order.append((data, own, shape))
             nodes.append((Code.JAGGED, dtype, len(shape), 1))
-        elif kind is np.ndarray and column.flags.c_contiguous:
+        elif column.flags.c_contiguous:
             shape = column.shape
             in_order.append((column, None, shape))
             nodes.append((Code.TENSOR, NUMPY_NAMES[column.dtype], len(shape)))
         else:
             return None
-    if not 0 < rows <= MAX_UNBACKED_ROWS:
-        return None
     tree = (Code.TENSORDICT, 1, tuple(columns.columns), *nodes)
     return frames_in_order(tree, rows, in_order, NO_VALUES)

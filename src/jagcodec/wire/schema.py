@@ -376,7 +376,7 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
             raise fail("bad_offsets", f"expected {expected}, found {list(group[3:])}", path=path)
 
 
-def check_at_sight(
+def _check_at_sight(
     schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, int] | None:
     """Check the ragged groups, and the numbers of most nodes, if they are as simple as most are.
@@ -419,17 +419,32 @@ def check_at_sight(
 
 def check_numbers(
     schema: Schema,
-    nodes: Sequence[Node],
     numbers: Sequence[int],
     groups: Sequence[Group],
-    places: Places,
-) -> None:
-    """Check every number of some nodes, none of them negative: all places are inside buffers."""
+    sizes: Sequence[int],
+    *,
+    in_row: bool,
+) -> tuple[int, int]:
+    """Check every number of a message, none of them negative: all places are inside buffers.
+
+    Returns:
+        `Places.expanded` and `Places.objects`.
+    """
+    nodes, simple = schema.others, _check_at_sight(schema, numbers, sizes)
+    if simple is not None and not nodes:
+        return simple[1], 0
+    places = Places(sizes, in_row=in_row)
+    if simple is not None:
+        places.left, places.expanded = simple
+    else:
+        nodes = schema.nodes
+        check_groups(groups, places)
     for node in nodes:
         try:
             check_node(node, numbers, groups, places)
         except WireFormatError as error:
             raise _failed(schema, node, error) from error
+    return places.expanded, places.objects
 
 
 DOCUMENT_ROWS = (Kind.NON_TENSOR_ROWS, Kind.OBJECT_ARRAY)

@@ -103,13 +103,13 @@ def _column(
     if leaf.group is None:
         if leaf.shape[0] != rows:
             return None
-        data = message.payload.read(*leaf.place[:2], rows * leaf.cell_bytes)
+        data = message.read(*leaf.place[:2], rows * leaf.cell_bytes)
         return _Column(data.data, leaf.cell_bytes, None, leaf.shape[1:])
     splits = message.splits(leaf)
     if splits.rows != rows:
         return None
     known = offsets.setdefault(leaf.group, splits.host.tolist())
-    data = message.payload.read(*leaf.place[:2], splits.total * leaf.cell_bytes)
+    data = message.read(*leaf.place[:2], splits.total * leaf.cell_bytes)
     if node.kind is Kind.JAGGED:
         return _Column(data.data, leaf.cell_bytes, known, leaf.shape[1:])
     return _Column(data.data, 1, known, ())

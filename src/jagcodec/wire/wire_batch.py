@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, UnbatchedTensor
 
-from jagcodec._arguments import known_names, unknown_name, usable_device
+from jagcodec._arguments import known_names, unknown_name
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, IntArray
@@ -35,12 +35,12 @@ from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.field_schema import FieldSchema, field_of, first_dims, rows_of_node
 from jagcodec.wire.files import file_path, noted_file, read_file
-from jagcodec.wire.frames import Frame
+from jagcodec.wire.frames import Frame, Reading
 from jagcodec.wire.indirect import runs_at
 from jagcodec.wire.leaf import cell_range
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits, usable_limits
+from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, OpenBatch
-from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store
+from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
 from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
@@ -399,7 +399,10 @@ class MessageColumns(ColumnSource):
         *,
         whole: bool = False,
     ) -> None:
-        super().__init__(node.fields[-1], sizes, message.device, message.allow_pickle)
+        self.names = node.fields[-1]
+        self.sizes = sizes
+        self.device = message.device
+        self.allow_pickle = message.allow_pickle
         self.message: Message = message
         self.node: Node = node
         self.beside: Sequence[tuple[str | None, Node]] = beside
@@ -414,7 +417,7 @@ class MessageColumns(ColumnSource):
     def frames(self) -> Sequence[ByteArray] | None:
         """The buffers with the rows of columns; None unless for tensors on the host."""
         flat = len(self.sizes) == 1 and self.device is None
-        return self.message.payload.frames if flat else None
+        return self.message.arrays if flat else None
 
     def meta(self) -> dict[str, Any]:
         message = self.message
@@ -443,7 +446,9 @@ class MessageColumns(ColumnSource):
         message = self.message
         if form is As.VIEW and message.header.compressed:
             stored = [node for node in keys.values() if node.kind in LEAVES]
-            prepare(message.payload, {message.numbers[node.number] for node in stored})
+            places = {message.numbers[node.number] for node in stored}
+            held = range(len(message.buffers))  # an empty column needs no buffer
+            prepare(message.buffers[i] for i in places if i in held)
         return self._each(keys, self._column, chosen, form, Budget(message))
 
     def _each(
@@ -540,13 +545,13 @@ class MessageColumns(ColumnSource):
 
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
-        leaf, payload = self.message.leaf(node), self.message.payload
+        leaf = self.message.leaf(node)
         index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
         if leaf.runs or dtype is None or not isinstance(index, range):
             return self.message.tensor(node, chosen)
         bounds = index.start * leaf.inner, index.stop * leaf.inner
-        data: Any = cell_range(payload, leaf.place, *bounds, keep=False)
+        data: Any = cell_range(self.message, leaf.place, *bounds, keep=False)
         return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
 
     def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
@@ -612,23 +617,20 @@ def open_wire(
         >>> batch.schema["ids"]
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
-    target = None if device is None else usable_device(device, "open_wire(device)")
-    taken = DEFAULT_LIMITS if limits is None else usable_limits(limits, "open_wire(limits)")
-    how: Any = {"copy": copy, "device": target, "allow_pickle": allow_pickle}
+    how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
     if type(source) is not list and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
-            mapped = read_file(name, "open_wire(source)", taken, mmap=True)
-            return open_wire(mapped, limits=taken, **how)
+            source = read_file(name, "open_wire(source)", how.limits, mmap=True)
+            return batch_of_message(open_message(source, "open_wire(source)", how))
     if callable(source):
-        return batch_of_message(open_store(source, taken, **how))
-    message = open_message(source, "open_wire(source)", taken, by_range=True, verify=False, **how)
-    return batch_of_message(message)
+        return batch_of_message(open_store(source, how))
+    return batch_of_message(open_message(source, "open_wire(source)", how))
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
     """`open_wire` of frames or a blob that is read whole, and so with its checksums verified."""
-    return batch_of_message(open_message(source, path, by_range=True))
+    return batch_of_message(open_message(source, path, Reading(by_range=True)))
 
 
 def batch_of_message(message: Message) -> WireBatch:
