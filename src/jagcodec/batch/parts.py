@@ -64,7 +64,7 @@ def repeated_rows(rows: int, times: Any, interleave: bool) -> IntArray:
         raise ArgumentTypeError(
             "bad_type",
             f"{where}(times)",
-            f"expected an integer{', or one per row,' if interleave else ''} found {times!r:.80}",
+            f"expected an integer{', or one per row,' if interleave else ','} found {times!r:.80}",
         )
     if counts.ndim and len(counts) != rows:
         raise ArgumentError(

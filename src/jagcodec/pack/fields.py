@@ -178,12 +178,12 @@ def encode_fields(
         ArgumentTypeError: As from `pack_jagged_fields`; or `out` is not a writable buffer.
         UnsupportedTypeError: As from `encode`.
     """
-    check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     columns = _columns(fields, lengths, token_aligned_fields, mask, "encode_fields", strict)
     if out is None and not options:
         frames = frames_of_columns(columns)
         if frames is not None:
             return frames
+    check_options(options, EncodeOptions.__annotations__, "encode_fields(options)")
     message = pending(columns, **options)
     return frames_of(message) if out is None else write_to(message, out, "encode_fields(out)")
 

@@ -123,7 +123,6 @@ def encode_rows(
         UnsupportedTypeError: As from `encode`.
     """
     where = "encode_rows"
-    check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     plain = dtypes is None and same_length == rectangular == ()
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
         row = rows[0]
@@ -137,6 +136,7 @@ def encode_rows(
                     document = meta_document(meta, pickles, options.get("default"))
                     values = documents.packer().pack([document])
                 return frames_in_order(simple[0], 1, simple[1], values)
+    check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
     return frames_of(pending(columns, **options))
 
