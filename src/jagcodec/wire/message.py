@@ -40,6 +40,7 @@ from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.indirect import Source, view_of_runs
 from jagcodec.wire.leaf import (
     MOST_RANGES,
+    CellPlace,
     Leaf,
     cell_range,
     leaf_of,
@@ -324,7 +325,7 @@ class Message(Source):
         self.allow_pickle: bool
         self.limits, _, self.device, self.allow_pickle, *_ = reading
         self.frames: Sequence[Any] | None = frames
-        self.widened = {}
+        self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that a reader has. The one that pops the list
         # owns it until it is put back.
         self._unread: list[list[Any]] = [header.values] if header.values else []

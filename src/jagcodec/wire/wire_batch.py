@@ -399,10 +399,10 @@ class MessageColumns(ColumnSource):
         *,
         whole: bool = False,
     ) -> None:
-        self.names = node.fields[-1]
-        self.sizes = sizes
-        self.device = message.device
-        self.allow_pickle = message.allow_pickle
+        self.names: Sequence[str] = node.fields[-1]
+        self.sizes: Sequence[int] = sizes
+        self.device: torch.device | None = message.device
+        self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
         self.node: Node = node
         self.beside: Sequence[tuple[str | None, Node]] = beside
