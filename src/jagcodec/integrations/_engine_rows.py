@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 @contextmanager
-def reading(path: str, expected: str) -> Iterator[None]:
+def reading_output(path: str, expected: str) -> Iterator[None]:
     """Raise an error that names the sample for anything that is not of the engine's types."""
     try:
         yield

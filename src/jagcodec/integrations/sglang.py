@@ -13,7 +13,7 @@ from jagcodec.integrations._engine_rows import (
     Row,
     check_count,
     logprob,
-    reading,
+    reading_output,
     same_keys,
     token_ids,
 )
@@ -72,7 +72,7 @@ def rows_of(responses: Mapping[str, Any] | Sequence[Any]) -> list[dict[str, Any]
     """
     rows: dict[str, Row] = {}
     for path, response in _flat(responses, "sglang.rows_of(responses)"):
-        with reading(path, "a response of SGLang's /generate"):
+        with reading_output(path, "a response of SGLang's /generate"):
             rows[path] = _row(response, path)
     return same_keys(rows)
 

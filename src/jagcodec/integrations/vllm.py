@@ -10,7 +10,7 @@ from jagcodec.integrations._engine_rows import (
     Row,
     check_count,
     logprob,
-    reading,
+    reading_output,
     same_keys,
     token_ids,
 )
@@ -57,17 +57,17 @@ def rows_of(outputs: Iterable[Any]) -> list[dict[str, Any]]:
             no logprob of a token. The error names the first such sample.
     """
     rows: dict[str, Row] = {}
-    with reading("vllm.rows_of(outputs)", "a list of vLLM's RequestOutputs"):
+    with reading_output("vllm.rows_of(outputs)", "a list of vLLM's RequestOutputs"):
         outputs = list(outputs)
     for i, output in enumerate(outputs):
         path = f"vllm.rows_of(outputs)[{i}]"
-        with reading(path, "a RequestOutput of vLLM"):
+        with reading_output(path, "a RequestOutput of vLLM"):
             ids = output.prompt_token_ids
             ids = None if ids is None else token_ids(ids)
             logprobs = _logprobs(output.prompt_logprobs, ids, f"{path}.prompt_logprobs", first=0.0)
             for j, sample in enumerate(output.outputs):
                 here = f"{path}.outputs[{j}]"
-                with reading(here, "a CompletionOutput of vLLM"):
+                with reading_output(here, "a CompletionOutput of vLLM"):
                     rows[here] = _row(sample, ids, logprobs, here)
     return same_keys(rows)
 
