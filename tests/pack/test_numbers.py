@@ -204,7 +204,7 @@ OBJECTS = [
 
 @pytest.mark.parametrize("chunk", OBJECTS, ids=lambda chunk: f"{type(chunk).__name__}")
 def test_what_is_not_numbers_is_an_object_of_rows_and_not_a_chunk(chunk):
-    (found,) = pack_rows({"x": [chunk]})["x"].tolist()
+    (found,) = pack_rows({"x": [chunk]}).get("x").tolist()
     assert found is chunk
     with pytest.raises(ArgumentTypeError, match=r"^RowBuilder.append\('x'\): expected numbers"):
         RowBuilder().append(x=chunk)

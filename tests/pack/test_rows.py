@@ -210,6 +210,12 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [[1], [2, 1 << 63]]}, {}, ArgumentError, r"'x'\), row 1, cell 1: .*int64"),
     ({"x": [0, 1 << 63]}, {}, ArgumentError, r"'x'\), row 1: .*int64"),
     ({"x": [[1], [2, "x"]]}, {}, ArgumentTypeError, "row 1, cell 1: .*'x'.*object"),
+    (
+        {"x": [[1.0, 2.0], [3.0, 1e5]]},
+        {"dtypes": {"x": torch.float16}},
+        ArgumentError,
+        "row 1, cell 1: .*float16",
+    ),
     ({"x": [True, 0.5]}, {}, ArgumentTypeError, r"row 1: .*bools.*0\.5"),
     ({"x": [[True], [1]]}, {}, ArgumentTypeError, "row 1, cell 0: .*bools.*1"),
     ({"x": [[None], [None, -1.0]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),

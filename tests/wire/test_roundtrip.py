@@ -28,7 +28,7 @@ from jagcodec import (
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
-from tests.helpers import Store, at_odd_address, message, receive, rollouts, size
+from tests.helpers import Store, at_odd_address, message, receive, rollouts, size, trip
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import (
     arrays,
@@ -239,6 +239,10 @@ def test_every_kind_inside_others(name):
         assert_same(decode(encode(decoded)), decoded, f"{context}: $")
         if arrives_as_it_is:
             assert_same(decoded, value, f"{context}: $")
+
+
+def test_a_stack_without_members_comes_back():
+    assert trip(LazyStackedTensorDict(stack_dim=0)).batch_size == (0,)
 
 
 # --- rows of any batch -------------------------------------------------------------------------

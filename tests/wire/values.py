@@ -346,7 +346,6 @@ KINDS: Makers = {
     "column_of_tensorclasses": lambda: column(turn(2, 3)),
     "column_with_post_init": lambda: column(counted(2)),
     "stack": lambda: lazy_stack([batch(4, 3), batch(4, 3)], 2),
-    "stack_without_members": lambda: LazyStackedTensorDict(stack_dim=0),
     "stack_of_unequal_rows": unequal_rows,
     "stack_of_batches_in_batches": lambda: lazy_stack(list(batch_in_batch().unbind(1)), 1),
     "stack_of_stacks": lambda: lazy_stack([lazy_stack([batch(2), batch(2)], 1)] * 2, 0),
