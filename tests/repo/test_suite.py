@@ -61,22 +61,6 @@ def test_every_run_draws_the_same_and_a_search_does_not(run, tmp_path):
     assert len(drawn[2]) >= 150
 
 
-FAILS = """
-from hypothesis import given, strategies as st
-
-@given(st.integers())
-def test_small(number):
-    assert number < 1000
-"""
-
-
-def test_a_search_prints_how_to_run_its_example_again(run):
-    done = run(FAILS, "--hypothesis-profile=search")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "number=1000" in done.stdout
-    assert "@reproduce_failure(" in done.stdout
-
-
 def test_a_file_that_cannot_be_imported_is_an_error(run):
     done = run("import nothing_of_this_name\n")
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
