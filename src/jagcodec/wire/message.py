@@ -320,10 +320,9 @@ class Message(Source):
         Buffers.__init__(self, buffers, reading, in_memory)
         self.header = header
         self.numbers: list[int] = header.numbers
-        self.limits: Limits
-        self.device: torch.device | None
-        self.allow_pickle: bool
-        self.limits, _, self.device, self.allow_pickle, *_ = reading
+        self.limits: Limits = reading.limits
+        self.device: torch.device | None = reading.device
+        self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames
         self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that a reader has. The one that pops the list

@@ -618,7 +618,7 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
-    if type(source) is not list and isinstance(source, (str, os.PathLike)):
+    if type(source) not in _MEMORY and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
             source = read_file(name, "open_wire(source)", how.limits, mmap=True)
@@ -626,6 +626,10 @@ def open_wire(
     if callable(source):
         return batch_of_message(open_store(source, how))
     return batch_of_message(open_message(source, "open_wire(source)", how))
+
+
+_MEMORY = (list, bytes, bytearray)
+"""What most messages are in: asking whether they are paths takes longer."""
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
