@@ -134,7 +134,9 @@ def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
 
 def _until_numbers(schema: bytes) -> bytes:
     """What begins a header: everything before the key of its numbers."""
-    return b"".join((_BEFORE_SCHEMA, _size(b"\xc7\xc8\xc9", schema), _SCHEMA_CODE, schema))
+    mark, *size = _bin_start(schema)
+    # An extension begins as a byte string does, with a mark that is three higher, and has a code.
+    return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
 
 
 def behind_numbers(values: bytes) -> bytes:
@@ -144,23 +146,18 @@ def behind_numbers(values: bytes) -> bytes:
 
 _BEFORE_SCHEMA = b"\x84" + b"".join(map(msgpack.packb, (MAGIC, VERSION, "schema")))
 _BEFORE_NUMBERS, _BEFORE_VALUES = map(msgpack.packb, ("numbers", "values"))
-_SCHEMA_CODE = bytes([Kind.SCHEMA])
+_SCHEMA = int(Kind.SCHEMA)
 
 
 def _bin_start(data: bytes) -> bytes:
     """What msgpack writes before a byte string."""
-    return _size(b"\xc4\xc5\xc6", data)
-
-
-def _size(marks: bytes, data: bytes) -> bytes:
-    """One of the marks, for sizes of 1, 2 and 4 bytes, and the size of data."""
     size = len(data)
     if size < 1 << 8:
-        return bytes((marks[0], size))
+        return b"\xc4" + size.to_bytes(1, "big")
     if size < 1 << 16:
-        return bytes((marks[1], size >> 8, size & 255))
+        return b"\xc5" + size.to_bytes(2, "big")
     if size < 1 << 32:
-        return marks[2:] + size.to_bytes(4, "big")
+        return b"\xc6" + size.to_bytes(4, "big")
     raise ValueError(f"{size} bytes of schema, numbers or values; msgpack allows 2**32 - 1")
 
 
@@ -170,7 +167,6 @@ def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
 
 # --- reading -----------------------------------------------------------------------------------
 
-_SCHEMA = int(Kind.SCHEMA)
 _MAGIC = b"\x84" + msgpack.packb(MAGIC)
 _START = _MAGIC + msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
