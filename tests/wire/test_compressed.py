@@ -70,6 +70,7 @@ def test_each_frame_is_one_of_zstd_or_as_it_is():
             sent = zstandard.ZstdDecompressor().decompress(bytes(sent))
         assert bytes(sent) == bytes(whole)
     assert kinds == {True, False}
+    assert message(open_wire(frames).to_frames()) == message(frames)
 
 
 def test_what_does_not_shrink_is_sent_as_it_is():
