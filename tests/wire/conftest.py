@@ -1,5 +1,9 @@
 """Fixtures of the tests of messages."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from jagcodec.wire import compress, elide
@@ -13,3 +17,23 @@ def eager(monkeypatch):
     monkeypatch.setattr(compress, "_SMALLEST", 1)
     monkeypatch.setattr(compress, "_is_smaller", lambda *args: True)
     monkeypatch.setattr(compress, "is_accepted", lambda *args: True)
+
+
+@pytest.fixture
+def in_threads():
+    """Runs a function in several threads at once, and raises what one of them raises."""
+
+    def run(count, work, *arguments):
+        gate = threading.Barrier(count)
+
+        def gated(argument):
+            gate.wait()
+            work(*argument)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(gated, arguments or [()] * count))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(interval)

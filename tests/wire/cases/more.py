@@ -20,6 +20,7 @@ from tests.wire.cases.table import Case
 from tests.wire.forge import (
     RowMessage,
     array,
+    blob,
     header,
     int64s,
     jagged,
@@ -70,6 +71,9 @@ MORE = {
         # headers
         "foreign: a frame that is an integer": [3],
         "foreign: an empty buffer": b"",
+        "foreign: a blob without the first byte of its magic": b"J" + blob(message(1))[1:],
+        "foreign: a blob with a header of no bytes": blob(message(1), size=0),
+        "frame_size: a blob that claims a longer header": blob(message(1), size=1 << 20),
         "foreign: a header with a fifth key, its values again": [
             b"\x85" + header(1)[1:] + packed("values") + packed(b"\x91\2")
         ],
