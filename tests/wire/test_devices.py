@@ -250,7 +250,6 @@ def padded(td):
 CALLS: dict[str, tuple[int, Any, list[Any]]] = {
     "lengths here": (0, lambda x: to_nested_by_length(x, LENGTHS), [PADDED]),
     "lengths there": (1, to_nested_by_length, [PADDED, LENGTHS]),
-    "tokens": (0, lambda x: pack_per_token_field(x, LENGTHS), [PADDED]),
     "tokens, lengths there": (1, pack_per_token_field, [PADDED, LENGTHS]),
     "maybe": (0, lambda x: maybe_pack_jagged(x[:, :5], LENGTHS), [PADDED]),
     "maybe, lengths there": (1, lambda x, n: maybe_pack_jagged(x[:, :5], n), [PADDED, LENGTHS]),
