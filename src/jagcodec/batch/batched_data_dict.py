@@ -8,11 +8,20 @@ from typing import Any, TypeVar
 import torch
 
 from jagcodec._arguments import known_names, whole_number
-from jagcodec.batch.compare import same_values
-from jagcodec.batch.leaves import move_leaf, row_count, row_counts, without_rest
-from jagcodec.batch.rows import concat_rows, repeat_rows, select_rows, split_rows
+from jagcodec.batch.compare import agreed, same_values
+from jagcodec.batch.leaves import (
+    concat_leaves,
+    lengths_of_columns,
+    move_leaf,
+    row_count,
+    row_counts,
+    without_rest,
+)
+from jagcodec.batch.parts import parts_of_rows, repeated_rows
 from jagcodec.errors import ArgumentError
+from jagcodec.ragged.row_index import Chosen, choose_rows
 from jagcodec.ragged.row_splits import Lengths, RowSplitsPool
+from jagcodec.ragged.select import select_leaf
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.lowered import ColumnDict
 from jagcodec.wire.registry import BATCHED_DATA_DICT, register_type
@@ -138,11 +147,15 @@ class BatchedDataDict(dict[str, Any]):
 
     def rows(self: Self, index: Any) -> Self:
         """These rows, in this order; see `select_rows`."""
-        return select_rows(self, index)
+        return self._chosen(choose_rows(index, len(self), "select_rows(index)"))
+
+    def _chosen(self: Self, rows: Chosen) -> Self:
+        chosen: Self = select_leaf(self, rows, RowSplitsPool(), "BatchedDataDict")
+        return chosen
 
     def repeat(self: Self, times: int | Sequence[int], interleave: bool = True) -> Self:
         """Every row several times; see `repeat_rows`."""
-        return repeat_rows(self, times, interleave=interleave)
+        return self._chosen(repeated_rows(len(self), times, interleave))
 
     def split(
         self: Self,
@@ -155,12 +168,21 @@ class BatchedDataDict(dict[str, Any]):
         """In parts; see `split_rows`. (verl's ``split`` accepts the size of a part, its ``chunk``
         the number of parts.)
         """
-        return split_rows(self, parts, sizes=sizes, max_tokens=max_tokens, lengths=lengths)
+        known = lambda: lengths_of_columns(self, "BatchedDataDict")  # noqa: E731
+        index = parts_of_rows(len(self), parts, sizes, max_tokens, lengths, known)
+        return [self._chosen(part) for part in index]
 
     @staticmethod
     def concat(batches: Iterable[Self]) -> Self:
         """One batch after the other; see `concat_rows`."""
-        return concat_rows(batches)
+        listed = list(batches)
+        if not listed:
+            raise ArgumentError(
+                "bad_option", "BatchedDataDict.concat", "expected batches, found none"
+            )
+        joined: Self = concat_leaves(listed, RowSplitsPool(), "BatchedDataDict.concat")
+        joined.meta_info = agreed([batch.meta_info for batch in listed])
+        return joined
 
     def make_iterator(
         self: Self, mini_batch_size: int, epochs: int = 1, *, seed: int | None = None
