@@ -269,8 +269,8 @@ def _tensor(value: Any) -> Any:
         values, starts = value.values(), value.offsets().tolist()
         lengths = [end - start for start, end in itertools.pairwise(starts)]
         lengths = lengths if value.lengths() is None else value.lengths().tolist()
-        parts = zip(starts, lengths, strict=False)
-        rows = [_cells(values.narrow(dim, start, length)) for start, length in parts]
+        starts_and_lengths = zip(starts, lengths, strict=False)
+        rows = [_cells(values.narrow(dim, *part)) for part in starts_and_lengths]
         shape = [*values.shape]
         shape[dim] = sum(lengths)
         return ("JAGGED", dtype, shape, dim + 1, rows)

@@ -123,6 +123,7 @@ def test_memory_of_a_tensor_is_never_written_over(begin, packed):
     memory = np.arange(60_000) % 251
     before = memory.copy()
     a = torch.from_numpy(memory[20_000:25_000])
+    send: Any
     if packed:
         columns = {"a": a.view(5, 1000), "b": torch.ones(5, 1000)}
         send = partial(encode_fields, columns, lengths=[900] * 5, token_aligned_fields=columns)
