@@ -20,14 +20,13 @@ long as the extra time at both ends, one message after the other.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks import report
 from benchmarks.machine import quieted
-from benchmarks.measure import check, copied, in_turns, ratio
+from benchmarks.measure import check, copied, ratio, times
 from benchmarks.shapes import DESIGN, lengths_of
 from examples import demo
 from jagcodec import decode, encode, materialize, pack_jagged_fields
@@ -59,6 +58,7 @@ OPTIONS: dict[str, Option] = {
     "zstd": {"compress": "zstd"},
 }
 STEPS = ("write", "decode", "materialize")
+KINDS = ("verl", "images", "demo", "noise", "experts", "text")
 
 
 class Made(NamedTuple):
@@ -77,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.parser("bytes", __doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each batch, about")
     parser.add_argument("--images", type=int, default=16, help="each of 2.8 to 5.9 MB, in 8 rows")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--shrink", type=int, default=1, help="rows so many times shorter")
     given = parser.parse_args(arguments)
     quieted()
     batches: dict[str, Any] = {}
-    for name in given.only:
-        for batch, made in PARTS[name](given):
-            batches[batch] = measured(batch, made, given.seconds)
+    for batch, make in makers(given.images, given.shrink).items():
+        if batch.split(",")[0] in given.only:
+            batches[batch] = measured(batch, make(), given.seconds)
     return report.finish("bytes", {"batches": batches}, given)
 
 
@@ -101,7 +101,7 @@ def measured(batch: str, made: Made, seconds: float) -> dict[str, Any]:
             f"decode {name}": partial(decode, frames),
             f"materialize {name}": partial(materialize, frames),
         }
-    ms = in_turns(calls, seconds)
+    ms = times(calls, seconds)
     options = {name: figures(name, sizes, ms) for name in made.options}
     rounds = len(next(iter(ms.values())))
     return {"rounds": rounds, "rows": len(made.value), "options": options}
@@ -270,48 +270,23 @@ def words_of_python(tokens: int) -> Any:
     return np.array([ranks[word] for word in words[:tokens]], dtype=np.int64) % VOCABULARY
 
 
-Batches = Iterator[tuple[str, Made]]
-
-
-def verl(given: argparse.Namespace) -> Batches:
-    yield "verl", make_verl(given.shrink)
-
-
-def images(given: argparse.Namespace) -> Batches:
-    for kind in ("jagged", "one", "equal"):
-        yield f"images, {kind}", make_images(kind, given.images, given.shrink)
-
-
-def of_the_demo(given: argparse.Namespace) -> Batches:
-    yield "demo", make_demo()
-
-
-def noise(given: argparse.Namespace) -> Batches:
-    yield (
-        "noise, 512 x 1536",
-        make_noise(np.maximum(lengths_of(DESIGN) // given.shrink, 1).tolist()),
-    )
-    yield "noise, 8 x 64", make_noise(lengths_around(np.random.default_rng(4), 36, 8))
-    wide = np.random.default_rng(6).integers(100, 1536, 512) // given.shrink
-    yield "noise, wide ids", make_noise(wide.tolist(), 1 << 60, 6)
-
-
-def experts(given: argparse.Namespace) -> Batches:
-    yield "experts", make_experts(given.shrink)
-
-
-def text(given: argparse.Namespace) -> Batches:
-    yield "text", make_text(given.shrink)
-
-
-PARTS: dict[str, Callable[[argparse.Namespace], Batches]] = {
-    "verl": verl,
-    "images": images,
-    "demo": of_the_demo,
-    "noise": noise,
-    "experts": experts,
-    "text": text,
-}
+def makers(images: int, shrink: int) -> dict[str, Callable[[], Made]]:
+    """By name, how a batch is made."""
+    around = lengths_around(np.random.default_rng(4), 36, 8)
+    wide = np.random.default_rng(6).integers(100, 1536, 512) // shrink
+    long_tailed = np.maximum(lengths_of(DESIGN) // shrink, 1)
+    return {
+        "verl": lambda: make_verl(shrink),
+        "images, jagged": lambda: make_images("jagged", images, shrink),
+        "images, one": lambda: make_images("one", images, shrink),
+        "images, equal": lambda: make_images("equal", images, shrink),
+        "demo": make_demo,
+        "noise, 512 x 1536": lambda: make_noise(long_tailed.tolist()),
+        "noise, 8 x 64": lambda: make_noise(around),
+        "noise, wide ids": lambda: make_noise(wide.tolist(), 1 << 60, 6),
+        "experts": lambda: make_experts(shrink),
+        "text": lambda: make_text(shrink),
+    }
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """A quick run compared with stored figures: ``python -m benchmarks.bench --part guard``.
 
-Two kinds of figures are stored in `benchmarks/guard.json`, by stage and shape:
+Two kinds of figures are stored in `benchmarks/guard.json`, by shape and stage:
 
-* `calls`: how many functions are called. Any difference is a change of the code, or of Python,
-  torch or tensordict: stored figures of other versions are not compared.
+* `functions`: how many functions of the library are called. It depends on the code alone.
 * `ratios`: the time compared with one copy of the batch's valid bytes in the same process, the
   fastest of many rounds of both. A slow machine slows both, so the ratio moves less than either. A
   stage counts as slower only if it stays above the tolerance in three measurements.
@@ -15,7 +14,6 @@ file, and is seen in review.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,16 @@ from typing import Any
 import numpy as np
 
 import jagcodec
-from benchmarks import machine
-from benchmarks.measure import Calls, calls_of, in_turns
+from benchmarks.measure import Calls, functions_entered, times
 from benchmarks.shapes import DESIGN, PADS, SMALL, Batch, lengths_of, make_batch
 from benchmarks.sides import valid_values
 
 STORED = Path(__file__).with_name("guard.json")
-TOLERANCE = 1.5  # of ratios
+PACKAGE = Path(jagcodec.__file__).parent
+TOLERANCE = {"functions": 1.0, "ratios": 1.5}
 ATTEMPTS = 3
 
-Figures = dict[str, dict[str, float]]  # by shape, by stage
+Figures = Mapping[str, Mapping[str, Mapping[str, float]]]  # by kind, by shape, by stage
 
 
 def stages(batch: Batch) -> dict[str, Any]:
@@ -61,25 +59,25 @@ def stages(batch: Batch) -> dict[str, Any]:
 def guard(seconds: float, write: bool = False, shapes: Sequence[str] = (SMALL, DESIGN)) -> int:
     """Compare with the stored figures, and print what is worse; the exit status."""
     stored = json.loads(STORED.read_text())
-    batches = {shape: make_batch(lengths_of(shape)) for shape in shapes}
-    counted: Figures = {}
-    timed: Figures = {}
-    for shape, batch in batches.items():
+    found: dict[str, Any] = {"functions": {}, "ratios": {}}
+    for shape in shapes:
+        batch = make_batch(lengths_of(shape))
         runs = stages(batch)
-        counted[shape] = {name: calls_of(run) for name, run in runs.items()}
-        timed[shape] = fastest(runs, batch, seconds)
+        counted = {name: functions_entered(run, PACKAGE) for name, run in runs.items()}
+        found["functions"][shape] = counted
+        timed = fastest(runs, batch, seconds)
         for _ in range(ATTEMPTS - 1):
-            if write or slower(stored, {shape: timed[shape]}):
+            if write or worse(stored, {"ratios": {shape: timed}}):
                 again = fastest(runs, batch, seconds)
-                timed[shape] = {name: min(again[name], ms) for name, ms in timed[shape].items()}
+                timed = {name: min(again[name], ratio) for name, ratio in timed.items()}
+        found["ratios"][shape] = timed
     if write:
-        found = {"versions": counted_with(), "calls": counted, "ratios": timed}
         STORED.write_text(json.dumps(found, indent=1) + "\n")
         print(f"written: {STORED}")
         return 0
-    worse = [*more_calls(stored, counted), *slower(stored, timed)]
-    print("\n".join(worse) or "no stage calls more or is slower than stored")
-    return 1 if worse else 0
+    lines = worse(stored, found)
+    print("\n".join(lines) or "no stage calls more or is slower than stored")
+    return 1 if lines else 0
 
 
 def fastest(runs: Calls, batch: Batch, seconds: float) -> dict[str, float]:
@@ -91,34 +89,16 @@ def fastest(runs: Calls, batch: Batch, seconds: float) -> dict[str, float]:
         for cells, to in zip(values, copies, strict=True):
             np.copyto(to, cells)
 
-    ms = in_turns({**runs, "copy": copy}, seconds)
+    ms = times({**runs, "copy": copy}, seconds)
     return {name: float(f"{min(ms[name]) / min(ms['copy']):.3g}") for name in runs}
 
 
-def slower(stored: Mapping[str, Any], timed: Figures) -> list[str]:
-    """Stages whose ratio is above the stored one by more than the tolerance."""
+def worse(stored: Figures, found: Figures) -> list[str]:
+    """Stages whose figure is above the stored one by more than the tolerance."""
     return [
-        f"SLOWER: {stage}, {shape}: {found:g} copies of the valid bytes, stored {before:g}"
-        for shape, ratios in timed.items()
-        for stage, found in ratios.items()
-        if (before := stored["ratios"].get(shape, {}).get(stage)) and found > TOLERANCE * before
+        f"WORSE: {kind}, {stage}, {shape}: {figure:g}, stored {before:g}"
+        for kind, by_shape in found.items()
+        for shape, by_stage in by_shape.items()
+        for stage, figure in by_stage.items()
+        if (before := stored[kind].get(shape, {}).get(stage)) and figure > TOLERANCE[kind] * before
     ]
-
-
-def more_calls(stored: Mapping[str, Any], counted: Figures) -> list[str]:
-    """Stages that call more functions than stored; none if the versions differ."""
-    if stored["versions"] != counted_with():
-        return []
-    return [
-        f"MORE CALLS: {stage}, {shape}: {found:g}, stored {before:g}"
-        for shape, calls in counted.items()
-        for stage, found in calls.items()
-        if (before := stored["calls"].get(shape, {}).get(stage)) and found > before
-    ]
-
-
-def counted_with() -> dict[str, str]:
-    """Versions on which counts depend."""
-    found = machine.versions()
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"python": python} | {name: found[name] for name in ("torch", "tensordict", "numpy")}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,45 @@ def versions() -> dict[str, str]:
 def quieted() -> None:
     """Silence torch's warning, once per process, that nested tensors are a prototype."""
     warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
+
+
+def run_python(code: str, *arguments: Any) -> Any:
+    """What this code prints last, as JSON, in a process tree of its own.
+
+    Raises:
+        SystemExit: It failed; its own error is on stderr.
+    """
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TQ_LOGGING_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=600,
+        )
+    except subprocess.SubprocessError as error:
+        raise SystemExit(f"{arguments}: {error}") from None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def ray_cluster() -> Iterator[None]:
+    """Ray on this machine, for the length of a `with` block."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Sides of a comparison in turns, and what is verified and counted outside the clock."""
+"""The clock of all benchmarks, and what is verified and counted outside of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +19,46 @@ import torch
 Calls = Mapping[str, Callable[[], Any]]
 Columns = Mapping[str, torch.Tensor]
 Ratio = tuple[str, str]  # the time of the first side is compared with that of the second
+Step = tuple[str, Callable[[Any], Any]]
+"""A name, and a function that takes the value of the step before and gives that of the next."""
 
 
-def in_turns(
-    calls: Calls, seconds: float, rounds: int = 3, turns: int = 1
-) -> dict[str, list[float]]:
-    """Milliseconds of each side, round by round.
+def in_turns(calls: Calls, seconds: float = 0, rounds: int = 3, warm: int = 1) -> dict[str, Any]:
+    """What the calls of each side return, round by round, after some rounds that do not count.
 
-    In a round, every side is called `turns` times, one call of each at a time in an order drawn
-    anew, and the median counts. What a call makes is freed inside the clock. There are at least
-    `rounds` rounds, and more until so many seconds have passed.
+    In a round, every side is called once, in an order drawn anew. There are at least `rounds`
+    rounds, and more until so many seconds have passed.
     """
-    order = random.Random(0)
-    names = list(calls)
-    ms: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()  # warms up
+    order, names = random.Random(0), list(calls)
+    found: dict[str, list[Any]] = {name: [] for name in calls}
+    for call in [*calls.values()] * warm:
+        call()
     end = time.perf_counter() + seconds
-    while len(ms[names[0]]) < rounds or time.perf_counter() < end:
-        taken: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(turns):
-            order.shuffle(names)
-            for name in names:
-                start = time.perf_counter()
-                calls[name]()
-                taken[name].append(1e3 * (time.perf_counter() - start))
-        for name, each in taken.items():
-            ms[name].append(statistics.median(each))
-    return ms
+    while len(found[names[0]]) < rounds or time.perf_counter() < end:
+        for name in order.sample(names, len(names)):
+            found[name].append(calls[name]())
+    return found
+
+
+def times(calls: Calls, seconds: float, rounds: int = 3) -> dict[str, list[float]]:
+    """Milliseconds of each side, round by round. What a call makes is freed inside the clock."""
+    return in_turns({name: partial(_timed, call) for name, call in calls.items()}, seconds, rounds)
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def walk(steps: Iterable[Step], value: Any = None) -> tuple[dict[str, float], Any]:
+    """Milliseconds of each step, and the last value; all values live until the last is there."""
+    ms, alive = {}, [value]
+    for name, step in steps:
+        start = time.perf_counter()
+        alive.append(step(alive[-1]))
+        ms[name] = 1e3 * (time.perf_counter() - start)
+    return ms, alive[-1]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -117,37 +130,19 @@ def copied(frames: Sequence[Any]) -> list[Any]:
 # --- counting ----------------------------------------------------------------------------------
 
 
-def calls_of(run: Callable[[], Any]) -> int:
-    """Calls of functions, in Python and built in, during one run; those of torch count too.
-
-    The count is the same for the same code on the same versions of Python, torch and tensordict. A
-    loop inside compiled code is one call, so a loop over rows in Python shows, and one in C does
-    not.
-    """
-    return _profiled(run, lambda frame, event: event in ("call", "c_call")) - 1  # of setprofile
-
-
 def functions_entered(run: Callable[[], Any], package: Path) -> int:
     """Calls of named Python functions whose source is in `package`, during one run.
 
     Comprehensions, lambdas and module bodies do not count. A generator counts each time that it is
     resumed.
     """
-
-    def entered(frame: Any, event: str) -> bool:
-        code = frame.f_code
-        named = event == "call" and not code.co_name.startswith("<")
-        return named and Path(code.co_filename).is_relative_to(package)
-
-    return _profiled(run, entered)
-
-
-def _profiled(run: Callable[[], Any], counts: Callable[[Any, str], bool]) -> int:
     count = 0
 
     def profile(frame: Any, event: str, _arg: Any) -> None:
         nonlocal count
-        count += counts(frame, event)
+        code = frame.f_code
+        named = event == "call" and not code.co_name.startswith("<")
+        count += named and Path(code.co_filename).is_relative_to(package)
 
     run()  # what the first run imports and caches does not count
     with collector_off():

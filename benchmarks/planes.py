@@ -17,10 +17,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -33,34 +31,32 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from benchmarks import report
-from benchmarks.machine import ROOT, quieted
-from benchmarks.measure import check
+from benchmarks.machine import quieted, ray_cluster, run_python
+from benchmarks.measure import Step, check, in_turns, walk
 from benchmarks.shapes import PADS, Batch, lengths_of, make_batch
 from jagcodec import encode, open_wire, pack_jagged_fields
 from jagcodec.data import rollout_table
 from jagcodec.testing import is_same
 
 TURNS, WARM_UP = 3, 3
-RAY = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
 METHOD = "VERL_DATAPROTO_SERIALIZATION_METHOD"
 BACKEND = "jagcodec.integrations.transfer_queue"
 
-Step = Callable[[Any], Any]
-Times = dict[str, Any]  # "ms": by step, those of all rounds; "bytes": 0 if unknown
+Turn = dict[str, Any]  # "rounds": milliseconds by step; "bytes": 0 if unknown
 
 
 class Way(NamedTuple):
     """One way to move the batch.
 
     Attributes:
-        steps: By name, a function of the result of the step before; the first one gets None.
+        steps: Each is a function of the result of the step before; the first one gets None.
         same: Whether the last result is the batch.
         begin: Switches this way on.
         end: Switches it off.
         size: Bytes that are stored or sent.
     """
 
-    steps: Mapping[str, Step]
+    steps: Sequence[Step]
     same: Callable[[Any], bool]
     begin: Callable[[], Any] = lambda: None
     end: Callable[[], Any] = lambda: None
@@ -76,44 +72,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quieted()
     planes = {}
     for name in given.only:
-        times = PLANES[name](given.shape, given.rounds)
-        planes[name] = {
-            way: {
-                "ms": {step: statistics.median(ms) for step, ms in found["ms"].items()},
-                "bytes": found["bytes"],
-            }
-            for way, found in times.items()
-        }
+        turns = PLANES[name](given.shape, given.rounds)
+        planes[name] = {way: medians(found) for way, found in turns.items()}
     return report.finish("planes", {"shape": given.shape, "planes": planes}, given)
+
+
+def medians(turns: Sequence[Turn]) -> dict[str, Any]:
+    """The median of each step over the rounds of all turns."""
+    rounds = [ms for turn in turns for ms in turn["rounds"]]
+    ms = {step: statistics.median(each[step] for each in rounds) for step in rounds[0]}
+    return {"ms": ms, "bytes": turns[-1]["bytes"]}
 
 
 def measure(
     ways: Mapping[str, Way], rounds: int, turns: int = TURNS, before: Callable[[], Any] = bool
-) -> dict[str, Times]:
-    """Milliseconds of every step of every way; `before` is called before each round.
+) -> dict[str, list[Turn]]:
+    """The turns of every way; `before` is called before each round.
 
     Raises:
         SystemExit: A batch did not arrive as it was sent.
     """
-    times: dict[str, Times] = {
-        name: {"ms": {step: [] for step in way.steps}} for name, way in ways.items()
-    }
-    for _ in range(turns):
-        for name, way in ways.items():
-            way.begin()
-            times[name]["bytes"] = way.size()
-            for done in range(WARM_UP + rounds):
-                before()
-                value, ticks = None, [time.perf_counter()]
-                for call in way.steps.values():
-                    value = call(value)
-                    ticks.append(time.perf_counter())
-                check(way.same(value), f"{name}: the batch did not arrive as it was sent")
-                if done >= WARM_UP:
-                    for step, start, end in zip(way.steps, ticks, ticks[1:], strict=False):
-                        times[name]["ms"][step].append(1e3 * (end - start))
-            way.end()
-    return times
+
+    def turn(name: str) -> Turn:
+        way, done = ways[name], []
+        way.begin()
+        for _ in range(WARM_UP + rounds):
+            before()
+            ms, value = walk(way.steps)
+            check(way.same(value), f"{name}: the batch did not arrive as it was sent")
+            done.append(ms)
+        size = way.size()
+        way.end()
+        return {"rounds": done[WARM_UP:], "bytes": size}
+
+    return in_turns({name: partial(turn, name) for name in ways}, rounds=turns, warm=0)
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -170,14 +162,14 @@ def data_proto(rows: int) -> Any:
 # --- planes ------------------------------------------------------------------------------------
 
 
-def through_ray(shape: str, rounds: int) -> dict[str, Times]:
+def through_ray(shape: str, rounds: int) -> dict[str, list[Turn]]:
     """A TensorDict, an open message, and bare arrays of the same bytes."""
     from jagcodec.integrations.ray import register, unregister
 
     batch = jagged(shape)
     wire = open_wire(encode(batch))
     arrays = {name: batch[name].values().numpy() for name in PADS}
-    with _Ray():
+    with ray_cluster():
         ways = {
             "stock": _put_and_get(batch, partial(is_same, batch)),
             "jagcodec": _put_and_get(batch, partial(is_same, batch), register, unregister),
@@ -189,7 +181,7 @@ def through_ray(shape: str, rounds: int) -> dict[str, Times]:
         return measure(ways, rounds)
 
 
-def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
+def through_data_proto(shape: str, rounds: int) -> dict[str, list[Turn]]:
     """verl's DataProto by verl's own methods, and by jagcodec's."""
     from jagcodec.integrations.ray import unregister
     from jagcodec.integrations.verl import install
@@ -203,7 +195,7 @@ def through_data_proto(shape: str, rounds: int) -> dict[str, Times]:
         )
 
     put = partial(_put_and_get, data, same)
-    with _Ray():
+    with ray_cluster():
         ways = {
             "stock": put(),
             "stock, numpy": put(
@@ -224,25 +216,11 @@ def _put_and_get(value: Any, same: Callable[[Any], bool], *switches: Callable[[]
         stream = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         return len(stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
 
-    steps: dict[str, Step] = {"put": lambda _: ray.put(value), "get": partial(ray.get, timeout=60)}
+    steps = (("put", lambda _: ray.put(value)), ("get", partial(ray.get, timeout=60)))
     return Way(steps, same, *switches)._replace(size=size)
 
 
-class _Ray:
-    """Ray on this machine, for the length of a `with` block."""
-
-    def __enter__(self) -> None:
-        import ray
-
-        ray.init(address="local", num_cpus=4, **RAY)
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        ray.shutdown()
-
-
-def through_torch_distributed(shape: str, rounds: int) -> dict[str, Times]:
+def through_torch_distributed(shape: str, rounds: int) -> dict[str, list[Turn]]:
     """A broadcast between two ranks over gloo; timed on the receiver, from a barrier on."""
     with tempfile.TemporaryDirectory() as directory:
         ranks = str(Path(directory) / "ranks")
@@ -254,7 +232,7 @@ def through_torch_distributed(shape: str, rounds: int) -> dict[str, Times]:
     return times
 
 
-def _rank(rank: int, ranks: str, shape: str, rounds: int) -> dict[str, Times]:
+def _rank(rank: int, ranks: str, shape: str, rounds: int) -> dict[str, list[Turn]]:
     import torch.distributed as dist
 
     quieted()
@@ -287,75 +265,55 @@ def _broadcasts(batch: Batch, leads: bool) -> dict[str, Way]:
             dist.broadcast(column, src=0)
         return TensorDict(found, batch_size=padded.batch_size)
 
-    same_packed, same_padded = partial(is_same, packed), partial(is_same, padded)
+    def way(call: Callable[[Any], Any], sent: TensorDict) -> Way:
+        return Way((("broadcast", call),), partial(is_same, sent))
+
     return {
-        "broadcast_object_list, jagged": Way({"broadcast": lambda _: objects(packed)}, same_packed),
-        "broadcast_object_list, padded": Way({"broadcast": lambda _: objects(padded)}, same_padded),
-        "broadcast of each padded column": Way({"broadcast": each}, same_padded),
-        "jagcodec": Way(
-            {"broadcast": lambda _: broadcast(packed if leads else None, 0)}, same_packed
-        ),
+        "broadcast_object_list, jagged": way(lambda _: objects(packed), packed),
+        "broadcast_object_list, padded": way(lambda _: objects(padded), padded),
+        "broadcast of each padded column": way(each, padded),
+        "jagcodec": way(lambda _: broadcast(packed if leads else None, 0), packed),
     }
 
 
-def through_transfer_queue(shape: str, rounds: int) -> dict[str, Times]:
+def through_transfer_queue(shape: str, rounds: int) -> dict[str, list[Turn]]:
     """Each way in its own process tree, twice."""
-    times: dict[str, Times] = {}
-    for way in ("stock", "jagcodec") * 2:
-        code = f"from benchmarks.planes import queue; queue({way!r}, {shape!r}, {rounds})"
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TQ_LOGGING_LEVEL": "ERROR"},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=600,
-        )
-        found = json.loads(done.stdout.splitlines()[-1])
-        if way in times:
-            for step, ms in times[way]["ms"].items():
-                ms += found["ms"][step]
-        else:
-            times[way] = found
-    return times
+    code = "from benchmarks.planes import queue; queue()"
+    ways = {way: partial(run_python, code, way, shape, rounds) for way in ("stock", "jagcodec")}
+    return in_turns(ways, rounds=2, warm=0)
 
 
-def queue(way: str, shape: str, rounds: int) -> None:
-    """Put and get all rows, in this process; the times as JSON on standard output."""
+def queue() -> None:
+    """Put and get all rows, in this process; the turn as JSON on standard output."""
     import importlib
 
     import transfer_queue
 
     quieted()
+    way, shape, rounds = json.loads(sys.argv[1])
     if way == "jagcodec":
         importlib.import_module(BACKEND)
     batch = jagged(shape, messages=False)
     keys = [str(row) for row in range(len(batch))]
     rows: dict[str, Any] = {"keys": keys, "partition_id": "bench"}
-    with _Ray():
+
+    def same(found: Any) -> bool:
+        same = all(is_same(found[name].unbind(), batch[name].unbind()) for name in PADS)
+        transfer_queue.kv_clear(**rows)
+        return same
+
+    with ray_cluster():
         transfer_queue.init()
-        steps: dict[str, Step] = {
-            "put": lambda _: transfer_queue.kv_batch_put(**rows, fields=batch),
-            "get": lambda _: transfer_queue.kv_batch_get(**rows),
-        }
-
-        def same(found: Any) -> bool:
-            same = all(is_same(found[name].unbind(), batch[name].unbind()) for name in PADS)
-            transfer_queue.kv_clear(**rows)
-            return same
-
-        times = measure({way: Way(steps, same)}, rounds, turns=1)
+        steps = (
+            ("put", lambda _: transfer_queue.kv_batch_put(**rows, fields=batch)),
+            ("get", lambda _: transfer_queue.kv_batch_get(**rows)),
+        )
+        (turn,) = measure({way: Way(steps, same)}, rounds, turns=1)[way]
         transfer_queue.close()
-    print(json.dumps(times[way]))
+    print(json.dumps(turn))
 
 
-_THROUGH = (
-    through_ray,
-    through_data_proto,
-    through_torch_distributed,
-    through_transfer_queue,
-)
+_THROUGH = (through_ray, through_data_proto, through_torch_distributed, through_transfer_queue)
 PLANES = dict(zip(report.PLANES, _THROUGH, strict=True))
 
 

@@ -106,20 +106,15 @@ def write_pages() -> None:
     PICTURE.write_text(picture(record("bench")))
 
 
-def unlike_source() -> list[str]:
-    """The records that were not measured with the source that is checked out."""
-    source = machine.provenance()["src"]
-    return [program for program in PROGRAMS if record(program).get("src") != source]
-
-
 def main(arguments: Sequence[str]) -> int:
-    if arguments == ["--check"]:
-        stale = unlike_source()
-        if stale:
-            print(f"not of this source: {', '.join(stale)}; run make record", file=sys.stderr)
-        return int(bool(stale))
-    write_pages()
-    return 0
+    if arguments != ["--check"]:
+        write_pages()
+        return 0
+    source = machine.provenance()["src"]
+    stale = [program for program in PROGRAMS if record(program).get("src") != source]
+    if stale:
+        print(f"not of this source: {', '.join(stale)}; run make record", file=sys.stderr)
+    return int(bool(stale))
 
 
 # --- tables of bench ---------------------------------------------------------------------------

@@ -1,42 +1,15 @@
-"""Messages of few rows, rows in, rows joined and rows out, compared with what producers use today.
+"""Messages of few rows, rows in, joined and out, compared with what producers use today.
 
-Parts of `python -m benchmarks.bench`. `small`, of 1, 8 and 64 rows of about 300 tokens in six
-per-token columns and a reward, all sides from padded tensors to padded tensors:
-
-    fused       encode_fields, copy, materialize(open_wire(frames))
-    decoded     encode_fields, copy, materialize(decode(frames))
-    pickle      pickle of the numpy arrays with their memory out of band (protocol 5), copy, loads,
-                torch.from_numpy
-    encode      encode_fields alone
-    in band     pickle.dumps(protocol=5) of the arrays alone: one bytes object
-
-The copy is that of a transport: the first frame becomes `bytes`, every other one a new
-`bytearray`. Also counted: how many named functions of the library one call enters. `rows`:
-
-    lists       a column of 677 thousand tokens in 512 lists: encode_rows, encode, and
-                msgspec.msgpack.encode of the same lists (without msgspec: msgpack.packb)
-    one_row     512 messages of one row, six numpy columns of 100 to 500 tokens and a reward:
-                encode_rows of each, and pickle.dumps(protocol=5) of each
-    tensors     slime's dict of lists of 1-D tensors, half as many rows, both ways:
-                decode(encode_rows(...)), decode(encode(...)), and pickle
-    join        512 messages of one row to one padded batch: materialize of them, of blobs that are
-                opened one by one and joined by concat_rows, and unpickling as many rows of numpy
-                arrays and pad_sequence of each column
-    parts       8 messages of 64 rows to one padded batch: materialize of them as frames and as
-                blobs that are opened one by one, and of one message of the 512 rows
-    narrow      a quarter of the messages of join, stored narrow and plain, opened and joined
-    split       an open message in 512 parts by split_rows, each .to_frames(), compared with
-                pickle.dumps(protocol=5) of 512 rows of numpy arrays; and to_rows of its seven
-                columns, compared with slicing the padded columns row by row
-    budget      26 micro-batches by max_tokens, all materialized, and the whole batch at once
-
-One process. Every result is compared with the input once, outside the clock.
+Two parts of `python -m benchmarks.bench`, in one process. Every result is compared with the input
+once, outside the clock. The copy of a message is that of a transport: the first frame becomes
+`bytes`, every other one a new `bytearray`.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,9 +28,9 @@ from benchmarks.measure import (
     check,
     copied,
     functions_entered,
-    in_turns,
     same_columns,
     summary,
+    times,
 )
 from benchmarks.shapes import PADS, Batch, make_small_batch
 
@@ -75,7 +48,7 @@ VOCABULARY = 151_936
 ZEROS = dict.fromkeys(PADS, 0)  # the pads that `materialize` writes unless it is given others
 
 SMALL_ROWS = (1, 8, 64)
-SMALL_TURNS = 50  # calls of each side in a round
+SMALL_CALLS = 50  # of each side for a figure
 
 
 class Part(NamedTuple):
@@ -85,17 +58,29 @@ class Part(NamedTuple):
     ratios: Sequence[Ratio]
 
 
+def with_last(calls: Calls) -> Part:
+    """Each side is compared with the last one."""
+    *others, last = calls
+    return Part(calls, [(name, last) for name in others])
+
+
 def measure_small(seconds: float, rows: Sequence[int] = SMALL_ROWS) -> dict[str, Any]:
     """Messages of few rows, by their number; and the functions that calls enter."""
     found: dict[str, Any] = {}
     for number in rows:
         part = small(make_small_batch(number, pads=ZEROS))
-        ms = in_turns(part.calls, seconds, turns=SMALL_TURNS)
-        found[str(number)] = summary(ms, part.ratios)
+        ms = times(part.calls, seconds, 3 * SMALL_CALLS)
+        found[str(number)] = summary({k: medians(each) for k, each in ms.items()}, part.ratios)
     calls = calls_of_one_batch(make_small_batch(rows[-1], pads=ZEROS))
     package = Path(jagcodec.__file__).parent
     functions = {name: functions_entered(call, package) for name, call in calls.items()}
     return {"rows": found, "functions": functions}
+
+
+def medians(ms: Sequence[float]) -> list[float]:
+    """One figure for several calls, since one call is too short to compare."""
+    starts = range(0, len(ms) - SMALL_CALLS + 1, SMALL_CALLS)
+    return [statistics.median(ms[start : start + SMALL_CALLS]) for start in starts]
 
 
 def measure_rows(seconds: float, rows: int = ROWS) -> dict[str, Any]:
@@ -103,7 +88,7 @@ def measure_rows(seconds: float, rows: int = ROWS) -> dict[str, Any]:
     found = {}
     for name, make in PARTS.items():
         part = make(rows)
-        found[name] = summary(in_turns(part.calls, seconds), part.ratios)
+        found[name] = summary(times(part.calls, seconds), part.ratios)
     return found
 
 
@@ -111,41 +96,40 @@ def measure_rows(seconds: float, rows: int = ROWS) -> dict[str, Any]:
 
 
 def small(batch: Batch) -> Part:
-    """One small message, from padded tensors to padded tensors."""
+    """One message of six per-token columns and a reward, of about 300 tokens per row.
+
+    `fused`, `decoded` and `pickle` (of numpy arrays, with their memory out of band) go from padded
+    tensors to padded tensors. `encode` and `in band` (one bytes object) are the first half.
+    """
     columns, lengths = batch.columns, batch.lengths
 
     def encode() -> Sequence[Any]:
         return jagcodec.encode_fields(columns, lengths=lengths, token_aligned_fields=PADS)
 
-    def fused() -> Columns:
-        return jagcodec.materialize(jagcodec.open_wire(copied(encode())))
-
-    def decoded() -> Columns:
-        return jagcodec.materialize(jagcodec.decode(copied(encode())))
+    def arrays() -> dict[str, Any]:
+        return {name: column.numpy() for name, column in columns.items()}
 
     def pickled() -> Columns:
-        arrays = {name: column.numpy() for name, column in columns.items()}
         buffers: list[pickle.PickleBuffer] = []
-        head = pickle.dumps(arrays, protocol=5, buffer_callback=buffers.append)
+        head = pickle.dumps(arrays(), protocol=5, buffer_callback=buffers.append)
         received = copied([head, *buffers])
-        loaded = pickle.loads(received[0], buffers=received[1:])
-        return {name: torch.from_numpy(array) for name, array in loaded.items()}
-
-    def in_band() -> bytes:
-        return pickle.dumps({name: column.numpy() for name, column in columns.items()}, protocol=5)
+        return tensors_of(pickle.loads(received[0], buffers=received[1:]))
 
     calls: Calls = {
-        "fused": fused,
-        "decoded": decoded,
+        "fused": lambda: jagcodec.materialize(jagcodec.open_wire(copied(encode()))),
+        "decoded": lambda: jagcodec.materialize(jagcodec.decode(copied(encode()))),
         "pickle": pickled,
         "encode": encode,
-        "in band": in_band,
+        "in band": lambda: pickle.dumps(arrays(), protocol=5),
     }
     for name in ("fused", "decoded", "pickle"):
         same_columns(calls[name](), columns, f"{name}, {len(lengths)} rows")
-    arrays = {name: torch.from_numpy(array) for name, array in pickle.loads(in_band()).items()}
-    same_columns(arrays, columns, "in band")
+    same_columns(tensors_of(pickle.loads(calls["in band"]())), columns, "in band")
     return Part(calls, [("fused", "pickle"), ("decoded", "pickle"), ("encode", "in band")])
+
+
+def tensors_of(arrays: Mapping[str, Any]) -> Columns:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def calls_of_one_batch(batch: Batch) -> Calls:
@@ -198,7 +182,7 @@ def message_of(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def lists(rows: int) -> Part:
-    """A column of lists."""
+    """A column of lists, 677 thousand tokens in 512 rows."""
     numbers = random.Random(0)
     tokens = [
         [numbers.randrange(VOCABULARY) for _ in range(numbers.randrange(900, 1_745))]
@@ -207,28 +191,30 @@ def lists(rows: int) -> Part:
     column = jagcodec.decode(jagcodec.encode_rows({"ids": tokens}))["ids"]
     check([row.tolist() for row in column.unbind()] == tokens, "encode_rows of lists")
     check(jagcodec.decode(jagcodec.encode(tokens)) == tokens, "encode of lists")
-    calls: Calls = {
-        "encode_rows": lambda: jagcodec.encode_rows({"ids": tokens}),
-        "encode": lambda: jagcodec.encode(tokens),
-        PACKER: lambda: pack_lists(tokens),
-    }
-    return Part(calls, [("encode_rows", PACKER), ("encode", PACKER)])
+    return with_last(
+        {
+            "encode_rows": lambda: jagcodec.encode_rows({"ids": tokens}),
+            "encode": lambda: jagcodec.encode(tokens),
+            PACKER: lambda: pack_lists(tokens),
+        }
+    )
 
 
 def one_row(rows: int) -> Part:
-    """Messages of one row each."""
+    """A message for each row, of six numpy columns of 100 to 500 tokens and a reward."""
     samples = make_samples(rows)
     for sample in samples:
         same_row(jagcodec.decode(jagcodec.encode_rows([sample])), sample, "encode_rows of one row")
-    calls: Calls = {
-        "encode_rows": lambda: [jagcodec.encode_rows([sample]) for sample in samples],
-        "pickle": lambda: [pickle.dumps(sample, protocol=5) for sample in samples],
-    }
-    return Part(calls, [("encode_rows", "pickle")])
+    return with_last(
+        {
+            "encode_rows": lambda: [jagcodec.encode_rows([sample]) for sample in samples],
+            "pickle": lambda: [pickle.dumps(sample, protocol=5) for sample in samples],
+        }
+    )
 
 
 def tensors(rows: int) -> Part:
-    """A dict of lists of tensors."""
+    """slime's dict of lists of 1-D tensors, half as many rows, written and read."""
     numbers = random.Random(0)
     lengths = [numbers.randrange(100, 1_500) for _ in range(rows // 2)]
     columns: dict[str, list[torch.Tensor]] = {
@@ -237,23 +223,28 @@ def tensors(rows: int) -> Part:
     }
     for name in ("log_probs", "ref_log_probs", "advantages", "returns"):
         columns[name] = [torch.rand(tokens) for tokens in lengths]
-    frames = jagcodec.encode_rows(columns)
-    most = len(columns) + 2
-    check(len(frames) <= most, f"{len(frames)} frames of {len(columns)} columns")
-    back = jagcodec.decode(frames)
+    back = jagcodec.decode(jagcodec.encode_rows(columns))
     for name, column in columns.items():
         pairs = zip(back[name].unbind(), column, strict=True)
         check(all(torch.equal(found, row) for found, row in pairs), "encode_rows of tensors")
-    calls: Calls = {
-        "encode_rows": lambda: jagcodec.decode(jagcodec.encode_rows(columns)),
-        "encode": lambda: jagcodec.decode(jagcodec.encode(columns)),
-        "pickle": lambda: pickle.loads(pickle.dumps(columns, protocol=5)),
-    }
-    return Part(calls, [("encode_rows", "pickle"), ("encode", "pickle")])
+    return with_last(
+        {
+            "encode_rows": lambda: jagcodec.decode(jagcodec.encode_rows(columns)),
+            "encode": lambda: jagcodec.decode(jagcodec.encode(columns)),
+            "pickle": lambda: pickle.loads(pickle.dumps(columns, protocol=5)),
+        }
+    )
+
+
+def to_one_batch(samples: Sequence[Mapping[str, Any]], calls: Calls) -> Part:
+    """Each side makes a padded batch of the samples."""
+    for name, call in calls.items():
+        same_columns(call(), padded(samples), name)
+    return with_last(calls)
 
 
 def join(rows: int) -> Part:
-    """Messages of one row to one padded batch."""
+    """Messages of one row to one padded batch: as lists of frames, and opened one by one."""
     samples = make_samples(rows)
     messages = [message_of([sample]) for sample in samples]
     pickles = [pickle.dumps(sample, protocol=5) for sample in samples]
@@ -263,9 +254,7 @@ def join(rows: int) -> Part:
         "one by one": lambda: opened_and_joined(blobs),
         "pad_sequence": lambda: padded(map(pickle.loads, pickles)),
     }
-    for name, call in calls.items():
-        same_columns(call(), padded(samples), f"{name} of messages of one row")
-    return Part(calls, [("materialize", "pad_sequence"), ("one by one", "pad_sequence")])
+    return to_one_batch(samples, calls)
 
 
 def opened_and_joined(messages: Iterable[Any]) -> Any:
@@ -275,7 +264,7 @@ def opened_and_joined(messages: Iterable[Any]) -> Any:
 
 
 def parts(rows: int) -> Part:
-    """Messages of some rows to one padded batch."""
+    """Eight messages to one padded batch, compared with one message of all rows."""
     samples = make_samples(rows)
     size = -(-rows // 8)
     eight = [message_of(samples[start : start + size]) for start in range(0, rows, size)]
@@ -286,28 +275,14 @@ def parts(rows: int) -> Part:
         "8 open": lambda: opened_and_joined(blobs),
         "one message": lambda: jagcodec.materialize(one),
     }
-    for name, call in calls.items():
-        same_columns(call(), padded(samples), f"materialize of {name}")
-    return Part(calls, [("8 messages", "one message"), ("8 open", "one message")])
-
-
-def narrow(rows: int) -> Part:
-    """Messages of one row, stored narrow and plain."""
-    samples = make_samples(rows // 4)
-    plain = [message_of([sample]) for sample in samples]
-    options: Any = {"narrow": True}
-    stored = [copied(jagcodec.encode_rows([sample], **options)) for sample in samples]
-    calls: Calls = {
-        "narrow": lambda: opened_and_joined(stored),
-        "plain": lambda: opened_and_joined(plain),
-    }
-    for name, call in calls.items():
-        same_columns(call(), padded(samples), f"{name} messages")
-    return Part(calls, [("narrow", "plain")])
+    return to_one_batch(samples, calls)
 
 
 def split(rows: int) -> Part:
-    """The rows of an open message, one by one."""
+    """An open message in parts of one row, as messages and as values.
+
+    `slices` cuts the padded columns row by row.
+    """
     samples = make_samples(rows)
     batch = jagcodec.open_wire(message_of(samples))
     columns = padded(samples)
@@ -336,7 +311,7 @@ def split(rows: int) -> Part:
 
 
 def budget(rows: int) -> Part:
-    """Micro-batches within a token budget."""
+    """Micro-batches within a token budget, all materialized, and the whole batch at once."""
     samples = make_samples(rows)
     frames = message_of(samples)
     lengths = [len(sample["input_ids"]) for sample in samples]
@@ -349,16 +324,15 @@ def budget(rows: int) -> Part:
     groups = jagcodec.balance_rows(torch.tensor(lengths), max_tokens=most)
     for found, group in zip(micro_batches(), groups, strict=True):
         same_columns(found, padded(samples[i] for i in group.tolist()), "a micro-batch")
-    whole = f"{len(groups)} as one"
-    calls: Calls = {
-        f"{len(groups)} micro-batches": micro_batches,
-        whole: lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
-    }
-    same_columns(calls[whole](), padded(samples), "materialize")
-    return Part(calls, [(f"{len(groups)} micro-batches", whole)])
+    return with_last(
+        {
+            f"{len(groups)} micro-batches": micro_batches,
+            f"{len(groups)} as one": lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
+        }
+    )
 
 
-_ALL = (lists, one_row, tensors, join, parts, narrow, split, budget)
+_ALL = (lists, one_row, tensors, join, parts, split, budget)
 PARTS: dict[str, Callable[[int], Part]] = {part.__name__: part for part in _ALL}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,21 +91,13 @@ class Batch:
         return sum(column.nbytes for column in self.columns.values())
 
     def save(self, directory: Path) -> None:
-        """To files, so that several processes can map one batch."""
-        (directory / "columns.json").write_text(json.dumps(list(self.columns)))
-        np.save(directory / "lengths.npy", self.lengths.numpy())
-        for name, column in self.columns.items():
-            np.save(directory / f"column.{name}.npy", column.numpy())
+        """To a file, so that several processes can map one batch."""
+        torch.save(vars(self), directory / "batch.pt")
 
     @classmethod
     def mapped(cls, directory: Path) -> Batch:
-        """The batch that `save` wrote, its columns mapped: copied on write, shared until then."""
-
-        def read(name: str) -> torch.Tensor:
-            return torch.from_numpy(np.load(directory / f"{name}.npy", mmap_mode="c"))
-
-        names = json.loads((directory / "columns.json").read_text())
-        return cls(read("lengths"), {name: read(f"column.{name}") for name in names})
+        """The batch that `save` wrote: its memory is copied on write, shared until then."""
+        return cls(**torch.load(directory / "batch.pt", mmap=True))
 
 
 def make_batch(lengths: Lengths, pads: Mapping[str, int | float] = PADS) -> Batch:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import mmap
 import multiprocessing
 import os
-import random
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine import quieted
-from benchmarks.measure import check, difference
+from benchmarks.measure import Step, check, collector_off, difference, in_turns, walk
 from benchmarks.shapes import Batch, lengths_of, make_batch
 from benchmarks.sides import SIDES, Side, receive
-
-WARMUPS = 2  # rounds that do not count
-ROUNDS = (5, 51)  # at least, at most
 
 
 class Trip(NamedTuple):
@@ -46,31 +41,15 @@ class Runner:
 
     def __init__(self, side: Side, batch: Batch) -> None:
         self._side = side
+        copy: Step = ("copy", self._copy)
+        self._steps = (*side.send, copy, *side.receive, ("touch", _touch))
         self.batch = batch
         self._buffers: list[bytearray | bytes] = []
 
     def run(self) -> tuple[Trip, Mapping[str, torch.Tensor]]:
-        """One trip and its rectangles. Everything it makes lives until the last step is timed."""
-        names, ticks, alive = [], [time.perf_counter()], []
-
-        def step(name: str, function: Callable[[Any], Any], value: Any) -> Any:
-            made = function(value)
-            names.append(name)
-            ticks.append(time.perf_counter())
-            alive.append(made)
-            return made
-
-        value: Any = self.batch
-        for name, function in self._side.send:
-            value = step(name, function, value)
-        frames = value
-        value = step("copy", self._transport, frames)
-        for name, function in self._side.receive:
-            value = step(name, function, value)
-        step("touch", _touch, value)
-        ms = [1e3 * (end - start) for start, end in itertools.pairwise(ticks)]
-        wire_bytes = sum(map(len, self._buffers))
-        return Trip(dict(zip(names, ms, strict=True)), len(frames), wire_bytes), value
+        """One trip and its rectangles."""
+        ms, rectangles = walk(self._steps, self.batch)
+        return Trip(ms, len(self._buffers), sum(map(len, self._buffers))), rectangles
 
     def verified(self) -> Trip:
         """The second of two trips, without garbage collection, compared with the input.
@@ -82,13 +61,12 @@ class Runner:
         """
         for _ in range(2):
             gc.collect()
-            gc.disable()
-            trip, rectangles = self.run()
-            gc.enable()
+            with collector_off():
+                trip, rectangles = self.run()
             check(not (wrong := difference(rectangles, self.batch.columns)), wrong)
         return trip
 
-    def _transport(self, frames: Sequence[Any]) -> list[bytearray | bytes]:
+    def _copy(self, frames: Sequence[Any]) -> list[bytearray | bytes]:
         sizes = [memoryview(frame).nbytes for frame in frames]
         if sizes != list(map(len, self._buffers)):  # the first time
             self._buffers = [self._side.buffer(size) for size in sizes]
@@ -97,9 +75,10 @@ class Runner:
         return self._buffers
 
 
-def _touch(rectangles: Mapping[str, torch.Tensor]) -> None:
+def _touch(rectangles: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     for rectangle in rectangles.values():
         rectangle.view(torch.uint8).numpy().reshape(-1)[:: mmap.PAGESIZE].max()
+    return rectangles
 
 
 def measure(shape: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -117,19 +96,9 @@ def measure(shape: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
         found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
         del batch
         players = {name: stack.enter_context(_process(name, directory)) for name in names}
-        trips: dict[str, list[Trip]] = {name: [] for name in names}
-        rounds, done, order = WARMUPS + ROUNDS[0], 0, random.Random(0)
-        start = time.perf_counter()
-        while done < rounds:
-            for name in order.sample(list(names), len(names)):
-                trip = _ask(players[name], f"{name}, {shape}")
-                if done >= WARMUPS:
-                    trips[name].append(trip)
-            done += 1
-            if done == WARMUPS:
-                fitting = int(seconds * WARMUPS / (time.perf_counter() - start))
-                rounds = WARMUPS + max(ROUNDS[0], min(fitting, ROUNDS[1]))
-    found["rounds"] = rounds - WARMUPS
+        asks = {name: partial(_ask, end, f"{name}, {shape}") for name, end in players.items()}
+        trips = in_turns(asks, seconds, rounds=5, warm=2)
+    found["rounds"] = len(trips[names[0]])
     found["sides"] = {name: _summary(trips[name]) for name in names}
     return found
 

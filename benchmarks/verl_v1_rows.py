@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from jagcodec.testing import is_same
+
 SESSIONS = 8  # trajectories of one prompt
 PROMPT, TOTAL = (100, 400), (500, 3000)  # tokens, the fewest and the most
 VOCABULARY = 152_000
@@ -182,24 +184,9 @@ def compare(found: TensorDict, keys: Sequence[str], phase: str) -> int:
             raise ValueError(f"{place}: expected {_kind_of_cells(first)}, found {_kind(column)}")
         cells = column.unbind() if isinstance(column, torch.Tensor) else column.tolist()
         for key, row, cell in zip(keys, rows, cells, strict=True):
-            if not same(cell, row[name]):
+            if not is_same(cell, row[name]):
                 raise ValueError(f"{place}: {key}: expected {row[name]!r}, found {cell!r}")
     return len(keys) * len(rows[0])
-
-
-def same(found: Any, expected: Any) -> bool:
-    """Whether two values are the same in type and in every bit, whatever they hold."""
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, torch.Tensor):
-        return (found.dtype, found.shape) == (expected.dtype, expected.shape) and (
-            found.numpy().tobytes() == expected.numpy().tobytes()
-        )
-    if isinstance(expected, dict):
-        return list(found) == list(expected) and all(map(same, found.values(), expected.values()))
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return bool(found == expected)
 
 
 def _kind(column: Any) -> str:

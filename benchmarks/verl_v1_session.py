@@ -10,13 +10,11 @@ import asyncio
 import gc
 import importlib
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,6 +26,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import tqbridge
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from benchmarks.machine import ray_cluster
 from benchmarks.verl_v1_rows import (
     GLOBAL_STEP,
     NEMO_GET,
@@ -47,23 +46,20 @@ from benchmarks.verl_v1_rows import (
 
 PRODUCERS, WORKERS, UNITS = 2, 4, 2
 WARM_UP = 1  # rounds
-ONE_BY_ONE = 32  # puts of a row, and of a tag
-TRAIN, OTHER, NEMO = "train", "one by one", "nemo"  # partitions
+TRAIN, NEMO = "train", "nemo"  # partitions
 INFO = {"calculate_entropy": True, "compute_loss": False, "temperature": 1.0}
 
 
 def main() -> None:
     """Run the turn that the first argument describes in JSON, and print what it found in JSON."""
-    asked = json.loads(sys.argv[1])
-    if asked["module"]:
-        importlib.import_module(asked["module"])
-    options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-    ray.init(address="local", num_cpus=4, **options)
-    try:
-        found = Driver(asked["prompts"]).run(asked["rounds"])
-    finally:
-        tq.close()
-        ray.shutdown()
+    module, prompts, rounds = json.loads(sys.argv[1])
+    if module:
+        importlib.import_module(module)
+    with ray_cluster():
+        try:
+            found = Driver(prompts).run(rounds)
+        finally:
+            tq.close()
     print(json.dumps(found))
 
 
@@ -97,26 +93,15 @@ class Producer:
     async def _finish(self, prompt: int) -> list[float]:
         uid = uid_of(prompt)
         await tq.async_kv_put(key=uid, partition_id=TRAIN, tag={"status": "running"})
-        puts = [asyncio.create_task(_put_row(TRAIN, row)) for row in self._puts[prompt]]
+        puts = [asyncio.create_task(_put_row(row)) for row in self._puts[prompt]]
         seconds = await asyncio.gather(*puts)
         await tq.async_kv_put(key=uid, partition_id=TRAIN, tag={"status": "finished"})
         return seconds
 
-    async def one_by_one(self) -> dict[str, tuple[float, float]]:
-        """By key, the seconds of a put of its row and of its tag, one after another."""
-        found = {}
-        for row in [row for puts in self._puts.values() for row in puts][:ONE_BY_ONE]:
-            (key,) = row["keys"]
-            seconds = await _put_row(OTHER, row)
-            start = time.perf_counter()
-            await tq.async_kv_put(key=key, partition_id=OTHER, tag={"status": "seen"})
-            found[key] = seconds, time.perf_counter() - start
-        return found
 
-
-async def _put_row(partition: str, row: dict[str, Any]) -> float:
+async def _put_row(row: dict[str, Any]) -> float:
     start = time.perf_counter()
-    await tq.async_kv_batch_put(partition_id=partition, **row)
+    await tq.async_kv_batch_put(partition_id=TRAIN, **row)
     return time.perf_counter() - start
 
 
@@ -175,22 +160,17 @@ def _settle() -> None:
 
 
 class Clock:
-    """Milliseconds of the phases of a round, and of the CPU in them by kind of process."""
+    """Milliseconds of the phases of a round."""
 
-    def __init__(self, processes: dict[str, list[int]]) -> None:
-        self._processes = processes
-        self._cpu = dict.fromkeys(processes, 0.0)
+    def __init__(self) -> None:
         self.total = 0.0
         self.ms: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        before = self._cpu_now()
         with self.part(name):
             yield
         self.total += self.ms[name]
-        for kind, now in self._cpu_now().items():
-            self._cpu[kind] += now - before[kind]
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -201,20 +181,6 @@ class Clock:
 
     def note(self, name: str, seconds: Sequence[float]) -> None:
         self.ms[name] = statistics.mean(seconds) * 1e3
-
-    def cpu(self, what: str) -> dict[str, float]:
-        return {
-            **{f"{what}: {kind}": ms for kind, ms in self._cpu.items()},
-            f"{what}: all": sum(self._cpu.values()),
-        }
-
-    def _cpu_now(self) -> dict[str, float]:
-        return {kind: sum(map(_cpu_ms, pids)) for kind, pids in self._processes.items()}
-
-
-def _cpu_ms(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
 
 
 class Driver:
@@ -229,23 +195,16 @@ class Driver:
         producer, worker = (ray.remote(kind).options(num_cpus=0) for kind in (Producer, Worker))
         self._producers = [producer.remote(range(i, prompts, PRODUCERS)) for i in range(PRODUCERS)]
         self._workers = [worker.remote() for _ in range(WORKERS)]
-        actors = {
-            "producers": self._producers,
-            "workers": self._workers,
-            "controller": [ray.get_actor("TransferQueueController", namespace="transfer_queue")],
-            "storage": [ray.get_actor(f"TransferQueueStorageUnit#{i}") for i in range(UNITS)],
-        }
 
-        def identity(actor: Any) -> tuple[int, str, str | None]:
-            return os.getpid(), type(actor).__name__, tensordict.__version__
+        def identity(actor: Any) -> tuple[str, str | None]:
+            return type(actor).__name__, tensordict.__version__
 
-        self._processes = {"driver": [os.getpid()]}
-        for kind, some in actors.items():
-            found = ray.get([actor.__ray_call__.remote(identity) for actor in some])
-            pids, classes, versions = zip(*found, strict=True)
-            if set(versions) != {tensordict.__version__}:
-                raise RuntimeError(f"{kind}: expected the driver's tensordict, found {versions}")
-            self._processes[kind] = list(pids)
+        units = [ray.get_actor(f"TransferQueueStorageUnit#{i}") for i in range(UNITS)]
+        actors = [*units, *self._producers, *self._workers]
+        found = ray.get([actor.__ray_call__.remote(identity) for actor in actors])
+        classes, versions = zip(*found, strict=True)
+        if set(versions) != {tensordict.__version__}:
+            raise RuntimeError(f"expected the driver's tensordict, found {versions}")
         self._unit = classes[0]
 
     def run(self, rounds: int) -> dict[str, Any]:
@@ -258,10 +217,10 @@ class Driver:
     def _round(self, what: Callable[[Clock], dict[str, float]]) -> dict[str, float]:
         ray.get([worker.settle.remote() for worker in self._workers])
         _settle()
-        return what(Clock(self._processes))
+        return what(Clock())
 
     def _step(self, clock: Clock) -> dict[str, float]:
-        """A step of verl, and then puts one by one."""
+        """A step of verl."""
         ray.get([producer.prepare.remote() for producer in self._producers])
         with clock.phase("submit"):
             tag = {"is_prompt": True, "status": "pending", "global_steps": GLOBAL_STEP}
@@ -280,9 +239,8 @@ class Driver:
         self._on_driver("metrics driver", batch, clock)
         with clock.phase("clear"):
             tq.kv_clear(keys=batch.keys, partition_id=TRAIN)
-        self._one_by_one(clock)
         sums = {"step": clock.total, "step without rollout": clock.total - clock.ms["rollout"]}
-        return {**sums, **clock.ms, **clock.cpu("CPU of the step")}
+        return sums | clock.ms
 
     def _sample(self, clock: Clock) -> Any:
         """All trajectories, dealt to the workers so that each gets about as many tokens."""
@@ -322,16 +280,6 @@ class Driver:
         self._cells += compare(found, keys, phase)
         return batch
 
-    def _one_by_one(self, clock: Clock) -> None:
-        waits = ray.get(self._producers[0].one_by_one.remote())
-        clock.note("one-row put", [put for put, _ in waits.values()])
-        clock.note("tag put", [put for _, put in waits.values()])
-        keys = list(waits)
-        tags = {key: tag_of(trajectory(number_of(key))) | {"status": "seen"} for key in keys}
-        _check_tags(tq.kv_list()[OTHER], tags)
-        self._cells += compare(tq.kv_batch_get(keys=keys, partition_id=OTHER), keys, "rollout")
-        tq.kv_clear(keys=keys, partition_id=OTHER)
-
     def _batch(self, clock: Clock) -> dict[str, float]:
         """A batch of NeMo-RL: one put, named columns by shard, one column written back."""
         keys = [key_of(number) for number in range(len(self._rollouts))]
@@ -350,7 +298,7 @@ class Driver:
         found = tq.kv_batch_get(keys=keys, partition_id=NEMO)
         self._cells += compare(found, keys, NEMO_WRITE_BACK)
         tq.kv_clear(keys=keys, partition_id=NEMO)
-        return {**sums, **clock.ms, **clock.cpu("CPU of NeMo-RL's batch")}
+        return sums | clock.ms
 
 
 def _made_of(data: TensorDict, phase: str) -> dict[str, torch.Tensor]:

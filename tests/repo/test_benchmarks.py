@@ -38,9 +38,11 @@ def test_small_messages_and_rows():
 
 def test_the_guard_finds_what_is_worse():
     assert guard.guard(0, shapes=["16x64"]) == 0  # nothing is stored of it
-    stored = {"versions": guard.counted_with(), "calls": {"x": {"pack": 7}}}
-    assert guard.more_calls(stored, {"x": {"pack": 8.0}}) == ["MORE CALLS: pack, x: 8, stored 7"]
-    assert guard.more_calls(stored, {"x": {"pack": 7.0}}) == []
+    for kind, stored, same, worse in (("functions", 7, 7, 8), ("ratios", 2.0, 3.0, 3.1)):
+        before = {kind: {"x": {"pack": stored}}}
+        assert guard.worse(before, {kind: {"x": {"pack": same}}}) == []
+        (line,) = guard.worse(before, {kind: {"x": {"pack": worse}}})
+        assert line == f"WORSE: {kind}, pack, x: {worse}, stored {stored:g}"
 
 
 def test_bytes(tmp_path):
