@@ -6,10 +6,11 @@ the bits of a cell, and jagged tensors are read through PyTorch's public accesso
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    NonTensorData,
     NonTensorStack,
+    TensorDict,
     TensorDictBase,
     UnbatchedTensor,
     is_tensorclass,
@@ -56,16 +59,16 @@ def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[A
     values, offsets = jagged.values(), jagged.offsets().tolist()
     holes = jagged.lengths()
     ends = offsets[1:] if holes is None else map(sum, zip(offsets, holes.tolist(), strict=False))
-    dim = value.dim() - values.dim() + _ragged_axis(value)
+    dim = _ragged_dim(value)
     return [
         bits(values.narrow(dim, start, end - start))
         for start, end in zip(offsets, ends, strict=False)
     ]
 
 
-def _ragged_axis(jagged: torch.Tensor) -> int:
+def _ragged_dim(jagged: torch.Tensor) -> int:
     """The ragged dim of the values: the jagged tensor's size there is not a plain integer."""
-    return next(i for i, dim in enumerate(jagged.shape[1:]) if not isinstance(dim, int)) - 1
+    return next(i for i, dim in enumerate(jagged.shape[1:]) if not isinstance(dim, int))
 
 
 def cell_of(number: Any, dtype: torch.dtype) -> torch.Tensor | None:
@@ -113,7 +116,7 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
         >>> assert_same([1, (2.0, None)], [1, (2.0, None)])
         >>> assert_same({"a": [1, True]}, {"a": [1, 1]})
         Traceback (most recent call last):
-        AssertionError: $['a'][1]: type bool, expected int
+        AssertionError: $['a'][1]: True, expected 1
 
     Raises:
         AssertionError: They differ; the message begins with the path to the first difference.
@@ -121,61 +124,7 @@ def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
     one with the same rows and no holes.
     """
-    if isinstance(expected, UnbatchedTensor):
-        _check(isinstance(actual, UnbatchedTensor), path, _name(actual), _name(expected), "type ")
-        _same_tensors(_unbatched(actual), _unbatched(expected), path)
-        return
-    if isinstance(expected, torch.Tensor):
-        _same_tensors(actual, expected, path)
-        return
-    _check(type(actual) is type(expected), path, _name(actual), _name(expected), "type ")
-    if isinstance(expected, TensorDictBase) and not isinstance(expected, NonTensorStack):
-        _same_tensordicts(actual, expected, path)
-    elif isinstance(expected, NonTensorStack):
-        _check(actual.batch_size == expected.batch_size, path, actual, expected)
-        assert_same(actual.tolist(), expected.tolist(), path)
-    elif isinstance(expected, NonTensorDataBase):
-        _check(actual.batch_size == expected.batch_size, path, actual, expected)
-        assert_same(actual.data, expected.data, f"{path}.data")
-    elif is_tensorclass(expected):
-        a, b = vars(actual), vars(expected)
-        assert_same(a["_tensordict"], b["_tensordict"], path)
-        assert_same(_not_none(a["_non_tensordict"]), _not_none(b["_non_tensordict"]), path)
-    elif isinstance(expected, dict):
-        if isinstance(expected, defaultdict):
-            _check(actual.default_factory is expected.default_factory, path, actual, expected)
-        assert_same(list(actual), list(expected), f"{path} keys")
-        for key in expected:
-            assert_same(actual[key], expected[key], f"{path}[{_text(key, repr)}]")
-    elif isinstance(expected, torch.Size):
-        _check(actual == expected, path, actual, expected)
-    elif isinstance(expected, (list, tuple, deque)):
-        _check(len(actual) == len(expected), path, len(actual), len(expected), "length ")
-        for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(a, b, f"{path}[{i}]")
-    elif isinstance(expected, (set, frozenset)):
-        assert_same(sorted(actual, key=_order), sorted(expected, key=_order), path)
-    elif isinstance(expected, float):
-        _check(struct.pack("<d", actual) == struct.pack("<d", expected), path, actual, expected)
-    elif isinstance(expected, complex):
-        assert_same((actual.real, actual.imag), (expected.real, expected.imag), path)
-    elif isinstance(expected, np.ndarray):
-        _same_arrays(actual, expected, path)
-    elif isinstance(expected, (np.str_, np.bytes_)):
-        _check(bool(actual == expected), path, actual, expected)
-    elif isinstance(expected, np.generic):
-        _same_arrays(np.asarray(actual), np.asarray(expected), path)
-    elif isinstance(expected, slice):
-        for part in ("start", "stop", "step"):
-            assert_same(getattr(actual, part), getattr(expected, part), f"{path}.{part}")
-    elif isinstance(expected, range):
-        parts = (expected.start, expected.stop, expected.step)
-        assert_same((actual.start, actual.stop, actual.step), parts, path)
-    elif isinstance(expected, (Decimal, datetime)):
-        # Equal ones may differ in digits or time zone, and a signalling NaN cannot be compared.
-        _check(repr(actual) == repr(expected), path, actual, expected)
-    else:
-        _check(actual == expected, path, actual, expected)
+    _same(described(actual), described(expected), path)
 
 
 def is_same(actual: Any, expected: Any) -> bool:
@@ -194,124 +143,154 @@ def is_same(actual: Any, expected: Any) -> bool:
     return True
 
 
-def _unbatched(leaf: Any) -> Any:
-    """The tensor in an `UnbatchedTensor`, which is a tensorclass before tensordict 0.12."""
-    return leaf if isinstance(leaf, torch.Tensor) else vars(leaf)["_tensordict"]["data"]
-
-
-def _not_none(fields: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (fields or {}).items() if value is not None}
-
-
-def _same_tensors(actual: Any, expected: torch.Tensor, path: str) -> None:
-    _check(isinstance(actual, torch.Tensor), path, _name(actual), "Tensor", "type ")
-    for what in ("dtype", "layout", "is_nested"):
-        a, b = getattr(actual, what), getattr(expected, what)
-        _check(a == b, path, a, b, f"{what} ")
-    if expected.layout is torch.jagged:
-        _same_jagged(actual, expected, path)
-    elif expected.is_nested:
-        same_rows(actual.unbind(), expected.unbind() if expected.size(0) else (), path)
-    else:
-        _check(actual.shape == expected.shape, path, actual.shape, expected.shape, "shape ")
-        if expected.layout is torch.strided:
-            _check(bits(actual) == bits(expected), path, actual, expected)
-        elif expected.layout is torch.sparse_coo:
-            a, b = actual.is_coalesced(), expected.is_coalesced()
-            _check(a == b, path, a, b, "coalesced ")
-            _same_tensors(actual._indices(), expected._indices(), f"{path}.indices")
-            _same_tensors(actual._values(), expected._values(), f"{path}.values")
-        else:
-            rows = expected.layout in (torch.sparse_csr, torch.sparse_bsr)
-            parts = ("crow_indices", "col_indices") if rows else ("ccol_indices", "row_indices")
-            for part in (*parts, "values"):
-                a, b = getattr(actual, part)(), getattr(expected, part)()
-                _same_tensors(a, b, f"{path}.{part}")
-
-
-def same_rows(actual: Sequence[Any], expected: Sequence[Any], path: str) -> None:
-    """Assert that two lists of strided tensors are equal."""
-    _check(len(actual) == len(expected), path, len(actual), len(expected), "rows ")
-    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
-        _same_tensors(a, b, f"{path}[{i}]")
-
-
-def _same_jagged(actual: torch.Tensor, expected: torch.Tensor, path: str) -> None:
-    a, b = _ragged_axis(actual), _ragged_axis(expected)
-    _check(a == b, path, a, b, "ragged axis ")
-    _check(actual.shape[0] == expected.shape[0], path, actual.shape, expected.shape, "shape ")
-    same = rows_of(actual) == rows_of(expected)
-    _check(same, path, actual.values(), expected.values())
-    inner = [tuple(x.values().shape) for x in (actual, expected)]
-    inner = [shape[: a + 1] + shape[a + 2 :] for shape in inner]
-    _check(inner[0] == inner[1], path, inner[0], inner[1], "row shape ")
-
-
-def _same_tensordicts(actual: Any, expected: TensorDictBase, path: str) -> None:
-    _check(
-        actual.batch_size == expected.batch_size,
-        path,
-        actual.batch_size,
-        expected.batch_size,
-        "batch size ",
-    )
-    _check(actual.names == expected.names, path, actual.names, expected.names, "names ")
-    if isinstance(expected, LazyStackedTensorDict):
-        _check(actual.stack_dim == expected.stack_dim, path, actual.stack_dim, expected.stack_dim)
-        for i, (a, b) in enumerate(zip(actual.tensordicts, expected.tensordicts, strict=True)):
-            assert_same(a, b, f"{path}[{i}]")
+def _same(actual: Any, expected: Any, path: str) -> None:
+    """Compare two descriptions."""
+    if type(actual) is not type(expected):
+        same = False
+    elif isinstance(expected, dict):
+        _same([*actual], [*expected], f"{path} keys")
+        for key in expected:
+            _same(actual[key], expected[key], f"{path}[{key!r}]")
         return
-    assert_same(list(actual.keys()), list(expected.keys()), f"{path} keys")
-    leaves = dict(expected.items())
-    for key, leaf in actual.items():
-        assert_same(leaf, leaves[key], f"{path}[{key!r}]")
-
-
-def _same_arrays(actual: Any, expected: Any, path: str) -> None:
-    _check(actual.dtype == expected.dtype, path, actual.dtype, expected.dtype, "dtype ")
-    _check(actual.shape == expected.shape, path, actual.shape, expected.shape, "shape ")
-    if expected.dtype.names is not None:
-        for name in expected.dtype.names:
-            _same_arrays(actual[name], expected[name], f"{path}[{name!r}]")
-    elif expected.dtype == object:
-        assert_same(list(actual.flat), list(expected.flat), path)
-    elif expected.dtype.kind == "T":
-        # for a missing item, numpy returns the object given as `na_object`
-        assert_same(list(actual.flat), list(expected.flat), path)
-    elif expected.dtype in (np.dtype("g"), np.dtype("G")):
-        same = np.array_equal(actual, expected, equal_nan=True)
-        _check(same, path, actual, expected)
+    elif isinstance(expected, (list, tuple)):
+        for i, (a, b) in enumerate(zip(actual, expected, strict=False)):
+            _same(a, b, f"{path}[{i}]" if isinstance(expected, list) else path)
+        same = len(actual) == len(expected)
     else:
-        _check(actual.tobytes() == expected.tobytes(), path, actual, expected)
-
-
-def _order(value: Any) -> tuple[str, str]:
-    # The repr of a frozenset depends on its iteration order, so its members are sorted first, also
-    # where it is inside a tuple.
-    members: Any = value
-    if isinstance(value, frozenset):
-        members = sorted(map(_order, value))
-    elif isinstance(value, tuple):
-        members = list(map(_order, value))
-    elif isinstance(value, int):
-        members = hex(value)  # of any size, unlike its repr
-    return (_name(value), repr(members))
-
-
-def _name(value: Any) -> str:
-    return type(value).__name__
-
-
-def _check(same: bool, path: str, actual: Any, expected: Any, what: str = "") -> None:
+        same = bool(actual == expected)
     if not same:
-        raise AssertionError(f"{path}: {what}{_text(actual)}, expected {_text(expected)}")
+        raise AssertionError(f"{path}: {actual!r:.200}, expected {expected!r:.200}")
 
 
-def _text(value: Any, as_text: Callable[[Any], str] = str) -> str:
-    """`value` as text; never an error, even if `as_text` raises one."""
-    try:
-        return as_text(value)
-    except Exception:  # torch cannot print int1, and Python limits the digits of an int
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            return f"{value.dtype} with bits {bits(value)}"
-        return f"{_name(value)} that cannot be printed"
+def described(value: Any) -> Any:
+    """A value as lists, dicts with string keys, and tuples that begin with a kind.
+
+    Descriptions of equal types are equal only if the values are, down to the bit. The kinds are
+    those of the wire format, as its second reader has them (`tests/wire/spec_reader.py`).
+    """
+    kind = type(value)
+    if isinstance(value, UnbatchedTensor):
+        # a tensorclass before tensordict 0.12
+        inner = value if isinstance(value, torch.Tensor) else vars(value)["_tensordict"]["data"]
+        return (UnbatchedTensor, _tensor(inner))
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, TensorDictBase) or is_tensorclass(value):
+        return _batch(value)
+    if isinstance(value, (np.str_, np.bytes_)):
+        return ("USER", f"numpy.{kind.__name__}", value.item())
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, np.generic):
+        return ("SCALAR", *_array(np.array(value))[1::2])
+    if isinstance(value, dict):
+        return _dict(value)
+    if isinstance(value, torch.Size):
+        return ("USER", "torch.Size", [*value])
+    if isinstance(value, (list, tuple, deque)):
+        items = [described(item) for item in value]
+        return items if kind is list else ("TUPLE" if kind is tuple else kind, items)
+    if isinstance(value, (set, frozenset)):
+        return (kind.__name__.upper(), sorted((described(item) for item in value), key=repr))
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    kind = type(value)
+    if kind is float:
+        return ("float", struct.pack(">d", value).hex())
+    if kind is int and value.bit_length() > 64:
+        return ("int", hex(value))  # of any size, unlike its repr
+    if kind is complex:
+        return ("USER", "complex", described((value.real, value.imag)))
+    if kind in (range, slice):
+        return ("USER", kind.__name__, described((value.start, value.stop, value.step)))
+    if kind is torch.dtype:
+        return ("USER", "torch.dtype", str(value).removeprefix("torch."))
+    if kind is torch.device:
+        return ("USER", "torch.device", ("TUPLE", [value.type, value.index]))
+    if isinstance(value, (Decimal, datetime)):
+        # Equal ones may differ in digits or time zone, and a signalling NaN cannot be compared.
+        return (kind, repr(value))
+    return value
+
+
+def _dict(value: dict[Any, Any]) -> Any:
+    if all(type(key) is str for key in value):
+        items: Any = {key: described(item) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+    else:
+        items = [described(part) for item in value.items() for part in item]
+    if type(value) is dict:
+        return ("DICT", items)
+    return (type(value), getattr(value, "default_factory", None), items)
+
+
+def _batch(value: Any) -> Any:
+    size = [*value.batch_size]
+    if isinstance(value, NonTensorStack):
+        members = value.tensordicts
+        if value.stack_dim == 0 and len(size) == 1 and not any(map(_is_stacked, members)):
+            return ("NON_TENSOR_ROWS", [described(member.data) for member in members])
+        return ("NON_TENSOR_STACK", value.stack_dim, [described(member) for member in members])
+    if isinstance(value, NonTensorDataBase):
+        kind = "NON_TENSOR_DATA" if type(value) is NonTensorData else type(value)
+        return (kind, size, described(value.data))
+    if is_tensorclass(value):
+        parts = vars(value)
+        others = parts["_non_tensordict"] or {}
+        others = {name: described(part) for name, part in others.items() if part is not None}
+        return (type(value), described(parts["_tensordict"]), others)
+    names = [value.names] if any(value.names) else []
+    if isinstance(value, LazyStackedTensorDict):
+        members = [described(member) for member in value.tensordicts]
+        return ("LAZY_STACK", value.stack_dim, members, *names)
+    leaves = {key: described(value._get_str(key, None)) for key in value.keys()}  # noqa: SIM118
+    return ("TENSORDICT" if type(value) is TensorDict else type(value), size, leaves, *names)
+
+
+def _is_stacked(member: Any) -> bool:
+    return isinstance(member, NonTensorStack) or bool(member.batch_dims)
+
+
+def _array(value: Any) -> Any:
+    shape = [*value.shape]
+    if value.dtype.kind == "O":
+        return ("OBJECT_ARRAY", shape, [described(item) for item in value.flat])
+    dtype = value.dtype.str if value.dtype.names is None else str(value.dtype)
+    return ("ARRAY", dtype, shape, value.tobytes())
+
+
+def _tensor(value: Any) -> Any:
+    dtype = str(value.dtype).removeprefix("torch.")
+    if value.layout is torch.jagged:
+        dim = _ragged_dim(value)
+        values, starts = value.values(), value.offsets().tolist()
+        lengths = [end - start for start, end in itertools.pairwise(starts)]
+        lengths = lengths if value.lengths() is None else value.lengths().tolist()
+        starts_and_lengths = zip(starts, lengths, strict=False)
+        rows = [_cells(values.narrow(dim, *part)) for part in starts_and_lengths]
+        shape = [*values.shape]
+        shape[dim] = sum(lengths)
+        return ("JAGGED", dtype, shape, dim + 1, rows)
+    if value.is_nested:
+        rows = [_cells(row) for row in (value.unbind() if value.size(0) else ())]
+        return ("STRIDED_NESTED", dtype, rows)
+    if value.layout is torch.strided:
+        return ("TENSOR", dtype, *_cells(value))
+    parts = map(_tensor, (value._indices(), value._values()))
+    return ("SPARSE_COO", [*value.shape], *parts, value.is_coalesced())
+
+
+def _cells(tensor: torch.Tensor) -> list[Any]:
+    """The shape of a strided tensor, and its bytes in row-major order."""
+    shape = [*tensor.shape]
+    if not tensor.numel():
+        return [shape, b""]
+    tensor = tensor.detach().cpu()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg().clone()
+    if tensor.itemsize == 16:
+        tensor = torch.view_as_real(tensor)
+    return [shape, tensor.view(_INTEGERS[tensor.itemsize]).numpy().tobytes()]

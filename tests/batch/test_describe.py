@@ -80,7 +80,7 @@ def test_a_ragged_group_is_found_without_a_search():
     found = open_source(
         message(tensordict([1], columns), bytes(8 * n), groups=[[0, 0, 1, 1, 1]] * n), "x"
     )
-    for entry in found.columns:
+    for entry in found.entries:
         at = entry.node.number + 3
         found.message.numbers[at] = Number(found.message.numbers[at])
     described = description_of(found)

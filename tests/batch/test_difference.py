@@ -131,7 +131,7 @@ def test_what_stands_beside_the_batch_and_meta_are_compared():
     found = message_difference(
         encode({"td": td, "w": torch.ones(3)}), encode({"td": td, "w": torch.zeros(3)})
     )
-    assert (found.column, found.row) == ("$.w", 0)
+    assert (found.column, found.row) == ("w", 0)
 
 
 def test_chosen_columns_and_names_that_are_none():
@@ -150,6 +150,11 @@ def test_arrays_and_plain_values():
     changed[1, 2] = 7
     found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))
+
+
+def test_values_under_keys_that_equal_nothing_are_compared():
+    a, b = ({float("nan"): value} for value in (1, 2))
+    assert str(first_difference([a], [b])).endswith("value 1 and 2")
 
 
 def test_what_values_lie_in_is_compared_and_not_only_they():
@@ -176,7 +181,7 @@ def test_columns_whose_names_would_be_one_are_compared_both():
     ):
         assert message_difference(left, encode(batch(**changed))) is not None
     one, other = (encode({"td": batch(**{"$.x": x}), "x": 1}) for x in (IDS, IDS + 1))
-    assert str(message_difference(one, other)).startswith("column ('$.x',), row 0")
+    assert str(message_difference(one, other)).startswith("column td.$.x, row 0")
 
 
 def test_names_that_a_stranger_chose_are_safe_to_print():

@@ -16,6 +16,7 @@ from jagcodec import (
     materialize,
     open_wire,
     pack_jagged_fields,
+    select_rows,
     stack_or_nest,
     to_rows,
 )
@@ -593,3 +594,24 @@ def test_prompt_lengths_of_what_is_not_a_batch(prompts):
     for td, text in ((stack, "found a lazy stack"), (TensorDict({}, []), "no batch dim")):
         with pytest.raises((ArgumentError, ArgumentTypeError), match=text):
             materialize(td, padding_side="left_right", prompt_lengths=prompts)
+
+
+@pytest.mark.parametrize("index", [slice(1, 4), slice(2, 3), [3, 0, 3, 1], [4], slice(0, 0)])
+def test_chosen_rows_of_a_message_are_padded_as_those_of_a_batch(index):
+    lengths = torch.tensor([2, 3, 1, 4, 0])
+    cells = torch.arange(5 * 4 * 2)
+    columns = {
+        "ids": cells[:20].view(5, 4),
+        "logprobs": cells.view(5, 4, 2).float(),
+        "reward": torch.arange(10.0).view(5, 2),
+        "mask": cells[:20].view(5, 4) % 3 == 0,
+    }
+    td = pack_jagged_fields(
+        columns, lengths=lengths, token_aligned_fields=["ids", "logprobs", "mask"]
+    )
+    td["turns"] = stack_or_nest([torch.arange(n) for n in (1, 2, 3, 4, 5)], always_nest=True)
+    pads = {"ids": -1, "logprobs": 0.5}
+    opened = open_wire(encode(td)).rows(index)
+    assert_same(
+        materialize(opened, "padded", pads), materialize(select_rows(td, index), "padded", pads)
+    )

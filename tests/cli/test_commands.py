@@ -89,9 +89,9 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
 def test_json_of_chosen_columns_has_no_others(run, tmp_path):
     file = tmp_path / "beside.jag"
     dump({"td": batch(), "step": 3}, file)
-    for chosen, parts in (("ids", [["ids"], []]), ("$.step", [[], ["$.step"]])):
+    for chosen in ("ids", "$.step"):
         found = json.loads(run("inspect", file, "--columns", chosen, "--json")[1])
-        assert [[c["name"] for c in found[part]] for part in ("columns", "beside")] == parts
+        assert [column["name"] for column in found["columns"]] == [chosen]
 
 
 def test_inspect_reads_standard_input(run, file, monkeypatch):
@@ -144,6 +144,26 @@ def test_inspect_of_a_record_lists_its_steps(run, tmp_path):
     found = json.loads(run("inspect", tmp_path / "steps", "--json")[1])
     assert [step["step"] for step in found["steps"]] == [20, 300]
     assert run("inspect", files[0])[0] == 0
+
+
+def test_inspect_of_a_record_shows_the_steps_around_one_that_was_cut(run, tmp_path):
+    directory = tmp_path / "steps"
+    with RecordWriter(directory) as writer:
+        for step in (1, 2, 3):
+            writer.write(step, batch())
+    cut = directory / "step-0000000002.jag"
+    cut.write_bytes(cut.read_bytes()[:100])
+    status, out, err = run("inspect", directory)
+    assert status == 2
+    rows = [line.split()[:3] for line in out.splitlines()[2:]]
+    size = f"{(directory / 'step-0000000001.jag').stat().st_size:,}"
+    assert rows == [["1", "4", size], ["2", "?", "100"], ["3", "4", size]]
+    assert err.startswith(f"jagcodec: error: {cut}, step 2: ")
+    assert err.count("\n") == 1
+    status, out, _ = run("inspect", directory, "--json")
+    assert status == 2
+    assert [step["rows"] for step in json.loads(out)["steps"]] == [4, None, 4]
+    assert "step 2" in json.loads(out)["steps"][1]["error"]
 
 
 def test_help(run, capsys):
@@ -322,7 +342,7 @@ def test_diff_names_the_file_that_cannot_be_read(run, tmp_path):
     for order in (files, files[::-1]):
         status, out, err = run("diff", *order)
         assert (status, out) == (2, "")
-        assert f"{files[1]}: $.text[0]: expected" in err
+        assert f"{files[1]}, $.text[0]: expected" in err
         assert str(files[0]) not in err
 
 

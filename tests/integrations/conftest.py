@@ -16,35 +16,9 @@ SOURCE = str(Path(jagcodec.__file__).parents[1])
 PATHS = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH", "")]))
 SECONDS = 120
 
-HOOKS = """
-calls = []
-
-def hook():
-    calls.append(1)
-
-def again():
-    from jagcodec.integrations import setup
-    calls.append(1)
-    setup()
-
-def fails():
-    raise KeyError("of the hook")
-
-number = 3
-"""
-
 
 @pytest.fixture(scope="session")
-def hooks(tmp_path_factory):
-    """A folder with the module `hooks`."""
-    folder = tmp_path_factory.mktemp("hooks")
-    (folder / "hooks.py").write_text(HOOKS)
-    (folder / "broken.py").write_text("import no_such_library\ndef hook(): ...")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def cluster(hooks):
+def cluster():
     """Ray with the hook of this library in every worker."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     ray.init(
@@ -54,7 +28,7 @@ def cluster(hooks):
         object_store_memory=200 * 2**20,
         runtime_env={
             "worker_process_setup_hook": "jagcodec.integrations.setup",
-            "env_vars": {"PYTHONPATH": os.pathsep.join([PATHS, str(hooks)])},
+            "env_vars": {"PYTHONPATH": PATHS},
         },
     )
     yield ray

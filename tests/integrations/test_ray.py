@@ -1,6 +1,5 @@
 """What is Ray's own: the object store, worker processes, and the hook that sets them up."""
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from jagcodec import (
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 from jagcodec.integrations import ray as integration  # noqa: E402
+from jagcodec.integrations import setup  # noqa: E402
 from tests.helpers import PAYLOADS, make_batch  # noqa: E402
 from tests.integrations.conftest import SECONDS, needs  # noqa: E402
 from tests.oracle import assert_same  # noqa: E402
@@ -151,20 +151,20 @@ class TestRegistration:
         assert shares_offsets(get(reference))
         assert not shares_offsets(there_and_back(make_batch()))
 
-    def test_a_serializer_of_the_users_is_restored(self, cluster):
+    def test_a_serializer_of_the_users_is_kept(self, cluster):
         batch = BatchedDataDict(a=torch.ones(2))
         ray.util.register_serializer(
             BatchedDataDict, serializer=lambda batch: "theirs", deserializer=str
         )
         try:
-            importlib.import_module("jagcodec.integrations").setup()
-            assert there_and_back(batch) == "theirs"
+            for on in (setup, integration.register, integration.unregister):
+                on()
+                assert there_and_back(batch) == "theirs"
             integration.register()
-            assert type(there_and_back(batch)) is BatchedDataDict
-            integration.unregister()
-            assert there_and_back(batch) == "theirs"
         finally:
             ray.util.deregister_serializer(BatchedDataDict)
+        assert type(there_and_back(batch)) is BatchedDataDict
+        integration.unregister()
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -266,21 +266,6 @@ class TestWorkers:
         assert here
         assert found.batch["ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
         assert found.meta_info == {"step": 3}
-
-    def test_the_next_hook_is_called(self, cluster):
-        @ray.remote(**new_worker("next", JAGCODEC_NEXT_HOOK="hooks.hook"))
-        def calls():
-            return importlib.import_module("hooks").calls
-
-        assert get(calls.remote()) == [1]
-
-    def test_a_bad_next_hook_ends_the_worker(self, cluster):
-        @ray.remote(max_retries=0, **new_worker("bad", JAGCODEC_NEXT_HOOK="hooks.nothing"))
-        def calls():
-            return 1
-
-        with pytest.raises(ray.exceptions.WorkerCrashedError):
-            get(calls.remote())
 
 
 # --- the hook, in processes of its own -----------------------------------------------------------
@@ -397,72 +382,3 @@ print(found)
         assert "jagcodec.integrations.setup: expected to write a TensorDict of tensordict" in last
         assert "version (9.9)" in last
         assert "ImportError: cannot import name 'LazyStackedTensorDict'" in last
-
-
-class TestNextHook:
-    @pytest.mark.parametrize("name", ["hook", "again"])
-    def test_it_is_called_once(self, python, hooks, name):
-        code = "setup()\nsetup()\nimport hooks\nprint(hooks.calls)"
-        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=f"hooks.{name}")
-        assert run.stdout == "[1]\n"
-
-    def test_an_empty_one_is_none(self, python):
-        assert python(TOOLS + "setup()", JAGCODEC_NEXT_HOOK="").stdout == ""
-
-    def test_a_name_that_is_not_a_function_is_refused(self, python, hooks):
-        names = {
-            "hook": "found 'hook'",
-            "hooks.": "found 'hooks.'",
-            ".hooks.hook": "found '.hooks.hook'",
-            "hooks:hook": "found 'hooks:hook'",
-            "nowhere.hook": "found no module 'nowhere' for 'nowhere.hook'",
-            "hooks.inner.hook": "found no module 'hooks.inner' for 'hooks.inner.hook'",
-            "hooks.nothing": "found no 'nothing' in the module 'hooks'",
-            "hooks.number": "found 'hooks.number', a int, which is not callable",
-        }
-        code = f"""
-import os
-from jagcodec import ArgumentError
-for name in {list(names)}:
-    os.environ["JAGCODEC_NEXT_HOOK"] = name
-    try:
-        setup()
-    except ArgumentError as error:
-        print(error)
-"""
-        found = python(TOOLS + code, path=hooks).stdout.splitlines()
-        where = "jagcodec.integrations.setup(JAGCODEC_NEXT_HOOK): expected module.function"
-        for text, expected in zip(found, names.values(), strict=True):
-            assert text.startswith(where)
-            assert f", {expected}; set" in text
-
-    @pytest.mark.parametrize(
-        ("name", "kind"), [("hooks.fails", "KeyError"), ("broken.hook", "ModuleNotFoundError")]
-    )
-    def test_its_own_error_passes_with_a_note(self, python, hooks, name, kind):
-        code = """
-for _ in range(2):  # it is called again if it failed
-    try:
-        setup()
-    except Exception as error:
-        print(type(error).__name__, error.__notes__)
-"""
-        note = f"raised by JAGCODEC_NEXT_HOOK='{name}', which jagcodec.integrations.setup called"
-        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=name)
-        assert run.stdout == f"{kind} {[note]}\n" * 2
-
-    @pytest.mark.parametrize(
-        ("name", "told"),
-        [
-            ("nothing", "jagcodec.integrations.setup(JAGCODEC_NEXT_HOOK): expected module.functi"),
-            ("fails", "KeyError: 'of the hook'\nraised by JAGCODEC_NEXT_HOOK='hooks.fails'"),
-        ],
-    )
-    def test_ray_shows_all_of_it(self, python, hooks, name, told):
-        """In the logs of the worker, and in the terminal of the job."""
-        code = """
-from ray._private.runtime_env.setup_hook import load_and_execute_setup_hook
-print(load_and_execute_setup_hook("jagcodec.integrations.setup"))
-"""
-        run = python(TOOLS + code, path=hooks, JAGCODEC_NEXT_HOOK=f"hooks.{name}")
-        assert told in run.stdout

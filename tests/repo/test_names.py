@@ -15,7 +15,7 @@ INTERFACES = {
     "rowcopy": {"gather", "scatter", "pad", "ends"},  # row kernels
     "cells": {"fill", "pack"},
     "cli": {"add_to", "run"},  # commands
-    "integrations": {"rows_of"},  # engines
+    "integrations": {"rows_of", "reducers"},  # engines; what Ray writes
 }
 
 # These keep the names and the meanings of NeMo-RL's codec, which calls them.

@@ -59,7 +59,6 @@ INT1 = torch.zeros(1, dtype=torch.uint8).view(torch.int1)  # type: ignore[attr-d
         (torch.zeros(1), torch.zeros(1, dtype=torch.int32)),
         (torch.zeros(2, 2).to_sparse(), torch.zeros(2, 2)),
         (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
-        (torch.eye(2).to_sparse_csr(), (2 * torch.eye(2)).to_sparse_csr()),
         (JAGGED, OTHER_ROWS),
         (JAGGED, torch.ones(2, 2)),
         (nest((2, 1), (2, 2)), nest((1, 2), (2, 2))),
@@ -107,7 +106,7 @@ def test_cells_of_every_dtype_are_compared(make, dtype):
     assert is_same(one, same)
     assert not is_same(one, other)
     assert not is_same(other, one)
-    with pytest.raises(AssertionError, match=r"^\$: .*, expected "):
+    with pytest.raises(AssertionError, match=r"^\$.*: .*, expected "):
         assert_same(one, other)
     assert first_difference(one, same) is None
     found = first_difference(one, other)

@@ -1,17 +1,39 @@
 """Fixtures of the tests of messages."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from jagcodec.wire import elide
-
-
-def send_whatever_repeats_once(patch):
-    """Make `elide` send what it finds once, whether it pays or not."""
-    patch.setattr(elide, "FEWEST", 1)
-    patch.setattr(elide, "SLACK", -(1 << 20))
+from jagcodec.wire import compress, elide
 
 
 @pytest.fixture
 def eager(monkeypatch):
-    """`elide` sends what it finds once, whether it pays or not."""
-    send_whatever_repeats_once(monkeypatch)
+    """`elide` sends what it finds once, and every frame is compressed, whether it pays or not."""
+    monkeypatch.setattr(elide, "FEWEST", 1)
+    monkeypatch.setattr(elide, "SLACK", -(1 << 20))
+    monkeypatch.setattr(compress, "_SMALLEST", 1)
+    monkeypatch.setattr(compress, "_is_smaller", lambda *args: True)
+    monkeypatch.setattr(compress, "is_accepted", lambda *args: True)
+
+
+@pytest.fixture
+def in_threads():
+    """Runs a function in several threads at once, and raises what one of them raises."""
+
+    def run(count, work, *arguments):
+        gate = threading.Barrier(count)
+
+        def gated(argument):
+            gate.wait()
+            work(*argument)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(gated, arguments or [()] * count))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(interval)

@@ -5,6 +5,7 @@ Each test runs on the suite's own device, and on CUDA where there is one.
 
 import warnings
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,70 +229,54 @@ def test_large_frames_alias_pinned_memory():
 # --- columns -----------------------------------------------------------------------------------
 
 
-def nest(device, *lengths):
-    return stack_or_nest([torch.rand(n, device=device) for n in lengths], always_nest=True)
-
-
-@pytest.mark.parametrize(
-    "pack", [to_nested_by_length, pack_per_token_field, lambda p, n: maybe_pack_jagged(p[:, :5], n)]
+FULL, MASK = (
+    stack_or_nest([torch.arange(float(n)) for n in lengths], always_nest=True)
+    for lengths in ((4, 3, 6), (3, 0, 2))
 )
-@pytest.mark.parametrize("lengths_there", [False, True])
-def test_packing_is_that_of_the_cpu(device, pack, lengths_there):
-    padded, lengths = PADDED.to(device), LENGTHS.to(device) if lengths_there else LENGTHS
+IDS, ROWS = torch.arange(12).view(3, 4), to_nested_by_length(PADDED, LENGTHS)
+ENDS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
+GAPS = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
+
+
+def by_mask(ids, mask):
+    return pack_jagged_fields({"ids": ids}, mask=mask)["ids"]
+
+
+def padded(td):
+    return materialize(td, pad_value_dict={"a": -1}, pad_to_seqlen=8)["a"]
+
+
+# How often the device is waited for, what is called, and with which values on the device.
+CALLS: dict[str, tuple[int, Any, list[Any]]] = {
+    "lengths here": (0, lambda x: to_nested_by_length(x, LENGTHS), [PADDED]),
+    "lengths there": (1, to_nested_by_length, [PADDED, LENGTHS]),
+    "tokens, lengths there": (1, pack_per_token_field, [PADDED, LENGTHS]),
+    "maybe": (0, lambda x: maybe_pack_jagged(x[:, :5], LENGTHS), [PADDED]),
+    "maybe, lengths there": (1, lambda x, n: maybe_pack_jagged(x[:, :5], n), [PADDED, LENGTHS]),
+    "row gather": (
+        0,
+        lambda x: torch_ops.gather(x, np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])),
+        [PADDED.view(24, 3)],
+    ),
+    "padded": (1, padded, [pack_jagged_fields({"a": ROWS}, lengths=None)]),
+    "responses": (1, response_from_nested, [FULL, MASK]),
+    "rows of a mask": (1, to_nested_by_length, [IDS, MASK]),
+    "mask at one end": (1, by_mask, [IDS, ENDS]),
+    "mask with gaps": (1, by_mask, [IDS, GAPS]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_columns_are_those_of_the_cpu_after_few_waits(device, name):
+    most, call, values = CALLS[name]
+    there = [on_device(value, device) for value in values]
     with watched(device) as traffic:
-        packed = pack(padded, lengths)
-    assert traffic.waits <= lengths_there
-    assert packed.device == device
-    assert rows_of(packed.cpu()) == rows_of(pack(PADDED, LENGTHS))
-
-
-def test_a_row_gather_starts_no_wait(device):
-    cells = PADDED.view(24, 3).to(device)
-    starts, lengths = np.array([20, 3, 3, 0]), np.array([4, 0, 5, 2])
-    with watched(device) as traffic:
-        gathered = torch_ops.gather(cells, starts, lengths)
-    assert traffic.waits == 0
-    assert_same(gathered.cpu(), torch_ops.gather(cells.cpu(), starts, lengths))
-
-
-def test_rows_are_padded_with_one_wait_for_their_offsets(device):
-    td = pack_jagged_fields({"a": to_nested_by_length(PADDED.to(device), LENGTHS)}, lengths=None)
-    with watched(device) as traffic:
-        padded = materialize(td, pad_value_dict={"a": -1}, pad_to_seqlen=8)["a"]
-    assert traffic.waits <= 1
-    assert padded.device == device
-    reference = to_nested_by_length(PADDED, LENGTHS)
-    assert_same(padded.cpu(), torch.nested.to_padded_tensor(reference, -1.0, (4, 8, 3)))
-
-
-def test_responses_are_sliced_with_one_wait(device):
-    full, mask = nest(device, 4, 3, 6), nest(device, 3, 0, 2)
-    with watched(device) as traffic:
-        sliced = response_from_nested(full, mask)
-    assert traffic.waits == 1
-    assert sliced.offsets() is mask.offsets()  # type: ignore[attr-defined]
-    assert rows_of(sliced.cpu()) == rows_of(response_from_nested(full.cpu(), mask.cpu()))
-    assert (sliced * mask).device == device
-    padded = torch.rand(3, 4, device=device)
-    with watched(device) as traffic:
-        packed = to_nested_by_length(padded, mask)
-    assert traffic.waits == 1
-    assert rows_of(packed.cpu()) == rows_of(padded.cpu(), [3, 0, 2])
-    assert (packed * mask).device == device
-
-
-@pytest.mark.parametrize(
-    "mask", [[[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]], [[1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]]]
-)
-def test_a_mask_is_read_with_one_wait(device, mask):
-    mask, ids = torch.tensor(mask), torch.arange(12).view(3, 4)
-    expected = pack_jagged_fields({"ids": ids}, mask=mask)["ids"]
-    fields, mask = {"ids": ids.to(device)}, mask.to(device)
-    with watched(device) as traffic:
-        packed = pack_jagged_fields(fields, mask=mask)["ids"]
-    assert traffic.waits == 1
-    assert packed.device == device
-    assert rows_of(packed.cpu()) == rows_of(expected)
+        found = call(*there)
+    assert traffic.waits <= most
+    assert found.device == device
+    assert_same(found.cpu(), call(*values))
+    if values[-1] is MASK:  # of the same rows, as torch knows
+        assert (found * there[-1]).device == device
 
 
 def test_columns_of_any_device_merge(device):

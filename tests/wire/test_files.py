@@ -8,10 +8,8 @@ import stat
 import subprocess
 import sys
 import traceback
-import tracemalloc
 from contextlib import chdir
 from functools import partial
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -118,78 +116,29 @@ def test_a_function_is_called_once_with_the_size():
     assert made == [to_blob(encode(VALUE))]
 
 
-def test_shared_memory_between_processes():
-    memory = shared_memory.SharedMemory(create=True, size=len(to_blob(encode(VALUE))))
-    try:
-        encode(VALUE, out=memory.buf)
-        code = (
-            "import sys, jagcodec; from multiprocessing import shared_memory, resource_tracker;"
-            f"m = shared_memory.SharedMemory({memory.name!r});"
-            "v = jagcodec.decode(m.buf, copy=True); print(int(v['a'].sum()), v['b']);"
-            "resource_tracker.unregister(m._name, 'shared_memory'); m.close()"
-        )
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert run.stdout.split("\n")[0] == f"{int(VALUE['a'].sum())} [1, 'x']", run.stderr
-    finally:
-        memory.close()
-        memory.unlink()
-
-
-def test_memory_of_a_tensor_is_never_written_over():
+@pytest.mark.parametrize("begin", [16_000, 19_999, 24_999, 25_000])
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_of_a_tensor_is_never_written_over(begin, packed):
     """Neither its own place nor another's: what was not yet encoded would be lost."""
-    memory = np.arange(40_000) % 251
-    tensors = {"a": torch.from_numpy(memory[20_000:25_000]), "b": torch.arange(3000)}
+    memory = np.arange(60_000) % 251
     before = memory.copy()
-    for begin in (13_000, 19_999, 24_999):
-        with pytest.raises(ArgumentError, match="apart from what is encoded"):
-            encode(tensors, out=memory[begin:])
-        assert np.array_equal(memory, before)
-    assert encode(tensors, out=memory[25_000:]) == len(to_blob(encode(tensors)))
-    assert np.array_equal(memory[:25_000], before[:25_000])
-
-
-@pytest.mark.parametrize("begin", [0, 9_000, 9_999, 10_000])
-def test_columns_are_never_packed_over_each_other(begin):
-    memory = np.arange(40_000) % 251
-    before = memory.copy()
-    columns = {"a": torch.from_numpy(memory[:10_000]).view(10, -1), "b": torch.ones(10, 1000)}
-    send = partial(encode_fields, columns, lengths=[900] * 10, token_aligned_fields=columns)
-    if begin < 10_000:
+    a = torch.from_numpy(memory[20_000:25_000])
+    send: Any
+    if packed:
+        columns = {"a": a.view(5, 1000), "b": torch.ones(5, 1000)}
+        send = partial(encode_fields, columns, lengths=[900] * 5, token_aligned_fields=columns)
+    else:
+        send = partial(encode, {"a": a, "b": torch.arange(3000)})
+    if begin < 25_000:
         with pytest.raises(ArgumentError, match="apart from what is encoded"):
             send(out=memory[begin:])
         assert np.array_equal(memory, before)
     else:
-        send(out=memory[begin:])
+        assert send(out=memory[begin:]) == len(to_blob(send()))
         assert np.array_equal(memory[:begin], before[:begin])
 
 
 # --- what is not a message ---------------------------------------------------------------------
-
-
-def test_a_blob_cut_anywhere_is_refused():
-    blob = to_blob(encode([torch.arange(3), torch.arange(2100), "x"]))
-    for end in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
-        with pytest.raises(WireFormatError):
-            decode(blob[:end])
-
-
-@pytest.mark.parametrize(
-    ("at", "new", "reason"),
-    [
-        (0, b"J", "foreign"),
-        (8, b"\2", "unknown_version"),
-        (12, b"\1", "bad_header"),
-        (16, b"\xff", "frame_size"),
-        (23, b"\xff", "bad_header"),
-        (16, b"\0\0", "foreign"),
-    ],
-)
-def test_forged_preambles(at, new, reason):
-    blob = to_blob(encode([1, 2]))
-    blob[at : at + len(new)] = new
-    with pytest.raises(WireFormatError) as caught:
-        decode(blob)
-    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -223,11 +172,7 @@ def test_what_is_not_a_message_at_all_is_the_caller_s_mistake(value, text):
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        *([], ["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),)),
-        *(b"", b"hello", bytes(64), np.zeros(9, np.uint8), torch.zeros(9), memoryview(b"x")),
-    ],
+    "data", [["x"], [None], [b"\x84", 3], [encode(1)], [BATCH], (Path(),), b"", torch.zeros(9)]
 )
 def test_wrong_bytes_and_wrong_items_are_a_bad_message(data):
     for call in (decode, open_wire):
@@ -257,28 +202,12 @@ def path(tmp_path):
     return tmp_path / "value.jag"
 
 
-def test_a_mapped_file_is_aliased_but_never_written(path):
-    dump(VALUE, str(path), checksum=True)
-    before = path.read_bytes()
-    value = load(path, mmap=True)
-    value["a"].zero_()
-    value["c"].zero_()
-    assert path.read_bytes() == before
-
-
 def test_a_dump_replaces_whole_files(path):
     dump("old", path)
     held = load(path, mmap=True)
     with pytest.raises(TypeError):
         dump([torch.ones(5), object()], path)
     assert load(path) == "old"
-    dump("new", path)
-    assert (load(path), held) == ("new", "old")
-    assert os.listdir(path.parent) == ["value.jag"]
-
-
-def test_a_crash_in_the_middle_leaves_the_old_file(path):
-    dump("old", path)
     # The process dies while the bytes are written: at the first write beyond its allowance.
     code = (
         "import resource, signal, sys, torch, jagcodec;"
@@ -286,9 +215,12 @@ def test_a_crash_in_the_middle_leaves_the_old_file(path):
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL);"
         "jagcodec.dump(torch.ones(1_000_000), sys.argv[1])"
     )
-    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True)
-    assert run.returncode != 0
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode != 0
     assert load(path) == "old"
+    left = os.listdir(path.parent)
+    dump("new", path)
+    assert (load(path), held) == ("new", "old")
+    assert os.listdir(path.parent) == left
 
 
 @pytest.mark.parametrize("read", READS)
@@ -305,18 +237,23 @@ def test_files_that_are_not_messages(path, read):
         read(path.parent / "absent")
 
 
+def while_it_is_read(monkeypatch, change):
+    """Calls this once a file is open and was looked at."""
+    look = os.fstat
+
+    def look_and_change(descriptor):
+        status = look(descriptor)
+        change()
+        return status
+
+    monkeypatch.setattr(os, "fstat", look_and_change)
+
+
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("left", [0, 10, 1000, 39_000])
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, left, mmap):
     dump(torch.full((5000,), 7), path)
-    look = os.fstat
-
-    def look_and_cut(descriptor):
-        status = look(descriptor)
-        os.truncate(path, left)
-        return status
-
-    monkeypatch.setattr(os, "fstat", look_and_cut)
+    while_it_is_read(monkeypatch, lambda: os.truncate(path, left))
     with pytest.raises(WireFormatError) as caught:
         load(path, mmap=mmap)
     # Of fewer than 24 bytes not even the preamble is there.
@@ -328,33 +265,11 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, lef
 @pytest.mark.parametrize("mmap", [False, True])
 def test_a_file_that_grows_while_it_is_read_is_what_it_was(path, monkeypatch, mmap):
     dump(VALUE, path)
-    look = os.fstat
-
-    def look_and_append(descriptor):
-        status = look(descriptor)
-        with open(path, "ab") as file:
-            file.write(b"more")
-        return status
-
-    monkeypatch.setattr(os, "fstat", look_and_append)
+    while_it_is_read(monkeypatch, lambda: os.truncate(path, 1 << 20))
     assert_same(load(path, mmap=mmap), VALUE)
     path.write_bytes(b"jag")
     with pytest.raises(WireFormatError, match="expected 24 bytes"):
         load(path, mmap=mmap)
-
-
-@pytest.mark.parametrize("mmap", [False, True])
-def test_memory_is_taken_for_files_that_begin_well_alone(path, mmap):
-    with open(path, "wb") as file:
-        file.write(b"not a blob, whatever its size" * 2)
-        file.truncate(1 << 40)
-    tracemalloc.start()
-    try:
-        with pytest.raises(WireFormatError, match="this is not a jagcodec blob"):
-            load(path, mmap=mmap)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("call", [load, partial(load, mmap=True), partial(dump, 1)])

@@ -4,6 +4,8 @@
 number of tables takes many values, and all readers must come to one verdict.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
 from tests.strategies import repeating_batches
 from tests.wire import spec_reader
+from tests.wire.cases import pieces
 from tests.wire.cases.indirect import GOOD, TEXT, batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.damage import NUMBERS, Parts, with_number
 from tests.wire.forge import (
@@ -190,53 +193,71 @@ def test_small_messages_become_little():
     assert decode(frames).nbytes == 48_000_000
 
 
-def test_the_limit_of_what_is_made():
-    """It counts cells, rows and offsets, beyond 64 for each byte of the message."""
-    frames = rows_made(400, 1 << 10, columns=9)
-    total = sum(map(len, frames))
-    beyond = 9 * 400 * ((1 << 10) + 32) + 64 * 8 * 401 - 64 * total
-    assert beyond > 0
-    decode(frames, limits=Limits(expanded=beyond))
-    with pytest.raises(WireFormatError, match=rf"Limits\(expanded={beyond}\)") as caught:
-        decode(frames, limits=Limits(expanded=beyond - 1))
-    assert caught.value.reason == "too_large"
-    fits = rows_made(400, 1 << 10, columns=9, spare=beyond // 64 + 1)
-    decode(fits, limits=Limits(expanded=0))
+# Objects take more than their bytes; of rows that are one object, one is made.
+ROW = b"\x92" + b"\xdc\x04\x00" + b"\x90" * (1 << 10) + b"\xc0"
 
 
-def test_documents_count_more():
-    """Objects take more than their bytes; of rows that are one object, one is made."""
-    row = b"\x92" + b"\xdc\x04\x00" + b"\x90" * (1 << 10) + b"\xc0"
-    frames = documents_of(run_of(row), lengths=[len(row)] * 1000, stored=65)
-    beyond = 64 * (1000 * len(row) - 64 * size(frames))
-    assert 0 < beyond < Limits().expanded
-    limits = Limits(expanded=beyond - 1)
-    for read in (
-        lambda frames: decode(frames, limits=limits),
-        lambda frames: open_wire(frames, limits=limits).leaf("a"),
-        lambda frames: open_wire(frames, limits=limits).rows([0, 1]).to_tensordict(),
-    ):
-        error = refused(read, frames)
-        assert error.reason == "too_large"
-        assert f"expanded={beyond}" in error.detail
-    one = documents_of(run_of(row), lengths=[len(row)] * 1000, stored=129)
-    most = 1000 * (len(row) + 32) + 64 * 8 * 1001 - 64 * size(one)
-    items = decode(one, limits=Limits(expanded=most)).get("a").tolist()
-    assert all(item is items[0] for item in items)
-
-
-def test_documents_of_several_columns_count_together():
-    row = b"\xdc\x01\x00" + b"\x90" * (1 << 8)
+def columns_of_documents():
     f = Draft()
-    leaves = {
-        f"c{i}": column(f, "NON_TENSOR_ROWS", [run_of(row)], [len(row)] * 400) for i in range(3)
-    }
-    frames = f.message(tensordict([400], leaves))
-    beyond = 64 * (3 * 400 * len(row) - 64 * size(frames))
-    assert beyond > 0
-    decode(frames, limits=Limits(expanded=beyond))
-    error = refused(lambda m: decode(m, limits=Limits(expanded=beyond - 1)), frames)
-    assert error.reason == "too_large"
+    lengths = [len(ROW)] * 400
+    columns = (column(f, "NON_TENSOR_ROWS", [run_of(ROW)], lengths) for _ in range(3))
+    return f.message(tensordict([400], {f"c{i}": made for i, made in enumerate(columns)}))
+
+
+def constant(rows, each):
+    """Rows of one cell, again and again."""
+    values = torch.zeros(rows * each, dtype=torch.int64)
+    offsets = torch.arange(0, rows * each + 1, each)
+    column = torch.nested.nested_tensor_from_jagged(values, offsets)
+    return TensorDict({"zeros": column}, batch_size=[rows])
+
+
+def offsets_of(rows):
+    return 64 * 8 * (rows + 1)
+
+
+# A message, how often each byte that is made counts, and how many bytes are made.
+EXPANDED: dict[str, tuple[Any, int, int]] = {
+    "a frame of zstd": (pieces.bomb(1 << 20), 1, 1 << 20),
+    "rows": (rows_made(400, 1 << 10, 9), 1, 9 * 400 * ((1 << 10) + 32) + offsets_of(400)),
+    "documents": (
+        documents_of(run_of(ROW), lengths=[len(ROW)] * 1000), 64, 1000 * len(ROW)
+    ),
+    "documents that are one object": (
+        documents_of(run_of(ROW), lengths=[len(ROW)] * 1000, stored=129),
+        1, 1000 * (len(ROW) + 32) + offsets_of(1000),
+    ),
+    "columns of documents": (columns_of_documents(), 64, 3 * 400 * len(ROW)),
+    "what elide writes": (
+        encode(constant(1 << 10, 1 << 12), elide=True),
+        1, 8 * (1 << 22) + 32 * (1 << 10) + offsets_of(1 << 10),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_the_limit_of_what_is_made(name):
+    """It counts what is made, beyond 64 for each byte of the message."""
+    frames, times, made = EXPANDED[name]
+    beyond = times * (made - 64 * size(frames))
+    assert 0 < beyond < Limits().expanded
+    readers = [lambda limits: decode(frames, limits=limits)]
+    if name != "a frame of zstd":
+        readers += [
+            lambda limits: open_wire(frames, limits=limits).to_tensordict(),
+            lambda limits: open_wire(frames, limits=limits).rows([0, 1]).to_tensordict(),
+        ]
+    for read in readers:
+        read(Limits(expanded=beyond))
+        error = refused(read, Limits(expanded=beyond - 1))
+        assert error.reason == "too_large"
+        assert f"Limits(expanded={beyond})" in error.detail
+
+
+def test_what_is_sent_may_be_made_without_a_limit():
+    frames, _, made = EXPANDED["rows"]
+    fits = rows_made(400, 1 << 10, columns=9, spare=(made - 64 * size(frames)) // 64 + 1)
+    decode(fits, limits=Limits(expanded=0))
 
 
 def test_what_repeats_does_not_repeat_at_every_level():

@@ -20,9 +20,11 @@ from jagcodec import (
     RowBuilder,
     WireFormatError,
     decode,
+    dump,
     encode,
     encode_fields,
     encode_rows,
+    materialize,
     open_wire,
     pack_jagged_fields,
     padding_tax,
@@ -163,24 +165,37 @@ def test_names_are_those_of_columns_wherever_a_batch_is():
     assert decode(encode({"stop": True}, narrow=["x"])) == {"stop": True}
 
 
-def test_every_encoder_takes_names():
-    columns = {"a": torch.arange(6).view(2, 3), "b": torch.arange(2)}
-    td = TensorDict({"a": nested([[0, 1, 2], [3, 4]]), "b": torch.arange(2)}, [2])
-    row = RowBuilder()
-    row.append(a=[0, 1, 2], b=1)
-    for name in ("a", "b"):
-        expected = message(encode(td, narrow=[name]))
-        memory = bytearray(1 << 16)
-        assert memory[: encode(td, out=memory, narrow=[name])] == to_blob(expected)
-        assert message(MsgpackEncoder(narrow=[name]).encode(td)) == expected
-        for frames in (
-            expected,
-            encode_fields(columns, lengths=[3, 2], narrow=[name]),
-            encode_rows({"a": [[0, 1, 2], [3, 4]], "b": [0, 1]}, narrow=[name]),
-            encode_rows([{"a": [0, 1, 2], "b": 1}], narrow=[name]),
-            row.to_frames(narrow=[name]),
-        ):
-            assert narrow_columns(frames) == {name}
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"narrow": ["a"]}, {"narrow": ["b"]}, {"narrow": True}, {"checksum": True}),
+        *({"elide": True}, {"compress": "zstd"}, {"compress": ("zstd", 3), "elide": True}),
+    ],
+)
+def test_every_encoder_takes_every_option(options, tmp_path):
+    columns = {"a": torch.zeros(2, 9000, dtype=torch.int64), "b": torch.arange(2)}
+    lengths, aligned = torch.tensor([9000, 8000]), ["a"]
+    td = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=aligned)
+    expected = message(encode(td, **options))
+    assert expected != message(encode(td))
+    blob = to_blob(expected)
+    memory = bytearray(len(blob))
+    assert encode(td, out=memory, **options) == len(blob)
+    assert memory == blob
+    dump(td, tmp_path / "file", **options)
+    assert (tmp_path / "file").read_bytes() == blob
+    of_columns = {"lengths": lengths, "token_aligned_fields": aligned, **options}
+    for frames in (
+        MsgpackEncoder(**options).encode(td),
+        encode_fields(columns, **of_columns),
+        encode_rows({"a": [[0] * 9000, [0] * 8000], "b": [0, 1]}, **options),
+    ):
+        assert message(frames) == expected
+    row, builder = {"a": np.zeros(9000, dtype=np.int64), "b": np.arange(9000)}, RowBuilder()
+    builder.append(**row)
+    one = message(encode_rows([row], **options))
+    assert message(builder.to_frames(**options)) == one
+    assert one != message(encode_rows([row])) or options == {"elide": True}
 
 
 @pytest.mark.parametrize("name", ["c", ("c",), ("a", "b"), ("inner", "c")])
@@ -237,20 +252,23 @@ def test_views_of_one_storage_are_sent_as_one():
 # --- checksum ----------------------------------------------------------------------------------
 
 
-def test_damage_is_named():
-    frames = receive(encode([torch.zeros(5000), torch.ones(5000), torch.arange(3)], checksum=True))
-    for i in range(1, 4):
-        frames[i][5] ^= 1
-        with pytest.raises(WireFormatError, match=rf"frame {i}: .*CRC-32") as caught:
-            decode(frames)
-        assert caught.value.reason == "bad_checksum"
-        frames[i][5] ^= 1
-    with pytest.raises(WireFormatError, match="changed places"):
-        decode([*frames[:2], frames[3], frames[2]])
-    place = frames[0].rindex(b"int64")
-    frames[0][place : place + 5] = b"uint8"
-    with pytest.raises(WireFormatError, match=r"header: .*CRC-32"):
-        decode(frames)
+@pytest.mark.parametrize("compress", [None, "zstd"])
+def test_damage_is_named(compress):
+    noise = torch.rand(5000)
+    frames = receive(
+        encode([torch.zeros(5000), noise, noise + 1], checksum=True, compress=compress)
+    )
+    for read in (decode, lambda frames: materialize([frames])):
+        for i in range(2, 5):
+            frames[i][5] ^= 1
+            with pytest.raises(WireFormatError, match=rf"frame {i}: .*CRC-32") as caught:
+                read(frames)
+            assert caught.value.reason == "bad_checksum"
+            frames[i][5] ^= 1
+        with pytest.raises(WireFormatError, match="changed places"):
+            read([*frames[:3], frames[4], frames[3]])
+        with pytest.raises(WireFormatError, match=r"header: .*CRC-32"):
+            read([frames[0].replace(b"float32", b"float16"), *frames[1:]])
 
 
 # --- elide: what repeats is sent once ----------------------------------------------------------
@@ -412,38 +430,13 @@ def test_what_is_chosen_of_a_message_that_shares_still_shares():
     assert size(part.to_frames()) < size(encode(part.to_tensordict())) / 2
 
 
-def test_every_encoder_takes_elide():
-    fields = {"ids": torch.ones(2, 300, dtype=torch.int64)}
-    frames = encode_fields(fields, lengths=torch.tensor([100, 300]), elide=True)
-    assert runs_of(frames, "ids") == ["first"]
-    memory = bytearray(len(to_blob(frames)))
-    assert encode(decode(frames), out=memory, elide=True) == len(memory)
-    assert memory == to_blob(frames)
-
-
-def constant(rows, each):
-    """Rows of one cell, again and again."""
-    values = torch.zeros(rows * each, dtype=torch.int64)
-    offsets = torch.arange(0, rows * each + 1, each)
-    column = torch.nested.nested_tensor_from_jagged(values, offsets)
-    return TensorDict({"zeros": column}, batch_size=[rows])
-
-
-def test_what_a_small_message_may_become_is_bounded():
-    td = constant(1 << 10, 1 << 12)
-    frames = encode(td, elide=True)
-    assert size(frames) < 50_000
-    beyond = 8 * (1 << 22) + 32 * (1 << 10) + 64 * 8 * ((1 << 10) + 1) - 64 * size(frames)
-    assert_same(decode(frames, limits=Limits(expanded=beyond)), td)
-    with pytest.raises(WireFormatError) as caught:
-        decode(frames, limits=Limits(expanded=beyond - 1))
-    assert (caught.value.reason, caught.value.path) == ("too_large", "header")
-
-
 def test_what_a_reader_would_not_take_is_sent_as_it_is(monkeypatch):
     """Many rows that are one large object, or one cell."""
     stack = NonTensorStack(*[{"text": "x" * 5000}] * 200)
-    for value in (TensorDict({"mm": stack}, [200]), constant(1 << 10, 1 << 10)):
+    for value in (
+        TensorDict({"mm": stack}, [200]),
+        TensorDict({"zeros": nested([[0] * 1024] * 1024)}, [1024]),
+    ):
         assert size(encode(value, elide=True)) < 20_000
         with monkeypatch.context() as patch:
             patch.setattr(header, "DEFAULT_LIMITS", Limits(expanded=100))

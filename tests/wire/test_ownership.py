@@ -10,9 +10,7 @@ import mmap
 import pickle
 import subprocess
 import sys
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,8 +24,10 @@ from jagcodec import (
     MsgpackDecoder,
     WireFormatError,
     decode,
+    dump,
     encode,
     encode_fields,
+    load,
     materialize,
     open_wire,
     pack_jagged_fields,
@@ -120,13 +120,17 @@ def test_values_of_read_only_frames_are_copied_once():
     assert frames == before
 
 
-def test_a_write_never_reaches_a_read_only_mapping(tmp_path):
-    frames = encode(torch.arange(BIG))
-    path = tmp_path / "frame"
-    path.write_bytes(frames[2])
+def test_a_write_never_reaches_a_file(tmp_path):
+    value = {"large": torch.arange(BIG), "small": torch.arange(3)}
+    path = tmp_path / "value.jag"
+    dump(value, path, checksum=True)
+    before = path.read_bytes()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        decode([frames[0], frames[1], mapped]).zero_()
-    assert path.read_bytes() == bytes(frames[2])
+        for found in (load(path, mmap=True), decode(mapped)):
+            assert_same(found, value)
+            for tensor in found.values():
+                tensor.fill_(-1)
+            assert path.read_bytes() == before
 
 
 def test_copy_overrides():
@@ -390,26 +394,6 @@ def test_memory_stays_flat_and_a_leak_would_be_found(trips, leak):
 
 
 # --- threads -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def in_threads():
-    """Runs a function in several threads at once, and raises what one of them raises."""
-
-    def run(count, work, *arguments):
-        gate = threading.Barrier(count)
-
-        def gated(argument):
-            gate.wait()
-            work(*argument)
-
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(gated, arguments or [()] * count))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield run
-    sys.setswitchinterval(interval)
 
 
 def test_threads_get_documents_of_their_own(in_threads):

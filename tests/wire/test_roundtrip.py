@@ -84,9 +84,21 @@ READS = {
 }
 
 
+# Their fixtures are the same for all examples.
+WITH_FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+OF_ANY_SIZE = pytest.mark.parametrize("paying", ["if it pays", "always"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def _stdlib_types():
     register_stdlib_types()
+
+
+@pytest.fixture
+def paying(request):
+    """Whether `elide` and `compress` change a message only if it becomes smaller."""
+    if request.param == "always":
+        request.getfixturevalue("eager")
 
 
 def assert_arrives(value, expected, ways):
@@ -98,9 +110,8 @@ def assert_arrives(value, expected, ways):
 
 
 @pytest.mark.parametrize("values", [PYTHON, TORCH, NUMPY, STDLIB, KINDS, REGISTERED])
-@pytest.mark.parametrize("part", range(4))
-def test_every_value_by_every_way_with_all_options(values, part):
-    for make in [*values.values()][part::4]:
+def test_every_value_by_every_way_with_all_options(values, eager):
+    for make in values.values():
         value = make()
         assert_arrives(value, as_it_arrives(value), WAYS)
 
@@ -123,7 +134,7 @@ def test_every_batch_that_is_opened(name):
 
 
 @pytest.mark.parametrize("values", [PYTHON, TORCH, NUMPY], ids=["python", "torch", "numpy"])
-def test_the_second_reader_reads_every_value(values):
+def test_the_second_reader_reads_every_value(values, eager):
     for make, options in itertools.product(values.values(), OPTIONS):
         value = make()
         assert_reads(message(encode(value, **options)), value)
@@ -178,17 +189,28 @@ def values():
     )
 
 
-@settings(max_examples=300)
+@OF_ANY_SIZE
+@pytest.mark.usefixtures("paying")
+@settings(WITH_FIXTURES, max_examples=150)
 @given(values(), st.sampled_from(OPTIONS), st.sampled_from(sorted(WAYS)))
 def test_any_value(value, options, way):
     frames = encode(value, **options)
     assert_same(WAYS[way](frames), value)
     assert message(encode(value, **options)) == message(frames)
     assert message(encode(decode(frames), **options)) == message(frames)
-    assert size(frames) <= size(encode(value, **{**options, "elide": False}))
 
 
 @settings(max_examples=200)
+@given(values(), st.sampled_from(OPTIONS))
+def test_no_option_makes_a_message_larger(value, options):
+    for less in ("narrow", "elide", "compress"):
+        without = {name: how for name, how in options.items() if name != less}
+        assert size(encode(value, **options)) <= size(encode(value, **without))
+
+
+@OF_ANY_SIZE
+@pytest.mark.usefixtures("paying")
+@settings(WITH_FIXTURES, max_examples=100)
 @given(trees() | tensordicts(trees(max_leaves=3)), st.sampled_from(OPTIONS))
 def test_the_second_reader_reads_any_value(value, options):
     frames = message(encode(value, **options))
@@ -283,7 +305,9 @@ SOURCES = {
 }
 
 
-@settings(max_examples=200)
+@OF_ANY_SIZE
+@pytest.mark.usefixtures("paying")
+@settings(WITH_FIXTURES, max_examples=100)
 @given(jagged_batches(), st.sampled_from(OPTIONS), st.sampled_from(sorted(SOURCES)), st.data())
 def test_any_columns_and_rows_of_any_batch(batch, options, source, data):
     names = {"lengths": batch.lengths, "token_aligned_fields": batch.token_aligned_fields}
@@ -332,9 +356,10 @@ def _plain(columns):
     return {n: tuple(c) if isinstance(c, tuple) else c for n, c in kinds.items()} | inner
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("eager")
+@settings(WITH_FIXTURES, max_examples=120)
 @given(repeating_batches(), st.booleans(), st.data())
-def test_any_rows_of_any_batch_that_repeats(eager, td, narrow, data):
+def test_any_rows_of_any_batch_that_repeats(td, narrow, data):
     frames = message(encode(td, narrow=narrow, elide=True))
     assert_same(decode(frames), td)
     assert_reads(frames, td)

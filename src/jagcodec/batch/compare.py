@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,16 +133,17 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
         if isinstance(a, NonTensorStack):
             return _items(a.tolist(), b.tolist(), at, cells)
         return compare(a.data, b.data, replace(at, inside=at.inside or "$"), cells)
-    if isinstance(a, TensorDictBase):
-        return _tensordicts(a, b, at, cells)
+    if isinstance(a, LazyStackedTensorDict):
+        return (
+            _other(at, "batch size", a.batch_size, b.batch_size)
+            or _other(at, "stack dim", a.stack_dim, b.stack_dim)
+            or _items(a.tensordicts, b.tensordicts, at, cells)
+        )
+    if isinstance(a, (dict, TensorDictBase)):
+        return next(each_difference(a, b, at, cells), None)
     if is_tensorclass(a):
         (left, others), (right, more) = fields_of(a), fields_of(b)
         return compare(left, right, at, cells) or compare(others, more, at, cells)
-    if isinstance(a, dict):
-        found = _columns(a, b, at, cells)
-        if found is None and hasattr(a, "meta_info"):
-            found = compare(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
-        return found
     if isinstance(a, (list, tuple)):
         return _items(a, b, at, cells)
     if isinstance(a, slice):
@@ -155,6 +156,34 @@ def compare(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
         found = compare(state_of(a), state_of(b), at, cells)
         return found and replace(at, what="value", left=_text(a), right=_text(b))
     return replace(at, what="value", left=_text(a), right=_text(b))
+
+
+def each_difference(a: Any, b: Any, at: Difference, cells: bool) -> Iterator[Difference]:
+    """As `compare`; of two batches or dicts, their names and the first of each column."""
+    batches = isinstance(a, (dict, TensorDictBase)) and not isinstance(a, LazyStackedTensorDict)
+    if type(a) is not type(b) or not batches:
+        found = compare(a, b, at, cells)
+        if found is not None:
+            yield found
+        return
+    nested = False
+    if isinstance(a, TensorDictBase):
+        found = _other(at, "batch size", a.batch_size, b.batch_size)
+        if found is not None:
+            yield found
+        # Whether the keys are those of columns within a column.
+        nested = at.column != "" and at.row is None
+    # By items, because a TensorDict iterates over its rows.
+    left, right = dict(a.items()), dict(b.items())
+    if not same_values([*left], [*right]):
+        yield _columns_differ(at, [*left], [*right])
+        left = {key: left[key] for key in left if key in right}
+        right = {key: right[key] for key in left}
+    for (key, x), y in zip(left.items(), right.values(), strict=True):
+        inner = replace(at, column=f"{at.column}.{key}") if nested else _step(at, key)
+        yield from each_difference(x, y, inner, cells)
+    if hasattr(a, "meta_info"):
+        yield from each_difference(a.meta_info, b.meta_info, _step(at, "meta_info"), cells)
 
 
 def _other(at: Difference, what: str, a: Any, b: Any) -> Difference | None:
@@ -177,7 +206,7 @@ def _step(at: Difference, key: Any) -> Difference:
     return replace(at, inside=inside + step if step else child_path(inside, key))
 
 
-def columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
+def _columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Difference:
     """Names that one of two has alone, or their order."""
     known = set(a), set(b)
     alone = [[x for x in a if x not in known[1]], [x for x in b if x not in known[0]]]
@@ -191,33 +220,6 @@ def columns_differ(at: Difference, a: Sequence[Any], b: Sequence[Any]) -> Differ
 def _names(names: Sequence[Any]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(shown(x, 60) if type(x) is str else brief(x) for x in names[:8]) + more
-
-
-def _columns(
-    a: Mapping[Any, Any], b: Mapping[Any, Any], at: Difference, cells: bool
-) -> Difference | None:
-    # By items, because a TensorDict iterates over its rows.
-    left, right = dict(a.items()), dict(b.items())
-    if not same_values([*left], [*right]):
-        return columns_differ(at, [*left], [*right])
-    # Whether the keys are those of columns within a column.
-    nested = isinstance(a, TensorDictBase) and at.column != "" and at.row is None
-    for (key, x), y in zip(left.items(), right.values(), strict=True):
-        inner = replace(at, column=f"{at.column}.{key}") if nested else _step(at, key)
-        found = compare(x, y, inner, cells)
-        if found is not None:
-            return found
-    return None
-
-
-def _tensordicts(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
-    found = _other(at, "batch size", a.batch_size, b.batch_size)
-    if found is not None:
-        return found
-    if isinstance(a, LazyStackedTensorDict):
-        found = _other(at, "stack dim", a.stack_dim, b.stack_dim)
-        return found or _items(a.tensordicts, b.tensordicts, at, cells)
-    return _columns(a, b, at, cells)
 
 
 def _items(a: Sequence[Any], b: Sequence[Any], at: Difference, cells: bool) -> Difference | None:

@@ -50,12 +50,10 @@ class Entry(NamedTuple):
 class OpenMessage(NamedTuple):
     """A message whose header was read; see `MessageDescription`."""
 
-    path: str  # what errors call it
     message: Message
     bytes: int
     behind: int
-    columns: list[Entry]
-    beside: list[Entry]
+    entries: list[Entry]
     batch: Node | None  # which holds the columns
 
 
@@ -71,13 +69,10 @@ def open_source(source: Any, path: str) -> OpenMessage:
         behind = len(whole) - total
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
-    columns = _values_of(root) if batch is None else _named_columns(batch)
-    beside = [Entry(_beside_name(name), (), node) for name, node in others]
-    return OpenMessage(path, message, total, behind, columns, beside, batch)
-
-
-def _beside_name(name: str | None) -> str:
-    return "$.meta_info" if name is None else child_path("$", name)
+    entries = _values_of(root) if batch is None else _named_columns(batch)
+    for name, node in others:
+        entries.append(Entry(child_path("$", "meta_info" if name is None else name), (), node))
+    return OpenMessage(message, total, behind, entries, batch)
 
 
 def _named_columns(batch: Node) -> list[Entry]:
@@ -114,11 +109,9 @@ def _values_of(root: Node) -> list[Entry]:
     return found
 
 
-def chosen_entries(found: OpenMessage, names: Sequence[str] | None) -> list[Entry]:
-    """The columns and values of these names, in this order; all columns for None."""
-    everything = {entry.name: entry for entry in (*found.columns, *found.beside)}
-    if names is None:
-        return found.columns
+def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
+    """The columns and values of these names, in this order."""
+    everything = {entry.name: entry for entry in found.entries}
     return [everything[name] for name in known_names(names, everything, "columns")]
 
 
@@ -197,8 +190,8 @@ class MessageDescription:
         elide: Whether any column is indirect.
         compress: ``"zstd"`` if frames are compressed, otherwise None.
         checksum: Whether it has checksums, which were compared.
-        columns: The columns of the batch, or the values inside the value.
-        beside: The values next to the batch in a dict, or its `meta_info`.
+        columns: The columns of the batch, and then the values next to it in a dict, or its
+            `meta_info`; without a batch the values inside the value.
         meta: The names in `meta` of `encode`; None if this process cannot read it.
         rows_of: The rows of jagged columns.
         overhead: Bytes of the header, of offsets of rows, and of gaps.
@@ -215,16 +208,14 @@ class MessageDescription:
     compress: str | None
     checksum: bool
     columns: tuple[ColumnDescription, ...]
-    beside: tuple[ColumnDescription, ...]
     meta: tuple[str, ...] | None
     rows_of: tuple[RowLengths, ...]
     overhead: int
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        columns, beside = ([*map(vars, each)] for each in (self.columns, self.beside))
         rows_of = [rows.as_dict() for rows in self.rows_of]
-        return {**vars(self), "columns": columns, "beside": beside, "rows_of": rows_of}
+        return {**vars(self), "columns": [*map(vars, self.columns)], "rows_of": rows_of}
 
 
 def describe_message(source: MessageLike) -> MessageDescription:
@@ -257,8 +248,7 @@ def description_of(found: OpenMessage) -> MessageDescription:
     message, header = found.message, found.message.header
     root = header.schema.root
     walk = _Walk(message)
-    columns = tuple(map(walk.column, found.columns))
-    beside = tuple(map(walk.column, found.beside))
+    columns = tuple(map(walk.column, found.entries))
     value = root.kind.name.lower()
     if found.batch is not None:
         value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
@@ -276,13 +266,12 @@ def description_of(found: OpenMessage) -> MessageDescription:
         compress="zstd" if header.compressed else None,
         checksum=has_checksums(message),
         columns=columns,
-        beside=beside,
         meta=names_of_meta(message.meta),
         rows_of=tuple(
             RowLengths(tuple(names), message.row_splits(group).lengths)
             for group, (_, names) in walk.groups.items()
         ),
-        overhead=walk.plain - sum(column.bytes for column in (*columns, *beside)),
+        overhead=walk.plain - sum(column.bytes for column in columns),
     )
 
 
@@ -452,7 +441,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """
     found = open_source(source, "check_message(source)")
     message, unknown = found.message, {}
-    for entry in (*found.columns, *found.beside):
+    for entry in found.entries:
         try:
             build(message, entry.node)
         except WireFormatError as error:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from jagcodec._arguments import check_known
-from jagcodec.batch.compare import WHOLE, Difference, columns_differ, compare
-from jagcodec.batch.describe import Entry, OpenMessage, description_of, in_entry, open_source
-from jagcodec.errors import WireFormatError
+from jagcodec.batch.compare import WHOLE, Difference, each_difference
 from jagcodec.wire.decoder import build
-from jagcodec.wire.message import Message
-from jagcodec.wire.schema import Node
-from jagcodec.wire.spec import Kind
+from jagcodec.wire.frames import Reading
+from jagcodec.wire.message import open_message
+from jagcodec.wire.wire_batch import batch_in, open_whole
+
+
+class Whole(NamedTuple):
+    """All of a message, or some columns of it."""
+
+    value: Any
+    meta: dict[str, Any]
+    is_batch: bool
 
 
 def message_difference(
@@ -22,8 +26,7 @@ def message_difference(
 ) -> Difference | None:
     """Where the values of two messages first differ, as `first_difference`.
 
-    How they are stored (narrow, elided, compressed, with checksums) makes no difference. Batches
-    are compared column by column, and one column of each is in memory at a time.
+    How they are stored (narrow, elided, compressed, with checksums) makes no difference.
 
     Example:
         >>> from jagcodec import encode
@@ -38,90 +41,33 @@ def message_difference(
         columns: Names of the only columns to compare; None for everything.
 
     Raises:
-        ArgumentKeyError: Neither has a column of this name.
-        WireFormatError: A message is malformed, or it holds a value of a type that this process
-            does not know.
+        ArgumentKeyError: One of them has no column of this name.
+        WireFormatError: A message is malformed, it holds a value of a type that this process does
+            not know, or with `columns` it is not the message of a batch.
     """
-    a = open_source(left, "message_difference(left)")
-    b = open_source(right, "message_difference(right)")
-    return next(differences(a, b, columns), None)
+    a = read_whole(left, "message_difference(left)", columns)
+    b = read_whole(right, "message_difference(right)", columns)
+    return next(differences(a, b), None)
 
 
-def differences(
-    a: OpenMessage, b: OpenMessage, columns: Sequence[str] | None = None
-) -> Iterator[Difference]:
-    """As `message_difference`, of two that are open: the first difference of each column."""
-    known: set[Any] = set()
-    for part, found in _differences(a, b, columns):
-        if part not in known:
-            known.add(part)
-            yield found
-
-
-def _differences(
-    a: OpenMessage, b: OpenMessage, columns: Sequence[str] | None
-) -> Iterator[tuple[Any, Difference]]:
-    """Differences, each with what it is in: first of names, types and shapes, then of cells."""
-    left, right = ({entry.name: entry for entry in (*x.columns, *x.beside)} for x in (a, b))
+def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
+    """What `message_difference` compares of a message; `path` is what errors call it."""
     if columns is not None:
-        check_known(columns, {**left, **right}, "columns")
-        left, right = ({n: x[n] for n in x if n in columns} for x in (left, right))
-    elif a.batch is None or b.batch is None:
-        left, right = ({"$": Entry("$", (), x.message.header.schema.root)} for x in (a, b))
-    else:
-        yield from _differences_of_batches(a, b)
-    if [*left] != [*right]:
-        yield "columns", columns_differ(WHOLE, [*left], [*right])
-    pairs = [(left[name], right[name]) for name in left if name in right]
+        return Whole(open_whole(source, path).select(columns).to_tensordict(), {}, True)
+    message = open_message(source, path, Reading(by_range=True))
+    root = message.header.schema.root
+    return Whole(build(message, root), message.meta(), batch_in(root) is not None)
+
+
+def differences(a: Whole, b: Whole) -> Iterator[Difference]:
+    """The first difference of each column: first of names, types and shapes, then of cells."""
+    at = WHOLE if a.is_batch and b.is_batch else replace(WHOLE, column="$")
+    pairs = ((a.value, b.value, at), (a.meta, b.meta, replace(WHOLE, column="meta")))
+    known: set[str] = set()
     for cells in (False, True):
-        for mine, other in pairs:
-            at = replace(WHOLE, column=mine.name)
-            found = compare(_value(a, mine), _value(b, other), at, cells)
-            if found is not None:
-                yield (mine.name,), found
-        if columns is None:
-            found = compare(_meta(a), _meta(b), replace(WHOLE, column="meta"), cells)
-            if found is not None:
-                yield "meta", found
-
-
-def _differences_of_batches(a: OpenMessage, b: OpenMessage) -> Iterator[tuple[Any, Difference]]:
-    types = [description_of(x).value for x in (a, b)]
-    if types[0] != types[1]:
-        yield "type", replace(WHOLE, what="type", left=types[0], right=types[1])
-    left, right = (dict(_batch_sizes(x.message, x.batch, "")) for x in (a, b))
-    for name, size in left.items():
-        if name in right and size != right[name]:
-            at = replace(WHOLE, column=name, what="batch size")
-            yield ("size", name), replace(at, left=str(size), right=str(right[name]))
-
-
-def _batch_sizes(message: Message, node: Node | None, name: str) -> Iterator[tuple[str, list[int]]]:
-    """The dims of a batch and of those in it, by their names."""
-    if node is not None and node.kind is Kind.TENSORDICT:
-        yield name, list(message.shape(node))
-        for key, child in zip(node.fields[-1], node.children, strict=True):
-            yield from _batch_sizes(message, child, f"{name}.{key}" if name else key)
-
-
-def _value(found: OpenMessage, entry: Entry) -> Any:
-    with _naming(found):
-        try:
-            return build(found.message, entry.node)
-        except WireFormatError as error:
-            raise in_entry(entry, error) from error
-
-
-def _meta(found: OpenMessage) -> dict[str, Any]:
-    with _naming(found):
-        return found.message.meta()
-
-
-@contextmanager
-def _naming(found: OpenMessage) -> Iterator[None]:
-    """Put the name of a message before the path of its errors."""
-    try:
-        yield
-    except WireFormatError as error:
-        path = f"{found.path}: {error.path}"
-        raise WireFormatError(error.reason, path, error.detail) from error
+        for left, right, place in pairs:
+            for found in each_difference(left, right, place, cells):
+                part = found.column or found.what
+                if part not in known:
+                    known.add(part)
+                    yield found

@@ -220,7 +220,8 @@ def _objects(data: torch.Tensor, row_splits: RowSplits) -> Any:
     raw = data.numpy().tobytes()
     if not documents.may_hold_records(raw):
         with suppress(WireFormatError):  # found again, in the message that it is of
-            return object_array(documents.unpack_rows(raw, row_splits.host[1:].tolist(), 0))
+            ends = row_splits.host[1:].tolist()
+            return object_array(documents.unpack_rows(raw, ends, range(len(ends))))
     return None
 
 

@@ -240,12 +240,10 @@ def _opened(source: Any, where: str) -> Any:
 def _padded_at_once(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
     """The columns of one message, if it is a small one of plain columns."""
     source = getattr(batch, "source", None)
-    if type(source) is not MessageColumns or batch.chosen is not None:
-        return None
-    if source.device is not None or len(source.sizes) > 1:
+    if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
         return None
     nodes = {name: node for name, (_, node) in batch.by_name.items()}
-    return padded_columns(source.message, source.sizes[0], nodes, pads)
+    return padded_columns(source.message, source.sizes[0], nodes, batch.chosen, pads)
 
 
 def _read_prompts(batch: Any, given: Any, options: Options) -> IntArray | None:

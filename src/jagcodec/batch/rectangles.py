@@ -15,11 +15,12 @@ from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
 from jagcodec.ragged.pad_values import pad_bits
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import writable_bytes
-from jagcodec.wire.message import Message
+from jagcodec.wire.message import ChosenRows, Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
 
@@ -202,15 +203,20 @@ _ZEROS = {size: bytes(size) for size in (1, 2, 4, 8)}
 
 
 def padded_columns(
-    message: Message, rows: int, keys: Mapping[str, Node], pads: Mapping[Any, Any]
+    message: Message,
+    rows: int,
+    keys: Mapping[str, Node],
+    chosen: ChosenRows | None,
+    pads: Mapping[Any, Any],
 ) -> dict[str, torch.Tensor] | None:
     """Columns of a small message, padded on the right to their longest rows: in two short loops,
     because planning such a message costs more than copying it.
 
     Args:
         message: The message of a batch with one batch dim.
-        rows: Its rows, all of which are wanted.
+        rows: All rows of it.
         keys: Names and nodes of the columns.
+        chosen: The rows that are wanted; None for all.
         pads: Pad values by name; 0 for the rest.
 
     Returns:
@@ -224,12 +230,13 @@ def padded_columns(
         return None
     columns: dict[str, Any] = {}
     jagged: list[Any] = []
-    end, group, splits = 0, -1, None
+    end, group = 0, -1
+    splits: RowSplits | None = None
     for name, node in keys.items():
         i, kind = node.number, node.kind
         dims = numbers[node.dims : node.end]
         if kind is _TENSOR and dims[:1] == [rows]:
-            columns[name] = message.tensor(node)
+            columns[name] = message.tensor(node, chosen)
             continue
         if kind is not _JAGGED or numbers[i + 2] != PLAIN or node.fields[2] != 1:
             return None
@@ -237,6 +244,9 @@ def padded_columns(
             group = numbers[i + 3]
             try:
                 splits = message.row_splits(group)
+                picked, starts = splits, splits.starts
+                if chosen is not None:
+                    picked, starts = chosen.among(group, splits)
             except WireFormatError:
                 return None
             if splits.rows != rows:
@@ -245,22 +255,23 @@ def padded_columns(
         cell = size = node.itemsize
         for extent in dims[1:]:
             size *= extent
-        if dtype is None or dims[0] != splits.total or not 0 < rows * splits.max * size <= _SMALL:
+        shape = picked.rows, picked.max, *dims[1:]
+        held = shape[0] * shape[1] * size
+        if dtype is None or dims[0] != splits.total or not 0 < held <= _SMALL:
             return None
         bits = _ZEROS[cell]
         if name in pads:
             bits = pad_bits(pads[name], torch_dtype(node.fields[0]), path_of(name))
         at = numbers[i + 1]
         data = frames[numbers[i]][at : at + dims[0] * size]
-        dims[:1] = rows, splits.max
-        jagged.append((name, end, dims, dtype, data, splits, size, bits))
+        jagged.append((name, end, shape, dtype, data, starts, picked.lengths, size, bits))
         columns[name] = None
-        end += (rows * splits.max * size + 63) & -64
+        end += (held + 63) & -64
     block = new_block(end).data
     tasks: list[Any] = []
-    for name, start, shape, dtype, data, splits, size, bits in jagged:
+    for name, start, shape, dtype, data, starts, lengths, size, bits in jagged:
         array = np.ndarray(shape, dtype, block, start)
         columns[name] = torch.from_numpy(array)
-        tasks.append((array, data, splits.starts, splits.lengths, None, shape[1], size, bits))
+        tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
     pad_all(tasks)
     return columns

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from jagcodec._version import __version__
 from jagcodec.cli import diff, doctor, export, inspection, tax, verify
-from jagcodec.errors import JagcodecError, shown
+from jagcodec.cli.text import error_line
+from jagcodec.errors import JagcodecError
 
 COMMANDS = (inspection, diff, verify, export, tax, doctor)
 """Modules with ``add_to(commands)``, which sets ``run``: options to the exit status."""
@@ -61,7 +62,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (JagcodecError, OSError) as error:
-        print(f"jagcodec: error: {shown(str(error), 1000)}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
     except MemoryError:
         print("jagcodec: error: there is not enough memory for it", file=sys.stderr)

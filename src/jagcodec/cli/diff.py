@@ -36,17 +36,16 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.batch.describe import open_source
-    from jagcodec.batch.difference import differences
+    from jagcodec.batch.difference import differences, read_whole
 
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
-    opened = []
+    read = []
     for file in (options.left, options.right):
-        with naming(file):
-            opened.append(open_source(read_message(file), display_name(file)))
+        with naming(file, "WireBatch.select"):
+            read.append(read_whole(read_message(file), display_name(file), options.columns))
     most = None if options.all else 1
-    found = list(islice(differences(opened[0], opened[1], options.columns), most))
+    found = list(islice(differences(*read), most))
     if options.json:
         document = {"same": not found, "differences": [each.as_dict() for each in found]}
         print(json_text(document))

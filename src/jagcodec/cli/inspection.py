@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jagcodec.cli.arguments import Commands, add_json, names, row_number
@@ -13,6 +15,7 @@ from jagcodec.cli.text import (
     cells_json,
     cells_text,
     counted,
+    error_line,
     json_text,
     name_text,
     size_text,
@@ -64,55 +67,65 @@ def run(options: argparse.Namespace) -> int:
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
         found = open_source(source, name)
-        entries = chosen_entries(found, options.columns)
+        entries = found.entries
+        if options.columns is not None:
+            entries = chosen_entries(found, options.columns)
         if options.row is not None:
             cells = dict(_row_of(found.message, entries, options.row))
             _print_row(options.row, cells, options.json, options.all)
             return 0
         description = description_of(found)
-    wanted = None if options.columns is None else {entry.name for entry in entries}
     tax, unknown = None, None
     if not options.no_taxes and found.batch and description.rows is not None:
         tax, unknown = _tax(source)
+    if options.columns is not None:
+        wanted = {entry.name for entry in entries}
+        chosen = tuple(c for c in description.columns if c.name in wanted)
+        description = replace(description, columns=chosen)
     if options.json:
-        document = description.as_dict()
-        if wanted is not None:
-            for part in ("columns", "beside"):
-                document[part] = [c for c in document[part] if c["name"] in wanted]
-        document["tax"] = None if tax is None else tax.as_dict()
-        document["tax_unknown"] = unknown
-        print(json_text({"file": name, **document}))
+        document = {"file": name, **description.as_dict(), "tax_unknown": unknown}
+        print(json_text({**document, "tax": None if tax is None else tax.as_dict()}))
     else:
-        print("\n".join(_lines(name, description, wanted, tax, unknown)))
+        print("\n".join(_lines(name, description, tax, unknown, options.columns is None)))
     return 0
 
 
 def _record(options: argparse.Namespace) -> int:
-    """The steps of a record, and the file of each."""
+    """The steps of a record, and the file of each; steps that cannot be read on standard error."""
     from jagcodec.record import RecordReader
 
     if options.row is not None or options.columns is not None:
         options.fail("expected the file of a step with --row and --columns, found a directory")
     reader = RecordReader(options.file)
     steps: list[dict[str, Any]] = []
+    status = 0
     for step in reader.steps:
         file = reader.file(step)
-        with naming(file):
-            batch = reader.open(step)
-        steps.append(
-            {"step": step, "rows": len(batch), "bytes": os.path.getsize(file), "file": file}
-        )
+        found: dict[str, Any] = {"step": step, "rows": None, "bytes": None, "file": file}
+        try:
+            found["bytes"] = os.path.getsize(file)
+            with naming(file):
+                found["rows"] = len(reader.open(step))
+        except (JagcodecError, OSError) as error:
+            status = 2
+            found["error"] = str(error)
+            print(error_line(error), file=sys.stderr)
+        steps.append(found)
     name = display_name(options.file)
     if options.json:
         print(json_text({"record": name, "steps": steps}))
-        return 0
+        return status
     print(f"{name}: a record of {counted(len(steps), 'step')}")
     rows = [
-        (str(x["step"]), f"{x['rows']:,}", f"{x['bytes']:,}", display_name(x["file"]))
+        (str(x["step"]), *map(_number, (x["rows"], x["bytes"])), display_name(x["file"]))
         for x in steps
     ]
     print("\n".join(table(("step", "rows", "bytes", "file"), rows, right=(0, 1, 2))))
-    return 0
+    return status
+
+
+def _number(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
 
 
 def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
@@ -166,9 +179,9 @@ def _print_row(row: int, cells: dict[str, Any], as_json: bool, whole: bool) -> N
 def _lines(
     name: str,
     found: MessageDescription,
-    wanted: set[str] | None,
     tax: PaddingTax | None,
     unknown: str | None,
+    whole: bool,
 ) -> list[str]:
     what = name_text(found.value)
     if found.rows is not None:
@@ -188,13 +201,12 @@ def _lines(
         lines += _tax_lines(tax, stored)
     elif unknown is not None:
         lines.append(f"what options would save is unknown: {unknown}")
-    columns = [c for c in (*found.columns, *found.beside) if wanted is None or c.name in wanted]
-    columns.sort(key=lambda column: -column.bytes)
+    columns = sorted(found.columns, key=lambda column: -column.bytes)
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
     rows = [_row(column, marked) for column in columns]
     total = found.plain_bytes or 1
-    if wanted is None:
+    if whole:
         share = f"{found.overhead / total:.1%}"
         blank = ("",) * (len(head) - 3)
         rows.append(("header and offsets", *blank, f"{found.overhead:,}", share))
@@ -203,9 +215,8 @@ def _lines(
         lines.append("meta: of a type that is not known here")
     elif found.meta:
         lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
-    for rows_of in found.rows_of:
-        if wanted is None or wanted.intersection(rows_of.columns):
-            lines.append(_lengths(rows_of))
+    shown_rows = {column.rows for column in columns}
+    lines += [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
     return lines
 
 

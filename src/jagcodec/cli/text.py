@@ -35,6 +35,11 @@ def counted(number: int, one: str) -> str:
     return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
+def error_line(error: BaseException) -> str:
+    """An error as the commands print it."""
+    return f"jagcodec: error: {shown(str(error), 1000)}"
+
+
 def json_text(value: Any) -> str:
     """JSON, as text that every terminal can print."""
     return json.dumps(value, indent=2)

@@ -7,8 +7,8 @@ import sys
 
 from jagcodec.cli.arguments import Commands, add_json, add_message
 from jagcodec.cli.files import display_name, naming, read_message
-from jagcodec.cli.text import counted, json_text
-from jagcodec.errors import JagcodecError, shown
+from jagcodec.cli.text import counted, error_line, json_text
+from jagcodec.errors import JagcodecError
 
 
 def add_to(commands: Commands) -> None:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
                 found, unknown = check_message(read_message(file))
         except (JagcodecError, OSError) as error:
             status = 2
-            print(f"jagcodec: error: {shown(str(error), 1000)}", file=sys.stderr)
+            print(error_line(error), file=sys.stderr)
             reason = error.reason if isinstance(error, JagcodecError) else "unreadable"
             reports.append({"file": name, "sound": False, "reason": reason, "why": str(error)})
             continue

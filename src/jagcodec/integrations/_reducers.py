@@ -1,4 +1,4 @@
-"""Reducers for Ray's pickler, registered by type or found by the name of a type.
+"""Reducers for Ray's pickler, found by the name of a type.
 
 This module imports neither torch nor tensordict, Ray or verl.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -15,46 +15,6 @@ from jagcodec.errors import ArgumentError
 from jagcodec.integrations._needed import needed
 
 Reducer = Callable[[Any], Any]
-
-# What Ray did with these types before: None where it had no reducer of its own.
-_before: dict[type, Reducer | None] = {}
-
-
-def _dispatch() -> ChainMap[type, Reducer]:
-    """Ray's own reducers, then those of Python."""
-    with needed("jagcodec.integrations.setup", "Ray: pip install 'ray>=2.40'"):
-        table: ChainMap[type, Reducer] = import_module("ray.cloudpickle").CloudPickler.dispatch
-    return table
-
-
-def carry(reducers: Mapping[type, Reducer]) -> None:
-    """Make Ray use these reducers for values of these types, until `restore_reducers`."""
-    dispatch = _dispatch()
-    for cls, reducer in reducers.items():
-        _before.setdefault(cls, dispatch.maps[0].get(cls))
-        dispatch[cls] = reducer
-
-
-def carry_by_name() -> None:
-    """Make Ray use the default reducers for types that have none of Ray's, once they exist."""
-    maps = _dispatch().maps
-    if not any(each is _by_name for each in maps):
-        maps.insert(1, _by_name)
-
-
-def restore_reducers() -> None:
-    """Undo `carry` and `carry_by_name`."""
-    if "ray.cloudpickle" not in sys.modules:
-        return
-    dispatch = _dispatch()
-    dispatch.maps[:] = [each for each in dispatch.maps if each is not _by_name]
-    for cls, reducer in _before.items():
-        if reducer is None:
-            dispatch.pop(cls, None)
-        else:
-            dispatch[cls] = reducer
-    _before.clear()
-
 
 # The types that are written in this wire format, by their package and name.
 _NAMES = {
@@ -73,6 +33,8 @@ class _ByName(dict[type, Reducer]):
     Their modules are imported when the first such value is written.
     """
 
+    options: Mapping[str, Any] = {}  # of `encode`
+
     def __missing__(self, cls: type) -> Reducer:
         if (str(cls.__module__).partition(".")[0], cls.__name__) not in _NAMES:
             raise KeyError(cls)
@@ -81,11 +43,35 @@ class _ByName(dict[type, Reducer]):
             ours = import_module(f"jagcodec.integrations.{theirs}")
         except Exception as error:
             raise _failed(cls, error) from error
-        reducer: Reducer = ours.BY_DEFAULT[cls]
+        reducer: Reducer = ours.reducers(**self.options)[cls]
         return reducer
 
 
 _by_name = _ByName()
+
+
+def _maps() -> list[MutableMapping[type, Reducer]]:
+    """Ray's own reducers, and with them those of the user; then those of Python."""
+    with needed("jagcodec.integrations.setup", "Ray: pip install 'ray>=2.40'"):
+        table: ChainMap[type, Reducer] = import_module("ray.cloudpickle").CloudPickler.dispatch
+    return table.maps
+
+
+def carry(options: Mapping[str, Any] | None = None) -> None:
+    """Make Ray use these reducers for types that have none of Ray's; None keeps their options."""
+    maps = _maps()
+    if not any(each is _by_name for each in maps):
+        maps.insert(1, _by_name)
+    if options is not None:
+        _by_name.options = options
+
+
+def restore_reducers() -> None:
+    """Undo `carry`."""
+    if "ray.cloudpickle" in sys.modules:
+        maps = _maps()
+        maps[:] = [each for each in maps if each is not _by_name]
+    _by_name.options = {}
 
 
 def _failed(cls: type, error: Exception) -> ArgumentError:

@@ -48,9 +48,10 @@ def register(**options: Unpack[EncodeOptions]) -> None:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
             that cannot be encoded.
 
-    It applies to every TensorDict, jagged tensor, `BatchedDataDict` and `WireBatch` in what
-    `ray.put`, a task argument or a result holds, at any depth: they are written as the frames of
-    `encode`. It applies to this process alone: for the workers of a job, use the hook
+    It applies to every TensorDict, jagged tensor, `BatchedDataDict` and `WireBatch`, and to every
+    `DataProto` of verl, in what `ray.put`, a task argument or a result holds, at any depth: they
+    are written as the frames of `encode`. A type for which you gave Ray a serializer keeps it.
+    It applies to this process alone: for the workers of a job, use the hook
     `jagcodec.integrations.setup`. A process that only reads just needs jagcodec installed. Calling
     it again replaces the options.
 
@@ -63,7 +64,7 @@ def register(**options: Unpack[EncodeOptions]) -> None:
     this way: it finds no ObjectRef there (`encode` raises for those) and no tensor to send by a
     `tensor_transport`.
     """
-    carry(reducers(_with_pickles if options.get("allow_pickle") else _value, **options))
+    carry(options)
 
 
 def unregister() -> None:
@@ -74,17 +75,15 @@ def unregister() -> None:
     restore_reducers()
 
 
-def reducers(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:
-    """What writes batches, for `read`: the reducer of each type."""
-    return {
-        **dict.fromkeys(VALUES, partial(reduced, read=read, **options)),
-        WireBatch: _reduced_batch,
-    }
+def reducers(**options: Any) -> dict[type, Reducer]:
+    """What writes a value of each type."""
+    return {**dict.fromkeys(VALUES, partial(reduced, read, options)), WireBatch: _reduced_batch}
 
 
-def reduced(value: Any, *, read: Callable[[list[Any]], Any], **options: Any) -> Any:
-    """The function that reads a value, and its argument: the frames of `encode`."""
-    return read, ([_pieces(frame) for frame in encode(value, **options)],)
+def reduced(read: Callable[..., Any], options: dict[str, Any], value: Any) -> Any:
+    """The function that reads a value, and its arguments: the frames of `encode`."""
+    frames = [_pieces(frame) for frame in encode(value, **options)]
+    return read, (frames, bool(options.get("allow_pickle")))
 
 
 # Above this threshold Ray starts six threads for each buffer and waits for them. Up to eight times
@@ -110,12 +109,8 @@ def _reduced_batch(batch: WireBatch) -> Any:
 # Objects in the store refer to these functions by name: never rename or move them.
 
 
-def _value(frames: list[list[Any]]) -> Any:
-    return decode(owned(frames), limits=NO_LIMITS)
-
-
-def _with_pickles(frames: list[list[Any]]) -> Any:
-    return decode(owned(frames), allow_pickle=True, limits=NO_LIMITS)
+def read(frames: list[list[Any]], allow_pickle: bool) -> Any:
+    return decode(_owned(frames), allow_pickle=allow_pickle, limits=NO_LIMITS)
 
 
 def _batch(frames: list[list[Any]]) -> WireBatch:
@@ -138,7 +133,7 @@ def _in_place(pieces: list[Any]) -> ByteArray:
     return borrowed(starts[0], ends[-1] - starts[0], arrays, writable=False)
 
 
-def owned(frames: list[list[Any]]) -> list[ByteArray]:
+def _owned(frames: list[list[Any]]) -> list[ByteArray]:
     """Copy frames out of the store, which is read-only: a write there kills the process.
 
     All frames go into one block. The system would take many small blocks back as soon as they are
@@ -153,6 +148,3 @@ def owned(frames: list[list[Any]]) -> list[ByteArray]:
             memory[at : at + len(cells)] = cells
             at += len(cells)
     return owned
-
-
-BY_DEFAULT = reducers(_value)

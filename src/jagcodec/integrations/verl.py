@@ -4,17 +4,17 @@ Once this module is imported, `encode` and `decode` accept a DataProto, alone or
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
 the receiver has imported its module.
 
-Each row of a rectangle in `batch` is sent without the run of equal cells that it begins with and
-the one that it ends with. These are its left and right padding, detected from the row's own bits,
-so no mask is needed, no column has to be named, and no value can be lost. A column in which this
-saves less than an eighth is sent unchanged, as are jagged columns and everything else. What
-arrives has the same shapes, bits and order, and may be written to.
+Each row of a rectangle in `batch` is sent with one cell of the run of equal cells that it begins
+with, and one of the run that it ends with. These runs are its left and right padding, detected from
+the row's own bits, so no mask is needed, no column has to be named, and no value can be lost. A
+column in which this saves less than an eighth is sent unchanged, as are jagged columns and
+everything else. What arrives has the same shapes, bits and order, and may be written to.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Unpack
 
@@ -24,9 +24,7 @@ from jagcodec.integrations import ray as through_ray
 from jagcodec.integrations._needed import needed
 from jagcodec.integrations._reducers import Reducer, carry
 from jagcodec.integrations._trim import padded_batch, trimmed_batch
-from jagcodec.wire.decoder import decode
 from jagcodec.wire.encoder import EncodeOptions
-from jagcodec.wire.limits import NO_LIMITS
 from jagcodec.wire.registry import register_type, use_loaded
 
 with needed(__name__, "verl, installed as docs/verl.md shows"):
@@ -61,31 +59,24 @@ def install(**options: Unpack[EncodeOptions]) -> None:
         UnsupportedTypeError: Not by this call, but by Ray, when it writes a batch with an object
             that cannot be encoded.
 
-    It does what `jagcodec.integrations.ray.register` does, and the same for every `DataProto`, and
-    so for what verl's worker groups dispatch and collect. `jagcodec.integrations.ray.unregister`
-    undoes it.
+    It does what `jagcodec.integrations.ray.register` does, also for what verl's worker groups
+    dispatch and collect. `jagcodec.integrations.ray.unregister` undoes it.
     """
-    carry(_of_types(_read_with_pickles if options.get("allow_pickle") else _read, **options))
+    carry(options)
 
 
-def _of_types(read: Callable[[list[Any]], Any], **options: Any) -> dict[type, Reducer]:
-    of_ray = through_ray.reducers(read, **options)
-    return {**of_ray, DataProto: of_ray[TensorDict]}
+def reducers(**options: Any) -> dict[type, Reducer]:
+    """What writes a value of each type."""
+    write = partial(through_ray.reduced, _read, options)
+    return {**through_ray.reducers(), **dict.fromkeys((*through_ray.VALUES, DataProto), write)}
 
 
-# Objects in the store refer to these functions by name: never rename or move them. They belong to
-# this module so that a process that reads such an object imports it, which registers the types.
+# Objects in the store refer to this function by name: never rename or move it. It belongs to this
+# module so that a process that reads such an object imports it, which registers the types.
 
 
-def _read(frames: list[Any]) -> Any:
-    return decode(through_ray.owned(frames), limits=NO_LIMITS)
-
-
-def _read_with_pickles(frames: list[Any]) -> Any:
-    return decode(through_ray.owned(frames), allow_pickle=True, limits=NO_LIMITS)
-
-
-BY_DEFAULT = _of_types(_read)
+def _read(frames: list[list[Any]], allow_pickle: bool) -> Any:
+    return through_ray.read(frames, allow_pickle)
 
 
 # --- DataProto <-> what can be encoded -----------------------------------------------------------

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -39,14 +39,13 @@ from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents, numpy_dtypes
 from jagcodec.wire.checks import bad, cells_of, inside
-from jagcodec.wire.leaf import cell_range
+from jagcodec.wire.frames import writable
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import (
     Budget,
     ChosenRows,
     Message,
-    joined_rows,
     open_message,
     open_row,
     reading,
@@ -357,42 +356,28 @@ def objects(
 ) -> list[Any]:
     """The objects of NON_TENSOR_ROWS or OBJECT_ARRAY, or some of them."""
     leaf = message.leaf(node)
+    view = message.rows_of(leaf, chosen)
+    rows: Any = range(view.row_splits.rows) if chosen is None else chosen.index
+    index = None
     if leaf.runs:
-        return _shared_objects(message, node, budget, chosen)
-    host = message.splits(leaf).host
-    items: list[Any] = []
-    for rows in joined_rows(range(len(host) - 1) if chosen is None else chosen.index):
-        if rows:
-            first, last = int(host[rows.start]), int(host[rows.stop])
-            data = cell_range(message, leaf.place, first, last, keep=leaf.blobs)
-            bounds = host[rows.start : rows.stop + 1] - first
-            read = _messages if leaf.blobs else _documents
-            items += read(message, budget, data, bounds, rows.start)
-    return items
-
-
-def _shared_objects(
-    message: Message, node: Node, budget: Budget, chosen: ChosenRows | None
-) -> list[Any]:
-    """The objects of rows that share bytes: one for rows that were one, else one for each row."""
-    view, leaf = message.rows(node, chosen), message.leaf(node)
-    shared = leaf.place.stored == ONE_OBJECT
-    view, index = _distinct(view) if shared else (view, None)
-    # Of rows that are one object, one is made; of others it counts what all of them come to.
-    budget.count_documents(message, view.row_splits.total if shared else leaf.shape[0])
-    data = as_bytes(values_of(view))
+        size = leaf.shape[0]
+        if leaf.place.stored == ONE_OBJECT:  # of rows that are one object, one is made
+            view, index, first = _distinct(view)
+            rows, size = np.asarray(rows)[first], view.row_splits.total
+        budget.count_documents(message, size)
+    memory: Any = view.memory if view.starts is None else as_bytes(values_of(view))
     read = _messages if leaf.blobs else _documents
-    items = read(message, budget, data, view.row_splits.host, 0)
+    items = read(message, budget, memory, view.row_splits.host, rows)
     return items if index is None else [items[k] for k in index.tolist()]
 
 
-def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray]:
-    """The rows that begin at different bytes, and which of them each row is."""
+def _distinct(view: RaggedView) -> tuple[RaggedView, IntArray, IntArray]:
+    """The rows that begin at different bytes, which of them each row is, and the first of each."""
     lengths = view.row_splits.lengths
     _, first, index = np.unique(view.row_starts(), return_index=True, return_inverse=True)
     if (lengths != lengths[first][index]).any():
         raise bad("one length of one object", "several")
-    return view.choose(first, RowSplits.from_lengths(lengths[first])), index
+    return view.choose(first, RowSplits.from_lengths(lengths[first])), index, first
 
 
 def raw_documents(
@@ -402,21 +387,20 @@ def raw_documents(
     leaf = message.leaf(node)
     if leaf.runs or leaf.blobs:
         return objects(message, node, budget, chosen)
-    splits = message.splits(leaf)
-    data = message.read(*leaf.place[:2], splits.total).tobytes()
-    rows = slice(None) if chosen is None else chosen.at
-    starts, ends = splits.host[:-1][rows].tolist(), splits.host[1:][rows].tolist()
-    items = [data[a:b] for a, b in zip(starts, ends, strict=True)]
+    view: Any = message.rows_of(leaf, chosen)
+    data, starts = view.memory.tobytes(), view.row_starts()
+    ends = (starts + view.row_splits.lengths).tolist()
+    items = [data[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]
     return Documents(items) if items else []
 
 
 def _documents(
-    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, row: int
+    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
-    """The objects between these bounds, of rows next to each other, the first of which is `row`."""
+    """The objects between these bounds, which are those of `rows`."""
     # Copied: what was checked must not change with the message's memory.
     raw = data.tobytes()
-    items = documents.unpack_rows(raw, bounds[1:].tolist(), row)
+    items = documents.unpack_rows(raw, bounds[1:].tolist(), rows)
     if documents.may_hold_records(raw):
         for i, item in enumerate(items):
             try:
@@ -424,15 +408,16 @@ def _documents(
                 depth = budget.depth + 1
                 items[i] = revived(item, depth, message.limits.depth, message.allow_pickle)
             except WireFormatError as error:
-                raise inside(error, row + i) from error
+                raise inside(error, int(rows[i])) from error
     return items
 
 
 def _messages(
-    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, row: int
+    message: Message, budget: Budget, data: ByteArray, bounds: IntArray, rows: Sequence[int]
 ) -> list[Any]:
     """As `_documents`, of rows each of which is a message of its own."""
     items = []
+    data = writable(data, message.reading.copy)
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         try:
             inner = open_row(data[start:end], message)
@@ -441,7 +426,7 @@ def _messages(
             items.append(build(inner, inner.header.schema.root, budget))
             budget.depth -= 1
         except WireFormatError as error:
-            raise inside(error, row + i) from error
+            raise inside(error, int(rows[i])) from error
     return items
 
 

@@ -99,11 +99,8 @@ def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
         raise not_msgpack(error, path) from error
 
 
-def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
-    """Documents end to end, each of which must end exactly at its `ends`.
-
-    In errors the first is called row `first`.
-    """
+def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[Any]:
+    """Documents end to end, each of which must end exactly at its `ends`; errors name the row."""
     size = len(data)
     unpacker = msgpack.Unpacker(ext_hook=_tag, max_buffer_size=max(size, 1), **_OPTIONS)
     items: list[Any] = []
@@ -120,10 +117,9 @@ def unpack_rows(data: bytes, ends: Sequence[int], first: int) -> list[Any]:
                 )
             items.append(item)
     except WireFormatError as error:
-        row = first + len(items)
-        raise WireFormatError(error.reason, f"$[{row}]", error.detail) from error
+        raise WireFormatError(error.reason, f"$[{rows[len(items)]}]", error.detail) from error
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise not_msgpack(error, f"$[{first + len(items)}]") from error
+        raise not_msgpack(error, f"$[{rows[len(items)]}]") from error
     return items
 
 

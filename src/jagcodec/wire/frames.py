@@ -335,7 +335,7 @@ class Buffers:
             if whole and copy is None and data.flags.writeable:
                 self._owned[buffer] = data
             elif self.reading.by_range or not whole:
-                data, offset = writable(self.read(buffer, offset, size), copy), 0
+                return writable(self.read(buffer, offset, size), copy, alignment)
             else:
                 data = self._owned[buffer] = writable(data, copy)
         data = data[offset : offset + size]
@@ -350,10 +350,13 @@ class Buffers:
         return data
 
 
-def writable(data: ByteArray, copy: bool | None) -> ByteArray:
-    """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False)."""
+def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
+    """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False).
+
+    Also a copy of what lies at an address that is not a multiple of `alignment`.
+    """
     read_only = not data.flags.writeable
-    if copy or (copy is None and read_only):
+    if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
         data = copied(data)
     elif read_only:
         # numpy is told that it may write this memory: for `copy=False` alone.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+from msgpack import ExtType, UnpackException, unpackb
 
 from jagcodec.errors import WireFormatError, brief
 from jagcodec.wire import documents
@@ -72,7 +73,7 @@ class Header(NamedTuple):
 
 # --- writing -----------------------------------------------------------------------------------
 
-_KEYS = (MAGIC, "schema", "numbers", "values")
+_KEYS = [MAGIC, "schema", "numbers", "values"]
 _known: dict[Any, bytes] = {}
 
 
@@ -99,14 +100,12 @@ def write_header(
     Raises:
         ValueError: It is too large for msgpack.
     """
-    start = _start_of(tree)
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
     all_numbers += sizes
     packed = struct.pack(f"<{len(all_numbers)}q", *all_numbers)
-    # Put together from what msgpack makes of the keys: it takes longer to begin than this does.
-    return b"".join((start, _size(_BIN_SIZES, len(packed)), packed, behind_numbers(values)))
+    return _joined(_start_of(tree), packed, values)
 
 
 def with_stored_sizes(header: bytes, stored: Sequence[int]) -> bytes:
@@ -124,37 +123,41 @@ def with_checksums(header: bytes, frames: Sequence[int]) -> bytes:
 
 def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: bytes) -> bytes:
     more = numbers + struct.pack(f"<{len(added)}q", *added)
-    size = _size(_BIN_SIZES, len(more))
-    return b"".join((_until_numbers(schema), size, more, behind_numbers(values)))
+    return _joined(_until_numbers(schema), more, values)
+
+
+def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
+    # What msgpack makes of the map, which takes longer to begin than this does.
+    parts = start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, behind_numbers(values)
+    return b"".join(parts)
 
 
 def _until_numbers(schema: bytes) -> bytes:
-    """What begins a header: everything before its numbers."""
-    size = _size(_EXT_SIZES, len(schema))
-    return b"".join((_BEFORE_SCHEMA, size, _SCHEMA_CODE, schema, _BEFORE_NUMBERS))
+    """What begins a header: everything before the key of its numbers."""
+    mark, *size = _bin_start(schema)
+    # An extension begins as a byte string does, with a mark that is three higher, and has a code.
+    return _BEFORE_SCHEMA + bytes((mark + 3, *size, _SCHEMA)) + schema
 
 
 def behind_numbers(values: bytes) -> bytes:
     """The end of a header: everything after its numbers."""
-    return b"".join((_BEFORE_VALUES, _size(_BIN_SIZES, len(values)), values))
+    return b"".join((_BEFORE_VALUES, _bin_start(values), values))
 
 
 _BEFORE_SCHEMA = b"\x84" + b"".join(map(msgpack.packb, (MAGIC, VERSION, "schema")))
 _BEFORE_NUMBERS, _BEFORE_VALUES = map(msgpack.packb, ("numbers", "values"))
-_SCHEMA_CODE = bytes([Kind.SCHEMA])
-# The first bytes of an extension and of a byte string, by how many bytes their size needs.
-_EXT_SIZES = (b"\xc7", b"\xc8", b"\xc9")
-_BIN_SIZES = (b"\xc4", b"\xc5", b"\xc6")
+_SCHEMA = int(Kind.SCHEMA)
 
 
-def _size(first: tuple[bytes, bytes, bytes], size: int) -> bytes:
-    """What msgpack writes before `size` bytes."""
+def _bin_start(data: bytes) -> bytes:
+    """What msgpack writes before a byte string."""
+    size = len(data)
     if size < 1 << 8:
-        return first[0] + size.to_bytes(1, "big")
+        return b"\xc4" + size.to_bytes(1, "big")
     if size < 1 << 16:
-        return first[1] + size.to_bytes(2, "big")
+        return b"\xc5" + size.to_bytes(2, "big")
     if size < 1 << 32:
-        return first[2] + size.to_bytes(4, "big")
+        return b"\xc6" + size.to_bytes(4, "big")
     raise ValueError(f"{size} bytes of schema, numbers or values; msgpack allows 2**32 - 1")
 
 
@@ -164,10 +167,9 @@ def _header_checksum(schema: bytes, numbers: bytes, values: bytes) -> int:
 
 # --- reading -----------------------------------------------------------------------------------
 
-_START = b"\x84" + msgpack.packb(MAGIC)
-_VERSION = msgpack.packb(VERSION)
+_MAGIC = b"\x84" + msgpack.packb(MAGIC)
+_START = _MAGIC + msgpack.packb(VERSION)
 NO_VALUES = b"\x90"
-_WITHOUT_VALUES = behind_numbers(NO_VALUES)
 
 
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
@@ -181,7 +183,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     Raises:
         WireFormatError: `data` is not a valid header of this version.
     """
-    known = _parts_at_sight(data, limits)
+    known = _known_parts(data, limits)
     if known is not None:
         size, schema, packed_numbers, packed_values = known
     else:
@@ -190,37 +192,30 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         if packed_values == NO_VALUES:
             keep(_starts, _until_numbers(packed_schema), schema, schema.weight)
     numbers = memoryview(packed_numbers).cast("q").tolist()
-    first = schema.numbers
-    if len(numbers) < first + 2:
-        raise fail(
-            "bad_header",
-            f"expected {first + 2} numbers or more, found {len(numbers)}",
-            path="header",
-        )
+    first = schema.numbers + 2
+    if len(numbers) < first:
+        found = f"expected {first} numbers or more, found {len(numbers)}"
+        raise fail("bad_header", found, path="header")
     if not packed_numbers[7::8].isascii():  # their high bytes, with the signs
-        raise fail(
-            "bad_header", f"expected no negative number, found {min(numbers)}", path="header"
-        )
-    first += 2
-    ends = first + 5 * numbers[first - 2]
+        found = f"expected no negative number, found {min(numbers)}"
+        raise fail("bad_header", found, path="header")
     count = numbers[first - 1]
-    sizes = numbers[ends : ends + count]
-    stored, checksums = sizes, numbers[ends + count :]
+    ends = first + 5 * numbers[first - 2]
+    sizes = stored = numbers[ends : ends + count]
+    checksums: list[int] = []
     more = len(numbers) - ends - count
-    if more > 0 and count and more in (count, 1 + 2 * count):
-        stored, checksums = checksums[:count], checksums[count:]
-    if more < 0 or len(checksums) not in (0, 1 + count):
-        raise fail(
-            "bad_header",
-            f"expected numbers of {numbers[first - 2]} groups and {count} frames, "
-            f"found {len(numbers) - first} numbers",
-            path="header",
-        )
+    if more:
+        checksums = numbers[ends + count :]
+        if count and more in (count, 1 + 2 * count):
+            stored, checksums = checksums[:count], checksums[count:]
+        if more < 0 or len(checksums) not in (0, 1 + count):
+            what = f"numbers of {numbers[first - 2]} groups and {count} frames"
+            found = f"expected {what}, found {len(numbers) - first} numbers"
+            raise fail("bad_header", found, path="header")
     groups = [Group(*numbers[i : i + 5]) for i in range(first, ends, 5)]
     if checksums:
         covered = packed_numbers[: -8 * len(checksums)]
-        found = _header_checksum(schema.packed, covered, packed_values)
-        check_crc(found, checksums[0], "header")
+        check_crc(_header_checksum(schema.packed, covered, packed_values), checksums[0], "header")
 
     payload = sum(sizes)
     if payload > INT64_MAX:
@@ -251,15 +246,44 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         records = documents.may_hold_records(packed_values)
         # One more than the schema has is what belongs to the whole message.
         if type(values) is not list or len(values) - schema.values not in (0, 1):
-            raise fail(
-                "bad_header",
-                f"expected {schema.values} values, found {brief(values)}",
-                path="header",
-            )
-    frames = checksums[1:] or None
-    packed = packed_numbers, packed_values
-    parts = schema, numbers, values, *packed, records, groups, sizes, stored, total, frames, objects
-    return Header(*parts)
+            found = f"expected {schema.values} values, found {brief(values)}"
+            raise fail("bad_header", found, path="header")
+    return Header(
+        schema,
+        numbers,
+        values,
+        packed_numbers,
+        packed_values,
+        records,
+        groups,
+        sizes,
+        stored,
+        total,
+        checksums[1:] or None,
+        objects,
+    )
+
+
+_starts: dict[bytes, Schema] = {}
+_SHORT = 1 << 16
+_WITHOUT_VALUES = behind_numbers(NO_VALUES)
+
+
+def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
+    """As `header_parts`, with the schema itself, of a header as this library writes it: without
+    values, and with a start that was read before. None of any other.
+    """
+    size = len(data)
+    if size > _SHORT or size > limits.header:
+        return None
+    # A copy: what was checked must not change with the message's memory.
+    start, _, rest = bytes(data).partition(_BEFORE_NUMBERS)
+    schema, end = _starts.get(start), len(rest) - len(_WITHOUT_VALUES)
+    begin = 2 if end < 258 else 3
+    numbers = rest[begin:end]
+    if schema is None or rest[end:] != _WITHOUT_VALUES or len(numbers) % 8:
+        return None
+    return (size, schema, numbers, NO_VALUES) if rest[:begin] == _bin_start(numbers) else None
 
 
 def _check_rectangles(
@@ -280,41 +304,6 @@ def _check_rectangles(
     if padded > max(total**2, limits.expanded):
         what = "bytes of padded rows, more than the square of the message's bytes"
         raise exceeded("expanded", limits.expanded, padded, what, "header")
-
-
-_starts: dict[bytes, Schema] = {}
-_SCHEMA_AT = len(_BEFORE_SCHEMA)
-_SHORT = 1 << 16
-
-
-def _parts_at_sight(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """As `header_parts`, of a header without values as this library writes it, whose bytes up to
-    its numbers are known, and with the schema itself; None of any other.
-    """
-    view = memoryview(data)
-    if not 64 < len(view) <= min(_SHORT, limits.header):
-        return None
-    # A copy: what was checked must not change with the message's memory.
-    whole = bytes(view)
-    first, size = whole[_SCHEMA_AT], whole[_SCHEMA_AT + 1]
-    if first == 0xC7:
-        at = _SCHEMA_AT + 3 + size + len(_BEFORE_NUMBERS)
-    else:  # of an extension of 256 bytes or more, or the bytes are not known
-        at = _SCHEMA_AT + 4 + (size << 8 | whole[_SCHEMA_AT + 2]) + len(_BEFORE_NUMBERS)
-    schema = _starts.get(whole[:at])
-    if schema is None or at + 3 > len(whole):
-        return None
-    first, size = whole[at], whole[at + 1]
-    at += 2
-    if first == 0xC5:
-        size = size << 8 | whole[at]
-        at += 1
-    elif first != 0xC4:
-        return None
-    numbers = whole[at : at + size]
-    if size % 8 or whole[at + size :] != _WITHOUT_VALUES:
-        return None
-    return len(whole), schema, numbers, NO_VALUES
 
 
 def is_accepted(header: bytes, documents: int) -> bool:
@@ -346,38 +335,34 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
         WireFormatError: `data` is not a header of this version.
     """
     # Before the rest is copied: a frame of something else may be large.
-    view = memoryview(data)
-    start = bytes(view[: len(_START) + 1])
-    if start != _START + _VERSION:
+    start = bytes(data[: len(_START)])
+    if start != _START:
         _check_start(data, start)
-    if len(view) > limits.header:
-        raise exceeded("header", limits.header, len(view), "bytes", "header")
-    # A copy: what was checked must not change with the message's memory.
-    whole = bytes(data)
+    size = len(data)
+    if size > limits.header:
+        raise exceeded("header", limits.header, size, "bytes", "header")
     try:
-        fields = msgpack.unpackb(whole, max_array_len=0, max_map_len=4, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        # A copy: what was checked must not change with the message's memory.
+        fields = unpackb(bytes(data), max_array_len=0, max_map_len=4, strict_map_key=True)
+    except (ValueError, TypeError, UnpackException) as error:
         raise not_msgpack(error, "header") from error
-    if tuple(fields) != _KEYS:
-        raise fail(
-            "bad_header",
-            f"expected the keys {', '.join(_KEYS)}, found {brief(list(fields))}",
-            path="header",
-        )
+    if [*fields] != _KEYS:
+        found = f"expected the keys {', '.join(_KEYS)}, found {brief(list(fields))}"
+        raise fail("bad_header", found, path="header")
     _, schema, numbers, values = fields.values()
-    if type(schema) is not msgpack.ExtType or schema.code != Kind.SCHEMA:
-        expected = f"a schema (extension {Kind.SCHEMA:d})"
+    if type(schema) is not ExtType or schema.code != _SCHEMA:
+        expected = f"a schema (extension {_SCHEMA})"
         raise fail("bad_header", f"expected {expected}, found {brief(schema)}", path="header")
     if type(numbers) is not bytes or len(numbers) % 8:
         raise fail("bad_header", f"expected int64 numbers, found {brief(numbers)}", path="header")
     if type(values) is not bytes:
         raise fail("bad_header", f"expected values, found {brief(values)}", path="header")
-    return len(whole), schema.data, numbers, values
+    return size, schema.data, numbers, values
 
 
 def _check_start(data: Any, start: bytes) -> None:
-    """Check the first bytes of a header."""
-    if start[: len(_START)] != _START:
+    """Refuse the first bytes of something else, or of another version."""
+    if not start.startswith(_MAGIC):
         raise fail(
             "foreign",
             f"expected a map that begins with the key {MAGIC!r}, found {start[:-1]!r}; either "
@@ -385,13 +370,13 @@ def _check_start(data: Any, start: bytes) -> None:
             "order, or the transport's routing frames come first",
             path="header",
         )
-    version_bytes = bytes(memoryview(data)[len(_START) : len(_START) + 16])
+    version_bytes = bytes(data[len(_MAGIC) : len(_MAGIC) + 16])
     # Without a bound it allocates a mebibyte for any input.
     unpacker = msgpack.Unpacker(max_buffer_size=len(version_bytes) or 1)
     unpacker.feed(version_bytes)
     try:
         version = unpacker.unpack()
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, UnpackException) as error:
         raise not_msgpack(error, "header") from error
     if type(version) is not int or version != VERSION:
         raise fail(

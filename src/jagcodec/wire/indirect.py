@@ -130,7 +130,7 @@ def _starts(source: Source, leaf: Leaf, run: RunNumbers, splits: RowSplits) -> I
         starts = np.zeros(splits.rows, dtype=np.int64)
     else:
         place = _place(source, run[5:8], splits.rows, "int64")
-        data = cell_range(source, place, 0, splits.rows, keep=False)
+        data = cell_range(source, place, 0, splits.rows)
         # A copy: what was checked must not change with the message's memory.
         starts = np.frombuffer(data.tobytes() if place.stored == PLAIN else data, dtype=np.int64)
     inside = (starts >= 0) & (starts <= run.cells - splits.lengths)
@@ -165,7 +165,7 @@ def _read(source: Source, place: CellPlace) -> ByteArray:
         return np.empty(0, dtype=np.uint8)
     known = source.widened.get(place)
     if known is None:
-        known = cell_range(source, place, 0, place.cells, keep=False)
+        known = cell_range(source, place, 0, place.cells)
         if place.stored != PLAIN:
             source.widened[place] = known
     return known
@@ -184,7 +184,7 @@ def _ranges(
         return _read(source, place), starts
     each = place.cells // cells
     data = [
-        cell_range(source, place, each * a, each * b, keep=False)
+        cell_range(source, place, each * a, each * b)
         for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
     ]
     moved = np.zeros_like(starts)

@@ -68,6 +68,10 @@ class Leaf(NamedTuple):
         """Bytes of one cell, as wide as its dtype."""
         return self.inner * TORCH_DTYPES[self.place.name]
 
+    def shape_of(self, total: int) -> tuple[int, ...]:
+        """The shape of values with so many cells along the ragged dim."""
+        return (*self.shape[: self.ragged_dim - 1], total, *self.shape[self.ragged_dim :])
+
 
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     """The leaf that a node is; None of a node of another kind."""
@@ -92,26 +96,18 @@ def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     return Leaf(place, shape, ragged_dim, group, runs, blobs)
 
 
-def cell_range(
-    buffers: Buffers, place: CellPlace, start: int, end: int, *, keep: bool
-) -> ByteArray:
-    """The bytes of cells `start` to `end` of a place whose bounds were checked.
-
-    With `keep`, memory that a tensor may alias; otherwise read only.
-    """
+def cell_range(buffers: Buffers, place: CellPlace, start: int, end: int) -> ByteArray:
+    """The bytes of cells `start` to `end` of a place whose bounds were checked; read only."""
     buffer, offset, stored, _, name = place
-    size = TORCH_DTYPES[name]
     if stored == PLAIN or start == end:
-        at, length = offset + start * size, (end - start) * size
-        place_of = (buffer, at, length)
-        plain: ByteArray = buffers.bytes_at(*place_of, size) if keep else buffers.read(*place_of)
-        return plain
+        size = TORCH_DTYPES[name]
+        return buffers.read(buffer, offset + start * size, (end - start) * size)
     if stored == BITS:
         # Bits are read by the byte, and those before the first cell thrown away.
         first = start // 8
         data = buffers.read(buffer, offset + first, (end + 7) // 8 - first)
         cells = widened(data, stored, name, end - 8 * first)
-        return cells[(start - 8 * first) * size :]
+        return cells[(start - 8 * first) * TORCH_DTYPES[name] :]
     width, _ = STORED_WIDTHS[stored]
     data = buffers.read(buffer, offset + start * width, (end - start) * width)
     return widened(data, stored, name, end - start)

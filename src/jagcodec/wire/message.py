@@ -35,6 +35,7 @@ from jagcodec.wire.frames import (
     is_blob,
     read_preamble,
     starts_of,
+    writable,
 )
 from jagcodec.wire.header import Header, check_crc, read_header
 from jagcodec.wire.indirect import Source, view_of_runs
@@ -320,10 +321,9 @@ class Message(Source):
         Buffers.__init__(self, buffers, reading, in_memory)
         self.header = header
         self.numbers: list[int] = header.numbers
-        self.limits: Limits
-        self.device: torch.device | None
-        self.allow_pickle: bool
-        self.limits, _, self.device, self.allow_pickle, *_ = reading
+        self.limits: Limits = reading.limits
+        self.device: torch.device | None = reading.device
+        self.allow_pickle: bool = reading.allow_pickle
         self.frames: Sequence[Any] | None = frames
         self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that a reader has. The one that pops the list
@@ -438,9 +438,9 @@ class Message(Source):
         The rows of a TENSOR are one cell each. Of a message that is fetched, no more than the
         chosen rows are asked for where that is possible.
         """
-        i, numbers, in_memory = node.number, self.numbers, self.in_memory
+        i, numbers = node.number, self.numbers
         whole = self._wholes.get(i)
-        if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and in_memory:
+        if whole is None and node.kind is _JAGGED and numbers[i + 2] == PLAIN and self.in_memory:
             # Most columns, in as few steps as possible.
             buffer, offset, _, group, *shape = numbers[i : node.end]
             name, _, dim = node.fields
@@ -451,49 +451,62 @@ class Message(Source):
                 self._wholes[i] = whole
         if whole is None:
             leaf = self.leaf(node)
-            plain = leaf.place.stored == PLAIN or not leaf.place.cells
-            in_place = in_memory and plain and leaf.group is not None
-            if chosen is not None and not in_place and not leaf.runs:
-                return self._part(leaf, chosen)
-            splits = self.splits(leaf)
-            if leaf.runs:
-                if chosen is not None and not in_memory:
-                    index = np.asarray(chosen.index, dtype=np.int64)
-                    picked = index, chosen.among(leaf.group, splits)[0]
-                    return view_of_runs(self, leaf, splits, picked)
-                whole = self._wholes[i] = view_of_runs(self, leaf, splits)
-            else:
-                data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
-                whole = RaggedView(data, leaf.dtype, leaf.shape, leaf.ragged_dim, None, splits)
-                if in_memory and plain:
-                    self._wholes[i] = whole
+            in_place = leaf.runs > 0 or leaf.place.stored == PLAIN or not leaf.place.cells
+            rectangle = leaf.group is None and not leaf.runs
+            if not (in_place and self.in_memory) or (rectangle and chosen is not None):
+                return self.rows_of(leaf, chosen)
+            whole = self._wholes[i] = self.rows_of(leaf, None)
         if chosen is None:
             return whole
-        return _choose(whole, None if node.kind is _TENSOR else numbers[i + 3], chosen)
+        in_order = whole.starts is None
+        if in_order and isinstance(chosen.index, range):
+            return self.rows_of(self.leaf(node), chosen)
+        own = None if node.kind is _TENSOR else numbers[i + 3]
+        picked, starts = chosen.among(own, whole.row_splits)
+        if in_order:
+            return RaggedView(
+                whole.memory, whole.dtype, whole.shape, whole.ragged_dim, starts, picked
+            )
+        return whole.choose(chosen.at, picked)
 
-    def _part(self, leaf: Leaf, chosen: ChosenRows) -> RaggedView:
-        """Some rows of a leaf, no more than they being read where that is possible."""
-        place, dim, inner, index = leaf.place, leaf.ragged_dim, leaf.inner, chosen.index
-        extent, in_memory = leaf.shape[dim - 1], self.in_memory
-        splits = None if leaf.group is None else self.splits(leaf)
-        picked, starts = chosen.among(leaf.group, splits)
-        host: Any = range(extent + 1) if splits is None else splits.host
-        one = isinstance(index, range) and leaf.outer == 1
-        ranges = joined_rows(index) if one or not in_memory else []
+    def rows_of(self, leaf: Leaf, chosen: ChosenRows | None) -> RaggedView:
+        """As `rows`, of a leaf; the view is not kept."""
+        splits: Any = None  # of all rows of a rectangle only if they are asked for
+        if chosen is None or leaf.group is not None or leaf.runs:
+            splits = self.splits(leaf)
+        picked, starts = (splits, None) if chosen is None else chosen.among(leaf.group, splits)
+        if leaf.runs:
+            some = None if chosen is None else (np.asarray(chosen.index, dtype=np.int64), picked)
+            return view_of_runs(self, leaf, splits, some)
+        data, total = self.cells_of_rows(leaf, splits, chosen)
+        shape, starts = (leaf.shape, starts) if total is None else (leaf.shape_of(total), None)
+        return RaggedView(data, leaf.dtype, shape, leaf.ragged_dim, starts, picked)
+
+    def cells_of_rows(
+        self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
+    ) -> tuple[ByteArray, int | None]:
+        """The cells of the chosen rows end to end, read only, and how many along the ragged dim.
+
+        All cells, and None, where it is better to choose them from these.
+        """
+        place, inner, in_memory = leaf.place, leaf.inner, self.in_memory
+        extent = leaf.shape[leaf.ragged_dim - 1]
+        if chosen is None:
+            return cell_range(self, place, 0, place.cells), extent
+        one = isinstance(chosen.index, range) and leaf.outer == 1
+        ranges = joined_rows(chosen.index) if one or not in_memory else []
         if not one and (in_memory or leaf.outer * len(ranges) > MOST_RANGES):
-            data = cell_range(self, place, 0, place.cells, keep=False)
-            return RaggedView(data, leaf.dtype, leaf.shape, dim, starts, picked)
-        shape = (*leaf.shape[: dim - 1], picked.total, *leaf.shape[dim:])
-        if not math.prod(shape):
-            return RaggedView(_NOTHING, leaf.dtype, shape, dim, None, picked)
-        bounds = [
-            ((k + int(host[rows.start])) * inner, (k + int(host[rows.stop])) * inner)
-            for k in range(0, leaf.outer * extent, extent)
-            for rows in ranges
+            return cell_range(self, place, 0, place.cells), None
+        host: Any = range(extent + 1) if splits is None else splits.host
+        bounds = [(int(host[rows.start]), int(host[rows.stop])) for rows in ranges]
+        parts = [
+            cell_range(self, place, (k + a) * inner, (k + b) * inner)
+            for k in range(0, leaf.outer * extent, extent or 1)
+            for a, b in bounds
+            if a < b
         ]
-        parts = [cell_range(self, place, a, b, keep=False) for a, b in bounds if a < b]
-        data = np.concatenate(parts)  # a copy: values that are made of it may be written to
-        return RaggedView(data, leaf.dtype, shape, dim, None, picked)
+        data = parts[0] if len(parts) == 1 else np.concatenate([_NOTHING, *parts])
+        return data, sum(b - a for a, b in bounds)
 
     # Tensors
 
@@ -554,45 +567,18 @@ class Message(Source):
     def _values(self, node: Node, chosen: ChosenRows | None) -> torch.Tensor:
         """The rows of a column end to end, in memory that may be kept."""
         leaf = self.leaf(node)
-        splits = None if leaf.group is None else self.splits(leaf)
-        if chosen is None and not leaf.runs:
-            return self.cells(node, leaf.shape)
-        index = None if chosen is None else chosen.index
-        if isinstance(index, range) and not leaf.runs and leaf.outer == 1:
-            start, stop = index.start, index.stop
-            if splits is not None:
-                start, stop = int(splits.host[start]), int(splits.host[stop])
-            place, inner, dim = leaf.place, leaf.inner, leaf.ragged_dim
-            data = cell_range(self, place, start * inner, stop * inner, keep=True)
-            shape = (*leaf.shape[: dim - 1], stop - start, *leaf.shape[dim:])
-            return from_bytes(data, leaf.dtype, shape)
-        if chosen is not None and splits is None and not leaf.runs and self.in_memory:
-            data = cell_range(self, leaf.place, 0, leaf.place.cells, keep=False)
-            rows = data.reshape(leaf.shape[0], leaf.cell_bytes)[chosen.at]
-            return from_bytes(rows.reshape(-1), leaf.dtype, (len(rows), *leaf.shape[1:]))
+        if not leaf.runs:
+            splits = None if leaf.group is None else self.splits(leaf)
+            data, total = self.cells_of_rows(leaf, splits, chosen)
+            if total is not None:
+                kept = writable(data, self.reading.copy, leaf.dtype.itemsize)
+                return from_bytes(kept, leaf.dtype, leaf.shape_of(total))
         return values_of(self.rows(node, chosen))
 
 
 _NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 _TAKEN = object()
 """In the place of a document of the header that a reader has."""
-
-
-def _choose(whole: RaggedView, group: int | None, chosen: ChosenRows) -> RaggedView:
-    """Some of all rows: a range of them end to end, if they are."""
-    picked, starts = chosen.among(group, whole.row_splits)
-    if whole.starts is not None:  # of an indirect column
-        return whole.choose(chosen.at, picked)
-    memory: Any = whole.memory
-    index: Any = chosen.index
-    shape, dim = whole.shape, whole.ragged_dim
-    if len(memory) and not (dim == 1 and isinstance(index, range)):
-        return RaggedView(memory, whole.dtype, shape, dim, starts, picked)
-    if len(memory):
-        start = int(whole.row_splits.host[index.start]) * whole.cell_bytes
-        memory = memory[start : start + picked.total * whole.cell_bytes]
-    shape = (*shape[: dim - 1], picked.total, *shape[dim:])
-    return RaggedView(memory, whole.dtype, shape, dim, None, picked)
 
 
 def joined_rows(rows: Chosen) -> list[range]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
@@ -39,31 +40,29 @@ from jagcodec.wire.spec import (
 )
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One node of a schema.
 
     Attributes:
         kind: Which form it has.
         fields: Its entries in the schema, checked.
-        children: The nodes in it.
         number: Index of the first of its numbers.
         dims: Index of the first of its dims, which are the last of its numbers.
         end: Index after the last of its numbers.
         value: Index of the first value in it.
         itemsize: Of a tensor: bytes per cell as wide as its dtype.
+        children: The nodes in it.
     """
 
-    __slots__ = ("children", "dims", "end", "fields", "itemsize", "kind", "number", "value")
-
-    def __init__(self, kind: Kind, fields: list[Any], number: int, value: int) -> None:
-        self.kind: Kind = kind
-        self.fields: list[Any] = fields
-        self.number: int = number
-        self.dims: int = number
-        self.end: int = number
-        self.value: int = value
-        self.children: Sequence[Node] = ()
-        self.itemsize: int = 0
+    kind: Kind
+    fields: list[Any]
+    number: int
+    dims: int
+    end: int
+    value: int
+    itemsize: int = 0
+    children: Sequence[Node] = ()
 
 
 class Group(NamedTuple):
@@ -127,49 +126,40 @@ class Form(NamedTuple):
         fields: Names and checks of the entries in the schema.
         numbers: Names of its numbers; ``"*"`` means as many dims as the field "rank" gives.
         children: How many, or `ANY` or `PER_KEY`.
-        rank: Which field is the rank, if there is one.
     """
 
     fields: dict[str, Callable[[Any], None]]
-    numbers: tuple[str, ...]
-    children: int
-    rank: int
-
-    @classmethod
-    def of(
-        cls, fields: dict[str, Callable[[Any], None]], numbers: tuple[str, ...], children: int
-    ) -> Form:
-        """A form of these parts."""
-        return cls(fields, numbers, children, [*fields, "rank"].index("rank"))
+    numbers: tuple[str, ...] = ()
+    children: int = 0
 
 
 _PLACE = ("buffer", "offset")
 _CELLS = (*_PLACE, "stored")
 _DOCUMENTS = (*_CELLS, "group", "size")
 
+_RANK = {"rank": _rank}
+
 FORMS: dict[Kind, Form] = {
-    Kind.TUPLE: Form.of({}, (), ANY),
-    Kind.LIST: Form.of({}, (), ANY),
-    Kind.MAP: Form.of({"keys": _keys}, (), PER_KEY),
-    Kind.DICT: Form.of({}, (), ANY),
-    Kind.BYTES: Form.of({}, (*_PLACE, "size"), 0),
-    Kind.ARRAY: Form.of({"dtype": _array_dtype, "rank": _rank}, (*_PLACE, "*"), 0),
-    Kind.OBJECT_ARRAY: Form.of({"rank": _rank}, (*_DOCUMENTS, "*"), 0),
-    Kind.TENSOR: Form.of({"dtype": _torch_dtype, "rank": _rank}, (*_CELLS, "*"), 0),
-    Kind.JAGGED: Form.of(
-        {"dtype": _torch_dtype, "rank": _rank, "ragged_dim": _ragged_dim},
-        (*_CELLS, "group", "*"),
-        0,
+    Kind.TUPLE: Form({}, children=ANY),
+    Kind.LIST: Form({}, children=ANY),
+    Kind.MAP: Form({"keys": _keys}, children=PER_KEY),
+    Kind.DICT: Form({}, children=ANY),
+    Kind.BYTES: Form({}, (*_PLACE, "size")),
+    Kind.ARRAY: Form({"dtype": _array_dtype, **_RANK}, (*_PLACE, "*")),
+    Kind.OBJECT_ARRAY: Form(_RANK, (*_DOCUMENTS, "*")),
+    Kind.TENSOR: Form({"dtype": _torch_dtype, **_RANK}, (*_CELLS, "*")),
+    Kind.JAGGED: Form(
+        {"dtype": _torch_dtype, **_RANK, "ragged_dim": _ragged_dim}, (*_CELLS, "group", "*")
     ),
-    Kind.STRIDED_NESTED: Form.of({"rank": _rank}, (), 2),
-    Kind.SPARSE_COO: Form.of({"rank": _rank, "coalesced": _flag}, ("*",), 2),
-    Kind.TENSOR_VIEWS: Form.of({}, (), 2),
-    Kind.TENSORDICT: Form.of({"rank": _rank, "keys": _keys}, ("*",), PER_KEY),
-    Kind.LAZY_STACK: Form.of({"stack_dim": _dim}, (), ANY),
-    Kind.NON_TENSOR_DATA: Form.of({"rank": _rank}, ("*",), 1),
-    Kind.NON_TENSOR_ROWS: Form.of({}, _DOCUMENTS, 0),
-    Kind.NON_TENSOR_STACK: Form.of({"stack_dim": _dim}, (), ANY),
-    Kind.USER: Form.of({"name": _name}, (), 1),
+    Kind.STRIDED_NESTED: Form(_RANK, children=2),
+    Kind.SPARSE_COO: Form({**_RANK, "coalesced": _flag}, ("*",), 2),
+    Kind.TENSOR_VIEWS: Form({}, children=2),
+    Kind.TENSORDICT: Form({**_RANK, "keys": _keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form({"stack_dim": _dim}, children=ANY),
+    Kind.NON_TENSOR_DATA: Form(_RANK, ("*",), 1),
+    Kind.NON_TENSOR_ROWS: Form({}, _DOCUMENTS),
+    Kind.NON_TENSOR_STACK: Form({"stack_dim": _dim}, children=ANY),
+    Kind.USER: Form({"name": _name}, children=1),
 }
 
 
@@ -185,8 +175,8 @@ class Schema:
         numbers: How many numbers its nodes have.
         values: How many values.
         nodes: Those that have numbers to check; a tensor's before those that are made of it.
-        cells: Of each TENSOR and JAGGED, what a check needs: whether it is jagged, `number`,
-            `dims`, `end` and `itemsize`.
+        cells: Of each TENSOR and JAGGED, what a check needs: `number`, the indices of its dims,
+            `itemsize`, and whether it is jagged.
         batches: Of each TENSORDICT of one dim, its number.
         others: The other nodes to check.
         weight: About how many bytes of memory it needs.
@@ -194,42 +184,28 @@ class Schema:
         depth: How many others its deepest node is inside.
     """
 
-    __slots__ = (
-        *("_stacks", "batches", "cells", "depth", "nodes", "numbers", "others"),
-        *("packed", "root", "size", "values", "weight"),
-    )
-
     def __init__(self, data: bytes) -> None:
         """Read and check a schema."""
         self.packed: bytes = data
         self.numbers: int = 0
         self.values: int = 0
         self.nodes: list[Node] = []
+        self.cells: list[tuple[int, range, int, bool]] = []
+        self.batches: list[int] = []
+        self.others: list[Node] = []
         self.weight: int = 32 * len(data)
         self.size: int = 0
         self.depth: int = 0
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack(data, "schema", records=False), 0)
-        self.cells: list[tuple[bool, int, int, int, int]] = []
-        self.batches: list[int] = []
-        self.others: list[Node] = []
-        for node in self.nodes:
-            kind, number = node.kind, node.number
-            if kind in (Kind.TENSOR, Kind.JAGGED):
-                jagged = kind is Kind.JAGGED
-                self.cells.append((jagged, number, node.dims, node.end, node.itemsize))
-            elif kind is Kind.TENSORDICT and node.fields[0] == 1:
-                self.batches.append(number)
-            else:
-                self.others.append(node)
 
     def _node(self, item: Any, depth: int) -> Node:
         self.weight += 160
         self.size += 1
         if item is None:
-            node = Node(Kind.VALUE, _NONE, self.numbers, self.values)
             self.values += 1
-            return node
+            first = self.numbers
+            return Node(Kind.VALUE, _NONE, first, first, first, self.values - 1)
         if type(item) is not list or not item or type(item[0]) is not int:
             raise fail("bad_record", f"expected a node, found {brief(item)}")
         if depth > MAX_LEVELS:
@@ -253,14 +229,7 @@ class Schema:
         for check, field in zip(form.fields.values(), fields, strict=True):
             check(field)
         _check_form(kind, form, fields, len(children))
-        node = Node(kind, fields, self.numbers, self.values)
-        if form.numbers:
-            rank = fields[form.rank] if form.numbers[-1] == "*" else None
-            self.nodes.append(node)
-            node.dims += len(form.numbers) - (rank is not None)
-            self.numbers = node.end = node.dims + (rank or 0)
-        if "dtype" in form.fields and type(fields[0]) is str:
-            node.itemsize = TORCH_DTYPES.get(fields[0], 0)
+        node = self._numbered(kind, form, fields)
         around = self._stacks
         if kind in (Kind.LAZY_STACK, Kind.NON_TENSOR_STACK):
             self._stacks += 1
@@ -278,7 +247,27 @@ class Schema:
         if kind in INTEGER_ROWS:
             _check_integer_rows(node)
             self.nodes.append(node)
+            self.others.append(node)
         self._stacks = around
+        return node
+
+    def _numbered(self, kind: Kind, form: Form, fields: list[Any]) -> Node:
+        """A node with the next numbers, which are to be checked."""
+        named = dict(zip(form.fields, fields, strict=True))
+        first, rank = self.numbers, named["rank"] if "*" in form.numbers else None
+        dims = first + len(form.numbers) - (rank is not None)
+        self.numbers = dims + (rank or 0)
+        itemsize = TORCH_DTYPES.get(named.get("dtype", ""), 0)
+        node = Node(kind, fields, first, dims, self.numbers, self.values, itemsize)
+        if form.numbers:
+            self.nodes.append(node)
+            if kind in (Kind.TENSOR, Kind.JAGGED):
+                of_dims = range(dims, node.end)
+                self.cells.append((first, of_dims, itemsize, kind is Kind.JAGGED))
+            elif kind is Kind.TENSORDICT and rank == 1:
+                self.batches.append(first)
+            else:
+                self.others.append(node)
         return node
 
 
@@ -400,9 +389,9 @@ def _check_at_sight(
     for i in schema.batches:
         if numbers[i] > MAX_UNBACKED_ROWS:
             return None
-    for is_jagged, i, dims, end, size in schema.cells:
-        for dim in numbers[dims:end]:
-            size *= dim
+    for i, dims, size, is_jagged in schema.cells:
+        for at in dims:
+            size *= numbers[at]
         buffer = numbers[i]
         if (
             not size
@@ -443,7 +432,7 @@ def check_numbers(
         try:
             check_node(node, numbers, groups, places)
         except WireFormatError as error:
-            raise _failed(schema, node, error) from error
+            raise _with_path(error, schema.root, node) or error from error
     return places.expanded, places.objects
 
 
@@ -484,10 +473,6 @@ def _claim_table(
     places.expanded += size + ROW_COST * rows * runs
 
 
-def _no_group(group: int, groups: int) -> WireFormatError:
-    return fail("bad_record", f"expected a ragged group below {groups}, found {group}")
-
-
 def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], places: Places) -> None:
     """Check the numbers of one node, and claim every place that they name."""
     kind, i = node.kind, node.number
@@ -495,8 +480,9 @@ def check_node(node: Node, numbers: Sequence[int], groups: Sequence[Group], plac
     shape = own[node.dims - i :]
     cells = cells_of(shape)
     held = own[4] if kind in DOCUMENT_ROWS else cells  # `stored` is ignored where there is nothing
-    if (kind is Kind.JAGGED or kind in DOCUMENT_ROWS) and own[3] >= len(groups):
-        raise _no_group(own[3], len(groups))
+    if kind is Kind.JAGGED or kind in DOCUMENT_ROWS:
+        most = len(groups)
+        expect(own[3] < most, "bad_record", f"a ragged group below {most}", own[3])
     if kind in DOCUMENT_ROWS:
         places.objects += groups[own[3]].rows
     if kind in LEAVES and held and runs_of(kind, own[2]):
@@ -541,21 +527,14 @@ def _count_integer_rows(node: Node, numbers: Sequence[int], places: Places) -> N
     places.expanded += EXPANSION * 8 * width * rows
 
 
-def _failed(schema: Schema, node: Node, error: WireFormatError) -> WireFormatError:
-    """The error with the path to its node, which is looked for only now."""
-    error = inside(error, None)
-    for step in reversed(_steps(schema.root, node) or []):
-        error = inside(error, step)
-    return error
-
-
-def _steps(root: Node, target: Node) -> list[Any] | None:
-    if root is target:
-        return []
-    for i, child in enumerate(root.children):
-        steps = _steps(child, target)
-        if steps is not None:
-            return [child_step(root, i), *steps]
+def _with_path(error: WireFormatError, node: Node, target: Node) -> WireFormatError | None:
+    """The error of a node `target`, with the path to it from `node`; None if it is not in it."""
+    if node is target:
+        return inside(error, None)
+    for i, child in enumerate(node.children):
+        found = _with_path(error, child, target)
+        if found is not None:
+            return inside(found, child_step(node, i))
     return None
 
 

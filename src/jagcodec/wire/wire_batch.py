@@ -37,7 +37,6 @@ from jagcodec.wire.field_schema import FieldSchema, field_of, first_dims, rows_o
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame, Reading
 from jagcodec.wire.indirect import runs_at
-from jagcodec.wire.leaf import cell_range
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
@@ -546,13 +545,12 @@ class MessageColumns(ColumnSource):
     def _rectangle(self, node: Node, chosen: ChosenRows | None) -> Any:
         """A TENSOR as an array in place, read only; as its leaf, if that is not one."""
         leaf = self.message.leaf(node)
-        index = range(self.sizes[0]) if chosen is None else chosen.index
         dtype = NUMPY_DTYPES.get(leaf.dtype)
-        if leaf.runs or dtype is None or not isinstance(index, range):
-            return self.message.tensor(node, chosen)
-        bounds = index.start * leaf.inner, index.stop * leaf.inner
-        data: Any = cell_range(self.message, leaf.place, *bounds, keep=False)
-        return np.ndarray((len(index), *leaf.shape[1:]), dtype, data)
+        if dtype is not None and not leaf.runs:
+            data, total = self.message.cells_of_rows(leaf, None, chosen)
+            if total is not None:
+                return np.ndarray(leaf.shape_of(total), dtype, data)
+        return self.message.tensor(node, chosen)
 
     def _value(self, node: Node, chosen: ChosenRows | None, budget: Budget) -> Any:
         """A column of any other kind, as a leaf."""
@@ -618,7 +616,7 @@ def open_wire(
         FieldSchema(kind='jagged', dtype=torch.int64, shape=(3, None))
     """
     how = reading("open_wire", limits, copy, device, allow_pickle, True, False)
-    if type(source) is not list and isinstance(source, (str, os.PathLike)):
+    if type(source) not in _MEMORY and isinstance(source, (str, os.PathLike)):
         name = file_path(source, "open_wire(source)", "decode accepts a message in memory")
         with noted_file(name):
             source = read_file(name, "open_wire(source)", how.limits, mmap=True)
@@ -626,6 +624,10 @@ def open_wire(
     if callable(source):
         return batch_of_message(open_store(source, how))
     return batch_of_message(open_message(source, "open_wire(source)", how))
+
+
+_MEMORY = (list, bytes, bytearray)
+"""What most messages are in: asking whether they are paths takes longer."""
 
 
 def open_whole(source: Any, path: str) -> WireBatch:
