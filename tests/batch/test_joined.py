@@ -124,13 +124,11 @@ def test_parts_of_all_sizes_are_cut_out():
             assert [bytes(f) for f in frames] == [bytes(f) for f in encode(rows, meta={"step": 1})]
 
 
-def test_rows_of_rectangles_and_of_no_compiler():
-    before = rowcopy.use_backend("numpy")
-    try:
+def test_rows_of_rectangles_and_of_no_compiler(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(rowcopy, "_active", rowcopy.numpy_kernel)
         assert_same(joined(ROWS).to_tensordict(), WHOLE)
         plain = materialize(FRAMES, pad_value_dict={"ids": -1, "pairs": 0.5}, padding_side="left")
-    finally:
-        rowcopy.use_backend(before)
     options: Any = {"pad_value_dict": {"ids": -1, "pairs": 0.5}, "padding_side": "left"}
     assert_same(dict(plain), dict(materialize(WHOLE, **options)))
     options["pad_to_multiple"] = 4

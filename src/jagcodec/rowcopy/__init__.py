@@ -7,7 +7,7 @@ bytes and know no dtype. CPU memory has two backends:
     numpy     the same loop in Python, if the extension was not built
 
 `torch_ops` copies tensors on accelerators, and those that autograd follows, by index. The
-environment variable ``JAGCODEC_ROWCOPY`` or `use_backend` chooses a backend.
+environment variable ``JAGCODEC_ROWCOPY`` chooses a backend.
 
 Starts, lengths and left pads are int64 arrays with one number per row, which callers have checked.
 The compiled backend checks them again against the buffers: a wrong one would crash it.
@@ -15,9 +15,10 @@ The compiled backend checks them again against the buffers: a wrong one would cr
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +32,6 @@ __all__ = [
     "Backend",
     "Copy",
     "Ends",
-    "Name",
     "Pad",
     "Starts",
     "backend",
@@ -40,25 +40,13 @@ __all__ = [
     "numbers",
     "pad_all",
     "rows_only",
-    "use_backend",
 ]
-
-Name = Literal["compiled", "numpy"]
-
-_KERNELS: dict[str, Kernel] = {"numpy": numpy_kernel}
-_missing: str | None = None
-try:
-    import jagcodec.rowcopy._kernel as _kernel  # raises "no module" if it was not built
-except ImportError as _error:
-    _missing = str(_error)
-else:
-    _KERNELS["compiled"] = _kernel
 
 
 class Backend(NamedTuple):
     """What copies rows in CPU memory."""
 
-    name: Name
+    name: str
     missing: str | None  # why the compiled backend could not be imported
 
 
@@ -70,51 +58,29 @@ def backend() -> Backend:
         >>> rowcopy.backend().name in ("compiled", "numpy")
         True
     """
-    return Backend(_name, _missing)
+    return _backend
 
 
-def use_backend(name: Name) -> Name:
-    """Choose the backend for CPU memory in this process.
-
-    Example:
-        >>> from jagcodec import rowcopy
-        >>> before = rowcopy.use_backend("numpy")
-        >>> rowcopy.use_backend(before)
-        'numpy'
-
-    Args:
-        name: ``"compiled"`` or ``"numpy"``.
-
-    Returns:
-        The name of the backend that was in use before, so that it can be restored.
-
-    Raises:
-        ArgumentError: There is no backend of this name, or it could not be imported.
-    """
-    global _name, _active
-    former, _name = _name, _checked(name, "use_backend(name)")
-    _active = _KERNELS[_name]
-    return former
+def _chosen(name: str) -> tuple[Kernel, Backend]:
+    """The backend of this name; of no name, the compiled one where there is one."""
+    expected = "expected 'compiled' or 'numpy', found "
+    if name not in ("", "compiled", "numpy"):
+        raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", f"{expected}{name!r}")
+    missing = None
+    try:
+        kernel: Any = importlib.import_module("jagcodec.rowcopy._kernel")
+    except ImportError as error:  # "no module" if it was not built
+        missing = str(error)
+        if name == "compiled":
+            detail = f"{expected}'compiled', which cannot be imported ({missing}); install a C "
+            detail += "compiler and install jagcodec again from source, or choose 'numpy'"
+            raise ArgumentError("bad_option", "JAGCODEC_ROWCOPY", detail) from error
+    if missing or name == "numpy":
+        return numpy_kernel, Backend("numpy", missing)
+    return kernel, Backend("compiled", None)
 
 
-def _checked(name: str, where: str) -> Name:
-    if name in _KERNELS:
-        return cast(Name, name)
-    found = repr(name)
-    if name == "compiled":
-        found += (
-            f", which cannot be imported ({_missing}); install a C compiler and install jagcodec "
-            "again from source, or choose 'numpy'"
-        )
-    raise ArgumentError(
-        "bad_option", where, f"expected one of {', '.join(map(repr, _KERNELS))}, found {found}"
-    )
-
-
-_name: Name = _checked(
-    os.environ.get("JAGCODEC_ROWCOPY") or ("numpy" if _missing else "compiled"), "JAGCODEC_ROWCOPY"
-)
-_active: Kernel = _KERNELS[_name]
+_active, _backend = _chosen(os.environ.get("JAGCODEC_ROWCOPY", ""))
 
 
 def copy_all(tasks: Sequence[Copy]) -> None:
