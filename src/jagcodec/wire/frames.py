@@ -353,7 +353,7 @@ class Buffers:
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
     """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False).
 
-    Also a copy of what lies at an address that is not a multiple of `alignment`.
+    Also a copy of memory at an address that is not a multiple of `alignment`.
     """
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
