@@ -135,17 +135,26 @@ def bench_tables(report: Report) -> dict[str, str]:
     }
 
 
-def _machine(report: Report) -> str:
+def _machine(report: Report, known: Report | None = None) -> str:
+    """When and where a record was made; without the machine and the versions of a `known` one."""
     if not report:
         return NOT_MEASURED
     found, versions = report["machine"], report["versions"]
+    when = f"Measured {report['made'][:10]} at commit {report['commit'][:7]}"
+    if known and _place(known) == _place(report):
+        same = "on [this machine, with these versions](performance.md#measured)"
+        return f"{when} {same}, load at the start {found['load']}."
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"Measured {report['made'][:10]} at commit {report['commit'][:7]} on {found['cpus']} cores "
+        f"{when} on {found['cpus']} cores "
         f"of {found['cpu']}, torch threads {found['torch_threads']}, transparent huge pages "
         f"{found['transparent_huge_pages']}, row kernel {found['row_kernel']}, load at the start "
         f"{found['load']}; {found['system']}, Python {found['python']}; {packages}."
     )
+
+
+def _place(report: Report) -> Report:
+    return {**report["machine"], "load": None, "versions": report["versions"]}
 
 
 _NAMED = {
@@ -245,7 +254,10 @@ def _shape(trip: Report) -> list[str]:
 
 
 def bytes_tables(report: Report) -> dict[str, str]:
-    return {"bytes-machine": _machine(report), "bytes": _options(report.get("batches", {}))}
+    return {
+        "bytes-machine": _machine(report, record("bench")),
+        "bytes": _options(report.get("batches", {})),
+    }
 
 
 def _options(batches: Mapping[str, Any]) -> str:
@@ -282,7 +294,7 @@ def _speed(gbits: float | str | None) -> str:
 
 def planes_tables(report: Report) -> dict[str, str]:
     """One table for each plane, so that each can be on its own page."""
-    made = {"planes-machine": _machine(report)}
+    made = {"planes-machine": _machine(report, record("bench"))}
     for plane in PLANES:
         ways = report.get("planes", {}).get(plane, {})
         totals = [sum(found["ms"].values()) for found in ways.values()]
@@ -307,7 +319,7 @@ def verl_v1_tables(report: Report) -> dict[str, str]:
         for line, by_way in lines.items()
     ]
     head = ("", *ways, *(f"{way} / {ways[0]}" for way in ways[1:]))
-    return {"verl-v1-machine": _machine(report), "verl-v1": table(head, rows)}
+    return {"verl-v1-machine": _machine(report, record("bench")), "verl-v1": table(head, rows)}
 
 
 TABLES = {
