@@ -373,7 +373,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown; a sentence if there are no rows."""
     if not rows:
         return NOT_MEASURED
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
 def _ms(ms: float) -> str:
