@@ -48,6 +48,22 @@ def test_what_was_trimmed_comes_back(column):
     assert_same(column, before)
 
 
+@given(st.data())
+def test_left_and_right_pads_are_left_behind(data):
+    width = data.draw(st.integers(4, 12))
+    rows, expected = [], 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        left = data.draw(st.integers(0, width - 4))
+        length = data.draw(st.integers(4, width - left))
+        rows.append([0] * left + list(range(1, length + 1)) + [0] * (width - left - length))
+        expected += length
+    column = torch.tensor(rows)
+    ends = [row.index(1) for row in rows], [row[::-1].index(max(row)) for row in rows]
+    singles = sum(end == 1 for part in ends for end in part)  # cheaper as cells
+    assert len(trim(column).cells) == expected + singles
+    assert_same(put_back(column), column)
+
+
 def masked(ends, width):
     mask = torch.zeros(len(ends), width, dtype=torch.int64)
     for row, (start, end) in enumerate(ends):
@@ -61,17 +77,17 @@ def grid():
     return positions
 
 
-POSITIONS = (masked([(3, 8), (0, 6), (7, 12), (0, 12)], 12).cumsum(dim=1) - 1).clip(min=0)
-# Of each end of a row one cell is kept; of a row of equal cells there is one end.
+# Of position ids as verl computes them, left pads are 0 and right pads each row's last position:
+# the first position is a left pad like those before it, the last a right pad.
+POSITIONS = (masked([(3, 8), (0, 6), (7, 12)], 12).cumsum(dim=1) - 1).clip(min=0)
 KEPT = [
-    (POSITIONS, [*range(5), *range(6), *range(5), *range(12)]),  # as verl computes them
-    (masked([(2, 4), (0, 3), (5, 6), (0, 0), (0, 6)], 6), [0, 1, 1, 0, 1, 0, 0, 1, 0, 1]),
-    (grid(), [0, 1, 2, 3, 0, 0, 4, 5, 6, 0, 0, 7, 8, 9, 0] * 2),  # along the widest dim
-    (torch.tensor([[7], [8]]), [7, 8]),
+    (POSITIONS, [1, 2, 3, 0, 1, 2, 3, 4, 1, 2, 3, 4]),
+    (masked([(20, 60), (0, 30), (50, 100)], 100), [1, 1, 1]),  # a mask: one for each
+    (grid(), [*range(1, 10)] * 2),  # along the widest dim
 ]
 
 
-@pytest.mark.parametrize(("column", "cells"), KEPT, ids=["positions", "mask", "grid", "narrow"])
+@pytest.mark.parametrize(("column", "cells"), KEPT, ids=["positions", "mask", "grid"])
 def test_only_these_cells_are_kept(column, cells):
     assert trim(column).cells.tolist() == cells
     assert_same(put_back(column), column)
@@ -107,17 +123,17 @@ def sent(**changes):
         {"shape": (2, 4)},
         {"dim": 0},
         {"dim": 2},
-        {"starts": np.array([1, -1], dtype=np.int32)},
-        {"starts": np.array([2, 0], dtype=np.int32)},
-        {"starts": np.array([1, 2**31 - 1], dtype=np.int32)},
-        {"starts": np.array([1.0, 0.0])},
-        {"starts": np.array([1, 0, 0])},
-        {"lengths": np.array([4, 2**63 - 1])},
-        {"lengths": np.array([4, 6])},
-        {"lengths": np.array([9])},
-        {"lengths": np.array([0, 5]), "cells": torch.arange(5)},
-        {"cells": torch.arange(8)},
-        {"cells": torch.zeros(9, 2, dtype=torch.int64)},
+        {"starts": np.array([2, -1], dtype=np.int32)},
+        {"starts": np.array([2, 2**31 - 1], dtype=np.int32)},
+        {"starts": np.array([2.0, 0.0])},
+        {"lengths": np.array([2, 2**63 - 1])},
+        {"lengths": np.array([2])},
+        {"cells": torch.arange(3)},
+        {"cells": torch.zeros(6, 2, dtype=torch.int64)},
+        {"before": torch.zeros(0, dtype=torch.int64)},
+        {"after": torch.zeros(3, dtype=torch.int64)},
+        {"after": torch.zeros(1)},
+        {"constant": True},
     ],
     ids=str,
 )

@@ -3,14 +3,14 @@
 A row of a padded column begins with a run of one value, ends with one, or both: its left and right
 padding. The two values may differ, and may differ from row to row (position ids are padded on the
 right with each row's last position). Both runs are read from the bits of the row, so no mask is
-needed and no value is lost: of each run one cell is kept, and everything between the two.
+needed and no value is lost: everything between the two runs is kept unchanged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,18 @@ from tensordict import TensorDict
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import Wanted, allocate
-from jagcodec.memory.tensor_bytes import as_bytes, as_words, contiguous_bits
+from jagcodec.memory.tensor_bytes import (
+    IntArray,
+    as_bytes,
+    as_words,
+    contiguous_bits,
+    from_words,
+)
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView, rows_in_place
+
+Words: TypeAlias = npt.NDArray[Any]
 
 
 def trimmed_batch(batch: TensorDict) -> dict[str, Any]:
@@ -76,26 +84,34 @@ def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> Te
 class Trimmed(NamedTuple):
     """A rectangle of R rows of W cells, where R is the product of the dims before `dim`.
 
-    Row i is its first kept cell ``starts[i]`` times, then its ``lengths[i]`` kept cells, then the
-    last of them again up to W.
+    Row i is its left pad ``starts[i]`` times, then ``lengths[i]`` cells, then its right pad.
 
     Attributes:
         shape: The shape of the rectangle.
         dim: The dim of size W.
-        starts: (R,) where the kept cells of each row start.
-        lengths: (R,) the number of cells kept in each row, 1 or more.
-        cells: (sum(lengths), ...) the kept cells, end to end.
+        starts: (R,) int32 where the cells of each row start (int64 from W = 2^31 on).
+        lengths: (R,) the number of cells kept in each row.
+        before: (R, ...) the left pad of each row; (1, ...) if all rows have the same one; (0, ...)
+            if no row has one.
+        after: The right pads, likewise.
+        cells: (sum(lengths), ...) the kept cells, end to end; or, if `constant`, (R, ...) with one
+            cell for each row.
+        constant: Whether all kept cells of each row are equal, as those of a mask are.
     """
 
     shape: tuple[int, ...]
     dim: int
     starts: npt.NDArray[Any]
     lengths: npt.NDArray[Any]
+    before: torch.Tensor
+    after: torch.Tensor
     cells: torch.Tensor
+    constant: bool
 
     @property
     def nbytes(self) -> int:
-        return self.starts.nbytes + self.lengths.nbytes + self.cells.nbytes
+        tensors = (self.before, self.after, self.cells)
+        return self.starts.nbytes + self.lengths.nbytes + sum(t.nbytes for t in tensors)
 
 
 def trim(column: torch.Tensor) -> Trimmed:
@@ -111,17 +127,85 @@ def trim(column: torch.Tensor) -> Trimmed:
     """
     dim = 1 + int(np.argmax(column.shape[1:]))
     width = column.shape[dim]
-    rows = column if dim == 1 else contiguous_bits(column).flatten(0, dim - 1)
-    cells, stride = rows_in_place(rows)
-    starts, lengths = rowcopy.ends(cells, stride, width, len(rows))
-    # One cell of each end is kept; a row of equal cells has a single end.
-    lengths = np.where(starts > 0, lengths + 2, 1)
-    starts = np.maximum(starts - 1, 0)
-    splits = RowSplits.from_lengths(lengths)
-    shape, firsts = (splits.total, *cells.shape[1:]), np.arange(len(rows)) * stride
-    kept = values_of(RaggedView(cells, cells.dtype, shape, 1, firsts + starts, splits))
+    words = as_words(column)
+    if dim > 1 or not words[0].is_contiguous():
+        words = contiguous_bits(words).flatten(0, dim - 1)
+    cells, stride = rows_in_place(words)
+    grid = words.flatten(2).numpy()
+    starts, lengths = rowcopy.ends(cells, stride, width, len(grid))
+    firsts = np.arange(len(grid)) * stride
+    one_each = _one_each(cells, firsts + starts, lengths)
+    if one_each is None:
+        starts, lengths = _without_single_pads(starts, lengths, width)
+        kept = _kept(cells, firsts + starts, lengths)
+    else:
+        kept = one_each
+    parts = (
+        _pads(grid[:, 0], starts > 0),
+        _pads(grid[:, -1], starts + lengths < width),
+        kept,
+    )
+    before, after, values = (_cells(part, words.shape[2:], column.dtype) for part in parts)
     integer = np.int32 if width < 2**31 else np.int64
-    return Trimmed(tuple(column.shape), dim, starts.astype(integer), lengths.astype(integer), kept)
+    return Trimmed(
+        tuple(column.shape),
+        dim,
+        starts.astype(integer),
+        lengths.astype(integer),
+        before,
+        after,
+        values,
+        one_each is not None,
+    )
+
+
+def _pads(pads: Words, padded: npt.NDArray[np.bool_]) -> Words:
+    """The pad of each row, one pad if all padded rows share it, or none if no row is padded."""
+    wanted = pads[padded]
+    alike = not len(wanted) or bool((wanted == wanted[0]).all())
+    return np.ascontiguousarray(wanted[:1] if alike else pads)
+
+
+def _kept(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words:
+    row_splits = RowSplits.from_lengths(lengths)
+    view = RaggedView(cells, cells.dtype, tuple(cells.shape), 1, starts, row_splits)
+    words: Words = values_of(view).flatten(1).numpy()
+    return words
+
+
+def _one_each(cells: torch.Tensor, starts: IntArray, lengths: IntArray) -> Words | None:
+    """One cell for each row, if all kept cells within each row are equal; otherwise None."""
+    if not lengths.any():
+        return None
+    for rows in (_FEW_ROWS, len(lengths)):  # the first rows rule most columns out
+        counts = lengths[:rows]
+        kept = _kept(cells, starts[:rows], counts)
+        if not len(kept):
+            continue
+        one_each: Words = kept[np.minimum(np.cumsum(counts) - counts, len(kept) - 1)]
+        if not (kept == np.repeat(one_each, counts, axis=0)).all():
+            return None
+    return one_each
+
+
+_FEW_ROWS = 8
+
+
+def _without_single_pads(
+    starts: IntArray, lengths: IntArray, width: int
+) -> tuple[IntArray, IntArray]:
+    """Keep pads of a single cell as cells, which costs less than storing a pad for each row."""
+    ends = starts + lengths
+    ends[(ends == width - 1) & (lengths > 0)] = width
+    starts = np.where((starts == 1) & (lengths > 0), 0, starts)
+    return starts, ends - starts
+
+
+def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Words as a tensor of cells of this shape, over the same memory."""
+    if not words.size:  # numpy gives empty arrays strides that torch refuses to view
+        return torch.empty((len(words), *shape[:-1]), dtype=dtype)
+    return from_words(torch.from_numpy(words).view(len(words), *shape), dtype)
 
 
 def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
@@ -153,38 +237,80 @@ def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
 def _fill(rectangle: Wanted, trimmed: Trimmed) -> None:
     if not rectangle.tensor.numel():
         return
+    dim, cells = trimmed.dim, trimmed.cells.cpu()
+    rows, width = math.prod(trimmed.shape[:dim]), trimmed.shape[dim]
     starts, lengths = trimmed.starts.astype(np.int64), trimmed.lengths.astype(np.int64)
-    rows, width = len(starts), trimmed.shape[trimmed.dim]
-    cells = as_words(trimmed.cells.cpu()).flatten(1).numpy()
-    ends = np.cumsum(lengths)
-    firsts, lasts = cells[ends - lengths], cells[ends - 1]
-    if lasts.any() or not rectangle.zeroed:
-        as_words(rectangle.tensor).view(rows, width, -1).numpy()[:] = lasts[:, None]
-    left = np.where((firsts != lasts).any(axis=1), starts, 0)
+    before, after = (as_words(pad.cpu()) for pad in (trimmed.before, trimmed.after))
+    out = rectangle.tensor.view(rows, width, *trimmed.shape[dim + 1 :])
+    if trimmed.constant:
+        words = as_words(cells)
+        cells = _cells(_repeated(words, lengths), words.shape[1:], cells.dtype)
+    pattern = _one_pattern(before, after)
+    if pattern is not None:
+        firsts = np.cumsum(lengths) - lengths
+        fresh = rectangle.zeroed and not any(pattern)
+        size = out.shape[2:].numel() * out.itemsize
+        source = as_bytes(cells)
+        task = rowcopy.Pad(as_bytes(out), source, firsts, lengths, starts, width, size, pattern)
+        if fresh:
+            rowcopy.copy_all([rowcopy.rows_only(task)])
+        else:
+            rowcopy.pad_all([task])
+        return
+    words = as_words(out)
+    if len(after) and not (rectangle.zeroed and not after.any()):
+        # numpy repeats a cell in half the time that torch takes.
+        np.copyto(words.flatten(2).squeeze(2).numpy(), _column(after))
+    flat = words.flatten(0, 1)
     row_starts = np.arange(rows) * width
-    for part, to, counts in (
-        (np.repeat(firsts, left, axis=0), row_starts, left),
-        (cells, row_starts + starts, lengths),
-    ):
-        cell_bytes = cells.itemsize * cells.shape[1]
-        rowcopy.copy_all(
-            [rowcopy.Copy(as_bytes(rectangle.tensor), part, to, None, counts, cell_bytes)]
-        )
+    if len(before):
+        _scatter(torch.from_numpy(_repeated(before, starts)), starts, flat, row_starts)
+    _scatter(as_words(cells), lengths, flat, row_starts + starts)
+
+
+def _scatter(values: torch.Tensor, lengths: IntArray, out: torch.Tensor, starts: IntArray) -> None:
+    """Write rows, end to end in `values`, to ``out[start : start + length]``."""
+    size = values.shape[1:].numel() * values.itemsize
+    rowcopy.copy_all([rowcopy.Copy(as_bytes(out), as_bytes(values), starts, None, lengths, size)])
+
+
+def _column(pads: torch.Tensor) -> Words:
+    """(R, ...) cells as (R, 1) or (R, 1, c) words, to be repeated along each row."""
+    words = pads.flatten(1).numpy()
+    return words if words.shape[1] == 1 else words[:, None]
+
+
+def _one_pattern(before: torch.Tensor, after: torch.Tensor) -> bytes | None:
+    """The bits of the element that all pads consist of; None if the pads differ."""
+    elements = torch.cat([pad.flatten(0, -2) for pad in (before, after)]).numpy()
+    if not len(elements):
+        return bytes(elements.itemsize * elements.shape[1])
+    return elements[0].tobytes() if (elements == elements[0]).all() else None
+
+
+def _repeated(cells: torch.Tensor, counts: IntArray) -> Words:
+    """The cell of each row (or the one for all rows), repeated `counts` times, end to end."""
+    each = np.broadcast_to(cells.numpy(), (len(counts), *cells.shape[1:]))
+    return np.repeat(each, counts, axis=0)
 
 
 def _check(trimmed: Trimmed, name: str) -> None:
-    shape, dim, starts, lengths, cells = trimmed
+    shape, dim, starts, lengths = trimmed.shape, trimmed.dim, trimmed.starts, trimmed.lengths
     if not all(type(size) is int and size >= 0 for size in shape) or not 0 < dim < len(shape):
         raise ValueError(f"{name}: expected a shape and one of its dims, found {shape} and {dim}")
     rows, width, inner = math.prod(shape[:dim]), shape[dim], shape[dim + 1 :]
-    if any(numbers.dtype.kind != "i" or numbers.shape != (rows,) for numbers in (starts, lengths)):
-        raise ValueError(f"{name}: expected {rows} starts and lengths")
+    for numbers in (starts, lengths):
+        if numbers.dtype.kind != "i" or numbers.shape != (rows,) or (numbers < 0).any():
+            raise ValueError(f"{name}: expected {rows} starts and lengths from 0 on")
     # A start and a length are never added up: the sum could overflow.
-    if (starts < 0).any() or (starts > width).any() or (lengths > width - starts).any():
+    if (starts > width).any() or (lengths > width - starts).any():
         raise ValueError(f"{name}: expected cells within the width {width}")
-    total = int(lengths.sum(dtype=np.int64))
-    if (lengths < 1).any() or tuple(cells.shape) != (total, *inner):
-        raise ValueError(
-            f"{name}: expected rows of 1 cell or more, {(total, *inner)} together, found "
-            f"{tuple(cells.shape)}"
-        )
+    total = rows if trimmed.constant else int(lengths.sum(dtype=np.int64))
+    before, after, cells = trimmed.before, trimmed.after, trimmed.cells
+    if tuple(cells.shape) != (total, *inner):
+        raise ValueError(f"{name}: expected cells {(total, *inner)}, found {tuple(cells.shape)}")
+    for pad, needed in ((before, starts > 0), (after, lengths < width - starts)):
+        if pad.dtype != cells.dtype or tuple(pad.shape[1:]) != inner:
+            raise ValueError(f"{name}: expected pads {inner} of {cells.dtype} like its cells")
+        if len(pad) not in ({1, rows} if needed.any() else {0, 1, rows}):
+            raise ValueError(f"{name}: expected one pad, or one for each row, found {len(pad)}")

@@ -4,11 +4,11 @@ Once this module is imported, `encode` and `decode` accept a DataProto, alone or
 other values, over every transport; and members of any `Enum`, such as verl's `DatasetPadMode`, if
 the receiver has imported its module.
 
-Each row of a rectangle in `batch` is sent with one cell of the run of equal cells that it begins
-with, and one of the run that it ends with. These runs are its left and right padding, detected from
-the row's own bits, so no mask is needed, no column has to be named, and no value can be lost. A
-column in which this saves less than an eighth is sent unchanged, as are jagged columns and
-everything else. What arrives has the same shapes, bits and order, and may be written to.
+Each row of a rectangle in `batch` is sent without the run of equal cells that it begins with and
+the one that it ends with. These are its left and right padding, detected from the row's own bits,
+so no mask is needed, no column has to be named, and no value can be lost. A column in which this
+saves less than an eighth is sent unchanged, as are jagged columns and everything else. What
+arrives has the same shapes, bits and order, and may be written to.
 """
 
 from __future__ import annotations
