@@ -372,6 +372,16 @@ def test_errors_in_chosen_rows_name_the_row_of_the_message():
     assert [items[0], items[1]["x"].tolist(), items[2]] == ["b", [7], "a"]
 
 
+def test_a_row_that_is_not_msgpack_is_named_among_others():
+    td = TensorDict({"x": NonTensorStack(*"ab", "c" * 600, "d")}, batch_size=[4])
+    frames = [bytearray(frame) for frame in encode(td)]
+    frames[1][bytes(frames[1]).index(b"\xa1b")] = 0xC1  # which msgpack never uses
+    for rows in (slice(None), [0, 1, 2], [2, 3, 1]):
+        with pytest.raises(WireFormatError) as caught:
+            open_wire(frames).rows(rows).to_tensordict()
+        assert caught.value.path == "$.x[1]"
+
+
 def test_a_nested_tensor_of_other_rows_is_refused():
     strided = strided_nested(3, 2, 1, (0, 16))
     payload = int64s(1, 2) + b"abc"

@@ -91,7 +91,8 @@ def unpack(data: bytes, path: str = "$", *, records: bool = True) -> Any:
     """
     hook = {"ext_hook": _tag} if records else {}
     try:
-        _walk(data)
+        if scanner := _scanner(data):
+            scanner.skip()
         return msgpack.unpackb(data, **hook, **_OPTIONS)
     except WireFormatError:
         raise
@@ -105,9 +106,11 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
     unpacker = msgpack.Unpacker(ext_hook=_tag, max_buffer_size=max(size, 1), **_OPTIONS)
     items: list[Any] = []
     try:
-        _walk(data, len(ends))
+        scanner = _scanner(data)
         unpacker.feed(data)
         for end in ends:
+            if scanner:
+                scanner.skip()
             item = unpacker.unpack()
             if unpacker.tell() != end:
                 raise WireFormatError(
@@ -137,13 +140,13 @@ def not_msgpack(error: Exception, path: str) -> WireFormatError:
 _TRUSTED_SIZE = 512
 
 
-def _walk(data: bytes, documents: int = 1) -> None:
-    """Check that bytes follow the counts in msgpack bytes, without building anything.
+def _scanner(data: bytes) -> msgpack.Unpacker | None:
+    """What checks that bytes follow the counts of a document, before it is built; None if small.
 
     msgpack allocates a list as soon as it reads its count.
     """
-    if len(data) > _TRUSTED_SIZE:
-        scanner = msgpack.Unpacker(max_buffer_size=len(data))
-        scanner.feed(data)
-        for _ in range(documents):
-            scanner.skip()
+    if len(data) <= _TRUSTED_SIZE:
+        return None
+    scanner = msgpack.Unpacker(max_buffer_size=len(data))
+    scanner.feed(data)
+    return scanner
