@@ -283,14 +283,6 @@ def test_a_router_answers_whom_it_heard(net, kind, frames):
         assert net.recv(client, timeout=LONG).tolist() == [10 * number] * 5
 
 
-def test_req_and_rep_need_no_envelope(net):
-    rep, req = net.joined(zmq.REP, zmq.REQ)
-    net.send(req, {"need": 3}, timeout=LONG)
-    assert net.recv(rep, timeout=LONG) == {"need": 3}
-    net.send(rep, (1, 2, 3), timeout=LONG)
-    assert net.recv(req, timeout=LONG) == (1, 2, 3)
-
-
 def test_envelopes_of_several_hops_come_and_go_whole(net):
     server, client = net.joined(zmq.ROUTER, zmq.DEALER)
     hops = [b"broker", b"", b"", b"worker", b""]
