@@ -8,6 +8,7 @@ import struct
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -49,7 +50,7 @@ from tests.strategies import trees
 
 LONG = 120  # seconds, for what must come
 RANKS = 3
-WORKS = ["broadcast", "all_gather_rows"]
+WORKS = [broadcast, all_gather_rows]
 
 # --- processes ---------------------------------------------------------------------------------
 
@@ -113,6 +114,12 @@ class World:
                 raise outcome
         return found
 
+    def call(self, work, values, through=None, **options):
+        """What a function returned or raised on each rank; lists are of one thing per rank."""
+        call = through or do_call
+        found = self.outcomes(call, work, [packed(value) for value in values], options)
+        return [unpacked(each) if isinstance(each, bytes) else each for each in found]
+
     def end(self):
         for process in self._processes:
             process.kill()
@@ -139,36 +146,51 @@ def world(tmp_path_factory):
 
 def packed(value):
     """A value on its way through the pipe to a rank: without torch's shared memory."""
-    return bytes(to_blob(encode(value)))
+    return bytes(to_blob(encode(value, allow_pickle=True)))
 
 
 def unpacked(data):
-    return decode(data, copy=True)
+    return decode(data, copy=True, allow_pickle=True)
 
 
-def refusals(world, work, *arguments, kinds):
+def do_call(rank, work, values, options):
+    value = unpacked(values[rank])
+    options = {name: x[rank] if type(x) is list else x for name, x in options.items()}
+    work = work[rank] if type(work) is list else work
+    found = work(value, **options)
+    assert work is not broadcast or value is None or found is value
+    return packed(found)
+
+
+def alone(value, src):
+    """The arguments of a `broadcast` from this rank."""
+    return {"values": [value if rank == src else None for rank in range(RANKS)], "src": src}
+
+
+def arguments(work, values, src):
+    """Those of a call in which each rank sends its value, or only `src` does."""
+    return alone(values[src], src) if work is broadcast else {"values": values}
+
+
+def refused(outcomes, world, *kinds):
     """The errors of all ranks, after which the group can be used."""
-    outcomes = world.outcomes(work, *arguments)
-    assert [type(outcome) for outcome in outcomes] == kinds, outcomes
-    assert world(do_broadcast, 0, packed("still here")) == [packed("still here")] * RANKS
+    assert [type(outcome) for outcome in outcomes] == [*kinds], outcomes
+    assert_usable(world)
     return outcomes
+
+
+def assert_usable(world):
+    assert world.call(broadcast, **alone("still here", 0)) == ["still here"] * RANKS
 
 
 # --- values ------------------------------------------------------------------------------------
 
 
-def do_broadcast(rank, src, data):
-    value = unpacked(data) if rank == src else None
-    found = broadcast(value, src)
-    assert rank != src or found is value
-    return packed(found)
-
-
 @settings(max_examples=30)
 @given(value=trees(), src=st.integers(0, RANKS - 1))
 def test_every_rank_gets_the_value(world, value, src):
-    for data in world(do_broadcast, src, packed(value)):
-        assert_same(unpacked(data), value)
+    for found in world.call(broadcast, **alone(value, src)):
+        assert_same(found, value)
 
 
 def do_open_message(rank):
@@ -231,70 +253,47 @@ def test_a_message_is_one_transfer_and_nothing_is_padded(world):
         assert blob < 2 * 2 * 8 * 5063
 
 
-def do_gather_parts(rank, data):
-    return packed(all_gather_rows(split_rows(unpacked(data), RANKS)[rank]))
-
-
 @settings(max_examples=25)
 @given(batch=jagged_batches(max_rows=7))
 def test_parts_of_all_kinds_of_columns_come_together_again(world, batch):
     td = pack_jagged_fields(
         batch.fields, lengths=batch.lengths, token_aligned_fields=batch.token_aligned_fields
     )
-    for whole in world(do_gather_parts, packed(td)):
-        assert_same(unpacked(whole), td)
-
-
-def do_dicts(rank):
-    x = stack_or_nest([torch.full((n,), n) for n in (1, 4, 2, 3)])
-    columns = {"x": x, "name": ["a", "b", "c", "d"], "id": np.arange(4)}
-    batch = BatchedDataDict(columns, meta_info={"step": 7})
-    whole = all_gather_rows(split_rows(batch, RANKS)[rank])
-    assert type(whole) is BatchedDataDict
-    assert whole.meta_info == {"step": 7}
-    return whole["name"], [row.tolist() for row in whole["x"].unbind()], whole["id"].tolist()
+    for whole in world.call(all_gather_rows, split_rows(td, RANKS)):
+        assert_same(whole, td)
 
 
 def test_dicts_of_columns_come_together(world):
-    for names, rows, numbers in world(do_dicts):
-        assert names == ["a", "b", "c", "d"]
-        assert rows == [[1], [4] * 4, [2] * 2, [3] * 3]
-        assert numbers == [0, 1, 2, 3]
-
-
-def do_large(rank):
-    value = {"x": torch.arange(3_000_000), "b": bytes(100_000)}
-    return packed(broadcast(value if rank == 1 else None, 1)) == packed(value)
+    x = stack_or_nest([torch.full((n,), n) for n in (1, 4, 2, 3)])
+    columns = {"x": x, "name": ["a", "b", "c", "d"], "id": np.arange(4)}
+    batch = BatchedDataDict(columns, meta_info={"step": 7})
+    for whole in world.call(all_gather_rows, split_rows(batch, RANKS)):
+        assert type(whole) is BatchedDataDict
+        assert_same(whole, batch)
 
 
 def test_messages_larger_than_socket_buffers(world):
-    assert world(do_large) == [True] * RANKS
-
-
-def do_default(rank):
-    value = {"kind": [slice]}
-    found = broadcast(value if rank == 0 else None, 0, default=repr)
-    return found, all_gather_rows(value, default=repr)
+    value = {"x": torch.arange(3_000_000), "b": bytes(100_000)}
+    for found in world.call(broadcast, **alone(value, 1)):
+        assert_same(found, value)
 
 
 def test_what_cannot_be_encoded_is_replaced(world):
-    (sent, _), *received = world(do_default)
-    assert sent == {"kind": [slice]}  # the object that was passed
-    assert received == [({"kind": [repr(slice)]}, {"kind": [repr(slice)] * RANKS})] * 2
-
-
-def do_pickle(rank, allowed):
-    value = {"kind": threading.Thread} if rank == 0 else None
-    return broadcast(value, 0, allow_pickle=allowed[rank])
+    value, replaced = {"kind": [slice]}, {"kind": [repr(slice)]}
+    found = world.call(broadcast, **alone(value, 0), default=repr)
+    assert found == [value, replaced, replaced]  # first the object that was passed
+    found = world.call(all_gather_rows, [value] * RANKS, default=repr)
+    assert found == [{"kind": [repr(slice)] * RANKS}] * RANKS
 
 
 def test_pickles_travel_only_if_both_sides_say_so(world):
-    assert world(do_pickle, [True] * 3) == [{"kind": threading.Thread}] * 3
-    kinds = [UnsupportedTypeError, TransportError, TransportError]
-    refusals(world, do_pickle, [False] * 3, kinds=kinds)
-    _, refused, accepted = world.outcomes(do_pickle, [True, False, True])
-    assert (refused.reason, refused.path[:17]) == ("pickle_refused", "broadcast, rank 0")
-    assert accepted == {"kind": threading.Thread}
+    value = {"kind": threading.Thread}
+    sent = alone(value, 0)
+    assert world.call(broadcast, **sent, allow_pickle=True) == [value] * RANKS
+    refused(world.call(broadcast, **sent), world, UnsupportedTypeError, *[TransportError] * 2)
+    _, error, accepted = world.call(broadcast, **sent, allow_pickle=[True, False, True])
+    assert (error.reason, error.path[:17]) == ("pickle_refused", "broadcast, rank 0")
+    assert accepted == value
 
 
 # --- groups and arguments ----------------------------------------------------------------------
@@ -317,13 +316,11 @@ def test_src_is_a_global_rank_of_the_group(world):
     assert world(do_group) == [None, *[([1, 2], {"x": [1, 2, 2]})] * 2]
 
 
-def do_no_group(rank):
-    with pytest.raises(ArgumentError, match=r"^broadcast\(group\): expected a process group"):
-        broadcast(1, rank, "no group")  # type: ignore[arg-type]
-
-
 def test_a_group_that_is_not_valid(world):
-    world(do_no_group)
+    for error in refused(
+        world.call(broadcast, [1] * RANKS, src=0, group="no group"), world, *[ArgumentError] * RANKS
+    ):
+        assert str(error).startswith("broadcast(group): expected a process group")
 
 
 @pytest.mark.parametrize("call", [lambda: broadcast(1, 0), lambda: all_gather_rows({})])
@@ -332,95 +329,65 @@ def test_without_a_process_group(call):
         call()
 
 
-def do_numpy_rank(rank):
-    return broadcast({"step": 3} if rank == 0 else None, np.int64(0))  # type: ignore[arg-type]
-
-
 def test_src_may_be_an_integer_of_numpy(world):
-    assert world(do_numpy_rank) == [{"step": 3}] * RANKS
-
-
-def do_wrong_argument(rank, src, device):
-    return broadcast(1 if rank == 0 else None, src, device=device if rank == 2 else None)
+    found = world.call(broadcast, [{"step": 3}, None, None], src=np.int64(0))
+    assert found == [{"step": 3}] * RANKS
 
 
 @pytest.mark.parametrize("src", [9, -1, True, 0.0, None])
 def test_a_src_that_is_not_a_rank_is_refused_on_every_rank(world, src):
-    for error in refusals(world, do_wrong_argument, src, None, kinds=[ArgumentError] * RANKS):
+    outcomes = world.call(broadcast, [1, None, None], src=src)
+    for error in refused(outcomes, world, *[ArgumentError] * RANKS):
         assert error.path == "broadcast(src)"
 
 
 def test_a_wrong_argument_on_one_rank_reaches_all(world):
-    kinds = [TransportError, TransportError, ArgumentError]
-    refusals(world, do_wrong_argument, 0, "nowhere", kinds=kinds)
+    outcomes = world.call(broadcast, **alone(1, 0), device=[None, None, "nowhere"])
+    refused(outcomes, world, TransportError, TransportError, ArgumentError)
 
 
-def do_differ(rank, calls):
-    name, src = calls[rank]
-    if name == "all_gather_rows":
-        return all_gather_rows({"x": [1]})
-    return broadcast({"x": [1]} if rank == src else None, src)
-
-
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [("broadcast", 0), ("broadcast", 1), ("broadcast", 0)],
-        [("broadcast", 0), ("broadcast", 0), ("all_gather_rows", None)],
-        [("all_gather_rows", None), ("broadcast", 1), ("broadcast", 2)],
-    ],
-)
+@pytest.mark.parametrize("calls", [[0, 1, 0], [0, 0, None], [None, 1, 2]])
 def test_calls_that_differ_are_refused_on_every_rank(world, calls):
-    for error in refusals(world, do_differ, calls, kinds=[ArgumentError] * RANKS):
+    """A `broadcast` from some rank, or `all_gather_rows`."""
+    works = [all_gather_rows if src is None else partial(broadcast, src=src) for src in calls]
+    batch = {"x": [1]}
+    values = [batch if src in (None, rank) else None for rank, src in enumerate(calls)]
+    for error in refused(world.call(works, values), world, *[ArgumentError] * RANKS):
         assert error.reason == "conflict"
-        for rank, (name, src) in enumerate(calls):
-            call = f"{name}()" if src is None else f"{name}(src={src})"
+        for rank, src in enumerate(calls):
+            call = "all_gather_rows()" if src is None else f"broadcast(src={src})"
             assert f"{call} on rank {rank}" in error.detail
 
 
-def do_two_sources(rank):
-    return broadcast({"from": rank} if rank < 2 else None, 0)
-
-
 def test_a_batch_on_another_rank_than_src_is_refused(world):
-    kinds = [TransportError, ArgumentError, TransportError]
-    _, error, _ = refusals(world, do_two_sources, kinds=kinds)
+    outcomes = world.call(broadcast, [{"from": 0}, {"from": 1}, None], src=0)
+    _, error, _ = refused(outcomes, world, TransportError, ArgumentError, TransportError)
     assert error.reason == "conflict"
     assert "expected None on every rank but src=0, found dict on rank 1" in error.detail
-
-
-def do_columns(rank, others, own):
-    return all_gather_rows(own if rank == 0 else others)
 
 
 @pytest.mark.parametrize(
     ("own", "kind"), [("text", ArgumentTypeError), ({"x": [1], "y": [2]}, ArgumentKeyError)]
 )
 def test_batches_that_do_not_fit_together_are_refused_on_every_rank(world, own, kind):
-    refusals(world, do_columns, {"x": [1]}, own, kinds=[kind] * RANKS)
+    others = [{"x": [1]}] * (RANKS - 1)
+    refused(world.call(all_gather_rows, [own, *others]), world, *[kind] * RANKS)
 
 
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
-def do_fail(rank, work):
-    value = {"extra": [1, threading.Lock()]}
-    if work == "broadcast":
-        return broadcast(value if rank == 1 else None, 1)
-    return all_gather_rows({"x": [threading.Lock()]} if rank == 1 else {"x": [1]})
-
-
 @pytest.mark.parametrize("work", WORKS)
 def test_every_rank_learns_that_one_cannot_encode(world, work):
-    kinds = [TransportError, UnsupportedTypeError, TransportError]
-    first, _, last = refusals(world, do_fail, work, kinds=kinds)
+    values = [{"x": [1]}, {"x": [threading.Thread]}, {"x": [1]}]
+    outcomes = world.call(work, **arguments(work, values, 1))
+    first, _, last = refused(outcomes, world, TransportError, UnsupportedTypeError, TransportError)
     for error in (first, last):
-        assert (error.reason, error.path) == ("peer_failed", f"{work}, rank 1")
-        assert "UnsupportedTypeError: $." in error.detail
-        assert "_thread.lock" in error.detail
+        assert (error.reason, error.path) == ("peer_failed", f"{work.__name__}, rank 1")
+        assert "UnsupportedTypeError: $.x[0]: " in error.detail
 
 
-def do_no_memory(rank, work):
+def do_no_memory(rank, work, values, options):
     module: Any = td_module
     original = module.new_block
 
@@ -432,40 +399,34 @@ def do_no_memory(rank, work):
     if rank == 2:
         module.new_block = scarce
     try:
-        x = torch.zeros(1_000_000, dtype=torch.float64)
-        if work == "all_gather_rows":
-            return all_gather_rows({"x": x if rank == 1 else x[:0]})
-        return broadcast({"x": x} if rank == 1 else None, 1)
+        return do_call(rank, work, values, options)
     finally:
         module.new_block = original
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_every_rank_learns_that_one_has_no_memory(world, work):
-    errors = refusals(world, do_no_memory, work, kinds=[TransportError] * RANKS)
-    for error in errors:
+    x = torch.zeros(1_000_000, dtype=torch.float64)
+    sent = arguments(work, [{"x": x[:0]}, {"x": x}, {"x": x[:0]}], 1)
+    errors = world.call(work, **sent, through=do_no_memory)
+    for error in refused(errors, world, *[TransportError] * RANKS):
         assert error.reason == "peer_failed"
         assert "no 8 MB left" in error.detail
     # The rank without memory names the one that sends what does not fit.
     assert [error.path[-6:] for error in errors] == ["rank 2", "rank 2", "rank 1"]
 
 
-def do_limits(rank, work, limits):
-    if work == "broadcast":
-        return broadcast("x" * 200 if rank == 0 else None, 0, limits=limits)
-    return all_gather_rows(BatchedDataDict(x=torch.arange(300)), limits=limits)
-
-
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("limits", [Limits(bytes=100), Limits(header=100)], ids=str)
 def test_receivers_set_limits(world, work, limits):
-    sender, *receivers = world.outcomes(do_limits, work, limits)
+    batch = {"x" * 100: torch.arange(300)}
+    sender, *receivers = world.call(work, **arguments(work, [batch] * RANKS, 0), limits=limits)
     for error in receivers:
         assert isinstance(error, WireFormatError)
         assert error.reason == "too_large"
-        assert error.path == f"{work}, rank 0: header"
+        assert error.path == f"{work.__name__}, rank 0: header"
     assert "at most 100 bytes" in str(sender)  # the sender learns it too
-    world(do_broadcast, 0, packed("still here"))
+    assert_usable(world)
 
 
 def do_stay_away(rank):
@@ -477,23 +438,23 @@ def test_a_rank_that_does_not_take_part_ends_in_a_time_out(world):
     error, *_ = world.outcomes(do_stay_away)
     assert type(error) is TransportTimeoutError
     assert (error.reason, error.path) == ("timed_out", "broadcast")
-    assert world(do_numpy_rank)
+    assert_usable(world)
 
 
 def do_die(rank, work):
     if rank == 1:
         os._exit(7)
-    return broadcast(None, 1) if work == "broadcast" else all_gather_rows({"x": [1]})
+    return broadcast(None, 1) if work is broadcast else all_gather_rows({"x": [1]})
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_rank_that_dies_is_an_error(tmp_path, work):
     with started(tmp_path, 2) as world:
-        world(do_broadcast, 0, packed(1))
+        assert world.call(broadcast, [1, None], src=0) == [1, 1]
         error, died = world.outcomes(do_die, work)
     assert died is None
     assert isinstance(error, TransportError)
-    assert error.path == work
+    assert error.path == work.__name__
 
 
 def do_die_in_mid_message(rank, victim):
@@ -552,12 +513,12 @@ def do_forge(rank, blob):
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_message_is_an_error_that_names_its_sender(world, name):
     blob, reason = FORGED[name]
-    for error in refusals(world, do_forge, blob, kinds=[WireFormatError] * RANKS):
+    for error in refused(world.outcomes(do_forge, blob), world, *[WireFormatError] * RANKS):
         assert error.reason == reason
         assert error.path.startswith("broadcast, rank 0: ")
 
 
-def do_forge_numbers(rank, work, place, number):
+def do_forge_numbers(place, number, rank, *call):
     """Rank 1 announces another number, where ranks agree on what is to come."""
     exchange: Any = td_module._Exchange
     original = exchange._exchanged
@@ -568,11 +529,14 @@ def do_forge_numbers(rank, work, place, number):
     if rank == 1:
         exchange._exchanged = forged
     try:
-        if work == "all_gather_rows":
-            return all_gather_rows({"x": [rank]})
-        return broadcast(1 if rank == 1 else None, 1)
+        return do_call(rank, *call)
     finally:
         exchange._exchanged = original
+
+
+def forged(world, place, number, work):
+    sent = arguments(work, [{"x": [rank]} for rank in range(RANKS)], 1)
+    return world.call(work, **sent, through=partial(do_forge_numbers, place, number))
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -580,17 +544,16 @@ def do_forge_numbers(rank, work, place, number):
     ("place", "number"), [(0, 2), (0, -1), (2, -1), (2, 4097), (2, 1 << 40), (3, -1)]
 )
 def test_forged_numbers_are_an_error_on_every_rank(world, place, number, work):
-    forge = do_forge_numbers, work, place, number
-    for error in refusals(world, *forge, kinds=[TransportError] * RANKS):
-        assert (error.reason, error.path) == ("peer_failed", f"{work}, rank 1")
+    for error in refused(forged(world, place, number, work), world, *[TransportError] * RANKS):
+        assert (error.reason, error.path) == ("peer_failed", f"{work.__name__}, rank 1")
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_forged_size_is_refused_before_memory_is_allocated(world, work):
-    for error in world.outcomes(do_forge_numbers, work, 3, 1 << 55):
+    for error in forged(world, 3, 1 << 55, work):
         assert isinstance(error, (TransportError, WireFormatError)), error
         assert f"found {1 << 55}" in error.detail
-    world(do_broadcast, 0, packed("still here"))
+    assert_usable(world)
 
 
 # --- NCCL --------------------------------------------------------------------------------------

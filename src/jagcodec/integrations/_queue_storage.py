@@ -13,14 +13,9 @@ import torch
 from tensordict import TensorDictBase
 from transfer_queue.storage.simple_storage import StorageUnitData
 
+from jagcodec._arguments import check_options
 from jagcodec._version import __version__
-from jagcodec.errors import (
-    ArgumentKeyError,
-    ArgumentTypeError,
-    TransportError,
-    WireFormatError,
-    brief,
-)
+from jagcodec.errors import ArgumentTypeError, TransportError, WireFormatError, brief
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
 from jagcodec.pack.tensors import stack_or_nest
 from jagcodec.ragged.copy_rows import values_of
@@ -49,14 +44,7 @@ APART = "apart"
 
 @dataclasses.dataclass(frozen=True)
 class StorageOptions:
-    """The configuration under ``backend.SimpleStorage.jagcodec``.
-
-    Attributes:
-        allow_pickle: Pickle objects in columns that cannot be encoded, and unpickle them on
-            arrival.
-        narrow: Send integers in the fewest bytes that hold them, as `encode` does.
-        limits: Of each message that a client or a storage unit reads.
-    """
+    """The configuration under ``backend.SimpleStorage.jagcodec``, as for `encode` and `decode`."""
 
     allow_pickle: bool = False
     narrow: bool = False
@@ -72,17 +60,10 @@ class StorageOptions:
 
 
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
-    """The options in the configuration of the backend.
-
-    Raises:
-        ArgumentKeyError: There is no option of a name.
-        ArgumentTypeError: An option has the wrong type.
-    """
+    """The options in the configuration of the backend."""
     where = f"backend.{NAME}.jagcodec"
     given = config.get("jagcodec")
-    if given is None:
-        return StorageOptions()
-    values = _known(given, {field.name for field in dataclasses.fields(StorageOptions)}, where)
+    values = _known({} if given is None else given, StorageOptions, where)
     for name in ("allow_pickle", "narrow"):
         if type(values.get(name, False)) is not bool:
             raise ArgumentTypeError(
@@ -91,23 +72,17 @@ def options_of(config: Mapping[str, Any]) -> StorageOptions:
                 f"expected true or false, found {brief(values[name])}",
             )
     if "limits" in values:
-        names = {field.name for field in dataclasses.fields(Limits)}
-        values["limits"] = Limits(**_known(values["limits"], names, f"{where}.limits"))
+        values["limits"] = Limits(**_known(values["limits"], Limits, f"{where}.limits"))
     return StorageOptions(**values)
 
 
-def _known(given: Any, names: set[str], where: str) -> dict[str, Any]:
-    """A mapping of known names, as a dict."""
+def _known(given: Any, fields: Any, where: str) -> dict[str, Any]:
+    """A mapping of the fields of a dataclass, as a dict."""
     if not isinstance(given, Mapping):
         raise ArgumentTypeError(
             "bad_type", where, f"expected a mapping of options, found {type(given).__name__}"
         )
-    for name in given:
-        if name not in names:
-            expected = ", ".join(sorted(names))
-            raise ArgumentKeyError(
-                "bad_option", where, f"expected one of {expected}, found {brief(name)}"
-            )
+    check_options(given, [field.name for field in dataclasses.fields(fields)], where)
     return dict(given)
 
 
@@ -121,11 +96,7 @@ def body_of(frames: Sequence[Any]) -> dict[str, Any]:
 
 
 def content_of(body: Any, where: str) -> Any:
-    """What a peer sent under `MESSAGE`.
-
-    Raises:
-        TransportError: The peer does not use this backend, or has another version of it.
-    """
+    """What a peer sent under `MESSAGE`, if it uses this version of this backend."""
     if isinstance(body, Mapping) and list(body) == [MESSAGE]:
         return body[MESSAGE]
     names = [name for name in body if isinstance(name, str)] if isinstance(body, Mapping) else []
@@ -272,13 +243,6 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         rows = [_Row(put, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
-    def put_values(self, field_data: Mapping[str, Any], global_indexes: list[int]) -> None:
-        """Keep columns as TransferQueue has them: tensors, and lists of tensors and objects."""
-        columns = {name: column_of(values) for name, values in field_data.items()}
-        self.put_data(
-            body_of(self.options.encode(Columns(len(global_indexes), columns))), global_indexes
-        )
-
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
         """A message with these columns of these rows."""
         columns: dict[str, Any] = {}
@@ -298,7 +262,8 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         """The rows of one of TransferQueue's own storage units."""
         storage = cls(None, options)
         for name, rows in data.field_data.items():
-            storage.put_values({name: list(rows.values())}, list(rows))
+            columns = Columns(len(rows), {name: column_of(list(rows.values()))})
+            storage.put_data(body_of(options.encode(columns)), list(rows))
         storage.storage_size, storage._active_keys = data.storage_size, set(data._active_keys)
         return storage
 

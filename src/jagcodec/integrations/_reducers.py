@@ -28,10 +28,7 @@ _NAMES = {
 
 
 class _ByName(dict[type, Reducer]):
-    """The reducers of `jagcodec.integrations.ray`, or those of `verl` if verl is imported.
-
-    Their modules are imported when the first such value is written.
-    """
+    """The reducers of `ray`, or of `verl` if verl is imported, loaded with the first such value."""
 
     options: Mapping[str, Any] = {}  # of `encode`
 

@@ -64,12 +64,7 @@ def _is_rectangle(leaf: Any) -> TypeGuard[torch.Tensor]:
 
 
 def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> TensorDict:
-    """The batch of a state of `trimmed_batch`, bit for bit and with its columns in their order.
-
-    Raises:
-        ValueError: The parts do not fit together.
-        MemoryError: The rectangles do not fit in memory. They may be far larger than the message.
-    """
+    """The batch of a state of `trimmed_batch`, bit for bit and with its columns in their order."""
     if not isinstance(batch, TensorDict):
         raise ValueError(f"expected a TensorDict, found {type(batch).__name__}")
     if sorted(order) != sorted([*trimmed, *batch.keys()]):
@@ -82,31 +77,16 @@ def padded_batch(batch: Any, order: list[str], trimmed: Mapping[str, Any]) -> Te
 
 
 class Trimmed(NamedTuple):
-    """A rectangle of R rows of W cells, where R is the product of the dims before `dim`.
+    """A rectangle (R, W, ...), whose row i is a left pad, ``lengths[i]`` cells, and a right pad."""
 
-    Row i is its left pad ``starts[i]`` times, then ``lengths[i]`` cells, then its right pad.
-
-    Attributes:
-        shape: The shape of the rectangle.
-        dim: The dim of size W.
-        starts: (R,) int32 where the cells of each row start (int64 from W = 2^31 on).
-        lengths: (R,) the number of cells kept in each row.
-        before: (R, ...) the left pad of each row; (1, ...) if all rows have the same one; (0, ...)
-            if no row has one.
-        after: The right pads, likewise.
-        cells: (sum(lengths), ...) the kept cells, end to end; or, if `constant`, (R, ...) with one
-            cell for each row.
-        constant: Whether all kept cells of each row are equal, as those of a mask are.
-    """
-
-    shape: tuple[int, ...]
-    dim: int
-    starts: npt.NDArray[Any]
-    lengths: npt.NDArray[Any]
-    before: torch.Tensor
+    shape: tuple[int, ...]  # R is the product of the dims before `dim`
+    dim: int  # of size W
+    starts: npt.NDArray[Any]  # (R,) int32 or int64: where the cells of each row start
+    lengths: npt.NDArray[Any]  # (R,)
+    before: torch.Tensor  # (R, ...) left pads; (1, ...) if all have the same; (0, ...) if none has
     after: torch.Tensor
-    cells: torch.Tensor
-    constant: bool
+    cells: torch.Tensor  # (sum(lengths), ...) end to end; if `constant`, (R, ...), one of each row
+    constant: bool  # whether all kept cells of each row are equal, as those of a mask are
 
     @property
     def nbytes(self) -> int:
@@ -115,16 +95,8 @@ class Trimmed(NamedTuple):
 
 
 def trim(column: torch.Tensor) -> Trimmed:
-    """Trim a rectangle of any content.
-
-    Args:
-        column: (N, ..., W, ...) strided, not empty, on the CPU. W is the widest dim after the
-            first.
-
-    Returns:
-        A `Trimmed` that owns its memory. Cells are compared by their bits, so -0.0 differs from
-        0.0, and a NaN equals itself.
-    """
+    """Trim a strided rectangle on the CPU along its widest dim after the first."""
+    # By bits: -0.0 differs from 0.0, and a NaN equals itself.
     dim = 1 + int(np.argmax(column.shape[1:]))
     width = column.shape[dim]
     words = as_words(column)
@@ -209,16 +181,7 @@ def _cells(words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def untrimmed(columns: Mapping[str, Trimmed]) -> dict[str, torch.Tensor]:
-    """Rebuild the rectangles that were trimmed, bit for bit.
-
-    Returns:
-        Contiguous columns in one allocation, which is freed with the last of them. Columns whose
-        cells are on another device are moved there.
-
-    Raises:
-        ValueError: The parts of a column are inconsistent, so they did not come from `trim`.
-        MemoryError: The rectangles do not fit in memory.
-    """
+    """Rebuild the rectangles that were trimmed, bit for bit, in one allocation."""
     for name, trimmed in columns.items():
         _check(trimmed, name)
     cpu = torch.device("cpu")

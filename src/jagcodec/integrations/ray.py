@@ -134,11 +134,9 @@ def _in_place(pieces: list[Any]) -> ByteArray:
 
 
 def _owned(frames: list[list[Any]]) -> list[ByteArray]:
-    """Copy frames out of the store, which is read-only: a write there kills the process.
-
-    All frames go into one block. The system would take many small blocks back as soon as they are
-    freed, and zero them again for the next batch, which costs more than the copy.
-    """
+    """Copy frames out of the store, which is read-only: a write there kills the process."""
+    # Into one block: the system would take many small blocks back as soon as they are freed, and
+    # zero them again for the next batch, which costs more than the copy.
     sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in frames]
     owned = allocate_together(sizes)
     for pieces, memory in zip(frames, owned, strict=True):

@@ -160,11 +160,7 @@ def _exchange(
     allow_pickle: bool,
     limits: Limits | None,
 ) -> _Exchange:
-    """A call of this rank to the others of a group.
-
-    Raises:
-        ArgumentError: There is no process group, or this process is not in it.
-    """
+    """A call of this rank to the others of a group."""
     if not dist.is_initialized():
         detail = "expected a process group, found none; call torch.distributed.init_process_group"
         raise _bad_group(where, detail)
@@ -199,20 +195,13 @@ _MOST_WORDS = 4096
 
 
 class _Exchange(NamedTuple):
-    """One call of a function above, and how bytes are transferred in its group.
-
-    Attributes:
-        where: The public function that is running, for errors.
-        place: This rank's number in the group.
-        ranks: Global ranks, in the order of the group.
-        carrier: The device that bytes are transferred on.
-    """
+    """One call of a function above, and how bytes are transferred in its group."""
 
     group: dist.ProcessGroup | None
-    where: str
-    place: int
-    ranks: list[int]
-    carrier: torch.device
+    where: str  # the public function that is running, for errors
+    place: int  # this rank's number in the group
+    ranks: list[int]  # global ranks, in the order of the group
+    carrier: torch.device  # that bytes are transferred on
     device: Any
     allow_pickle: bool
     limits: Limits | None
@@ -261,44 +250,29 @@ class _Exchange(NamedTuple):
     ) -> list[tuple[int, Message]]:
         """The message of rank `src`, or those of all, with the places of their senders."""
         limits = self.limits or DEFAULT_LIMITS
-        own: list[torch.Tensor] = []
-        blobs: list[tuple[int, torch.Tensor]] = []
-        opened: list[tuple[int, Message]] = []
 
-        def start() -> int:
+        def checked() -> torch.Tensor | None:
             usable_device(self.device, f"{self.where}(device)")
             usable_limits(limits, f"{self.where}(limits)")
-            blob = prepare()
-            if blob is None:
-                return 0
-            own.append(blob)
-            return blob.numel()
+            return prepare()
 
-        sizes = self._agree(src, start)
+        own, sizes = self._agree(src, checked)
         places = range(len(self.ranks)) if src is None else [self.ranks.index(src)]
 
-        def make_room() -> int:
-            for place in places:
-                mine = own and place == self.place
-                blobs.append((place, own[0] if mine else self._room(place, sizes[place], limits)))
-            return 0
+        def room(place: int) -> torch.Tensor:
+            mine = own is not None and place == self.place
+            return own if mine else self._room(place, sizes[place], limits)
 
-        self._agree(src, make_room)
+        def opened(place: int, blob: torch.Tensor) -> tuple[int, Message]:
+            how = Reading(limits, None, usable_device(self.device, self.where), self.allow_pickle)
+            with self._named(place):
+                return place, open_message(blob.numpy(), "message", how)
+
+        blobs, _ = self._agree(src, lambda: [(place, room(place)) for place in places])
         arrived = self._broadcast(blobs)
-
-        def open_all() -> int:
-            for place, blob in zip(places, arrived, strict=True):
-                with self._named(place):
-                    opened.append((place, self._opened(blob, limits)))
-            return 0
-
-        self._agree(src, open_all)
-        return opened
-
-    def _opened(self, blob: torch.Tensor, limits: Limits) -> Message:
-        device = usable_device(self.device, f"{self.where}(device)")
-        how = Reading(limits, None, device, self.allow_pickle)
-        return open_message(blob.numpy(), "message", how)
+        messages: list[tuple[int, Message]]
+        messages, _ = self._agree(src, lambda: [*map(opened, places, arrived)])
+        return messages
 
     def _room(self, place: int, size: int, limits: Limits) -> torch.Tensor:
         """Memory for a message to be received."""
@@ -315,22 +289,20 @@ class _Exchange(NamedTuple):
 
     # What the ranks tell each other
 
-    def _agree(self, src: int | None, step: Callable[[], int]) -> list[int]:
+    def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[int]]:
         """Take a step, and tell all ranks the outcome, so that none waits for one that failed.
 
         Returns:
-            What it returned on each rank: the size of the message that the rank sends.
-
-        Raises:
-            JagcodecError: Some rank failed, or the ranks do not make the same call.
+            What the step returned, and the number of bytes that it returned on each rank.
         """
         failure: Exception | None = None
-        words, size = b"", 0
+        words, result = b"", None
         try:
-            size = step()
+            result = step()
         except Exception as error:
             failure = error
             words = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MOST_WORDS]
+        size = len(result) if isinstance(result, torch.Tensor) else 0
         call = [_NAMES.index(self.where), src if self._is_rank(src) else -1]
         table = self._exchanged([*call, len(words), size])
         for place, row in enumerate(table):
@@ -358,7 +330,7 @@ class _Exchange(NamedTuple):
             raise ArgumentError(
                 "conflict", self.where, f"expected the same call on every rank, found {calls}"
             )
-        return [row[3] for row in table]
+        return result, [row[3] for row in table]
 
     def _exchanged(self, row: Sequence[Any]) -> list[list[int]]:
         mine = torch.tensor(row, dtype=torch.int64, device=self.carrier)

@@ -15,8 +15,7 @@ import asyncio
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,13 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from jagcodec import concat_rows
-from jagcodec.errors import ArgumentError, JagcodecError, TransportError, UnsupportedTypeError
+from jagcodec.errors import (
+    ArgumentError,
+    JagcodecError,
+    TransportError,
+    UnsupportedTypeError,
+    brief,
+)
 from jagcodec.integrations._needed import needed
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
@@ -67,7 +72,6 @@ try:
         body_of,
         column_of,
         content_of,
-        is_rectangle,
         options_of,
         values_of_leaf,
     )
@@ -121,17 +125,12 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     # TransferQueue's own handlers count the cores of the host first, which is slower than a put.
 
     def _handle_put(self, request: Any) -> Any:
-        body, storage = request.body, self.storage_data
-        if body.get("data_parser") is None:
-            try:
-                storage.put_data(body["data"], body["global_indexes"])
-            except Exception:
-                return super()._handle_put(request)  # which names the fault
-            return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
-        batch = storage.options.open(content_of(body["data"], "put"))
-        body["data"] = {name: _parsable(batch.leaf(name)) for name in batch.fields}
-        with self._storage(types.SimpleNamespace(put_data=storage.put_values)):
-            return super()._handle_put(request)
+        body = request.body
+        try:
+            self.storage_data.put_data(body["data"], body["global_indexes"])
+        except Exception:
+            return super()._handle_put(request)  # which names the fault
+        return self._reply(ZMQRequestType.PUT_DATA_RESPONSE, {})
 
     def _handle_get(self, request: Any) -> Any:
         body = request.body
@@ -144,36 +143,29 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
         return ZMQMessage.create(kind, self.storage_unit_id, body)
 
+    # Checkpoints have TransferQueue's format: a queue without jagcodec can load them. Its code sees
+    # its own storage for a moment; a unit has one thread for all requests.
+
     def _handle_save_checkpoint(self, request: Any) -> Any:
-        # In TransferQueue's format: a queue without jagcodec can load it.
-        with self._storage(self.storage_data.as_stock()):
+        rows, self.storage_data = self.storage_data, self.storage_data.as_stock()
+        try:
             return super()._handle_save_checkpoint(request)
+        finally:
+            self.storage_data = rows
 
     def _handle_load_checkpoint(self, request: Any) -> Any:
-        loaded = simple_storage.StorageUnitData(self.storage_unit_size)
-        loaded._active_keys = set(self.storage_data._active_keys)  # TransferQueue counts them
-        with self._storage(loaded):
-            response = super()._handle_load_checkpoint(request)
-        if response.body["success"]:
-            try:
-                self.storage_data = RowStorage.of_stock(loaded, self.storage_data.options)
-            except JagcodecError as error:
-                response.body = {"success": False, "message": str(error)}
-        return response
-
-    @contextmanager
-    def _storage(self, storage: Any) -> Iterator[None]:
-        """Let TransferQueue's code work on other data; a unit has one thread for all requests."""
-        before, self.storage_data = self.storage_data, storage
+        rows, loaded = self.storage_data, simple_storage.StorageUnitData(self.storage_unit_size)
+        loaded._active_keys = set(rows._active_keys)  # TransferQueue counts them
+        self.storage_data = loaded
         try:
-            yield
+            response = super()._handle_load_checkpoint(request)
+            if response.body["success"]:
+                rows = RowStorage.of_stock(loaded, rows.options)
+        except JagcodecError as error:
+            response.body = {"success": False, "message": str(error)}
         finally:
-            self.storage_data = before
-
-
-def _parsable(leaf: Any) -> Any:
-    """A column as TransferQueue shows it to a `data_parser`: a rectangle, or a list of rows."""
-    return leaf if isinstance(leaf, torch.Tensor) and is_rectangle(leaf) else values_of_leaf(leaf)
+            self.storage_data = rows
+        return response
 
 
 class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
@@ -201,6 +193,14 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
     ) -> None:
         """Send the rows to their storage units; nothing is sent if a value cannot be encoded."""
+        if data_parser is not None:
+            raise ArgumentError(
+                "bad_option",
+                "put(data_parser)",
+                "expected None, because storage units of jagcodec keep columns as they are sent, "
+                f"found {brief(data_parser)}; parse the columns before the put, or do not import "
+                "jagcodec.integrations.transfer_queue",
+            )
         if metadata.size == 0:
             return
         schema = field_schema(data)
@@ -210,15 +210,9 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         for (unit, group), message in zip(groups.items(), messages, strict=True):
             rows = group.global_indexes
             request = partial(
-                self._put_to_single_storage_unit,
-                rows,
-                body_of(message),
-                target_storage_unit=unit,
-                data_parser=data_parser,
+                self._put_to_single_storage_unit, rows, body_of(message), target_storage_unit=unit
             )
-            # A parser may have side effects, so TransferQueue does not run it again.
-            attempts = 1 if data_parser is not None else None
-            requests.append(self._attempts("put", unit, rows, request, attempts))
+            requests.append(self._attempts("put", unit, rows, request))
         await asyncio.gather(*requests)
         await self.notify_data_update(metadata.partition_ids[0], metadata.global_indexes, schema)
 
@@ -241,24 +235,18 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
         return self._joined(batches, names, np.argsort(places))
 
     def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
-        """The rows of each storage unit.
-
-        Raises:
-            TransportError: One does not use this backend. (One of another version reports it.)
-        """
+        """The rows of each storage unit; one of another version reports it by itself."""
         for info in self.storage_unit_infos.values():
             if not isinstance(info, _StorageUnitInfo):
                 content_of({}, f"storage unit {info.id} at {info.ip}")
         groups: dict[str, Any] = self._group_by_hash(metadata.global_indexes)
         return groups
 
-    def _attempts(
-        self, operation: str, unit: str, rows: list[int], request: Any, attempts: int | None = None
-    ) -> Any:
+    def _attempts(self, operation: str, unit: str, rows: list[int], request: Any) -> Any:
         """A request, repeated where and as often as TransferQueue repeats its own."""
         if not hasattr(self, "_request_with_retry"):  # before 0.1.11
             return request()
-        return self._request_with_retry(operation, unit, f"samples={len(rows)}", request, attempts)
+        return self._request_with_retry(operation, unit, f"samples={len(rows)}", request)
 
     def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
         """The rows of each group of positions as a message."""
@@ -298,11 +286,8 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
 
 
 def _sendable(leaf: Any) -> Any:
-    """A column of a put, with one value per row.
-
-    A `NonTensorData` around N items is one item per row, as TransferQueue has it. Any other one
-    belongs to every row.
-    """
+    """A column of a put, with one value per row."""
+    # A NonTensorData around N items is one item per row. Any other one belongs to every row.
     if not isinstance(leaf, NonTensorData):
         return leaf
     payload, rows = leaf.data, len(leaf)
@@ -316,11 +301,7 @@ def _sendable(leaf: Any) -> Any:
 
 
 def field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
-    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows.
-
-    Raises:
-        ValueError: TransferQueue's, if a column does not have as many rows as the batch.
-    """
+    """What TransferQueue's `extract_field_schema` returns, asked of columns instead of rows."""
     schema: dict[str, dict[str, Any]] = {}
     for name, leaf in data.items():
         if isinstance(leaf, torch.Tensor) and leaf.is_nested:
@@ -370,12 +351,7 @@ class _UnitActors:
 
 
 def start_units(conf: Any) -> dict[str, Any]:
-    """Start the storage units, where and as TransferQueue would start its own.
-
-    Raises:
-        ArgumentError: An option is not supported.
-        TransportError: A process of the queue cannot import this module; it is named.
-    """
+    """Start the storage units, where and as TransferQueue would start its own."""
     config = conf.backend[NAME]
     if (config.get("ssd_offload") or {}).get("enabled", False):
         raise ArgumentError(
@@ -423,7 +399,7 @@ _RELIED_ON: dict[Any, str] = {
         notify_data_update(partition_id, global_indexes, field_schema)
         _group_by_hash(global_indexes)
         _pack_field_values(values)
-        _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit, data_parser)
+        _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit)
         _get_from_single_storage_unit(global_indexes, fields, target_storage_unit)
     """,
     _Stock: """
@@ -446,11 +422,7 @@ _RELIED_ON: dict[Any, str] = {
 
 
 def _check_version() -> None:
-    """Refuse a TransferQueue in which something that this module builds on has changed.
-
-    Raises:
-        ImportError: The version, and the first difference.
-    """
+    """Refuse a TransferQueue in which something that this module builds on has changed."""
     for cls, methods in _RELIED_ON.items():
         for method in methods.strip().splitlines():
             name, *parameters = re.findall(r"\w+", method)

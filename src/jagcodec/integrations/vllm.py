@@ -89,10 +89,7 @@ def _row(
 def _logprobs(
     positions: Any, ids: list[int] | None, path: str, first: float | None = None
 ) -> list[float] | None:
-    """The logprob of each token, of a dict of tokens for each; `first` if the first one has none.
-
-    The sampled token is in its dict whatever its rank.
-    """
+    """The logprob of each token in its dict of tokens; `first` if the first dict is empty."""
     if positions is None or ids is None:
         return None
     check_count(len(positions), len(ids), path, "token ids")

@@ -234,12 +234,8 @@ BYTES_PER_FRAME = 64
 
 
 def _parts(socket: Any, receive: Callable[[], zmq.Frame]) -> list[zmq.Frame]:
-    """All parts of the next message. One of too many small ones is taken, and not kept.
-
-    Raises:
-        WireFormatError: It has too many for its size: each needs hundreds of bytes here, however
-            few it took on the way.
-    """
+    """All parts of the next message. One of too many small ones is taken, and not kept."""
+    # Each part needs hundreds of bytes here, however few it took on the way.
     parts = [receive()]
     size = len(parts[0])
     while socket.getsockopt(zmq.RCVMORE):
