@@ -445,7 +445,7 @@ def test_what_is_no_record(tmp_path):
         RecordWriter(tmp_path, keep=-(10**5000))
     reader = record(tmp_path / "record", [0])
     with pytest.raises(ArgumentError, match=r"RecordReader.file\(step\): expected 0 or more"):
-        reader.file("0")  # type: ignore[arg-type]
+        reader.file("0")
     for step in (1 << 63, 10**300, 10**5000):  # some would be names that no file can have
         with pytest.raises(ArgumentError, match=r"file\(step\): expected less than 2\*\*63"):
             reader.file(step)
