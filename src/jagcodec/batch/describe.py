@@ -373,7 +373,13 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a message whole; the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
     message, unknown = found.message, {}
-    for entry in found.entries:
+    try:
+        build(message, message.header.schema.root)
+        message.meta()
+        return found, unknown
+    except WireFormatError as error:
+        whole = error
+    for entry in found.entries:  # which of them it is
         try:
             build(message, entry.node)
         except WireFormatError as error:
@@ -387,7 +393,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
             raise
         unknown["meta"] = str(error)
     if not unknown:
-        build(message, message.header.schema.root)  # whether they fit together
+        raise whole  # they do not fit together
     return found, unknown
 
 
