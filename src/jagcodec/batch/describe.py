@@ -372,7 +372,8 @@ def document_bounds(packed: bytes) -> list[tuple[int, int]]:
 def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a message whole; the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
-    message, unknown = found.message, {}
+    message = found.message
+    unknown: dict[str, str] = {}
     try:
         build(message, message.header.schema.root)
         message.meta()
