@@ -1,4 +1,4 @@
-"""Records: whole steps or none, whenever their writer is killed; read by range, and verified."""
+"""Records: whole steps or none, whenever their writer is killed."""
 
 import gc
 import os
@@ -19,7 +19,6 @@ from tensordict import TensorDict
 from jagcodec import (
     ArgumentError,
     BatchedDataDict,
-    Limits,
     UnsupportedTypeError,
     WireBatch,
     WireFormatError,
@@ -29,7 +28,7 @@ from jagcodec import (
     open_wire,
     pack_rows,
 )
-from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
+from jagcodec.errors import ArgumentTypeError
 from jagcodec.record import RecordReader, RecordWriter
 from tests.helpers import make_batch
 from tests.oracle import assert_same
@@ -78,8 +77,8 @@ def test_every_form_of_a_batch_and_every_option(tmp_path):
     reader = RecordReader(tmp_path)
     for step, (form, _, meta) in enumerate(forms):
         whole = form.to_tensordict() if isinstance(form, WireBatch) else form
-        assert_same(reader.read(step), whole)
-        assert reader.open(step).meta == meta
+        assert_same(load(reader.file(step)), whole)
+        assert open_wire(reader.file(step)).meta == meta
     assert path_of(tmp_path, 1).stat().st_size < path_of(tmp_path, 0).stat().st_size
 
 
@@ -95,37 +94,10 @@ def test_the_file_of_a_step_is_what_dump_writes(tmp_path):
     for name in ("step-3.jag", "step-00000000003.jag", "x.jag", "step-0000000004.jag.tmp"):
         (tmp_path / name).write_bytes(b"")
     assert reader.steps == (42, 2**63 - 1)
-    # What is read is the caller's, and stays when its step is deleted.
-    td, opened = reader.read(42), reader.open(42)
-    td["reward"].fill_(9)
-    opened["reward"].fill_(9)
-    assert step_of(reader.read(42)) == 42
-    opened = reader.open(42)
+    # A batch that is open stays when its step is deleted.
+    opened = open_wire(path)
     path.unlink()
     assert step_of(opened.to_tensordict()) == 42
-
-
-def test_only_what_is_asked_for_is_read(tmp_path):
-    """Proved by bytes: all others are damaged, and no reader that does not want them notices."""
-    rows = [{f"c{i}": list(range(10 * n, 11 * n)) for i in range(4)} for n in range(100)]
-    with RecordWriter(tmp_path) as writer:
-        writer.write(0, pack_rows(rows))
-    path = path_of(tmp_path, 0)
-    data = path.read_bytes()
-    keep = bytearray(len(data))
-
-    def fetch(offset, size):
-        keep[offset : offset + size] = data[offset : offset + size]
-        return data[offset : offset + size]
-
-    expected = open_wire(fetch).select(["c3"]).rows(slice(20, 30)).to_tensordict()
-    assert sum(map(bool, keep)) < len(data) / 10
-    path.write_bytes(keep)
-    reader = RecordReader(tmp_path)
-    assert_same(reader.open(0).select(["c3"]).rows(slice(20, 30)).to_tensordict(), expected)
-    with pytest.raises(WireFormatError, match="step 0: ") as caught:
-        reader.read(0)
-    assert caught.value.reason == "bad_checksum"
 
 
 # --- which steps there are ---------------------------------------------------------------------
@@ -161,12 +133,10 @@ def test_steps_rise_and_the_newest_are_kept(tmp_path_factory, keep, doings):
             steps = [*steps, number][-(keep or 99) :]
         assert reader.steps == tuple(steps)
     writer.close()
-    assert [step_of(reader.read(step)) for step in steps] == steps
-    there = f"one of {len(steps)} from {steps[0]} to {steps[-1]}" if steps else "a step"
-    for look in (reader.read, reader.open):
-        with pytest.raises(ArgumentKeyError, match=f"expected {there}, found 13") as missing:
-            look(13)
-        assert missing.value.reason == "no_such_key"
+    assert [step_of(load(reader.file(step))) for step in steps] == steps
+    for look in (load, open_wire):
+        with pytest.raises(FileNotFoundError, match="step-0000000013"):
+            look(reader.file(13))
     shutil.rmtree(directory)
 
 
@@ -360,8 +330,9 @@ def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
         # One after another, and never fewer than are kept.
         assert reader.steps in {(0, 1), (0, 1, 2), (1, 2), (1, 2, 3), (2, 3)}
         for step in reader.steps:
-            assert reader.open(step).meta == {"n": step}
-            assert reader.read(step)["ids"].values().tolist() == list(range(9000))
+            opened = open_wire(reader.file(step))
+            assert opened.meta == {"n": step}
+            assert opened["ids"].values().tolist() == list(range(9000))
         seen.append(reader.steps[-1])
         leftovers += any(name.endswith(".part") for name in os.listdir(directory))
         # The lock went with its process, and the next writer goes on, and cleans up.
@@ -396,63 +367,41 @@ def test_readers_read_while_steps_are_written_deleted_and_their_writer_killed(tm
             assert steps == tuple(range(steps[0], steps[-1] + 1))
             for step in (steps[0], steps[-1]):
                 try:
-                    assert step_of(reader.read(step)) == step
-                    opened = reader.open(step)
+                    assert step_of(load(reader.file(step))) == step
+                    opened = open_wire(reader.file(step))
                     assert opened.rows([2])["ids"].values().tolist() == [step] * 3
                     reads += 1
-                except ArgumentKeyError:
+                except FileNotFoundError:
                     gone += 1
         process.send_signal(signal.SIGKILL)
         said = [int(line) for line in process.stdout.read().split()]
     # The step that was being written may be whole, though its writer could not say so.
     assert said[-1] <= reader.steps[-1] <= said[-1] + 1
     assert 2 <= len(reader.steps) <= 3
-    assert [step_of(reader.read(step)) for step in reader.steps] == [*reader.steps]
+    assert [step_of(load(reader.file(step))) for step in reader.steps] == [*reader.steps]
 
 
 # --- what is refused ---------------------------------------------------------------------------
 
 
-def test_damage_of_a_step_is_found_and_the_step_named(tmp_path):
-    reader = record(tmp_path, [0])
-    path = path_of(tmp_path, 0)
-    data = path.read_bytes()
-    for place in range(24, len(data)):
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        try:
-            assert_same(reader.read(0), batch(0))  # a gap between frames
-        except WireFormatError as error:
-            assert str(error).startswith("step 0: ")  # noqa: PT017
-    for end in range(len(data)):
-        path.write_bytes(data[:end])
-        for look in (reader.read, reader.open):
-            with pytest.raises(WireFormatError, match="step 0: "):
-                look(0)
-    damaged = bytearray(data)
-    damaged[data.index(b"ids")] = ord("x")
-    path.write_bytes(damaged)
-    with pytest.raises(WireFormatError, match="step 0: header") as caught:
-        reader.open(0)
+def test_damage_of_a_step_is_found(tmp_path):
+    file = record(tmp_path, [0]).file(0)
+    data = bytearray(path_of(tmp_path, 0).read_bytes())
+    data[-1] ^= 1
+    path_of(tmp_path, 0).write_bytes(data)
+    with pytest.raises(WireFormatError) as caught:
+        load(file)
     assert caught.value.reason == "bad_checksum"
 
 
-def test_limits_hold_and_nothing_is_unpickled(tmp_path):
+def test_a_step_that_encode_refuses_is_not_there(tmp_path):
     td = TensorDict({"x": torch.ones(1)}, [1]).set_non_tensor("own", print)
     with RecordWriter(tmp_path) as writer:
         with pytest.raises(UnsupportedTypeError):
             writer.write(0, td)
+        assert RecordReader(tmp_path).steps == ()
         writer.write(0, td, allow_pickle=True)
-        writer.write(1, batch(1))
-    limited = RecordReader(tmp_path, limits=Limits(objects=1))
-    with pytest.raises(WireFormatError) as caught:
-        RecordReader(tmp_path).read(0)
-    assert caught.value.reason == "pickle_refused"
-    for look in (limited.open, limited.read):
-        with pytest.raises(WireFormatError) as caught:
-            look(1)
-        assert caught.value.reason == "too_large"
+    assert RecordReader(tmp_path).steps == (0,)
 
 
 @pytest.mark.parametrize(
@@ -492,18 +441,14 @@ def test_what_is_no_record(tmp_path):
         RecordReader(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         RecordReader(tmp_path / "none")
-    with pytest.raises(ArgumentTypeError, match=r"RecordReader\(limits\)"):
-        RecordReader(tmp_path, limits=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="an int of 16610 bits"):
         RecordWriter(tmp_path, keep=-(10**5000))
     reader = record(tmp_path / "record", [0])
-    with pytest.raises(ArgumentError, match=r"RecordReader.read\(device\)"):
-        reader.read(0, device="nowhere")
-    with pytest.raises(ArgumentError, match=r"RecordReader.read\(step\): expected 0 or more"):
-        reader.read("0")
+    with pytest.raises(ArgumentError, match=r"RecordReader.file\(step\): expected 0 or more"):
+        reader.file("0")
     for step in (1 << 63, 10**300, 10**5000):  # some would be names that no file can have
-        with pytest.raises(ArgumentError, match=r"read\(step\): expected less than 2\*\*63"):
-            reader.read(step)
+        with pytest.raises(ArgumentError, match=r"file\(step\): expected less than 2\*\*63"):
+            reader.file(step)
 
 
 def test_directories_under_names_of_the_record_stop_no_other_step(tmp_path):

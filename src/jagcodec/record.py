@@ -13,27 +13,17 @@ import fcntl
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Unpack
 
-import torch
-
-from jagcodec._arguments import usable_device, whole_number
-from jagcodec.errors import (
-    ArgumentError,
-    ArgumentKeyError,
-    ArgumentTypeError,
-    WireFormatError,
-    brief,
-    describe,
-)
-from jagcodec.wire.blobs import load, refuse_frames
+from jagcodec._arguments import whole_number
+from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, brief, describe
+from jagcodec.wire.blobs import refuse_frames
 from jagcodec.wire.checks import INT64_MAX
 from jagcodec.wire.encoder import EncodeOptions, encode
 from jagcodec.wire.files import file_path, write_file
-from jagcodec.wire.limits import NO_LIMITS, Limits, usable_limits
-from jagcodec.wire.wire_batch import WireBatch, open_wire
+from jagcodec.wire.limits import NO_LIMITS
+from jagcodec.wire.wire_batch import open_wire
 
 
 class RecordWriter:
@@ -41,7 +31,7 @@ class RecordWriter:
 
     Example:
         >>> import tempfile
-        >>> from jagcodec import pack_rows
+        >>> from jagcodec import load, pack_rows
         >>> from jagcodec.record import RecordReader, RecordWriter
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     with RecordWriter(directory, keep=2) as writer:
@@ -49,8 +39,8 @@ class RecordWriter:
         ...             batch = pack_rows([{"ids": [step, 7]}, {"ids": [9]}])
         ...             writer.write(step, batch, meta={"loss": 0.5})
         ...     reader = RecordReader(directory)
-        ...     reader.steps, reader.open(3).meta, reader.read(3)["ids"].values().tolist()
-        ((2, 3), {'loss': 0.5}, [3, 7, 9])
+        ...     reader.steps, load(reader.file(3))["ids"].values().tolist()
+        ((2, 3), [3, 7, 9])
 
     Args:
         directory: It is created if it does not exist; its parent must exist. Nothing else should
@@ -193,36 +183,37 @@ def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
 
 
 class RecordReader:
-    """Read the steps of a record, also while they are written.
+    """List the steps of a record and name their files, also while they are written.
 
     Example:
         >>> import tempfile
-        >>> from jagcodec import pack_rows
+        >>> from jagcodec import load, open_wire, pack_rows
         >>> from jagcodec.record import RecordReader, RecordWriter
         >>> batch = pack_rows([{"ids": [1, 2], "x": 0.5}, {"ids": [3], "x": 1.0}])
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     with RecordWriter(directory) as writer:
         ...         writer.write(7, batch)
         ...     reader = RecordReader(directory)
-        ...     part = reader.open(7).select(["ids"]).rows([1])
-        ...     print(reader.steps, part["ids"].values())
-        (7,) tensor([3])
+        ...     part = open_wire(reader.file(7)).select(["ids"]).rows([1])
+        ...     whole = load(reader.file(7))
+        ...     print(reader.steps, part["ids"].values(), whole["x"])
+        (7,) tensor([3]) tensor([0.5000, 1.0000])
+
+    `load` reads a step whole and compares all checksums. `open_wire` maps it and reads columns when
+    they are asked for. Both raise FileNotFoundError for a step that was deleted. A batch that is
+    open stays valid when its step is deleted.
 
     Args:
         directory: That of a `RecordWriter`, which need not be open.
-        limits: As for `decode`, of each step.
 
     Raises:
-        ArgumentTypeError: `directory` is not a path, or `limits` are not `Limits`.
+        ArgumentTypeError: `directory` is not a path.
         FileNotFoundError: There is no such directory.
         NotADirectoryError: It is a file.
-
-    Pickled objects are never read. A batch stays valid when its step is deleted.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, limits: Limits | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = _directory_of(directory, "RecordReader(directory)")
-        self._limits = None if limits is None else usable_limits(limits, "RecordReader(limits)")
         _steps_in(self._directory)
 
     @property
@@ -233,56 +224,6 @@ class RecordReader:
     def file(self, step: int) -> str:
         """The path of a step's file, whether or not it is there."""
         return os.path.join(self._directory, _file_name(_step(step, "RecordReader.file(step)")))
-
-    def open(self, step: int, *, device: torch.device | str | None = None) -> WireBatch:
-        """The batch of a step as `open_wire` opens a file: columns are read when asked for.
-
-        Checksums of columns are not compared; `read` and ``jagcodec verify`` compare them.
-
-        Args:
-            step: Its number.
-            device: As for `decode`.
-
-        Raises:
-            ArgumentKeyError: There is no such step: it was deleted, or never written.
-            WireFormatError: Its file is damaged.
-        """
-        target = usable_device(device, "RecordReader.open(device)")
-        with self._file(step, "RecordReader.open(step)") as path:
-            return open_wire(path, device=target, limits=self._limits)
-
-    def read(self, step: int, *, device: torch.device | str | None = None) -> Any:
-        """The batch of a step, read whole, as `load` reads a file. The memory is the caller's.
-
-        Args:
-            step: Its number.
-            device: As for `decode`.
-
-        Raises:
-            ArgumentKeyError: There is no such step: it was deleted, or never written.
-            WireFormatError: Its file is damaged.
-        """
-        target = usable_device(device, "RecordReader.read(device)")
-        with self._file(step, "RecordReader.read(step)") as path:
-            return load(path, device=target, limits=self._limits)
-
-    @contextmanager
-    def _file(self, step: int, where: str) -> Iterator[str]:
-        """The path of a step; errors name the step."""
-        number = _step(step, where)
-        try:
-            yield os.path.join(self._directory, _file_name(number))
-        except WireFormatError as error:
-            path = f"step {step}: {error.path}"
-            raise WireFormatError(error.reason, path, error.detail) from error
-        except FileNotFoundError as error:
-            steps = self.steps
-            there = f"one of {len(steps)} from {steps[0]} to {steps[-1]}" if steps else "a step"
-            raise ArgumentKeyError(
-                "no_such_key",
-                where,
-                f"expected {there}, found {brief(number)}, which was deleted or never written",
-            ) from error
 
 
 def _step(step: Any, where: str) -> int:

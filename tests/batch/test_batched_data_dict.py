@@ -98,27 +98,6 @@ def test_union_and_diff_agree_on_what_is_equal():
             batch.union({name: column})
 
 
-def test_mini_batches_come_from_the_seed_alone():
-    batch = BatchedDataDict(x=torch.arange(6), meta_info={"a": 1})
-    plain = [mini["x"].tolist() for mini in batch.make_iterator(2, epochs=2)]
-    assert plain == [[0, 1], [2, 3], [4, 5]] * 2
-
-    def order(seed):
-        torch.rand(3)  # what else is drawn does not matter
-        return [mini["x"].tolist() for mini in batch.make_iterator(3, 2, seed=seed)]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)
-    first, second = order(1)[:2], order(1)[2:]
-    assert first != second
-    for minis in (first, second):
-        assert sorted(x for mini in minis for x in mini) == list(range(6))
-    assert next(batch.make_iterator(2)).meta_info == {"a": 1}
-    for arguments, text in (((4,), "divisor of the 6"), ((0,), "mini_batch"), ((2, 0), "epochs")):
-        with pytest.raises(ArgumentError, match=text):
-            batch.make_iterator(*arguments)
-
-
 def test_concat_keeps_the_meta_info_that_all_agree_on():
     batch, other = trainer_batch(), trainer_batch()
     other.meta_info = {"step": 7, "more": [1]}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from jagcodec._arguments import known_names, whole_number
+from jagcodec._arguments import known_names
 from jagcodec.batch.compare import agreed, same_values
 from jagcodec.batch.leaves import (
     concat_leaves,
@@ -55,9 +55,9 @@ class BatchedDataDict(dict[str, Any]):
         >>> import torch
         >>> from jagcodec import BatchedDataDict
         >>> batch = BatchedDataDict({"reward": torch.arange(4.0)}, meta_info={"step": 7})
-        >>> shuffled = batch.make_iterator(2, epochs=2, seed=0)
-        >>> [(len(mini), mini.meta_info["step"]) for mini in shuffled]
-        [(2, 7), (2, 7), (2, 7), (2, 7)]
+        >>> shuffled = batch.rows(torch.randperm(4))
+        >>> [(len(mini), mini.meta_info["step"]) for mini in shuffled.split(2)]
+        [(2, 7), (2, 7)]
     """
 
     meta_info: dict[str, Any]
@@ -183,42 +183,6 @@ class BatchedDataDict(dict[str, Any]):
         joined: Self = concat_leaves(listed, RowSplitsPool(), "BatchedDataDict.concat")
         joined.meta_info = agreed([batch.meta_info for batch in listed])
         return joined
-
-    def make_iterator(
-        self: Self, mini_batch_size: int, epochs: int = 1, *, seed: int | None = None
-    ) -> Iterator[Self]:
-        """Mini-batches, epoch after epoch.
-
-        Args:
-            mini_batch_size: Rows of each; it must divide N, so that no row is left out.
-            epochs: How many times every row comes.
-            seed: None gives the rows in their order. A seed shuffles them anew in every epoch:
-                the same seed gives the same order in every process (`torch.randperm` of one CPU
-                generator), whatever was drawn elsewhere.
-
-        Raises:
-            ArgumentError: N is not a multiple of `mini_batch_size`, or a number is not positive.
-        """
-        where = "BatchedDataDict.make_iterator"
-        rows = len(self)
-        for name, number in (("mini_batch_size", mini_batch_size), ("epochs", epochs)):
-            whole_number(number, 1, f"{where}({name})")
-        if rows % mini_batch_size:
-            raise ArgumentError(
-                "bad_option",
-                f"{where}(mini_batch_size)",
-                f"expected a divisor of the {rows} rows, found {mini_batch_size}",
-            )
-        return self._mini_batches(mini_batch_size, epochs, seed)
-
-    def _mini_batches(self: Self, size: int, epochs: int, seed: int | None) -> Iterator[Self]:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = len(self)
-        for _ in range(epochs):
-            order = None if generator is None else torch.randperm(rows, generator=generator)
-            for start in range(0, rows, size):
-                mini = slice(start, start + size)
-                yield self.rows(mini if order is None else order[mini])
 
     # Columns
 

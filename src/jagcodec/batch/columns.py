@@ -176,25 +176,7 @@ def row_lengths_of(batch: Any, path: str) -> dict[str, IntArray]:
 def columns_of(
     source: Any, where: str, *, names: Iterable[str] | None = None, kept: bool = False
 ) -> Columns:
-    """The columns of a batch.
-
-    Args:
-        source: A TensorDict, a dict of columns, a `BatchedDataDict`, a `WireBatch`, frames, or
-            a blob.
-        where: What errors call it.
-        names: Of the only columns that are wanted, in this order.
-        kept: Whether the rows of messages must be in memory that may be kept and written to.
-
-    Returns:
-        N rows, and each column as a `RaggedView` if it is jagged, as a list of N objects, as
-        `Columns` if it is a batch, and otherwise unchanged. Unless `kept`, no cell is copied.
-
-    Raises:
-        ArgumentTypeError: `source` is not a batch, or it is a lazy stack.
-        ArgumentError: It has no batch dim, or its columns differ in their number of rows.
-        ArgumentKeyError: A name is not that of a column.
-        WireFormatError: A message is malformed.
-    """
+    """The columns of an open batch or of a message; `kept` ones may be kept and written to."""
     batch = opened(source, where)
     rows = row_count_of(batch, where)
     listed = None if names is None else known_names(names, batch.keys(), where)

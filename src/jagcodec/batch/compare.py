@@ -32,24 +32,13 @@ LONGEST_VALUE = 80
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two values.
+    """The first difference of two values; `left` and `right` are shortened texts."""
 
-    Attributes:
-        column: Its name, those of nested columns joined with dots; empty for the whole batch, and
-            a path that begins with $ in a value that is not a batch.
-        row: Its number; None where a whole column differs.
-        cell: Indices of the cell within its row, ``(token,)`` or more; None without cells.
-        inside: The path in a row that holds an object; empty where the whole of it differs.
-        what: What differs: ``"type"``, ``"dtype"``, ``"shape"``, ``"columns"``, ``"value"`` ...
-        left: What it is in the first of the two, shortened.
-        right: What it is in the second.
-    """
-
-    column: str
-    row: int | None
-    cell: tuple[int, ...] | None
-    inside: str
-    what: str
+    column: str  # names joined with dots; a path with $ outside of batches; empty for the whole
+    row: int | None  # None where a whole column differs
+    cell: tuple[int, ...] | None  # within its row: (token, ...)
+    inside: str  # the path in a row that holds an object
+    what: str  # "type", "dtype", "shape", "columns", "value" ...
     left: str
     right: str
 
@@ -71,28 +60,10 @@ WHOLE = Difference("", None, None, "", "", "", "")
 
 
 def first_difference(left: Any, right: Any) -> Difference | None:
-    """Where two values first differ, bit for bit; None where they are the same.
+    """Where two values first differ, bit for bit: names, dtypes and shapes before cells.
 
-    Names, batch sizes, dtypes, shapes and lengths of rows of all columns are compared first, and
-    then cells, column by column in the order of the first batch and row by row. Cells are the same
-    if their bits are: a NaN equals the same NaN, 0.0 and -0.0 differ.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec.batch.compare import first_difference
-        >>> a = {"ids": torch.tensor([[1, 2], [3, 4]]), "reward": torch.tensor([0.5, 1.0])}
-        >>> b = {"ids": torch.tensor([[1, 2], [3, 5]]), "reward": torch.tensor([0.5, 1.0])}
-        >>> found = first_difference(a, b)
-        >>> found.column, found.row, found.cell, found.left, found.right
-        ('ids', 1, (1,), '4', '5')
-        >>> print(found)
-        column ids, row 1, cell [1]: value 4 and 5
-
-    Args:
-        left: A TensorDict, a dict of columns, or any other value.
-        right: Another. Neither is changed. Holes of nested tensors, devices, memory maps and
-            whether a tensor is a parameter make no difference. Values of registered types are
-            compared by their states, and those of types that are not known by ``==``.
+    Holes, devices, memory maps and parameters make no difference. States are compared for values of
+    registered types, and ``==`` for values of unknown types.
     """
     return compare(left, right, WHOLE, False) or compare(left, right, WHOLE, True)
 

@@ -120,41 +120,22 @@ def chosen_entries(found: OpenMessage, names: Sequence[str]) -> list[Entry]:
 
 @dataclass(frozen=True)
 class ColumnDescription:
-    """A column of a message, or another value in it.
-
-    Attributes:
-        name: The keys of a column, joined with dots; the path of any other value, which begins
-            with $.
-        keys: The keys of a column, from the outermost; empty for any other value.
-        kind: ``"jagged"``, ``"tensor"``, ``"object"`` or another kind, in small letters.
-        dtype: The name of its dtype on the wire; None for a value without one.
-        shape: Its dims, with None for the ragged dim; None for a value without dims.
-        stored: ``"narrow"`` if cells have fewer bytes than their dtype, ``"indirect"`` if its
-            rows are where other rows or columns may share them, otherwise empty.
-        bytes: Its bytes in the message; cells that columns share count for the first of them.
-        share: The same as a share of the message before compression, 0 to 1.
-        rows: The index of its rows in `MessageDescription.rows_of`; None if it is not jagged.
-    """
+    """A column of a message, or another value in it, whose name is a path that begins with $."""
 
     name: str
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # from the outermost; empty for any other value
     kind: str
-    dtype: str | None
-    shape: tuple[int | None, ...] | None
-    stored: str
-    bytes: int
-    share: float
-    rows: int | None
+    dtype: str | None  # on the wire
+    shape: tuple[int | None, ...] | None  # None for the ragged dim
+    stored: str  # "narrow", "indirect" or empty
+    bytes: int  # cells that columns share count for the first of them
+    share: float  # of the message before compression, 0 to 1
+    rows: int | None  # index in MessageDescription.rows_of
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Rows that columns share.
-
-    Attributes:
-        columns: Their names.
-        lengths: (N,) tokens of each row.
-    """
+    """Rows that columns share: (N,) tokens of each row, and the names of the columns."""
 
     columns: tuple[str, ...]
     lengths: IntArray = field(repr=False)
@@ -176,41 +157,22 @@ class RowLengths:
 
 @dataclass(frozen=True)
 class MessageDescription:
-    """What a message holds.
+    """What a message holds: its columns, and then the values next to them."""
 
-    Attributes:
-        value: ``"TensorDict"``, ``"BatchedDataDict"`` or ``"dict"`` if `open_wire` finds a batch
-            in it, otherwise the kind of its value in small letters.
-        rows: Rows of the batch; None without a batch, and for a batch without rows.
-        bytes: The size of the blob, or of all frames.
-        plain_bytes: Header and frames before compression.
-        frames: How many frames, with the header.
-        behind: Bytes past the end of a blob, which no reader uses.
-        narrow: Whether any cells are stored narrow.
-        elide: Whether any column is indirect.
-        compress: ``"zstd"`` if frames are compressed, otherwise None.
-        checksum: Whether it has checksums, which were compared.
-        columns: The columns of the batch, and then the values next to it in a dict, or its
-            `meta_info`; without a batch the values inside the value.
-        meta: The names in `meta` of `encode`; None if this process cannot read it.
-        rows_of: The rows of jagged columns.
-        overhead: Bytes of the header, of offsets of rows, and of gaps.
-    """
-
-    value: str
+    value: str  # "TensorDict", "BatchedDataDict" or "dict" if it is a batch
     rows: int | None
-    bytes: int
-    plain_bytes: int
-    frames: int
-    behind: int
+    bytes: int  # of the blob, or of all frames
+    plain_bytes: int  # before compression
+    frames: int  # with the header
+    behind: int  # bytes past the end of a blob, which no reader uses
     narrow: bool
     elide: bool
     compress: str | None
     checksum: bool
     columns: tuple[ColumnDescription, ...]
-    meta: tuple[str, ...] | None
+    meta: tuple[str, ...] | None  # names; None if this process cannot read it
     rows_of: tuple[RowLengths, ...]
-    overhead: int
+    overhead: int  # bytes of the header, of row offsets and of gaps
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -219,27 +181,7 @@ class MessageDescription:
 
 
 def describe_message(source: MessageLike) -> MessageDescription:
-    """Describe a message of any value, from its header and the offsets of its rows.
-
-    Example:
-        >>> import torch
-        >>> from jagcodec import encode_fields
-        >>> from jagcodec.batch.describe import describe_message
-        >>> frames = encode_fields({"ids": torch.arange(12).view(3, 4)}, lengths=[3, 4, 3])
-        >>> found = describe_message(frames)
-        >>> found.rows, found.columns[0].kind, found.columns[0].shape, found.columns[0].bytes
-        (3, 'jagged', (3, None), 80)
-        >>> found.rows_of[0].lengths.tolist()
-        [3, 4, 3]
-
-    Args:
-        source: Frames or a blob; only read. Checksums are compared; no cell is read.
-
-    Raises:
-        ArgumentTypeError: It is neither frames nor a blob.
-        WireFormatError: The header or offsets of rows are malformed, or bytes were damaged.
-        ArgumentError: Frames are compressed, and the library for that is not installed.
-    """
+    """Describe a message of any value, from its header and the offsets of its rows."""
     return description_of(open_source(source, "describe_message(source)"))
 
 
@@ -428,20 +370,17 @@ def document_bounds(packed: bytes) -> list[tuple[int, int]]:
 
 
 def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
-    """Read a message whole, as `decode` does, and keep nothing of it.
-
-    Returns:
-        The message; and the name of each value that this process cannot make, because its type is
-        not registered or it is pickled, with the error.
-
-    Raises:
-        ArgumentTypeError: As `describe_message`.
-        WireFormatError: The message is not sound; where, and why.
-        ArgumentError: As `describe_message`.
-    """
+    """Read a message whole; the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
-    message, unknown = found.message, {}
-    for entry in found.entries:
+    message = found.message
+    unknown: dict[str, str] = {}
+    try:
+        build(message, message.header.schema.root)
+        message.meta()
+        return found, unknown
+    except WireFormatError as error:
+        whole = error
+    for entry in found.entries:  # which of them it is
         try:
             build(message, entry.node)
         except WireFormatError as error:
@@ -455,7 +394,7 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
             raise
         unknown["meta"] = str(error)
     if not unknown:
-        build(message, message.header.schema.root)  # whether they fit together
+        raise whole  # they do not fit together
     return found, unknown
 
 

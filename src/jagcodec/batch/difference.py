@@ -24,27 +24,7 @@ class Whole(NamedTuple):
 def message_difference(
     left: Any, right: Any, *, columns: Sequence[str] | None = None
 ) -> Difference | None:
-    """Where the values of two messages first differ, as `first_difference`.
-
-    How they are stored (narrow, elided, compressed, with checksums) makes no difference.
-
-    Example:
-        >>> from jagcodec import encode
-        >>> from jagcodec.batch.difference import message_difference
-        >>> left, right = {"step": 3, "tags": ["a", "b"]}, {"step": 3, "tags": ["a"]}
-        >>> print(message_difference(encode(left), encode(right)))
-        $.tags: length 2 and 1
-
-    Args:
-        left: Frames or a blob.
-        right: Another message.
-        columns: Names of the only columns to compare; None for everything.
-
-    Raises:
-        ArgumentKeyError: One of them has no column of this name.
-        WireFormatError: A message is malformed, it holds a value of a type that this process does
-            not know, or with `columns` it is not the message of a batch.
-    """
+    """Where the values of two messages first differ, however they are stored."""
     a = read_whole(left, "message_difference(left)", columns)
     b = read_whole(right, "message_difference(right)", columns)
     return next(differences(a, b), None)

@@ -209,18 +209,9 @@ def padded_columns(
     chosen: ChosenRows | None,
     pads: Mapping[Any, Any],
 ) -> dict[str, torch.Tensor] | None:
-    """Columns of a small message, padded on the right to their longest rows: in two short loops,
-    because planning such a message costs more than copying it.
+    """Columns of a small message, padded on the right in two short loops; None if one is not plain.
 
-    Args:
-        message: The message of a batch with one batch dim.
-        rows: All rows of it.
-        keys: Names and nodes of the columns.
-        chosen: The rows that are wanted; None for all.
-        pads: Pad values by name; 0 for the rest.
-
-    Returns:
-        None if a column is not plain, or not sound: then its reader reports that.
+    Planning such a message costs more than copying it. The reader of a column reports its faults.
     """
     frames, numbers = message.arrays, message.numbers
     for node in keys.values():

@@ -22,17 +22,7 @@ INTERRUPTED, CLOSED_PIPE = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: The arguments; those of the process by default.
-
-    Returns:
-        The exit status: 0; 1 where `diff` finds a difference, or `doctor` a library that cannot be
-        imported; 2 for arguments, files or messages that are wrong; 130 if interrupted; 141 if the
-        reader of the output is gone. For arguments that do not parse, `SystemExit` is raised with
-        2.
-    """
+    """Run one command and return its exit status."""
     # Names of columns and files are any text, which not every terminal can print.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     """The steps of a record, and the file of each; steps that cannot be read on standard error."""
     from jagcodec.record import RecordReader
+    from jagcodec.wire.wire_batch import open_wire
 
     if options.row is not None or options.columns is not None:
         options.fail("expected the file of a step with --row and --columns, found a directory")
@@ -105,7 +106,7 @@ def _record(options: argparse.Namespace) -> int:
         try:
             found["bytes"] = os.path.getsize(file)
             with naming(file):
-                found["rows"] = len(reader.open(step))
+                found["rows"] = len(open_wire(file))
         except (JagcodecError, OSError) as error:
             status = 2
             found["error"] = str(error)
