@@ -3,6 +3,7 @@
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,8 +89,16 @@ ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
 
 
 # Payloads of a whole batch of six rows, and payloads with one item per row.
-WHOLE = [["a", "b"], ("a",) * 6, "abcdef", b"abcdef", torch.arange(5), {"stop": [1]}, np.arange(2)]
-DEALT = [
+WHOLE: list[Any] = [
+    ["a", "b"],
+    ("a",) * 6,
+    "abcdef",
+    b"abcdef",
+    torch.arange(5),
+    {"stop": [1]},
+    np.arange(2),
+]
+DEALT: list[Any] = [
     [{"id": i, "text": f"row {i}"} for i in range(6)],
     torch.arange(6),
     torch.arange(12).view(6, 2),
@@ -127,8 +136,7 @@ class TestColumns:
                 if int(name) < len(WHOLE):
                     assert_same(row, payload)
                 else:
-                    item = payload[i]
-                    assert plain(row) == plain(item)
+                    assert plain(row) == plain(payload[i])
 
     def test_arrays_of_strings_and_objects_are_rows(self, queue):
         objects = np.empty(6, dtype=object)
