@@ -421,27 +421,6 @@ tq.close()
 
 @pytest.mark.cluster
 class TestStart:
-    def test_options_are_read_at_init(self, script):
-        said = script(
-            START
-            + IMPORT
-            + """
-from omegaconf import OmegaConf
-for options in ({"ssd_offload": {"enabled": True, "path": "/tmp"}}, {"jagcodec": {"pickle": 1}}):
-    try:
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": options}}))
-    except Exception as error:
-        print(type(error).__name__, error)
-    tq.close()
-"""
-        )
-        offload, option = said.splitlines()
-        assert offload.startswith(
-            "ArgumentError backend.SimpleStorage.ssd_offload.enabled: expected"
-        )
-        assert option.startswith("ArgumentKeyError")
-        assert "expected one of allow_pickle, limits, narrow, found 'pickle'" in option
-
     def test_options_reach_every_process(self, script):
         said = script(
             START
@@ -624,20 +603,22 @@ class TestOptions:
         )
 
     @pytest.mark.parametrize(
-        ("given", "error", "path"),
+        ("given", "error", "text"),
         [
-            ({"pickle": True}, ArgumentKeyError, ""),
-            ({"narrow": 1}, ArgumentTypeError, ".narrow"),
-            ({"allow_pickle": "yes"}, ArgumentTypeError, ".allow_pickle"),
-            ({"limits": {"byte": 1}}, ArgumentKeyError, ".limits"),
-            ({"limits": 7}, ArgumentTypeError, ".limits"),
-            ([1], ArgumentTypeError, ""),
+            ({"jagcodec": {"pickle": True}}, ArgumentKeyError, "jagcodec: expected one of allow_p"),
+            ({"jagcodec": {"narrow": 1}}, ArgumentTypeError, "jagcodec.narrow: expected true or"),
+            ({"jagcodec": {"allow_pickle": "yes"}}, ArgumentTypeError, "jagcodec.allow_pickle: "),
+            ({"jagcodec": {"limits": {"byte": 1}}}, ArgumentKeyError, "jagcodec.limits: expected"),
+            ({"jagcodec": {"limits": 7}}, ArgumentTypeError, "jagcodec.limits: expected a map"),
+            ({"jagcodec": [1]}, ArgumentTypeError, "jagcodec: expected a mapping"),
+            ({"ssd_offload": {"enabled": True}}, ArgumentError, "ssd_offload.enabled: expected f"),
         ],
     )
-    def test_refusals(self, given, error, path):
+    def test_what_the_start_of_storage_units_refuses(self, given, error, text):
+        conf = OmegaConf.create({"backend": {"SimpleStorage": given}})
         with pytest.raises(error) as caught:
-            stored_rows.options_of({"jagcodec": given})
-        assert caught.value.path == f"backend.SimpleStorage.jagcodec{path}"
+            backend.start_units(conf)
+        assert str(caught.value).startswith(f"backend.SimpleStorage.{text}")
 
     def test_a_limit_that_is_not_one(self):
         with pytest.raises(ArgumentError, match="bytes"):
