@@ -18,6 +18,7 @@ import zmq
 from jagcodec import encode_fields, materialize, padding_tax
 from jagcodec.data import rollout_table
 from jagcodec.integrations.zmq import recv_frames, send_frames
+from jagcodec.testing import assert_same
 
 ROWS = 512
 VOCABULARY, PAD_ID = 152_000, 151_643
@@ -90,29 +91,6 @@ def produce(port: int) -> None:
         send_frames(socket, frames, timeout=TIMEOUT)
 
 
-def compare(found: Any, sent: Columns) -> int:
-    """The number of cells that are compared, bit for bit.
-
-    Raises:
-        ValueError: A column arrived changed.
-    """
-    cells = 0
-    if list(found) != list(sent):
-        raise ValueError(f"expected columns {list(sent)}, found {list(found)}")
-    for name, column in sent.items():
-        if isinstance(column, torch.Tensor):
-            pair = [each.contiguous().numpy() for each in (found[name], column)]
-            same = pair[0].dtype == pair[1].dtype and pair[0].shape == pair[1].shape
-            same = same and pair[0].tobytes() == pair[1].tobytes()
-            cells += column.numel()
-        else:
-            same = repr(found[name].tolist()) == repr(column.tolist())
-            cells += len(column)
-        if not same:
-            raise ValueError(f"column {name!r} arrived changed")
-    return cells
-
-
 def main() -> None:
     """The trainer: receives the batch, pads it again and compares it with the one sent."""
     with zmq.Context() as context, context.socket(zmq.PULL) as socket:
@@ -125,7 +103,8 @@ def main() -> None:
     batch = materialize(frames, pad_value_dict={"input_ids": PAD_ID})
     seconds = perf_counter() - start
     sent, lengths = make_batch()
-    cells = compare(batch, sent)
+    assert_same(dict(batch), sent)
+    cells = sum(column.numel() if name != "message" else ROWS for name, column in sent.items())
     print(padding_tax(sent, lengths=lengths, token_aligned_fields=PER_TOKEN))
     print(
         f"\n{ROWS} rows came from another process in {len(frames)} frames of "

@@ -1,10 +1,12 @@
-"""One Ray for all tests of integrations, and new processes that find this library."""
+"""One Ray for all tests of integrations, and new processes."""
 
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,27 @@ def python():
         return run
 
     return run
+
+
+# New processes come from one that has imported these modules and done nothing with them.
+PRELOADED = ["jagcodec.integrations.zmq", "jagcodec.integrations.torch_distributed"]
+
+
+@contextmanager
+def process(work, *arguments):
+    """A process that runs `work(pipe, *arguments)`, and the pipe's near end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    near, far = context.Pipe()
+    running = context.Process(target=work, args=(far, *arguments), daemon=True)
+    running.start()
+    far.close()
+    try:
+        yield running, near
+    finally:
+        running.kill()
+        running.join()
+        near.close()
 
 
 def needs(package):

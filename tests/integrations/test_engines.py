@@ -7,9 +7,8 @@ from types import SimpleNamespace as Of
 
 import numpy as np
 import pytest
-import torch
 
-from jagcodec import ArgumentError, decode, encode_rows
+from jagcodec import ArgumentError
 from jagcodec.integrations import sglang, vllm
 
 
@@ -18,19 +17,6 @@ def assert_refused(rows_of, value, path, detail=""):
         rows_of(value)
     assert raised.value.path == path
     assert detail in raised.value.detail
-
-
-def assert_encoded(rows, experts):
-    """Rows of two responses, the second of which is empty."""
-    found = decode(encode_rows(rows, same_length=["response_ids", "logprobs"]))
-    assert [row.tolist() for row in found["prompt_ids"].unbind()] == [[1, 2, 3]] * 2
-    assert [row.tolist() for row in found["response_ids"].unbind()] == [[7, 8], []]
-    assert [row.tolist() for row in found["logprobs"].unbind()] == [[-0.5, -1.0], []]
-    prompts = [row.tolist() for row in found["prompt_logprobs"].unbind()]
-    assert prompts == [[0.0, -1.5, -2.5]] * 2
-    assert list(found["finish_reason"]) == ["stop", "abort"]
-    assert [row.tolist() for row in found["routed_experts"].unbind()] == experts
-    assert found["response_ids"].dtype == torch.int64
 
 
 # --- vLLM ----------------------------------------------------------------------------------------
@@ -177,16 +163,6 @@ class TestVllm:
     def test_anything_else(self, outputs, path):
         assert_refused(vllm.rows_of, outputs, path)
 
-    def test_rows_can_be_encoded(self):
-        experts = [np.arange(n * 4, dtype=np.int16).reshape(n, 2, 2) for n in (4, 1)]
-        samples = [
-            sample([7, 8], at([7, 8], [-0.5, -1.0]), routed_experts=experts[0]),
-            sample([], [], "abort", experts[1]),
-        ]
-        prompt = [None, *at([2, 3], [-1.5, -2.5])]
-        rows = vllm.rows_of([request([1, 2, 3], *samples, prompt_logprobs=prompt)])
-        assert_encoded(rows, [array.tolist() for array in experts])
-
 
 # --- SGLang --------------------------------------------------------------------------------------
 
@@ -320,11 +296,3 @@ class TestSglang:
     def test_anything_else_is_named(self, bad):
         detail = "expected a response of SGLang's /generate, found "
         assert_refused(sglang.rows_of, [response([7], None), bad], f"{OF_SGLANG}[1]", detail)
-
-    def test_rows_can_be_encoded(self):
-        experts = np.arange(16, dtype=np.int32)
-        responses = [
-            response([7, 8], [-0.5, -1.0], prompt_values=WHOLE, meta=experts_of(experts)),
-            response([], [], prompt_values=WHOLE, finish="abort", meta=experts_of(experts)),
-        ]
-        assert_encoded(sglang.rows_of(as_json(responses)), [experts.tolist()] * 2)

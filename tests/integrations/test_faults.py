@@ -6,14 +6,13 @@ no more. `test_torch_distributed.py` kills ranks.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from jagcodec import (
 )
 from jagcodec.errors import TransportTimeoutError
 from jagcodec.integrations.zmq import recv_frames, send_frames
+from tests.integrations.conftest import process
 from tests.oracle import assert_same
 
 LONG = 60  # seconds, for what must come
@@ -61,23 +61,6 @@ def send(to, message, timeout=LONG):
 
 def recv(source, timeout=LONG):
     return decode(recv_frames(source, timeout=timeout).frames)
-
-
-@contextmanager
-def process(work, *arguments):
-    """A process that runs `work(pipe, *arguments)`, and the pipe's near end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jagcodec.integrations.zmq"])
-    near, far = context.Pipe()
-    running = context.Process(target=work, args=(far, *arguments), daemon=True)
-    running.start()
-    far.close()
-    try:
-        yield running, near
-    finally:
-        running.kill()
-        running.join()
-        near.close()
 
 
 def told(pipe):

@@ -1,7 +1,5 @@
 """What is Ray's own: the object store, worker processes, and the hook that sets them up."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,8 @@ from jagcodec import (
     BatchedDataDict,
     WireBatch,
     encode,
-    encode_rows,
     open_wire,
-    select_rows,
     stack_or_nest,
-    to_rows,
 )
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -74,20 +69,6 @@ class TestStore:
                 )
         assert max(sizes) == 15 * 100_000 * 8  # in one piece
         assert not [size for size in sizes if 2**20 < size <= 2**23]
-
-    @pytest.mark.parametrize("form", ["list of samples", "dict of lists of tensors"])
-    def test_samples_are_put_as_one_batch_and_parts_of_it_fetched(self, registered, form):
-        rows: list[dict[str, Any]] = [
-            {"tokens": torch.arange(10 * i, 11 * i + 1), "reward": float(i), "message": {"row": i}}
-            for i in range(4)
-        ]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        batch = open_wire(encode_rows(rows if form == "list of samples" else columns))
-        for index in ([0, 2], [3]):
-            found = to_rows(there_and_back(select_rows(batch, index)))
-            for row, i in zip(found, index, strict=True):
-                assert torch.equal(row["tokens"], rows[i]["tokens"])
-                assert (row["reward"], row["message"]) == (float(i), {"row": i})
 
     @SIZES
     def test_a_wire_batch_comes_back_and_goes_on(self, registered, cells_per_token):
@@ -192,19 +173,6 @@ class TestWorkers:
         assert type(wire) is WireBatch
         assert wire.leaf("message").tolist() == PAYLOADS
 
-    def test_an_actor(self, registered):
-        @ray.remote
-        class Buffer:
-            def put(self, batch):
-                self.batch = batch
-
-            def get(self):
-                return self.batch
-
-        buffer = Buffer.remote()  # type: ignore[attr-defined]
-        get(buffer.put.remote(make_batch()))
-        assert_same(get(buffer.get.remote()), make_batch())
-
     def test_one_that_imports_nothing_has_nothing(self, cluster):
         @ray.remote
         def loaded():
@@ -249,24 +217,6 @@ class TestWorkers:
         assert shares_offsets(found)
         assert [row.tolist() for row in found["logprobs"].unbind()] == [[2.0, 2.0], [2.0]]
 
-    @needs("verl")
-    def test_one_that_imports_verl_sends_dataprotos_in_this_wire_format(self, cluster):
-        @ray.remote
-        def make():
-            import torch
-            from ray import cloudpickle
-            from verl import DataProto
-
-            data = DataProto.from_dict(
-                tensors={"ids": torch.arange(6).view(2, 3)}, meta_info={"step": 3}
-            )
-            return data, b"jagcodec.integrations.verl" in cloudpickle.dumps(data)
-
-        found, here = get(make.remote())
-        assert here
-        assert found.batch["ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert found.meta_info == {"step": 3}
-
 
 # --- the hook, in processes of its own -----------------------------------------------------------
 
@@ -288,18 +238,6 @@ def batch():
 
 
 class TestHook:
-    def test_it_imports_nothing_heavy(self, python):
-        code = """
-from jagcodec.integrations import setup
-import sys
-before = sorted(name for name in sys.modules if name.startswith("jagcodec"))
-setup()
-print(before, [name for name in ("torch", "tensordict", "verl") if name in sys.modules])
-"""
-        ours = ["jagcodec", "jagcodec._version", "jagcodec.errors", "jagcodec.integrations"]
-        ours += ["jagcodec.integrations._needed", "jagcodec.integrations._reducers"]
-        assert python(code).stdout == f"{ours} []\n"
-
     @pytest.mark.parametrize("first", ["", "batch()", "import jagcodec.integrations.ray"])
     def test_batches_are_written_whatever_is_imported_first(self, python, first):
         code = "setup()\nsetup()\nnames, td = written(batch())\nprint(names, td['a'].tolist())"

@@ -6,10 +6,9 @@ import os
 import signal
 import struct
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from jagcodec.integrations.torch_distributed import all_gather_rows, broadcast
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.spec import MAGIC, VERSION
 from tests.helpers import make_batch
+from tests.integrations.conftest import process
 from tests.oracle import assert_same
 from tests.strategies import trees
 
@@ -67,31 +67,19 @@ def serve(pipe, rank, ranks, path, backend):
         world_size=ranks,
         timeout=timedelta(seconds=60),
     )
-    while (order := pipe.recv()) is not None:
-        work, arguments = order
+    while True:
+        work, arguments = pipe.recv()
         try:
-            pipe.send((True, work(rank, *arguments)))
+            pipe.send(work(rank, *arguments))
         except Exception as error:
-            pipe.send((False, error))
-    dist.destroy_process_group()
+            pipe.send(error)
 
 
 class World:
-    """Ranks in processes of their own."""
+    """Ranks in processes of their own, and the pipes to them."""
 
-    def __init__(self, directory, ranks, backend="gloo"):
-        # New processes come from one that has imported torch and done nothing with it.
-        server = get_context("forkserver")
-        server.set_forkserver_preload(["jagcodec.integrations.torch_distributed"])
-        self._pipes, self._processes = [], []
-        for rank in range(ranks):
-            pipe, far_end = server.Pipe()
-            arguments = (far_end, rank, ranks, directory / "store", backend)
-            process = server.Process(target=serve, args=arguments, daemon=True)
-            process.start()
-            far_end.close()
-            self._pipes.append(pipe)
-            self._processes.append(process)
+    def __init__(self, pipes):
+        self._pipes = pipes
 
     def outcomes(self, work, *arguments):
         """What `work(rank, *arguments)` returned or raised on each rank; None if the rank died."""
@@ -101,7 +89,7 @@ class World:
         for pipe in self._pipes:
             assert pipe.poll(LONG), "a rank hangs"
             try:
-                found.append(pipe.recv()[1])
+                found.append(pipe.recv())
             except EOFError:
                 found.append(None)
         return found
@@ -120,22 +108,12 @@ class World:
         found = self.outcomes(call, work, [packed(value) for value in values], options)
         return [unpacked(each) if isinstance(each, bytes) else each for each in found]
 
-    def end(self):
-        for process in self._processes:
-            process.kill()
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.join()
-            process.close()
-            pipe.close()
-
 
 @contextmanager
 def started(directory, ranks, backend="gloo"):
-    world = World(directory, ranks, backend)
-    try:
-        yield world
-    finally:
-        world.end()
+    with ExitStack() as stack:
+        sides = [process(serve, rank, ranks, directory / "store", backend) for rank in range(ranks)]
+        yield World([stack.enter_context(side)[1] for side in sides])
 
 
 @pytest.fixture(scope="module")

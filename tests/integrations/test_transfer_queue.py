@@ -3,6 +3,7 @@
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,10 @@ def rows_of(column):
     return [row.tolist() for row in column.unbind()]
 
 
+def plain(item):
+    return item.tolist() if hasattr(item, "tolist") else item
+
+
 def assert_rows(found, rows):
     """The rows of `make_batch`, by their numbers."""
     batch = make_batch()
@@ -83,15 +88,23 @@ ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
 """
 
 
-def with_payload(payload):
-    return TensorDict({"x": torch.ones(6), "all": NonTensorData(payload, batch_size=[6])}, [6])
-
-
-def dealt(keys, name):
-    found = get(keys, name).get("all")
-    rows = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
-    assert len(rows) == len(keys)
-    return rows
+# Payloads of a whole batch of six rows, and payloads with one item per row.
+WHOLE: list[Any] = [
+    ["a", "b"],
+    ("a",) * 6,
+    "abcdef",
+    b"abcdef",
+    torch.arange(5),
+    {"stop": [1]},
+    np.arange(2),
+]
+DEALT: list[Any] = [
+    [{"id": i, "text": f"row {i}"} for i in range(6)],
+    torch.arange(6),
+    torch.arange(12).view(6, 2),
+    stack_or_nest([torch.arange(n) for n in LENGTHS]),
+    np.arange(6),
+]
 
 
 @pytest.mark.cluster
@@ -110,40 +123,30 @@ class TestColumns:
         product = found["ids"].unsqueeze(-1) * found["experts"]  # of one raggedness
         assert [len(row) for row in product.unbind()] == LENGTHS
 
-    @pytest.mark.parametrize(
-        "payload",
-        [["a", "b"], ("a",) * 6, "abcdef", b"abcdef", torch.arange(5), {"stop": [1]}, np.arange(2)],
-        ids=lambda payload: type(payload).__name__,
-    )
-    def test_a_payload_of_the_whole_batch_is_every_row_s(self, queue, payload):
-        for row in dealt(put(with_payload(payload), "whole"), "whole"):
-            assert_same(row, payload)
-
-    @pytest.mark.parametrize(
-        "payload",
-        [
-            [{"id": i, "text": f"row {i}"} for i in range(6)],
-            torch.arange(6),
-            torch.arange(12).view(6, 2),
-            stack_or_nest([torch.arange(n) for n in LENGTHS]),
-            np.arange(6),
-        ],
-        ids=lambda payload: type(payload).__name__,
-    )
-    def test_a_payload_of_one_item_per_row_is_dealt_out(self, queue, payload):
-        keys = put(with_payload(payload), "dealt")
+    def test_payloads_are_of_the_whole_batch_or_dealt_out(self, queue):
+        payloads = {str(i): payload for i, payload in enumerate([*WHOLE, *DEALT])}
+        columns = {n: NonTensorData(x, batch_size=[6]) for n, x in payloads.items()}
+        keys = put(TensorDict(columns, [6]), "payloads")
         order = [4, 0, 3]
-        for row, i in zip(dealt([keys[i] for i in order], "dealt"), order, strict=True):
-            found, item = (x.tolist() if hasattr(x, "tolist") else x for x in (row, payload[i]))
-            assert found == item
+        found = get([keys[i] for i in order], "payloads")
+        for name, payload in payloads.items():
+            column = found.get(name)
+            rows = column.unbind() if isinstance(column, torch.Tensor) else column.tolist()
+            for row, i in zip(rows, order, strict=True):
+                if int(name) < len(WHOLE):
+                    assert_same(row, payload)
+                else:
+                    assert plain(row) == plain(payload[i])
 
     def test_arrays_of_strings_and_objects_are_rows(self, queue):
         objects = np.empty(6, dtype=object)
         objects[:] = PAYLOADS
-        columns = {"text": np.array(list("abcdef")), "object": objects}
+        tuples = NonTensorStack(*[{"a": (i, (2,))} for i in range(5)], {"a": ()})
+        columns = {"text": np.array(list("abcdef")), "object": objects, "tuples": tuples}
         found = get(put(TensorDict(columns, [6]), "arrays"), "arrays")
         assert found.get("text").tolist() == list("abcdef")
         assert found.get("object").tolist() == PAYLOADS
+        assert found.get("tuples").tolist() == tuples.tolist()
 
     def test_rows_that_are_added_and_written_over(self, queue):
         keys = put(make_batch(), "later")
@@ -277,11 +280,6 @@ def test_a_reader_gets_what_stock_returns(script):
 
 @pytest.mark.cluster
 class TestObjects:
-    def test_tuples_stay_tuples(self, queue):
-        batch = TensorDict({"x": NonTensorStack({"a": (1, (2,))}, {"a": ()})}, [2])
-        found = get(put(batch, "tuples"), "tuples").get("x").tolist()
-        assert found == [{"a": (1, (2,))}, {"a": ()}]
-
     def test_a_data_parser_is_refused(self, queue):
         with pytest.raises(
             ArgumentError, match=r"put\(data_parser\): expected None.*before the put"
@@ -649,12 +647,15 @@ class TestOptions:
 class TestStorage:
     """A storage unit's rows, without a queue around them."""
 
+    @pytest.fixture
+    def storage(self):
+        return stored_rows.RowStorage(None, stored_rows.StorageOptions())
+
     @staticmethod
     def body(columns, rows):
         return stored_rows.body_of(stored_rows.StorageOptions().encode(Columns(rows, columns)))
 
-    def test_a_damaged_message_is_refused_and_nothing_is_stored(self):
-        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
+    def test_a_damaged_message_is_refused_and_nothing_is_stored(self, storage):
         body = self.body({"x": torch.ones(2, 3)}, 2)
         body[stored_rows.MESSAGE][0] = body[stored_rows.MESSAGE][0][:-1]
         with pytest.raises(WireFormatError):
@@ -671,8 +672,7 @@ class TestStorage:
             storage.put_data(self.body({"x": torch.ones(2, 3)}, 2), [2, 3])
         assert storage.active_key_count == 2
 
-    def test_one_block_per_column_whatever_puts_the_rows_came_from(self):
-        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
+    def test_one_block_per_column_whatever_puts_the_rows_came_from(self, storage):
         for i in range(50):
             row = {"ids": torch.full((1, 3000), i), "o": [{"i": i}]}
             storage.put_data(self.body(row, 1), [i])
@@ -694,8 +694,7 @@ class TestStorage:
             stack_or_nest([torch.arange(3), torch.arange(2)]),
         ],
     )
-    def test_no_column_of_one_kind_is_a_list_of_tensors(self, column):
-        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
+    def test_no_column_of_one_kind_is_a_list_of_tensors(self, storage, column):
         storage.put_data(self.body({"x": column}, 2), [0, 1])
         batch = jagcodec.open_wire(
             storage.get_data({stored_rows.MESSAGE: ["x"]}, [1, 0])[stored_rows.MESSAGE]
@@ -707,8 +706,7 @@ class TestStorage:
         ]
 
     @pytest.mark.parametrize("body", [{"x": [1]}, ["x"], {}, None, {"jagcodec 9.9": 1}, {1: 2}])
-    def test_a_request_of_another_kind(self, body):
-        storage = stored_rows.RowStorage(None, stored_rows.StorageOptions())
+    def test_a_request_of_another_kind(self, storage, body):
         for request in (storage.put_data, storage.get_data):
             with pytest.raises(
                 TransportError, match=f"expected a message of {stored_rows.MESSAGE}"
