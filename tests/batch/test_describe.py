@@ -6,7 +6,12 @@ from tensordict import TensorDict
 
 from jagcodec import cli, dump, encode, encode_fields
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.describe import describe_message, description_of, open_source
+from jagcodec.batch.describe import (
+    check_message,
+    describe_message,
+    description_of,
+    open_source,
+)
 from jagcodec.batch.difference import message_difference
 from jagcodec.wire import message as messages
 from tests.wire.forge import jagged, message, tensor, tensordict
@@ -119,3 +124,12 @@ def test_names_of_a_stranger_reach_no_terminal_as_they_are(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "owned" in out
     assert "\x1b" not in out
+
+
+def test_meta_that_is_not_known_here_does_not_make_a_message_unsound():
+    batch = TensorDict({"x": torch.ones(2)}, [2])
+    frames = encode(batch, meta={"own": print}, allow_pickle=True)
+    unknown = check_message(frames)[1]
+    assert list(unknown) == ["meta"]
+    assert "pickle" in unknown["meta"]
+    assert describe_message(frames).meta is None
