@@ -110,12 +110,6 @@ def test_what_is_quadratic_is_noticed():
     assert operations(lambda: None) < 10
 
 
-def test_text_over_text_is_refused():
-    # As arrays of their own: what values claim together is no more than there is.
-    over = list_of(*[node("ARRAY", "<U100", 1, numbers=[0, 0, 1])] * 2)
-    assert "do not overlap" in refused(decode, message(over, bytes(400))).detail
-
-
 # --- memory ------------------------------------------------------------------------------------
 
 

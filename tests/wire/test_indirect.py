@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import Limits, WireFormatError, decode, encode, open_wire
@@ -19,7 +17,6 @@ from jagcodec.wire.schema import LEAVES, runs_of
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
-from tests.strategies import repeating_batches
 from tests.wire import spec_reader
 from tests.wire.cases import pieces
 from tests.wire.cases.indirect import GOOD, TEXT, batch_of, column, documents_of, in_a_row, run_of
@@ -30,6 +27,8 @@ from tests.wire.forge import (
     jagged,
     list_of,
     message,
+    packed,
+    record,
     rows_node,
     run,
     table,
@@ -118,6 +117,26 @@ def test_tables_in_frames_of_their_own():
     f = Draft(apart=True)
     made = column(f, "TENSOR", [run_of(b"\1\2", [1, 0])], [1, 1])
     assert agree(f.message(list_of(made, made), bytes(64)))
+
+
+NOT_MSGPACK, LONGER = b"\xc1" * 5, b"\3text"  # 0xc1 begins nothing, and 3 is an integer of one byte
+
+
+@pytest.mark.parametrize("bad", [NOT_MSGPACK, LONGER, packed(record("BIG_INT", b""))])
+@pytest.mark.parametrize("stored", [65, 129])
+def test_a_bad_document_names_its_row(bad, stored):
+    """Whether each row is an object of its own, or rows of the same bytes are one."""
+    runs = run_of(TEXT + bad, [0, len(TEXT), 0, len(TEXT)])
+    lengths = [len(TEXT), len(bad)] * 2
+    array = documents_of(runs, lengths=lengths, stored=stored, kind="OBJECT_ARRAY")
+    assert refused(decode, array).path == "$[1]"
+    frames = documents_of(runs, lengths=lengths, stored=stored)
+    for read in (decode, *BATCH_READERS.values()):
+        assert refused(read, frames).path.removeprefix("message 0: ") == "$.a[1]"
+    for rows, first in (([1], 1), ([3, 1], 3), ([2, 0, 1], 1), (slice(2, 4), 3)):
+        chosen = open_wire(frames).rows(rows)
+        assert refused(type(chosen).to_tensordict, chosen).path == f"$.a[{first}]"
+    assert open_wire(frames).rows([2, 0]).leaf("a").tolist() == ["text", "text"]
 
 
 # --- bombs -------------------------------------------------------------------------------------
@@ -339,11 +358,6 @@ def test_tables_and_indices_are_copied_before_they_are_checked():
 
 
 # --- what is written ---------------------------------------------------------------------------
-
-
-@given(repeating_batches(), st.booleans())
-def test_never_more_bytes_than_without(td, narrow):
-    assert size(encode(td, elide=True, narrow=narrow)) <= size(encode(td, narrow=narrow))
 
 
 def rows_that_differ_at(at, length=4000, rows=8):

@@ -28,7 +28,7 @@ from jagcodec import (
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.testing import jagged_batches, jagged_tensors, tensors
 from jagcodec.wire.spec import TORCH_DTYPES
-from tests.helpers import Store, at_odd_address, message, receive, rollouts, size, trip
+from tests.helpers import Store, at_odd_address, message, receive, size, trip
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import (
     arrays,
@@ -386,15 +386,3 @@ def test_rows_of_leaves_of_every_kind():
         assert [t.tolist() for t in part["strided"].unbind()] == [[1, 1, 1], [1]]
         assert part["sparse"].to_dense().tolist() == [[0, 0, 1], [1, 0, 0]]
         assert part["flag"].tolist() == [True, True]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_rows_of_rollouts(options):
-    td = rollouts()
-    rows = [5, 5, 0, 23, 5]
-    part = open_wire(encode(td, **options)).rows(rows)
-    expected = select_rows(td, rows)
-    assert_same(part.to_tensordict(), expected)
-    assert_same(decode(part.to_frames()), expected)
-    made, wanted = materialize(part), materialize(expected)
-    assert_same(_plain(made), _plain(wanted))

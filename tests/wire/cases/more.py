@@ -21,6 +21,7 @@ from tests.wire.forge import (
     header,
     int64s,
     jagged,
+    list_of,
     message,
     message_of_rows,
     node,
@@ -81,6 +82,9 @@ MORE = {
         "unknown_dtype: a list for a dtype": of_part(tensor(["int64", "u1"])),
         "unknown_dtype: code after a dtype": of_part(array("<i4; import os")),
         "out_of_bounds: a dtype of 16 GB": of_part(array("<U4000000000")),
+        "out_of_bounds: two arrays of text over the same bytes": message(
+            list_of(*[array("<U100")] * 2), bytes(400)
+        ),
         "bad_record: a rank that is a float": of_part(node("TENSOR", "uint8", 1.0)),
         "bad_record: a jagged tensor without dims": of_part(jagged(shape=[])),
         "out_of_bounds: a tensor without a payload": message(tensor("int64", [3])),
