@@ -31,7 +31,7 @@ from jagcodec import decode
 from tests.wire.forge import Draft, list_of, map_of, message, node, record
 from tests.wire.forge import tensordict as batch_of
 from tests.wire.grown import DOCUMENTS, Recipe, beside, document_of, in_rows, large, tall
-from tests.wire.worst import cost
+from tests.wire.readers import cost
 
 PAGE = report.ROOT / "SECURITY.md"
 SIZE = 1_000_000

@@ -1,15 +1,20 @@
 """What readers do with a message, how much of it, and in how much memory."""
 
+import ctypes
+import gc
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jagcodec import WireFormatError, concat_rows, decode, materialize, open_wire
 from jagcodec.errors import REASONS, JagcodecError
+from jagcodec.memory import blocks
 from jagcodec.wire import header, schema
 from tests.wire.forge import blob
 
@@ -151,3 +156,24 @@ def operations(call: Callable[[], Any]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def cost(read: Callable[[], Any]) -> tuple[float, int]:
+    """Seconds of this thread, and bytes by which memory grows at its peak (Linux)."""
+    forget()
+    gc.collect()
+    blocks.release()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    begin = time.thread_time()
+    value = read()
+    seconds = time.thread_time() - begin
+    peak = _status("VmHWM")
+    del value
+    return seconds, max(0, peak - before)
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024

@@ -1,14 +1,194 @@
-"""What small messages cost under default limits: memory is bounded, and more is refused."""
+"""What small messages cost under default limits: memory is bounded, and more is refused.
+
+``python -m tests.wire.test_worst`` prints the peak of resident memory and the seconds that each
+reader takes for each of the messages, which ask for as much as default limits allow.
+"""
 
 import sys
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from jagcodec import ArgumentError, Limits, WireFormatError, decode, encode, materialize
-from tests.wire.forge import int64s, jagged, zstd
-from tests.wire.worst import READERS, WORST, batch, cost
+from jagcodec import (
+    ArgumentError,
+    Limits,
+    WireFormatError,
+    concat_rows,
+    decode,
+    encode,
+    materialize,
+    open_wire,
+)
+from tests.wire.forge import (
+    int64s,
+    jagged,
+    message,
+    rows_node,
+    run,
+    strided_nested,
+    table,
+    tensor,
+    tensordict,
+    zstd,
+)
+from tests.wire.readers import cost
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="resident memory is read from /proc"
+)
+
+# --- messages ----------------------------------------------------------------------------------
+
+_BLOCK = 1 << 17
+_BLOCKS = 180  # of one byte each, which take four bytes, so that the message is below 1 kB
+_ASKED = Limits().expanded + 64 * 150
+
+
+def frame(size, *start, byte=b"\0"):
+    """A zstd frame of some bytes, then one byte again and again."""
+    head = b"".join(start)
+    size = min(size, _BLOCKS * _BLOCK)
+    left = size - len(head)
+    runs = [(byte, _BLOCK)] * (left // _BLOCK) + [(byte, left % _BLOCK)] * (left % _BLOCK > 0)
+    return size, zstd(*[head] * bool(head), *runs, size=size)
+
+
+def batch(rows, columns, *frames, groups=()):
+    """The message of a batch; a frame is bytes, or a size and what is stored of it."""
+    pairs = [pair if type(pair) is tuple else (len(pair), pair) for pair in frames]
+    sizes, sent = [size for size, _ in pairs], [data for _, data in pairs]
+    return message(
+        tensordict([rows], columns), *sent, sizes=sizes, stored=[*map(len, sent)], groups=groups
+    )
+
+
+def one_frame():
+    size, data = frame(_ASKED)
+    return batch(size, {"a": tensor(shape=[size])}, (size, data))
+
+
+def bits(dtype, width):
+    """One jagged row of cells that are stored as bits."""
+    size, data = frame(_ASKED // (1 + 8 * width))
+    cells = 8 * size
+    column = jagged(0, 1, [cells], dtype, 0, 0, 1)
+    return batch(1, {"a": column}, (size, data), groups=[[0, 0, 1, cells, cells]])
+
+
+def bits_of_a_tensor():
+    size, data = frame(_ASKED // 65)
+    return batch(8, {"a": tensor("int64", [8, size], 0, 0, 1)}, (size, data))
+
+
+def documents(byte):
+    """One row: a list of the smallest objects, each of one byte."""
+    size, data = frame(_ASKED // 65, b"\xdd", (_ASKED // 65 - 5).to_bytes(4, "big"), byte=byte)
+    return batch(1, {"a": rows_node(size)}, (size, data), groups=[[0, 0, 1, size, size]])
+
+
+def components():
+    size, data = frame(_ASKED // 65 // 8 * 8)
+    count = size // 8
+    nested = strided_nested(0, count)
+    return batch(count, {"a": nested}, (size, data))
+
+
+def rows_without_cells(columns):
+    """Rows of several columns of one group, whose offsets are all 0."""
+    size, data = frame(_ASKED // 65 // 8 * 8)
+    rows = size // 8 - 1
+    leaves = {f"c{i}": jagged(0, 1, [0], "int64", 0, 0) for i in range(columns)}
+    return batch(rows, leaves, (size, data), groups=[[0, 0, rows, 0, 0]])
+
+
+def rows_of_an_indirect_tensor():
+    """Each is one byte, and begins at the first: its index is a bit."""
+    rows = (_ASKED - 4096) // 34
+    size, data = frame(rows // 8 + 1)
+    rows = min(rows, 8 * size)
+    head = table(run(1, (1, 0), index=(1, 0), narrow=1))
+    return batch(rows, {"a": tensor("uint8", [rows], 0, 0, 65)}, head, (size, data))
+
+
+def wide_rows_of_an_indirect_tensor():
+    rows = 256
+    size, data = frame((_ASKED - 64 * 1024) // (rows * 64 + 1))
+    head = table(run(1, (1, 0), stored=1, index=(1, 0), narrow=1))
+    column = tensor("int64", [rows, 8 * size], 0, 0, 65)
+    return batch(rows, {"a": column}, head, (size, data))
+
+
+def indirect_rows(runs, dtype="int64", width=8):
+    """Rows that are all the same, of cells that are stored as bits."""
+    rows = 30
+    each = (_ASKED - 64 * 1024) // (rows * runs * width + 1) // 8 * 8
+    size, data = frame(each // 8)
+    each = 8 * size
+    lengths = int64s(*(i * runs * each for i in range(rows + 1)))
+    parts = int64s(*(i * each for i in range(rows + 1)))
+    head = table(*[run(each, (1, 0), group=int(runs > 1), stored=1) for _ in range(runs)])
+    groups = [[0, 0, rows, runs * each, runs * each]]
+    frames = [lengths + parts + head] if runs > 1 else [lengths + head]
+    groups += [[0, len(lengths), rows, each, each]] * (runs > 1)
+    offset = len(frames[0]) - len(head)
+    column = jagged(0, 1, [runs * rows * each], dtype, 0, offset, 64 + runs)
+    return batch(rows, {"a": column}, *frames, (size, data), groups=groups)
+
+
+def indirect_documents():
+    """Rows of documents that share their bytes, and become an object each."""
+    rows = 40
+    most = 64 * 400 + Limits().expanded // 64
+    each = most // rows
+    size, data = frame(each, b"\xdd", (each - 5).to_bytes(4, "big"), byte=b"\x80")
+    offsets = int64s(*(i * size for i in range(rows + 1)))
+    head = table(run(size, (1, 0)))
+    column = rows_node(rows * size, 0, len(offsets), 0, 65)
+    return batch(
+        rows, {"a": column}, offsets + head, (size, data), groups=[[0, 0, rows, size, size]]
+    )
+
+
+WORST = {
+    "one frame": one_frame,
+    "int64 as bits": lambda: bits("int64", 8),
+    "bool as bits": lambda: bits("bool", 1),
+    "a tensor as bits": bits_of_a_tensor,
+    "documents: maps": lambda: documents(b"\x80"),
+    "documents: lists": lambda: documents(b"\x90"),
+    "documents: empty strings": lambda: documents(b"\xa0"),
+    "components": components,
+    "rows without cells": lambda: rows_without_cells(1),
+    "rows without cells, 8 columns": lambda: rows_without_cells(8),
+    "indirect tensor, many rows": rows_of_an_indirect_tensor,
+    "indirect tensor, wide rows": wide_rows_of_an_indirect_tensor,
+    "indirect rows": lambda: indirect_rows(1),
+    "indirect rows, uint8": lambda: indirect_rows(1, "uint8", 1),
+    "indirect rows, 4 runs": lambda: indirect_rows(4),
+    "indirect documents": indirect_documents,
+}
+
+
+def leaf_by_leaf(frames):
+    opened = open_wire(frames)
+    return [opened.leaf(name) for name in opened.fields]
+
+
+READERS: dict[str, Any] = {
+    "decode": decode,
+    "open_wire": leaf_by_leaf,
+    "open_wire, rows": lambda frames: open_wire(frames).rows([0]).to_tensordict(),
+    "to_frames": lambda frames: open_wire(frames).rows([0]).to_frames(),
+    "materialize": materialize,
+    "materialize, jagged": lambda frames: materialize(frames, layout="jagged"),
+    "join": lambda frames: concat_rows([open_wire(frames), open_wire(frames)]).to_tensordict(),
+}
+
+
+# --- tests -------------------------------------------------------------------------------------
 
 MOST = 512 << 20
 
@@ -22,14 +202,14 @@ def test_a_message_below_1_kb_takes_less_than_512_mb(name):
         decode(frames, limits=Limits(expanded=Limits().expanded // 4))
     assert caught.value.reason == "too_large"
     for reader in ("decode", "open_wire", "materialize"):
-        _, peak = cost(lambda read=READERS[reader]: read(frames))
+        _, peak = cost(partial(READERS[reader], frames))
         assert peak < MOST, reader
 
 
 @pytest.mark.parametrize("name", ["int64 as bits", "documents: lists", "components"])
 def test_of_several_messages_each_takes_less_than_512_mb(name):
     frames = WORST[name]()
-    _, peak = cost(lambda: READERS["join"](frames))
+    _, peak = cost(partial(READERS["join"], frames))
     assert peak < 2 * MOST
 
 
@@ -60,6 +240,19 @@ def test_shapes_of_rows_without_cells_are_not_padded():
     assert materialize(encode(td), keep_jagged=["a"])["a"].size(0) == 2
 
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="resident memory is read from /proc"
-)
+def main():
+    for name, make in WORST.items():
+        if len(sys.argv) > 1 and sys.argv[1] not in name:
+            continue
+        frames = make()
+        size = sum(map(len, frames))
+        for reader, read in READERS.items():
+            try:
+                seconds, peak = cost(partial(read, frames))
+                print(f"{name:32} {size:5} {reader:20} {peak / 1e6:7.0f} MB {seconds:6.2f} s")
+            except Exception as error:
+                print(f"{name:32} {size:5} {reader:20} {type(error).__name__} {error!s:.120}")
+
+
+if __name__ == "__main__":
+    main()
