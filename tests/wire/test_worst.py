@@ -232,6 +232,25 @@ def test_a_rectangle_that_no_plain_message_could_ask_for_is_refused(reader):
     assert len(decode(frames, limits=Limits(expanded=1 << 38))["a"].offsets()) == (1 << 17) + 1
 
 
+def test_rectangles_of_all_columns_count_in_bytes():
+    """Here 2,000 rows of one cell each and one of 2**17, of 1 byte and of 3 x 8 bytes."""
+    rows, longest = 2001, 1 << 17
+    total = rows - 1 + longest
+    offsets = int64s(*range(rows), total)
+    cells = total, zstd((b"\0", longest), (b"\0", rows - 1), size=total)
+    wide = 24 * total, zstd(*[(b"\0", longest)] * 24, (b"\0", 24 * (rows - 1)), size=24 * total)
+    columns = {
+        "a": jagged(0, 1, [total], "uint8", 1, 0),
+        "b": jagged(0, 1, [total, 3], "int64", 2, 0),
+    }
+    frames = batch(rows, columns, offsets, cells, wide, groups=[[0, 0, rows, 1, longest]])
+    padded = rows * longest * (1 + 3 * 8)
+    assert len(decode(frames, limits=Limits(expanded=padded))["b"].offsets()) == rows + 1
+    with pytest.raises(WireFormatError, match=f"Limits.expanded={padded}.") as caught:
+        decode(frames, limits=Limits(expanded=padded - 1))
+    assert caught.value.reason == "too_large"
+
+
 def test_shapes_of_rows_without_cells_are_not_padded():
     rows = [torch.zeros(1 << 16, 0), torch.zeros(0, 1 << 16)]
     td = TensorDict({"a": torch.nested.nested_tensor(rows)}, [2])
