@@ -1,7 +1,7 @@
 """What jagcodec costs and saves, compared with other ways to send the same batch.
 
     python -m benchmarks.bench     trips of whole batches compared with other formats; small
-                                   messages; rows in, joined and out; a guard against slow changes
+                                   messages; rows in, joined and out
     python -m benchmarks.bytes     which option of `encode` saves how many bytes, at what cost
     python -m benchmarks.planes    through Ray, verl's DataProto, torch.distributed, TransferQueue
     python -m benchmarks.verl_v1   a training step of verl, and a batch of NeMo-RL

@@ -3,7 +3,6 @@
 --part trips    whole batches: what padding costs in bytes and time, then every way to send them
 --part small    messages of 1, 8 and 64 rows compared with pickle (`rows`)
 --part rows     rows in, joined and out (`rows`)
---part guard    compared with the figures in benchmarks/guard.json (`guard`)
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import guard, report, rows, trips
+from benchmarks import report, rows, trips
 from benchmarks.machine import quieted
 from benchmarks.shapes import SHAPES, lengths_of
 from benchmarks.sides import SIDES, missing
 
-PARTS = ("trips", "small", "rows")  # of a record; the guard has its own file
+PARTS = ("trips", "small", "rows")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,8 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quieted()
     if os.getloadavg()[0] > 0.5:
         print("something else runs here: times will be worse than they are", file=sys.stderr)
-    if given.part == "guard":
-        return guard.guard(given.seconds or 4.0, given.write)
     if given.part and given.write:
         raise SystemExit("a record holds every part: leave out --part")
     found: dict[str, Any] = {}
@@ -45,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = report.parser("bench", __doc__)
-    parser.add_argument("--part", choices=(*PARTS, "guard"), help="measure this part alone")
+    parser.add_argument("--part", choices=PARTS, help="measure this part alone")
     parser.add_argument("--seconds", type=float, help="for each shape or part, about")
     parser.add_argument("--rows", type=int, default=rows.ROWS, help="of --part rows")
     parser.add_argument(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
+from benchmarks.shapes import DESIGN, PADS, lengths_of, make_batch
 from jagcodec import (
     BatchedDataDict,
     JagcodecError,
@@ -19,16 +20,7 @@ from jagcodec import (
 )
 from tests.oracle import assert_same
 from tests.wire.forge import map_of, message, tensor
-
-
-def peak_of(work):
-    """The most memory that Python and numpy held at once."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+from tests.wire.readers import peak_of
 
 
 def test_a_hundred_thousand_messages():
@@ -141,3 +133,16 @@ def test_what_was_chosen_of_a_join_is_not_kept():
         assert tracemalloc.get_traced_memory()[0] - first < 100_000
     finally:
         tracemalloc.stop()
+
+
+def test_packing_and_padding_hold_the_result_once():
+    batch = make_batch(lengths_of(DESIGN)[:512])
+
+    def packed():
+        return encode_fields(batch.columns, lengths=batch.lengths, token_aligned_fields=PADS)
+
+    frames = packed()
+    assert peak_of(packed) <= 1.1 * batch.valid_bytes + 2**18
+    assert sum(memoryview(frame).nbytes for frame in frames) <= 1.01 * batch.valid_bytes + 8192
+    padded = peak_of(lambda: materialize(frames, pad_value_dict=PADS))
+    assert padded <= 1.1 * batch.padded_bytes + 2**18

@@ -1,15 +1,18 @@
-"""Every benchmark runs on a tiny batch and verifies it, so that it cannot rot; nothing is timed."""
+"""Every benchmark and the demo run and compare their batches, so that they cannot rot."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from benchmarks import bench, guard, measure, planes, rows
+from benchmarks import bench, measure, planes, rows
 from benchmarks import bytes as saved
 from benchmarks.shapes import lengths_of, make_batch
 from benchmarks.sides import SIDES, missing
 from benchmarks.trips import Runner
+from tests.helpers import ROOT
 
 BATCH = make_batch(lengths_of("16x64"))
 
@@ -36,15 +39,6 @@ def test_small_messages_and_rows():
     assert {*small["rows"], *rows.measure_rows(0, rows=16)} == {"2", *rows.PARTS}
 
 
-def test_the_guard_finds_what_is_worse():
-    assert guard.guard(0, shapes=["16x64"]) == 0  # nothing is stored of it
-    for kind, stored, same, worse in (("functions", 7, 7, 8), ("ratios", 2.0, 3.0, 3.1)):
-        before = {kind: {"x": {"pack": stored}}}
-        assert guard.worse(before, {kind: {"x": {"pack": same}}}) == []
-        (line,) = guard.worse(before, {kind: {"x": {"pack": worse}}})
-        assert line == f"WORSE: {kind}, pack, x: {worse}, stored {stored:g}"
-
-
 def test_bytes(tmp_path):
     file = tmp_path / "bytes.json"
     assert saved.main(["--seconds=0", "--images=2", "--shrink=64", f"--json={file}"]) == 0
@@ -59,3 +53,10 @@ def test_a_result_that_differs_ends_the_run():
     columns["advantages"][columns["advantages"] == 0] = torch.tensor(-0.0)
     with pytest.raises(SystemExit, match="VERIFICATION FAILED: a trip: column"):
         measure.same_columns(columns, BATCH.columns, "a trip")
+
+
+def test_the_demo_compares_every_cell():
+    command = [sys.executable, "-W", "error", "-m", "examples.demo"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "cells are identical." in run.stdout

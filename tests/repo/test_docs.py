@@ -1,13 +1,17 @@
-"""Every block of the docs runs, and every table says what the code says."""
+"""Every block of the docs runs, and every table and figure is what the code and the records say."""
 
 import importlib
 import re
 import runpy
+import shlex
 import subprocess
 
 import pytest
 
 import jagcodec
+from benchmarks import report
+from jagcodec import cli
+from jagcodec.doctor import OPTIONAL, VARIABLES
 from jagcodec.errors import REASONS
 from jagcodec.wire import documents, schema, spec
 from tests.helpers import ROOT
@@ -91,10 +95,6 @@ def test_the_site_has_every_page():
     assert sorted(named) == sorted([*pages, *beside])
 
 
-def words(row):
-    return re.findall(r"`(\w+)", row)
-
-
 def test_make_help_lists_every_target():
     """What .PHONY lists are the targets that people ask for."""
     makefile = page("Makefile")
@@ -110,6 +110,40 @@ def test_the_changelog_begins_with_this_version():
     heading = re.search(r"^## .*$", page("CHANGELOG.md"), re.M).group()
     version = re.escape(jagcodec.__version__)
     assert re.fullmatch(rf"## {version} \((\d{{4}}-\d\d-\d\d|unreleased)\)", heading)
+
+
+def test_commands_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    """In order, since some read what others wrote."""
+    monkeypatch.chdir(tmp_path)
+    text = page("docs/command-line.md")
+    (made_first,) = re.findall(r"^```py\n(.*?)^```", text, re.M | re.S)
+    exec(compile(made_first, "docs/command-line.md", "exec"), {})
+    shown = "".join(re.findall(r"^```console\n(.*?)^```", text, re.M | re.S))
+    names = set()
+    for part in re.split(r"^\$ jagcodec ", shown, flags=re.M)[1:]:
+        command, _, printed = part.partition("\n")
+        status = cli.main(shlex.split(command))
+        assert status == (1 if command.startswith("diff") and printed else 0), command
+        out = capsys.readouterr().out
+        if command == "doctor":  # what is installed differs
+            found, listed = ([line.split()[0] for line in x.splitlines()] for x in (out, printed))
+            expected = [name for name in found if name not in (*OPTIONAL, *VARIABLES)]
+            assert [name for name in listed if name not in OPTIONAL] == expected
+        else:
+            assert out == printed, command
+        names.add(command.split()[0].replace("inspect", "inspection"))
+    assert names == {module.__name__.rpartition(".")[2] for module in cli.COMMANDS}
+
+
+def test_no_figure_is_copied_by_hand_and_every_table_is_shown_somewhere():
+    """If this fails after a new run: python -m benchmarks.report"""
+    made = report.all_tables()
+    pages = {path: path.read_text() for path in report.PAGES}
+    assert [path for path in pages if report.rewritten(pages[path], made) != pages[path]] == []
+    assert {*re.findall(r"<!-- measured: (.+) -->", "".join(pages.values()))} == {*made}
+
+
+# --- the wire format ---------------------------------------------------------------------------
 
 
 def generated(name):
@@ -160,7 +194,7 @@ def test_wire_format_lists_every_dtype():
 
 
 def test_wire_format_lists_every_number_of_a_run():
-    assert tuple(words(generated("runs"))) == spec.RUN_NUMBERS
+    assert tuple(re.findall(r"`(\w+)", generated("runs"))) == spec.RUN_NUMBERS
     text = " ".join(page("docs/wire-format.md").split())
     assert f"a table of K rows of {len(spec.RUN_NUMBERS)} int64" in text
     assert f"may be {spec.INDIRECT} + K." in text
@@ -196,24 +230,11 @@ def test_wire_format_names_the_limits():
     assert start.hex(" ") in text
 
 
-def test_pictures_show_what_the_code_returns():
-    """The stored pictures are those that docs/pictures/draw.py draws today."""
-    names = runpy.run_path(str(ROOT / "docs/pictures/draw.py"))
-    drawn = names["pictures"]()
-    assert drawn
-    for name, svg in drawn.items():
-        assert page(f"docs/pictures/{name}") == svg
-        assert f"(pictures/{name})" in page("docs/guide.md")
-
-
-def test_every_picture_is_shown_somewhere():
-    shown = {
-        (path.parent / target).resolve()
-        for path in PAGES
-        for target in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", path.read_text())
-    }
-    kept = [ROOT / "docs" / name for name in ("pictures", "measured")]
-    files = {
-        path for folder in kept for path in folder.iterdir() if path.suffix in (".svg", ".png")
-    }
-    assert shown == files
+def test_pictures_show_what_the_code_returns_and_are_shown():
+    """Two are drawn by hand; docs/pictures/draw.py and the report draw the others."""
+    drawn = runpy.run_path(str(ROOT / "docs/pictures/draw.py"))["pictures"]()
+    drawn[report.PICTURE.name] = report.picture(report.record("bench"))
+    stored = {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
+    assert {name: stored[name] for name in drawn} == drawn
+    shown = "".join(path.read_text() for path in PAGES)
+    assert [name for name in stored if f"pictures/{name})" not in shown] == []
