@@ -32,11 +32,7 @@ def check_fields(fields: Any, path: str) -> None:
 
 
 def name_set(names: Any, path: str) -> frozenset[Any]:
-    """The names that an argument holds, in no order.
-
-    Raises:
-        ArgumentTypeError: It is a single string, or not a collection.
-    """
+    """The names that an argument holds, in no order."""
     if names == ():
         return _NO_NAMES
     if isinstance(names, str):
@@ -45,17 +41,12 @@ def name_set(names: Any, path: str) -> frozenset[Any]:
     try:
         return frozenset(names)
     except TypeError as error:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a set of names, found {error}"
-        ) from error
+        detail = f"expected a set of names, found {error}"
+        raise ArgumentTypeError("bad_type", path, detail) from error
 
 
 def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -> list[str]:
-    """The names that an argument holds, in their order; one string is one name.
-
-    Raises:
-        ArgumentKeyError: One of them is not a column.
-    """
+    """The names that an argument holds, in their order; one string is one name."""
     listed = [names] if isinstance(names, str) else list(names)
     # Of a batch of many columns, names may be asked for one by one.
     known = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
@@ -66,11 +57,7 @@ def known_names(names: Iterable[str] | str, columns: Iterable[str], path: str) -
 
 
 def check_known(names: Iterable[Any], columns: Iterable[Any], path: str) -> None:
-    """Refuse names that are not those of columns.
-
-    Raises:
-        ArgumentKeyError: One of them is not a column.
-    """
+    """Refuse names that are not those of columns."""
     unknown = set(names).difference(columns)
     if unknown:
         raise unknown_name(min(unknown, key=str), columns, path)
@@ -99,13 +86,11 @@ def check_options(given: Iterable[str], known: Iterable[str], where: str) -> Non
 def check_rectangle(value: Any, path: str) -> None:
     """Refuse anything but a strided tensor that is not nested."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-        raise ArgumentTypeError(
-            "bad_type", path, f"expected a padded (strided) tensor, found {describe(value)}"
-        )
+        detail = f"expected a padded (strided) tensor, found {describe(value)}"
+        raise ArgumentTypeError("bad_type", path, detail)
     if value.is_quantized:
-        raise ArgumentTypeError(
-            "bad_dtype", path, f"expected a plain dtype, found {value.dtype}; dequantise it first"
-        )
+        detail = f"expected a plain dtype, found {value.dtype}; dequantise it first"
+        raise ArgumentTypeError("bad_dtype", path, detail)
 
 
 # --- numbers and options -----------------------------------------------------------------------
@@ -118,9 +103,8 @@ def whole_number(number: Any, least: int, path: str, expected: str = "") -> int:
     except TypeError:
         whole = least - 1
     if whole < least:
-        raise ArgumentError(
-            "bad_option", path, f"expected {expected or f'{least} or more'}, found {brief(number)}"
-        )
+        detail = f"expected {expected or f'{least} or more'}, found {brief(number)}"
+        raise ArgumentError("bad_option", path, detail)
     return whole
 
 
@@ -132,11 +116,7 @@ def check_option(value: Any, options: tuple[str, ...], path: str) -> None:
 
 
 def usable_device(device: torch.device | str | None, path: str) -> torch.device | None:
-    """The device, if tensors can be put there; None stays None.
-
-    Raises:
-        ArgumentError: There is no such device.
-    """
+    """The device, if tensors can be put there; None stays None."""
     if device is None:
         return None
     try:
@@ -144,6 +124,5 @@ def usable_device(device: torch.device | str | None, path: str) -> torch.device 
             return torch.device("meta")
         return torch.empty(0, device=device).device
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(
-            "bad_option", path, f"expected a device of this machine, found {device!r}: {error}"
-        ) from error
+        detail = f"expected a device of this machine, found {device!r}: {error}"
+        raise ArgumentError("bad_option", path, detail) from error

@@ -56,7 +56,6 @@ Reason = Literal[
 
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 
-
 LONGEST_PATH = 200
 """Characters of the path of an error, at most."""
 
@@ -99,12 +98,7 @@ class JagcodecError(Exception):
 
 
 def shown(text: str, most: int) -> str:
-    """A text that a stranger may have chosen, as people are shown it.
-
-    Characters that are not printable (newlines, escapes of terminals, marks that turn the direction
-    of writing, surrogates) are escaped as `repr` does it; a text of more than `most` characters
-    loses its middle.
-    """
+    """A text that a stranger may have chosen: escaped as `repr` does it, its middle cut out."""
     if len(text) <= most and text.isprintable():
         return text
     # Nothing else of it is read, however long it is.
@@ -118,18 +112,13 @@ def shown(text: str, most: int) -> str:
 
 def child_path(path: str, key: object) -> str:
     """`path` extended by a key: ``$.name``, or ``$['odd name']``, in few words whatever it is."""
-    if type(key) is str:
-        if len(key) <= 60 and key.isidentifier():
-            return f"{path}.{key}"
-        return f"{path}[{brief(key)}]"
+    if type(key) is str and len(key) <= 60 and key.isidentifier():
+        return f"{path}.{key}"
     return f"{path}[{brief(key)}]"
 
 
 def brief(value: object) -> str:
-    """A value in a few words, whatever its size: a stranger may have chosen it.
-
-    Never its whole `repr`, which can be as long as the value, take as long, or raise.
-    """
+    """A value in a few words; its whole `repr` could be as long as a stranger likes, or raise."""
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
     if type(value) is int and value.bit_length() > 64:

@@ -12,23 +12,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class RolloutTable:
-    """Lengths and rewards of real rollouts; the rows of one prompt follow each other.
+    """Lengths and rewards of real rollouts; the rows of one prompt follow each other."""
 
-    Attributes:
-        source: Where the rollouts are from.
-        tokenizer: What counted their tokens.
-        group_size: Rollouts per prompt.
-        prompts: (N,) prompt tokens.
-        responses: (N,) response tokens.
-        rewards: (N,) 1 where the answer is right, else 0.
-    """
-
-    source: str
-    tokenizer: str
-    group_size: int
-    prompts: npt.NDArray[np.int64]
-    responses: npt.NDArray[np.int64]
-    rewards: npt.NDArray[np.float32]
+    source: str  # where the rollouts are from
+    tokenizer: str  # what counted their tokens
+    group_size: int  # rollouts per prompt
+    prompts: npt.NDArray[np.int64]  # (N,) tokens
+    responses: npt.NDArray[np.int64]  # (N,) tokens
+    rewards: npt.NDArray[np.float32]  # (N,) 1 where the answer is right, else 0
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

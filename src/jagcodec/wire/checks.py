@@ -24,7 +24,7 @@ def fail(reason: Reason, detail: str, *, path: str = "$") -> WireFormatError:
 
 
 def inside(error: WireFormatError, step: Any) -> WireFormatError:
-    """An error with a step put in front of its path: a key, an index, or None for nothing."""
+    """An error with a step in front of its path: a key, an index, or None for no step."""
     if step is None:
         # A new one: the caller raises it from `error`, and no error may be its own cause.
         return WireFormatError(error.reason, error.path, error.detail)
@@ -68,10 +68,8 @@ def list_of(value: Any, what: str) -> list[Any]:
 
 
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
-    """Refuse keys that a stranger chose to collide in the table that Python makes of them.
-
-    `run` is how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.
-    """
+    """Refuse keys that a stranger chose to collide in the table that Python makes of them."""
+    # `run`: how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.
     try:
         hashes = list(map(hash, keys))
     except TypeError as error:
@@ -92,11 +90,9 @@ def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
 
 
 def _spread(hashes: Sequence[int], mask: int, run: int) -> bool:
-    """Whether keys of these hashes go into a table of ``mask + 1`` places in a few steps each.
-
-    The steps are those of CPython (Objects/dictobject.c and setobject.c, 3.11 to 3.14).
-    """
-    # Most often no key, or hardly one, finds its first place taken.
+    """Whether keys of these hashes go into a table of ``mask + 1`` places in a few steps each."""
+    # The steps are those of CPython (Objects/dictobject.c and setobject.c, 3.11 to 3.14). Most
+    # often no key, or hardly one, finds its first place taken.
     if len(hashes) - len({value & mask for value in hashes}) <= MOST_PROBES:
         return True
     taken = bytearray(mask + 1)

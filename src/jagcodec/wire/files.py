@@ -45,12 +45,9 @@ def write_file(path: str, frames: Sequence[Any], where: str) -> None:
 
 
 def write_whole(path: str, pieces: Iterable[Any], where: str) -> None:
-    """Write buffers to a file end to end, whole or not at all.
-
-    They go to a temporary file next to `path`, to the disk, and then take its name: a crash at any
-    moment leaves the old file, or no file. An error removes the temporary file; a process that is
-    killed may leave it.
-    """
+    """Write buffers to a file end to end, whole or not at all."""
+    # They go to a temporary file next to `path`, to the disk, and then take its name: a crash at
+    # any moment leaves the old file, or no file. A process that is killed may leave the temporary.
     mode = None
     with suppress(FileNotFoundError):
         mode = stat.S_IMODE(_regular(os.stat(path), where).st_mode) & 0o777

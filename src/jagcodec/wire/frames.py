@@ -53,11 +53,9 @@ def buffer_bytes(buffer: Any, path: str) -> ByteArray:
 
 
 def frame_arrays(frames: Any, path: str) -> list[ByteArray]:
-    """Frames, header first, or one blob, as arrays that alias them.
-
-    A peer may have sent the items of a list: one that is not a buffer makes a bad message. Any
-    other object that is not a buffer is the caller's mistake.
-    """
+    """Frames, header first, or one blob, as arrays that alias them."""
+    # A peer may have sent the items of a list: one that is not a buffer makes a bad message. Any
+    # other object that is not a buffer is the caller's mistake.
     if type(frames) is not list and _is_one(frames):
         try:
             return [buffer_bytes(frames, path)]
@@ -275,23 +273,14 @@ def writable_bytes(buffer: Any, path: str) -> ByteArray:
 
 
 class Reading(NamedTuple):
-    """How a message is read.
-
-    Attributes:
-        limits: Bounds for it.
-        copy: As for `decode`.
-        device: Where tensors go; None leaves them where their cells are.
-        allow_pickle: Whether pickled objects are unpickled.
-        by_range: Whether only some of the values are wanted: each is copied by itself, if at all.
-        verify: Whether checksums of frames are compared.
-    """
+    """How a message is read: the options of `decode`, and two more."""
 
     limits: Limits = DEFAULT_LIMITS
     copy: bool | None = None
-    device: torch.device | None = None
+    device: torch.device | None = None  # where tensors go; None: where their cells are
     allow_pickle: bool = False
-    by_range: bool = False
-    verify: bool = True
+    by_range: bool = False  # only some values are wanted: each is copied by itself, if at all
+    verify: bool = True  # checksums of frames are compared
 
 
 class Buffers:
@@ -300,20 +289,15 @@ class Buffers:
     The header vouches for every place that is asked for. A read-only array is copied at the first
     value in it, once for all of them; of a message that is read by range each value is copied by
     itself, because few of them may be asked for.
-
-    Attributes:
-        buffers: Each is an array; or, of a buffer that is not in memory, a function
-            ``(offset, size) -> bytes``.
-        reading: How the message is read.
-        in_memory: Whether whole buffers can be read without a cost.
     """
 
     __slots__ = ("_owned", "buffers", "in_memory", "reading")
 
     def __init__(self, buffers: Sequence[Any], reading: Reading, in_memory: bool) -> None:
+        # Arrays; or, of a buffer that is not in memory, a function (offset, size) -> bytes.
         self.buffers: Sequence[Any] = buffers
         self.reading: Reading = reading
-        self.in_memory: bool = in_memory
+        self.in_memory: bool = in_memory  # whole buffers can be read without a cost
         # Memory that may be kept.
         self._owned: dict[int, ByteArray] = {}
 
@@ -351,10 +335,7 @@ class Buffers:
 
 
 def writable(data: ByteArray, copy: bool | None, alignment: int = 1) -> ByteArray:
-    """`data`, or a copy if it is read-only (`copy` None) or always (True); never (False).
-
-    Also a copy of memory at an address that is not a multiple of `alignment`.
-    """
+    """`data`, or a copy: always (`copy` True), of read-only (None) or of unaligned memory."""
     read_only = not data.flags.writeable
     if copy or (copy is None and read_only) or (alignment > 1 and address(data) % alignment):
         data = copied(data)

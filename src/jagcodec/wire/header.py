@@ -24,46 +24,25 @@ from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.documents import not_msgpack
 from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits, exceeded
-from jagcodec.wire.schema import (
-    Group,
-    Schema,
-    check_numbers,
-    keep,
-    read_schema,
-)
+from jagcodec.wire.schema import Group, Schema, check_numbers, keep, read_schema
 from jagcodec.wire.spec import EXPANSION, MAGIC, VERSION, Kind
 
 
 class Header(NamedTuple):
-    """A checked header.
-
-    Attributes:
-        schema: What the message is made of.
-        numbers: Those of the schema's nodes, and more after them.
-        values: The documents in it, records as arrays with a tag (see `documents`).
-        packed_numbers: All numbers, as bytes.
-        packed_values: The values, as bytes.
-        records: Whether there may be any.
-        groups: The ragged groups.
-        sizes: Bytes of each frame after the header, before it was compressed.
-        stored: Bytes of each as it is sent; `sizes` itself where no frame is compressed.
-        total: Bytes of the header and of the frames as they are sent.
-        checksums: The CRC-32 of each of them, or None.
-        objects: How many objects it asks for, as `Limits` count them.
-    """
+    """A checked header."""
 
     schema: Schema
-    numbers: list[int]
-    values: list[Any]
+    numbers: list[int]  # those of the schema's nodes, and more after them
+    values: list[Any]  # documents; records in them are arrays with a tag (see `documents`)
     packed_numbers: bytes
     packed_values: bytes
-    records: bool
+    records: bool  # whether there may be any
     groups: list[Group]
-    sizes: list[int]
-    stored: list[int]
-    total: int
-    checksums: list[int] | None
-    objects: int
+    sizes: list[int]  # bytes of each frame after the header, before it was compressed
+    stored: list[int]  # bytes as it is sent; `sizes` itself where no frame is compressed
+    total: int  # bytes of the header and of the frames as they are sent
+    checksums: list[int] | None  # the CRC-32 of each frame after the header
+    objects: int  # how many it asks for, as `Limits` count them
 
     @property
     def compressed(self) -> bool:
@@ -95,11 +74,7 @@ def write_header(
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
 ) -> bytes:
-    """The header of a message without stored sizes and checksums, from the parts of `Header`.
-
-    Raises:
-        ValueError: It is too large for msgpack.
-    """
+    """The header of a message without stored sizes and checksums; ValueError if it is too large."""
     all_numbers = [*numbers, len(groups), len(sizes)]
     for group in groups:
         all_numbers += group
@@ -175,13 +150,7 @@ NO_VALUES = b"\x90"
 def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = False) -> Header:
     """Check frame 0, and every number in it, without the other frames.
 
-    Args:
-        data: The header's bytes (any contiguous buffer).
-        limits: Bounds for the message.
-        in_row: Whether the message is a row of another.
-
-    Raises:
-        WireFormatError: `data` is not a valid header of this version.
+    `in_row`: whether the message is a row of another.
     """
     known = _known_parts(data, limits)
     if known is not None:
@@ -194,11 +163,9 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
     numbers = memoryview(packed_numbers).cast("q").tolist()
     first = schema.numbers + 2
     if len(numbers) < first:
-        found = f"expected {first} numbers or more, found {len(numbers)}"
-        raise fail("bad_header", found, path="header")
+        raise _bad(f"{first} numbers or more", len(numbers))
     if not packed_numbers[7::8].isascii():  # their high bytes, with the signs
-        found = f"expected no negative number, found {min(numbers)}"
-        raise fail("bad_header", found, path="header")
+        raise _bad("no negative number", min(numbers))
     count = numbers[first - 1]
     ends = first + 5 * numbers[first - 2]
     sizes = stored = numbers[ends : ends + count]
@@ -210,8 +177,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
             stored, checksums = checksums[:count], checksums[count:]
         if more < 0 or len(checksums) not in (0, 1 + count):
             what = f"numbers of {numbers[first - 2]} groups and {count} frames"
-            found = f"expected {what}, found {len(numbers) - first} numbers"
-            raise fail("bad_header", found, path="header")
+            raise _bad(what, f"{len(numbers) - first} numbers")
     groups = [Group(*numbers[i : i + 5]) for i in range(first, ends, 5)]
     if checksums:
         covered = packed_numbers[: -8 * len(checksums)]
@@ -219,7 +185,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
 
     payload = sum(sizes)
     if payload > INT64_MAX:
-        raise fail("bad_header", f"expected sizes below 2**63, found {brief(sizes)}", path="header")
+        raise _bad("sizes below 2**63", brief(sizes))
     total = size + payload
     if total > limits.bytes:
         raise exceeded("bytes", limits.bytes, total, "bytes of header and frames", "header")
@@ -246,8 +212,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         records = documents.may_hold_records(packed_values)
         # One more than the schema has is what belongs to the whole message.
         if type(values) is not list or len(values) - schema.values not in (0, 1):
-            found = f"expected {schema.values} values, found {brief(values)}"
-            raise fail("bad_header", found, path="header")
+            raise _bad(f"{schema.values} values", brief(values))
     return Header(
         schema,
         numbers,
@@ -270,9 +235,7 @@ _WITHOUT_VALUES = behind_numbers(NO_VALUES)
 
 
 def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] | None:
-    """As `header_parts`, with the schema itself, of a header as this library writes it: without
-    values, and with a start that was read before. None of any other.
-    """
+    """As `header_parts`, with the schema itself, if it is known and the header has no values."""
     size = len(data)
     if size > _SHORT or size > limits.header:
         return None
@@ -289,11 +252,8 @@ def _known_parts(data: Any, limits: Limits) -> tuple[int, Schema, bytes, bytes] 
 def _check_rectangles(
     schema: Schema, numbers: list[int], groups: list[Group], total: int, limits: Limits
 ) -> None:
-    """Refuse compressed rows that ask for more, once they are padded, than plain rows could.
-
-    Plain rows have offsets and cells in the message, so their rectangles are smaller than the
-    square of its bytes.
-    """
+    """Refuse compressed rows that ask for larger rectangles than plain rows could."""
+    # The cells of plain rows are in the message: rectangles are less than the square of its bytes.
     padded = 0
     for node in schema.nodes:
         if node.kind is Kind.JAGGED:
@@ -307,10 +267,7 @@ def _check_rectangles(
 
 
 def is_accepted(header: bytes, documents: int) -> bool:
-    """Whether readers accept a message by default, as many bytes of whose documents are indirect.
-
-    A writer that makes a message smaller asks this, because less may be made of few bytes.
-    """
+    """Whether readers accept, by default, a message with so many bytes of indirect documents."""
     try:
         total = read_header(header, DEFAULT_LIMITS).total
     except WireFormatError:
@@ -329,11 +286,7 @@ def _check_stored(stored: Sequence[int], sizes: Sequence[int], *, in_row: bool) 
 
 
 def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
-    """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked.
-
-    Raises:
-        WireFormatError: `data` is not a header of this version.
-    """
+    """The size of frame 0, and the bytes of its schema, numbers and values, all unchecked."""
     # Before the rest is copied: a frame of something else may be large.
     start = bytes(data[: len(_START)])
     if start != _START:
@@ -347,16 +300,14 @@ def header_parts(data: Any, limits: Limits) -> tuple[int, bytes, bytes, bytes]:
     except (ValueError, TypeError, UnpackException) as error:
         raise not_msgpack(error, "header") from error
     if [*fields] != _KEYS:
-        found = f"expected the keys {', '.join(_KEYS)}, found {brief(list(fields))}"
-        raise fail("bad_header", found, path="header")
+        raise _bad(f"the keys {', '.join(_KEYS)}", brief(list(fields)))
     _, schema, numbers, values = fields.values()
     if type(schema) is not ExtType or schema.code != _SCHEMA:
-        expected = f"a schema (extension {_SCHEMA})"
-        raise fail("bad_header", f"expected {expected}, found {brief(schema)}", path="header")
+        raise _bad(f"a schema (extension {_SCHEMA})", brief(schema))
     if type(numbers) is not bytes or len(numbers) % 8:
-        raise fail("bad_header", f"expected int64 numbers, found {brief(numbers)}", path="header")
+        raise _bad("int64 numbers", brief(numbers))
     if type(values) is not bytes:
-        raise fail("bad_header", f"expected values, found {brief(values)}", path="header")
+        raise _bad("values", brief(values))
     return size, schema.data, numbers, values
 
 
@@ -384,6 +335,10 @@ def _check_start(data: Any, start: bytes) -> None:
             f"expected format version {VERSION}, found {brief(version)}; upgrade the older side",
             path="header",
         )
+
+
+def _bad(expected: str, found: Any) -> WireFormatError:
+    return fail("bad_header", f"expected {expected}, found {found}", path="header")
 
 
 def check_crc(found: int, expected: int, path: str) -> None:

@@ -1,12 +1,8 @@
 """The schema of a message: nodes, their forms, and the checks of their numbers.
 
-A schema is a tree of *nodes*. Each kind of node has a *form*: fields in the schema,
-numbers in the message's array of numbers, and children. The schema fixes how many
-numbers and values there are, and so where those of each node are: a node knows the index of its
-first.
-
-A schema is known by its bytes. What was made of them depends on nothing else, so it is kept for
-the next message that has the same ones.
+Each kind of node has a *form*: fields in the schema, numbers in the message's array of numbers, and
+children. So the schema fixes where the numbers and values of each node are. What was made of a
+schema depends on its bytes alone, and is kept for the next message that has the same ones.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.wire.checks import INT64_MAX, cells_of, count, expect, fail, inside, list_of
+from jagcodec.wire.checks import INT64_MAX, cells_of, expect, fail, inside
 from jagcodec.wire.documents import unpack
 from jagcodec.wire.spec import (
     BITS,
@@ -42,26 +38,15 @@ from jagcodec.wire.spec import (
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node of a schema.
-
-    Attributes:
-        kind: Which form it has.
-        fields: Its entries in the schema, checked.
-        number: Index of the first of its numbers.
-        dims: Index of the first of its dims, which are the last of its numbers.
-        end: Index after the last of its numbers.
-        value: Index of the first value in it.
-        itemsize: Of a tensor: bytes per cell as wide as its dtype.
-        children: The nodes in it.
-    """
+    """One node of a schema."""
 
     kind: Kind
-    fields: list[Any]
-    number: int
-    dims: int
-    end: int
-    value: int
-    itemsize: int = 0
+    fields: list[Any]  # its entries in the schema, checked
+    number: int  # index of the first of its numbers
+    dims: int  # index of the first of its dims, which are the last of its numbers
+    end: int  # index after the last of its numbers
+    value: int  # index of the first value in it
+    itemsize: int = 0  # of a tensor: bytes per cell as wide as its dtype
     children: Sequence[Node] = ()
 
 
@@ -78,39 +63,25 @@ class Group(NamedTuple):
 # --- checks of fields --------------------------------------------------------------------------
 
 
-def _between(low: int, high: int, what: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        expect(type(value) is int and low <= value <= high, "bad_record", what, value)
-
-    return check
+def _between(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value <= high
 
 
-_rank = _between(0, MAX_NDIM, "a rank")
-_ragged_dim = _between(1, MAX_NDIM, "a ragged dim")
-_flag = _between(0, 1, "0 or 1")
+def _is_name(value: Any) -> bool:
+    return type(value) is str
 
 
-def _dim(value: Any) -> None:
-    count(value, "a stack dim")
+def _are_keys(value: Any) -> bool:
+    return type(value) is list and {*map(type, value)} <= {str} and len(set(value)) == len(value)
 
 
-def _name(value: Any) -> None:
-    expect(type(value) is str, "bad_record", "a name", value)
+def _is_torch_dtype(value: Any) -> bool:
+    expect(type(value) is str and value in TORCH_DTYPES, "unknown_dtype", "a torch dtype", value)
+    return True
 
 
-def _keys(value: Any) -> None:
-    for key in list_of(value, "keys"):
-        expect(type(key) is str, "bad_record", "a string key", key)
-    expect(len(set(value)) == len(value), "bad_record", "every key once", value)
-
-
-def _torch_dtype(value: Any) -> None:
-    known = type(value) is str and value in TORCH_DTYPES
-    expect(known, "unknown_dtype", "a torch dtype of the table", value)
-
-
-def _array_dtype(value: Any) -> None:
-    numpy_itemsize(value)
+def _is_numpy_dtype(value: Any) -> bool:
+    return numpy_itemsize(value) >= 0
 
 
 # --- forms -------------------------------------------------------------------------------------
@@ -120,46 +91,40 @@ ANY, PER_KEY = -1, -2
 
 
 class Form(NamedTuple):
-    """What a kind of node is made of.
+    """What a kind of node is made of."""
 
-    Attributes:
-        fields: Names and checks of the entries in the schema.
-        numbers: Names of its numbers; ``"*"`` means as many dims as the field "rank" gives.
-        children: How many, or `ANY` or `PER_KEY`.
-    """
-
-    fields: dict[str, Callable[[Any], None]]
-    numbers: tuple[str, ...] = ()
-    children: int = 0
+    fields: dict[str, Callable[[Any], bool]]  # names and checks of its entries in the schema
+    numbers: tuple[str, ...] = ()  # names; "*" means as many dims as the field "rank" gives
+    children: int = 0  # how many, or `ANY` or `PER_KEY`
 
 
 _PLACE = ("buffer", "offset")
 _CELLS = (*_PLACE, "stored")
 _DOCUMENTS = (*_CELLS, "group", "size")
 
-_RANK = {"rank": _rank}
+_RANK = {"rank": _between(0, MAX_NDIM)}
+_TENSOR = {"dtype": _is_torch_dtype, **_RANK}
+_STACK = {"stack_dim": _between(0, INT64_MAX)}
 
 FORMS: dict[Kind, Form] = {
     Kind.TUPLE: Form({}, children=ANY),
     Kind.LIST: Form({}, children=ANY),
-    Kind.MAP: Form({"keys": _keys}, children=PER_KEY),
+    Kind.MAP: Form({"keys": _are_keys}, children=PER_KEY),
     Kind.DICT: Form({}, children=ANY),
     Kind.BYTES: Form({}, (*_PLACE, "size")),
-    Kind.ARRAY: Form({"dtype": _array_dtype, **_RANK}, (*_PLACE, "*")),
+    Kind.ARRAY: Form({"dtype": _is_numpy_dtype, **_RANK}, (*_PLACE, "*")),
     Kind.OBJECT_ARRAY: Form(_RANK, (*_DOCUMENTS, "*")),
-    Kind.TENSOR: Form({"dtype": _torch_dtype, **_RANK}, (*_CELLS, "*")),
-    Kind.JAGGED: Form(
-        {"dtype": _torch_dtype, **_RANK, "ragged_dim": _ragged_dim}, (*_CELLS, "group", "*")
-    ),
+    Kind.TENSOR: Form(_TENSOR, (*_CELLS, "*")),
+    Kind.JAGGED: Form({**_TENSOR, "ragged_dim": _between(1, MAX_NDIM)}, (*_CELLS, "group", "*")),
     Kind.STRIDED_NESTED: Form(_RANK, children=2),
-    Kind.SPARSE_COO: Form({**_RANK, "coalesced": _flag}, ("*",), 2),
+    Kind.SPARSE_COO: Form({**_RANK, "coalesced": _between(0, 1)}, ("*",), 2),
     Kind.TENSOR_VIEWS: Form({}, children=2),
-    Kind.TENSORDICT: Form({**_RANK, "keys": _keys}, ("*",), PER_KEY),
-    Kind.LAZY_STACK: Form({"stack_dim": _dim}, children=ANY),
+    Kind.TENSORDICT: Form({**_RANK, "keys": _are_keys}, ("*",), PER_KEY),
+    Kind.LAZY_STACK: Form(_STACK, children=ANY),
     Kind.NON_TENSOR_DATA: Form(_RANK, ("*",), 1),
     Kind.NON_TENSOR_ROWS: Form({}, _DOCUMENTS),
-    Kind.NON_TENSOR_STACK: Form({"stack_dim": _dim}, children=ANY),
-    Kind.USER: Form({"name": _name}, children=1),
+    Kind.NON_TENSOR_STACK: Form(_STACK, children=ANY),
+    Kind.USER: Form({"name": _is_name}, children=1),
 }
 
 
@@ -167,35 +132,22 @@ FORMS: dict[Kind, Form] = {
 
 
 class Schema:
-    """A checked schema.
-
-    Attributes:
-        packed: Its bytes.
-        root: The node of the message's value.
-        numbers: How many numbers its nodes have.
-        values: How many values.
-        nodes: Those that have numbers to check; a tensor's before those that are made of it.
-        cells: Of each TENSOR and JAGGED, what a check needs: `number`, the indices of its dims,
-            `itemsize`, and whether it is jagged.
-        batches: Of each TENSORDICT of one dim, its number.
-        others: The other nodes to check.
-        weight: About how many bytes of memory it needs.
-        size: How many nodes it has, those without numbers too.
-        depth: How many others its deepest node is inside.
-    """
+    """A checked schema; `root` is the node of the message's value."""
 
     def __init__(self, data: bytes) -> None:
-        """Read and check a schema."""
         self.packed: bytes = data
-        self.numbers: int = 0
-        self.values: int = 0
+        self.numbers: int = 0  # how many its nodes have
+        self.values: int = 0  # how many documents
+        # Nodes with numbers to check; a tensor's before those that are made of it. Of each TENSOR
+        # and JAGGED what a check needs: its number, the indices of its dims, `itemsize`, and
+        # whether it is jagged; of each TENSORDICT of one dim its number; and the other nodes.
         self.nodes: list[Node] = []
         self.cells: list[tuple[int, range, int, bool]] = []
         self.batches: list[int] = []
         self.others: list[Node] = []
-        self.weight: int = 32 * len(data)
-        self.size: int = 0
-        self.depth: int = 0
+        self.weight: int = 32 * len(data)  # about how many bytes of memory it needs
+        self.size: int = 0  # how many nodes, those without numbers too
+        self.depth: int = 0  # how many others its deepest node is inside
         self._stacks = 0  # around the node that is being read
         self.root: Node = self._node(unpack(data, "schema", records=False), 0)
 
@@ -226,8 +178,8 @@ class Schema:
                 "bad_record",
                 f"expected {len(form.fields)} fields of {kind.name}, found {brief(fields)}",
             )
-        for check, field in zip(form.fields.values(), fields, strict=True):
-            check(field)
+        for (name, check), field in zip(form.fields.items(), fields, strict=True):
+            expect(check(field), "bad_record", f"a {name} of {kind.name}", field)
         _check_form(kind, form, fields, len(children))
         node = self._numbered(kind, form, fields)
         around = self._stacks
@@ -368,11 +320,9 @@ def check_groups(groups: Sequence[Group], places: Places) -> None:
 def _check_at_sight(
     schema: Schema, numbers: Sequence[int], sizes: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Check the ragged groups, and the numbers of most nodes, if they are as simple as most are.
+    """Check groups and numbers that are as simple as most are; None of any others, right or wrong.
 
-    Returns:
-        The bytes that no value has claimed, and `Places.expanded`; None where a number is not that
-        simple, which does not have to be wrong.
+    Returns the bytes that no value has claimed, and `Places.expanded`.
     """
     frames, left, rows_claimed = len(sizes), sum(sizes), 0
     first = schema.numbers + 2
@@ -414,11 +364,7 @@ def check_numbers(
     *,
     in_row: bool,
 ) -> tuple[int, int]:
-    """Check every number of a message, none of them negative: all places are inside buffers.
-
-    Returns:
-        `Places.expanded` and `Places.objects`.
-    """
+    """Check every number of a message, none of them negative; `Places.expanded` and `.objects`."""
     nodes, simple = schema.others, _check_at_sight(schema, numbers, sizes)
     if simple is not None and not nodes:
         return simple[1], 0
