@@ -286,8 +286,8 @@ def test_split_by_sizes_and_times_of_rows():
     assert repeat_rows({"x": [5, 6, 7]}, torch.tensor([2, 0, 1]))["x"] == [5, 5, 7]
     batch = BatchedDataDict(x=torch.tensor([5, 6]))
     assert batch.repeat(2, False)["x"].tolist() == [5, 6, 5, 6]
-    unsigned = np.array([1, 0], dtype=np.uint64)
-    assert select_rows(batch, unsigned)["x"].tolist() == [6, 5]
+    for unsigned in (np.uint64, np.uint8):
+        assert select_rows(batch, np.array([1, 0], unsigned))["x"].tolist() == [6, 5]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())

@@ -85,7 +85,7 @@ def view_of_parts(
     host = _host(parts.offsets, copies)
     row_splits = RowSplits.from_offsets(host) if parts.lengths is None else None
     if row_splits is not None and row_splits.total == cells:
-        row_splits = row_splits.with_offsets(parts.offsets)
+        row_splits.tensors[parts.offsets.device] = parts.offsets
         pool.remember(parts.offsets, row_splits)
         return RaggedView(values, values.dtype, shape, dim, None, row_splits)
     # Rows with holes between them, or that begin or end inside the values.
@@ -142,17 +142,16 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
         )
     # What that call comes down to where no gradient has to pass; three times as fast, and without
     # the warning about fx tracing that torch 2.13 logs in every process.
-    if row_splits.bounds is None:
-        row_splits.bounds = _new_bounds(row_splits)
-    bounds = dict(row_splits.bounds)
+    made = row_splits.made
+    bounds = dict(made.get("bounds") or made.setdefault("bounds", _new_bounds(row_splits)))
     if not values.is_contiguous():
         return NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
     shape = values.shape
     key = (shape, ragged_dim, device)
-    like = row_splits.like.get(key)
+    like = made.get(key)
     if like is None:
         jagged: Any = NestedTensor(values, offsets, _metadata_cache=bounds, _ragged_idx=ragged_dim)
-        row_splits.like[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
+        made[key] = {k: v for k, v in vars(jagged).items() if k != "_values"}
         return jagged  # type: ignore[no-any-return]
     # Columns of equal rows and shapes differ in nothing but their values. To say so takes a tenth
     # of the time that the constructor takes to find it out. The sizes given here are never asked

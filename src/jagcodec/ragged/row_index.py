@@ -36,7 +36,7 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
             f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
             f"{array.shape}",
         )
-    if array.dtype.kind == "u":  # which alone may hold more than int64
+    if array.dtype == np.uint64:  # which alone may hold more than int64
         array = np.minimum(array, np.iinfo(np.int64).max)
     array = np.atleast_1d(array).astype(np.int64)
     low, high = int(array.min(initial=0)), int(array.max(initial=0))
