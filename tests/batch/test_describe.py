@@ -6,21 +6,19 @@ from tensordict import TensorDict
 
 from jagcodec import cli, dump, encode, encode_fields
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.describe import (
-    check_message,
-    describe_message,
-    description_of,
-    open_source,
-)
-from jagcodec.batch.difference import message_difference
+from jagcodec.batch.describe import check_message, describe_message, open_source, read_whole
 from jagcodec.wire import message as messages
 from tests.wire.forge import jagged, message, tensor, tensordict
+
+
+def described(source):
+    return describe_message(open_source(source, "message"))
 
 
 def test_columns_of_a_batch_in_a_batch_have_all_their_keys():
     inner = TensorDict({"c": torch.ones(2)}, [2])
     batch = TensorDict({"a.b": torch.zeros(2, 3), "a": TensorDict({"b": inner}, [2])}, [2])
-    found = describe_message(encode(batch))
+    found = described(encode(batch))
     assert [(c.name, c.keys) for c in found.columns] == [
         ("a.b", ("a.b",)),
         ("a.b.c", ("a", "b", "c")),
@@ -31,8 +29,8 @@ def test_cells_that_columns_share_count_for_the_first():
     ids = torch.randint(1 << 40, (8, 512), generator=torch.Generator().manual_seed(0))
     whole = encode_fields({"ids": ids}, lengths=[512] * 8, elide=False)
     both = encode_fields({"ids": ids, "same": ids.clone()}, lengths=[512] * 8, elide=True)
-    first, second = describe_message(both).columns
-    assert first.bytes == describe_message(whole).columns[0].bytes
+    first, second = described(both).columns
+    assert first.bytes == described(whole).columns[0].bytes
     assert second.stored == "indirect"
     assert second.bytes < 200
 
@@ -44,7 +42,7 @@ def test_one_row_of_a_batch_in_a_batch(tmp_path, capsys):
     assert capsys.readouterr().out == "row 1\na.c  [3 4 5]\nr    1.0\n"
 
 
-@pytest.mark.parametrize("read", [describe_message, lambda m: message_difference(m, m)])
+@pytest.mark.parametrize("read", [described, lambda m: read_whole(m, "m")])
 def test_no_column_is_compared_with_all_frames(read, monkeypatch):
     """Time that grows with columns times frames would let a small message take an hour."""
     passes = []
@@ -88,8 +86,8 @@ def test_a_ragged_group_is_found_without_a_search():
     for entry in found.entries:
         at = entry.node.number + 3
         found.message.numbers[at] = Number(found.message.numbers[at])
-    described = description_of(found)
-    assert [column.rows for column in described.columns] == [*range(n)]
+    places = [column.rows for column in describe_message(found).columns]
+    assert places == [*range(n)]
     assert Number.compared < 20 * n
 
 
@@ -132,4 +130,4 @@ def test_meta_that_is_not_known_here_does_not_make_a_message_unsound():
     unknown = check_message(frames)[1]
     assert list(unknown) == ["meta"]
     assert "pickle" in unknown["meta"]
-    assert describe_message(frames).meta is None
+    assert described(frames).meta is None

@@ -12,12 +12,18 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from jagcodec import decode, encode, encode_fields, pack_jagged_fields, testing
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.difference import message_difference
+from jagcodec.batch.describe import differences, read_whole
 from jagcodec.errors import ArgumentKeyError
 from tests.oracle import is_same
 from tests.strategies import tensordicts, trees
 
 VALUES = st.one_of(tensordicts(), trees())
+
+
+def message_difference(left, right, columns=None):
+    """The first difference of two messages."""
+    a, b = (read_whole(each, "message", columns) for each in (left, right))
+    return next(differences(a, b), None)
 
 
 @given(VALUES, VALUES)

@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import WireFormatError, cli, dump, encode, to_blob
-from jagcodec.batch.describe import check_message, describe_message
+from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.text import size_text
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
@@ -17,6 +17,10 @@ from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
 def golden(name):
     return message_of(kept(name))
+
+
+def described(source):
+    return describe_message(open_source(source, "message"))
 
 
 @pytest.fixture
@@ -101,20 +105,20 @@ def test_every_golden_message_is_the_same_as_itself_and_as_no_other(name, run, s
     ],
 )
 def test_rows_that_are_separate_tensors_are_one_value(name, column):
-    (found,) = describe_message(golden(name)).columns
+    (found,) = described(golden(name)).columns
     assert (found.name, found.kind, found.dtype, found.shape, found.bytes) == column
 
 
 def test_the_bytes_of_a_list_are_those_of_its_items():
     ids = torch.ones(2, 3)
-    (found,) = describe_message(encode({"mixed": [ids, ids.int(), 1]})).columns
+    (found,) = described(encode({"mixed": [ids, ids.int(), 1]})).columns
     assert (found.name, found.kind, found.bytes) == ("$.mixed", "list", 24 + 24 + 1)
 
 
 @pytest.mark.parametrize("name", [*cases.GOOD])
 def test_good_messages_are_described_and_sound(name):
     message = message_of(load("good.json")[name])
-    found = describe_message(message)
+    found = described(message)
     assert sum(c.bytes for c in found.columns) + found.overhead > 0
     assert check_message(message)[1] == {}
 

@@ -19,15 +19,12 @@ from tensordict import (
 from tensordict.tensorclass import NonTensorDataBase
 
 from jagcodec.errors import brief, child_path, describe, shown
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, as_words
+from jagcodec.memory.tensor_bytes import ByteArray, as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
 from jagcodec.wire.numpy_dtypes import cell_bytes
 from jagcodec.wire.registry import registered_name, state_of
-
-LONGEST_VALUE = 80
-"""Characters of a value in a `Difference`, at most."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,6 @@ class Difference:
     what: str  # "type", "dtype", "shape", "columns", "value" ...
     left: str
     right: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        return {**vars(self), "cell": None if self.cell is None else list(self.cell)}
 
     def __str__(self) -> str:
         name = shown(self.column, 60)
@@ -238,9 +231,7 @@ def _key(value: Any) -> Any:
 
 
 def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
-    if is_jagged(a) != is_jagged(b) or a.is_nested != b.is_nested or a.layout != b.layout:
-        return replace(at, what="layout", left=_layout(a), right=_layout(b))
-    found = _other(at, "dtype", a.dtype, b.dtype)
+    found = _other(at, "layout", _layout(a), _layout(b)) or _other(at, "dtype", a.dtype, b.dtype)
     if found is not None:
         return found
     if is_jagged(a):
@@ -251,7 +242,8 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
     if found is not None:
         return found
     if a.layout is torch.strided and not (a.is_meta or b.is_meta or a.is_quantized):
-        return _bits(a, b, at) if cells else None
+        cell = _first_cell(a, b) if cells else None
+        return None if cell is None else _at_cell(at, cell, *_cell_texts(a[cell], b[cell]))
     if a.layout is not torch.sparse_coo:  # `encode` rejects these; their cells are not compared
         return replace(at, what="value", left=describe(a), right=describe(b)) if cells else None
     found = _other(at, "coalesced", a.is_coalesced(), b.is_coalesced())
@@ -262,7 +254,8 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> D
 
 
 def _layout(tensor: torch.Tensor) -> str:
-    return "jagged" if is_jagged(tensor) else str(tensor.layout).removeprefix("torch.")
+    kind = "jagged" if is_jagged(tensor) else str(tensor.layout).removeprefix("torch.")
+    return "nested" if tensor.is_nested and kind == "strided" else kind
 
 
 def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Difference | None:
@@ -271,13 +264,16 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     shapes: list[list[Any]] = [[view.row_splits.rows, *view.values_shape] for view in (left, right)]
     for shape in shapes:
         shape[dim] = "*"
-    found = (
-        _other(at, "ragged dim", dim, right.ragged_dim)
-        or _other(at, "shape", *shapes)
-        or _lengths(left.row_splits.lengths, right.row_splits.lengths, at)
-    )
-    if found is not None or not cells:
+    found = _other(at, "ragged dim", dim, right.ragged_dim) or _other(at, "shape", *shapes)
+    if found is not None:
         return found
+    lengths = left.row_splits.lengths, right.row_splits.lengths
+    rows = np.flatnonzero(lengths[0] != lengths[1])
+    if len(rows):
+        row = int(rows[0])
+        return _other(replace(at, row=row), "tokens", *(int(each[row]) for each in lengths))
+    if not cells:
+        return None
     # Tokens first, so that the first difference is that of the first row.
     values = [values_of(view).movedim(dim - 1, 0) for view in (left, right)]
     cell = _first_cell(*values)
@@ -286,24 +282,7 @@ def _jagged(a: torch.Tensor, b: torch.Tensor, at: Difference, cells: bool) -> Di
     row = int(np.searchsorted(left.row_splits.host, cell[0], side="right")) - 1
     index = list(cell[1:])
     index.insert(dim - 1, cell[0] - int(left.row_splits.host[row]))
-    texts = _cell_texts(*(x[cell] for x in values))
-    return replace(at, row=row, cell=tuple(index), what="value", left=texts[0], right=texts[1])
-
-
-def _lengths(a: IntArray, b: IntArray, at: Difference) -> Difference | None:
-    rows = np.flatnonzero(a != b)
-    if not len(rows):
-        return None
-    row = int(rows[0])
-    return replace(at, row=row, what="tokens", left=str(a[row]), right=str(b[row]))
-
-
-def _bits(a: torch.Tensor, b: torch.Tensor, at: Difference) -> Difference | None:
-    cell = _first_cell(a, b)
-    if cell is None:
-        return None
-    left, right = _cell_texts(a[cell], b[cell])
-    return replace(_at_cell(at, cell), what="value", left=left, right=right)
+    return _at_cell(at, (row, *index), *_cell_texts(*(x[cell] for x in values)))
 
 
 def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
@@ -317,11 +296,12 @@ def _arrays(a: Any, b: Any, at: Difference, cells: bool) -> Difference | None:
     if byte is None:
         return None
     cell = _cell_of(byte // a.itemsize, a.shape)
-    return replace(_at_cell(at, cell), what="value", left=_text(a[cell]), right=_text(b[cell]))
+    return _at_cell(at, cell, _text(a[cell]), _text(b[cell]))
 
 
-def _at_cell(at: Difference, cell: tuple[int, ...]) -> Difference:
-    """A cell of a column, whose first index is the row; or of an array in a row."""
+def _at_cell(at: Difference, cell: tuple[int, ...], left: str = "", right: str = "") -> Difference:
+    """The values of a cell of a column, whose first index is the row; or of an array in a row."""
+    at = replace(at, what="value", left=left, right=right)
     if at.row is None and not at.inside:
         return replace(at, row=cell[0], cell=cell[1:]) if cell else at
     return replace(at, cell=cell)
@@ -371,9 +351,9 @@ def _text(value: Any) -> str:
         return f"nan (bits {struct.pack('>d', value).hex()})"
     try:
         if isinstance(value, (str, bytes, bool, int, float, complex, type(None))):
-            return shown(repr(value) if len(str(value)) < 1000 else brief(value), LONGEST_VALUE)
+            return shown(repr(value) if len(str(value)) < 1000 else brief(value), 80)
         if isinstance(value, (set, frozenset, np.generic, range, torch.dtype, torch.device)):
-            return shown(repr(value)[:1000], LONGEST_VALUE)
+            return shown(repr(value)[:1000], 80)
     except ValueError:  # an int too long for Python
         pass
     return brief(value)

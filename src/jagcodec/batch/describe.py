@@ -1,4 +1,4 @@
-"""Descriptions of messages: columns, rows, bytes, and whether they are sound.
+"""Messages described (columns, rows, bytes), checked and compared.
 
 Describing a message reads its header and the offsets of its rows. No cell is read, and no value
 of a type that this process does not know is made.
@@ -6,15 +6,15 @@ of a type that this process does not know is made.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from jagcodec._arguments import known_names
+from jagcodec.batch.compare import WHOLE, Difference, each_difference
 from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import IntArray
@@ -34,7 +34,7 @@ from jagcodec.wire.schema import (
     stored_size,
 )
 from jagcodec.wire.spec import NO_INDEX, PLAIN, Kind
-from jagcodec.wire.wire_batch import batch_in, batch_of_message
+from jagcodec.wire.wire_batch import batch_in, batch_of_message, open_whole
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -52,7 +52,6 @@ class OpenMessage(NamedTuple):
 
     message: Message
     bytes: int
-    behind: int
     entries: list[Entry]
     batch: Node | None  # which holds the columns
 
@@ -60,46 +59,30 @@ class OpenMessage(NamedTuple):
 def open_source(source: Any, path: str) -> OpenMessage:
     """Open a message of any value, and compare its checksums, if it has any."""
     message = open_message(source, path, Reading(by_range=True))
-    arrays: Any = message.frames
-    header = message.header
-    total, behind = sum(map(len, arrays)), 0
-    whole = buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)
-    if len(arrays) == 1 + len(header.stored) and is_blob(whole):
-        total = blob_end(len(arrays[0]), header.stored)
-        behind = len(whole) - total
+    header, frames = message.header, message.frames or ()
+    size = sum(map(len, frames))
+    if is_blob(buffer_bytes(source[0] if isinstance(source, (list, tuple)) else source, path)):
+        size = blob_end(len(frames[0]), header.stored)
     root = header.schema.root
     batch, others = batch_in(root) or (None, [])
-    entries = _values_of(root) if batch is None else _named_columns(batch)
+    entries = _values_of(root) if batch is None else [*_columns_of(batch, ())]
     for name, node in others:
         entries.append(Entry(child_path("$", "meta_info" if name is None else name), (), node))
-    return OpenMessage(message, total, behind, entries, batch)
+    return OpenMessage(message, size, entries, batch)
 
 
-def _named_columns(batch: Node) -> list[Entry]:
-    """The columns of a batch and of the batches in it, under different names."""
-    listed = [(".".join(keys), keys, node) for keys, node in _columns_of(batch, ())]
-    counts = Counter(name for name, _, _ in listed)
-    return [
-        Entry(str(keys) if counts[name] > 1 or name.startswith(("$", "('")) else name, keys, node)
-        for name, keys, node in listed
-    ]
-
-
-def _columns_of(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+def _columns_of(node: Node, above: tuple[str, ...]) -> Iterator[Entry]:
     for name, child in zip(node.fields[-1], node.children, strict=True):
+        keys = (*above, name)
         if child.kind is Kind.TENSORDICT:
-            yield from _columns_of(child, (*above, name))
+            yield from _columns_of(child, keys)
         else:
-            yield (*above, name), child
-
-
-CONTAINERS = frozenset((Kind.LIST, Kind.TUPLE, Kind.MAP))
-"""Kinds of values that are described entry by entry."""
+            yield Entry(".".join(keys), keys, child)
 
 
 def _values_of(root: Node) -> list[Entry]:
     """The entries of a value that is not a batch, one level down."""
-    if root.kind not in CONTAINERS or not root.children:
+    if root.kind not in (Kind.LIST, Kind.TUPLE, Kind.MAP) or not root.children:
         return [Entry("$", (), root)]
     found = []
     for i, child in enumerate(root.children):
@@ -129,30 +112,20 @@ class ColumnDescription:
     shape: tuple[int | None, ...] | None  # None for the ragged dim
     stored: str  # "narrow", "indirect" or empty
     bytes: int  # cells that columns share count for the first of them
-    share: float  # of the message before compression, 0 to 1
     rows: int | None  # index in MessageDescription.rows_of
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Rows that columns share: (N,) tokens of each row, and the names of the columns."""
+    """Tokens of the rows that some columns share; without rows, there is no min and no mean."""
 
     columns: tuple[str, ...]
-    lengths: IntArray = field(repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything except the lengths themselves, for JSON."""
-        lengths = self.lengths
-        numbers: dict[str, Any] = dict.fromkeys(("min", "mean", "median", "max"))
-        if len(lengths):
-            numbers = {
-                "min": int(lengths.min()),
-                "mean": float(lengths.mean()),
-                "median": float(np.median(lengths)),
-                "max": int(lengths.max()),
-            }
-        sums = {"rows": len(lengths), "tokens": int(lengths.sum())}
-        return {"columns": list(self.columns), **sums, **numbers}
+    rows: int
+    tokens: int
+    min: int | None = None
+    mean: float | None = None
+    median: float | None = None
+    max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +137,6 @@ class MessageDescription:
     bytes: int  # of the blob, or of all frames
     plain_bytes: int  # before compression
     frames: int  # with the header
-    behind: int  # bytes past the end of a blob, which no reader uses
     narrow: bool
     elide: bool
     compress: str | None
@@ -174,19 +146,9 @@ class MessageDescription:
     rows_of: tuple[RowLengths, ...]
     overhead: int  # bytes of the header, of row offsets and of gaps
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        rows_of = [rows.as_dict() for rows in self.rows_of]
-        return {**vars(self), "columns": [*map(vars, self.columns)], "rows_of": rows_of}
 
-
-def describe_message(source: MessageLike) -> MessageDescription:
-    """Describe a message of any value, from its header and the offsets of its rows."""
-    return description_of(open_source(source, "describe_message(source)"))
-
-
-def description_of(found: OpenMessage) -> MessageDescription:
-    """As `describe_message`, for a message that is open."""
+def describe_message(found: OpenMessage) -> MessageDescription:
+    """Describe an open message, from its header and the offsets of its rows."""
     message, header = found.message, found.message.header
     root = header.schema.root
     walk = _Walk(message)
@@ -196,13 +158,13 @@ def description_of(found: OpenMessage) -> MessageDescription:
         value = {Kind.USER: "BatchedDataDict", Kind.MAP: "dict"}.get(root.kind, "TensorDict")
     elif root.kind is Kind.USER:
         value = f"user type {root.fields[0]}"
+    plain = header.total - sum(header.stored) + sum(header.sizes)
     return MessageDescription(
         value=value,
         rows=None if found.batch is None else _rows(message),
         bytes=found.bytes,
-        plain_bytes=walk.plain,
+        plain_bytes=plain,
         frames=1 + len(header.sizes),
-        behind=found.behind,
         narrow=walk.narrow,
         elide=walk.elide,
         compress="zstd" if header.compressed else None,
@@ -210,11 +172,19 @@ def description_of(found: OpenMessage) -> MessageDescription:
         columns=columns,
         meta=names_of_meta(message.meta),
         rows_of=tuple(
-            RowLengths(tuple(names), message.row_splits(group).lengths)
+            _row_lengths(tuple(names), message.row_splits(group).lengths)
             for group, (_, names) in walk.groups.items()
         ),
-        overhead=walk.plain - sum(column.bytes for column in columns),
+        overhead=plain - sum(column.bytes for column in columns),
     )
+
+
+def _row_lengths(columns: tuple[str, ...], lengths: IntArray) -> RowLengths:
+    if not len(lengths):
+        return RowLengths(columns, 0, 0)
+    mean, median = float(lengths.mean()), float(np.median(lengths))
+    least, most = int(lengths.min()), int(lengths.max())
+    return RowLengths(columns, len(lengths), int(lengths.sum()), least, mean, median, most)
 
 
 def has_checksums(message: Message) -> bool:
@@ -252,15 +222,13 @@ class _Walk(Places):
     """One walk over the columns of a message, which counts their bytes."""
 
     def __init__(self, message: Message) -> None:
-        header = message.header
-        super().__init__(header.sizes)
-        self.plain: int = header.total - sum(header.stored) + sum(header.sizes)
+        super().__init__(message.header.sizes)
         self.narrow: bool = False
         self.elide: bool = False
         # Of each ragged group: its place among them, and the names of its columns.
         self.groups: dict[int, tuple[int, list[str]]] = {}
         self._message = message
-        self._values = document_bounds(header.packed_values)
+        self._values = _document_bounds(message.header.packed_values)
         self._size = 0  # of the column that is described now
         # Writers share whole places alone, so a place is counted once by where it begins.
         self._counted: set[tuple[int, int]] = set()
@@ -280,16 +248,9 @@ class _Walk(Places):
         typed = node.children[0] if node.kind in INTEGER_ROWS else node
         form = FORMS.get(typed.kind)
         dtype = typed.fields[0] if form is not None and "dtype" in form.fields else None
+        shape = _shape(self._message, node)
         return ColumnDescription(
-            name=entry.name,
-            keys=entry.keys,
-            kind=_kind(node),
-            dtype=dtype,
-            shape=_shape(self._message, node),
-            stored=stored,
-            bytes=self._size,
-            share=self._size / self.plain if self.plain else 0.0,
-            rows=rows,
+            entry.name, entry.keys, _kind(node), dtype, shape, stored, self._size, rows
         )
 
     def claim(self, buffer: int, offset: int, size: int, path: str = "$") -> None:
@@ -353,16 +314,15 @@ def _shape(message: Message, node: Node) -> tuple[int | None, ...] | None:
     return tuple(dims)
 
 
-def document_bounds(packed: bytes) -> list[tuple[int, int]]:
+def _document_bounds(packed: bytes) -> list[tuple[int, int]]:
     """Where each document of a header begins and ends."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(packed) or 1, strict_map_key=False)
     unpacker.feed(packed)
-    count = unpacker.read_array_header()
-    at, bounds = unpacker.tell(), []
-    for _ in range(count):
+    bounds = []
+    for _ in range(unpacker.read_array_header()):
+        start = unpacker.tell()
         unpacker.skip()
-        bounds.append((at, unpacker.tell()))
-        at = unpacker.tell()
+        bounds.append((start, unpacker.tell()))
     return bounds
 
 
@@ -373,13 +333,13 @@ def check_message(source: MessageLike) -> tuple[OpenMessage, dict[str, str]]:
     """Read a message whole; the errors of values that this process cannot make, by name."""
     found = open_source(source, "check_message(source)")
     message = found.message
-    unknown: dict[str, str] = {}
     try:
         build(message, message.header.schema.root)
         message.meta()
-        return found, unknown
+        return found, {}
     except WireFormatError as error:
         whole = error
+    unknown: dict[str, str] = {}
     for entry in found.entries:  # which of them it is
         try:
             build(message, entry.node)
@@ -405,3 +365,37 @@ def in_entry(entry: Entry, error: WireFormatError) -> WireFormatError:
             error.reason, entry.name + error.path.removeprefix("$"), error.detail
         )
     return inside(error, entry.name)
+
+
+# --- differences -------------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """All of a message, or some columns of it."""
+
+    value: Any
+    meta: dict[str, Any]
+    is_batch: bool
+
+
+def read_whole(source: Any, path: str, columns: Sequence[str] | None = None) -> Whole:
+    """What `differences` compares of a message; errors call it `path`."""
+    if columns is not None:
+        return Whole(open_whole(source, path).select(columns).to_tensordict(), {}, True)
+    message = open_message(source, path, Reading(by_range=True))
+    root = message.header.schema.root
+    return Whole(build(message, root), message.meta(), batch_in(root) is not None)
+
+
+def differences(a: Whole, b: Whole) -> Iterator[Difference]:
+    """The first difference of each column: first of names, types and shapes, then of cells."""
+    at = WHOLE if a.is_batch and b.is_batch else replace(WHOLE, column="$")
+    pairs = ((a.value, b.value, at), (a.meta, b.meta, replace(WHOLE, column="meta")))
+    known: set[str] = set()
+    for cells in (False, True):
+        for left, right, place in pairs:
+            for found in each_difference(left, right, place, cells):
+                part = found.column or found.what
+                if part not in known:
+                    known.add(part)
+                    yield found

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from jagcodec.batch.columns import bytes_of, columns_of, opened
-from jagcodec.batch.describe import ColumnDescription, MessageDescription, describe_message
+from jagcodec.batch.describe import describe_message, open_source
 from jagcodec.errors import ArgumentError, ArgumentTypeError, shown
 from jagcodec.pack.fields import pack_jagged_fields
 from jagcodec.ragged.nested import is_jagged
@@ -211,29 +211,25 @@ def _measured(
 ) -> PaddingTax:
     """The report of a value that `encode` accepts; `own`: the bytes of padded columns."""
     switches = [(False, False), *((True, False), (False, True), (True, True))[: 3 * options]]
-    messages = [
-        describe_message(encode(value, narrow=narrow, elide=elide, **how))
-        for narrow, elide in switches
-    ]
-    plain: MessageDescription = messages[0]
+    frames = [encode(value, narrow=narrow, elide=elide, **how) for narrow, elide in switches]
+    messages = [describe_message(open_source(each, "padding_tax")) for each in frames]
+    plain = messages[0]
     columns: list[ColumnTax] = []
     valid = cells = 0
     for parts in zip(*(message.columns for message in messages), strict=True):
-        column: ColumnDescription = parts[0]
-        name = ".".join(column.keys)
+        column = parts[0]
         rectangle = column.bytes
         if column.rows is not None:
-            lengths = plain.rows_of[column.rows].lengths
+            rows = plain.rows_of[column.rows]
             dims = [dim for dim in (column.shape or ())[1:] if dim is not None]
             token = math.prod(dims) * TORCH_DTYPES[column.dtype or ""]
-            longest = _checked_width(int(lengths.max(initial=0)), width, f"{_HERE}({name!r})")
-            rectangle = own.get(name, len(lengths) * longest * token)
-            valid += int(lengths.sum()) * token
+            longest = _checked_width(rows.max or 0, width, f"{_HERE}({column.name!r})")
+            rectangle = own.get(column.name, rows.rows * longest * token)
+            valid += rows.tokens * token
             cells += rectangle
         layout = _LAYOUTS.get(column.kind, "other")
-        columns.append(ColumnTax(name, layout, rectangle, *(part.bytes for part in parts)))
-    rest = (message.bytes - sum(c.bytes for c in message.columns) for message in messages)
-    overhead = ColumnTax(_OVERHEAD, "", 0, *rest)
+        columns.append(ColumnTax(column.name, layout, rectangle, *(part.bytes for part in parts)))
+    overhead = ColumnTax(_OVERHEAD, "", 0, *(message.overhead for message in messages))
     return PaddingTax(plain.rows or 0, valid / cells if cells else 1.0, tuple(columns), overhead)
 
 

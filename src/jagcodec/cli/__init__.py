@@ -30,27 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(argv)
         finally:
-            _flush()
+            if sys.stdout is not None:  # as it is where it was closed
+                sys.stdout.flush()
     except BrokenPipeError:
         _close_quietly()
         return CLOSED_PIPE
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 0
-    try:
-        with warnings.catch_warnings():
-            # Torch warns about kinds of tensors that a message holds.
-            warnings.simplefilter("ignore", UserWarning)
-            status: int = options.run(options)
-        _flush()
-        return status
-    except BrokenPipeError:
-        raise
     except (JagcodecError, OSError) as error:
         print(error_line(error), file=sys.stderr)
         return 2
@@ -62,9 +46,17 @@ def _run(argv: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _flush() -> None:
-    if sys.stdout is not None:  # as it is where it was closed
-        sys.stdout.flush()
+def _run(argv: Sequence[str] | None) -> int:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
+    with warnings.catch_warnings():
+        # Torch warns about kinds of tensors that a message holds.
+        warnings.simplefilter("ignore", UserWarning)
+        status: int = options.run(options)
+    return status
 
 
 def _close_quietly() -> None:

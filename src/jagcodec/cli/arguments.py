@@ -1,4 +1,4 @@
-"""Types of arguments that several commands have."""
+"""Arguments that several commands have, and their types."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ Commands: TypeAlias = Any
 """What `add_subparsers` returns, whose class is private."""
 
 
-def positive(text: str) -> int:
-    """A number above 0, as `argparse` wants its types."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
-    return int(text)
-
-
-def row_number(text: str) -> int:
-    """The number of a row, from 0 on."""
+def whole(text: str) -> int:
+    """A number of rows or tokens, as `argparse` wants its types."""
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
     return int(text)
@@ -33,10 +26,14 @@ def names(text: str) -> list[str]:
 
 def add_message(parser: argparse.ArgumentParser, name: str = "file", **more: Any) -> None:
     """Let a command accept a message."""
-    metavar = more.pop("metavar", "FILE")
-    parser.add_argument(
-        name, metavar=metavar, help="a message as dump writes it; - reads standard input", **more
-    )
+    text = "a message as dump writes it; - reads standard input"
+    parser.add_argument(name, **{"metavar": "FILE", "help": text, **more})
+
+
+def add_columns(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Let a command choose columns."""
+    text = f"names of the only columns to {verb}"
+    parser.add_argument("--columns", metavar="A,B", type=names, help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import islice
 
-from jagcodec.cli.arguments import Commands, add_json, add_message, names
+from jagcodec.cli.arguments import Commands, add_columns, add_json, add_message
 from jagcodec.cli.files import display_name, naming, read_message
 from jagcodec.cli.text import json_text
 
@@ -15,7 +15,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "diff",
         help="show where two messages differ: column, row and cell",
-        description="Say where the values of two messages first differ. Columns, batch sizes, "
+        description="Show where the values of two messages first differ. Columns, batch sizes, "
         "dtypes, shapes and lengths of rows are compared first, then cells, bit for bit: a NaN "
         "equals the same NaN, and 0.0 is not -0.0. How messages are stored (narrow, elided, "
         "compressed, with checksums) makes no difference.",
@@ -24,9 +24,7 @@ def add_to(commands: Commands) -> None:
     )
     add_message(parser, "left", metavar="A")
     add_message(parser, "right", metavar="B")
-    parser.add_argument(
-        "--columns", metavar="A,B", type=names, help="names of the only columns to compare"
-    )
+    add_columns(parser, "compare")
     parser.add_argument(
         "--all", action="store_true", help="the first difference of every column, not of the first"
     )
@@ -36,7 +34,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.batch.difference import differences, read_whole
+    from jagcodec.batch.describe import differences, read_whole
 
     if options.left == options.right == "-":
         options.fail("expected standard input once, found it twice")
@@ -44,11 +42,9 @@ def run(options: argparse.Namespace) -> int:
     for file in (options.left, options.right):
         with naming(file, "WireBatch.select"):
             read.append(read_whole(read_message(file), display_name(file), options.columns))
-    most = None if options.all else 1
-    found = list(islice(differences(*read), most))
+    found = list(islice(differences(*read), None if options.all else 1))
     if options.json:
-        document = {"same": not found, "differences": [each.as_dict() for each in found]}
-        print(json_text(document))
+        print(json_text({"same": not found, "differences": [vars(each) for each in found]}))
     for each in [] if options.json else found:
         print(f"{display_name(options.left)} {display_name(options.right)} differ: {each}")
     return 1 if found else 0

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from jagcodec.cli.arguments import Commands, names
+from jagcodec.cli.arguments import Commands, add_columns, add_message
 from jagcodec.cli.files import display_name, naming, read_message
 from jagcodec.cli.text import counted, name_text
 from jagcodec.errors import ArgumentError, brief, shown
@@ -23,11 +23,9 @@ def add_to(commands: Commands) -> None:
         "ending of OUT. Jagged columns become lists, one per row. The file is written whole or not "
         "at all; what is not in it is named on standard error. There is no way back.",
     )
-    parser.add_argument("file", metavar="FILE", help="a message as dump writes it; - reads stdin")
+    add_message(parser)
     parser.add_argument("target", metavar="OUT", help="the file to write; an old one is replaced")
-    parser.add_argument(
-        "--columns", metavar="A,B", type=names, help="names of the only columns to export"
-    )
+    add_columns(parser, "export")
     parser.set_defaults(run=run, fail=parser.error)
 
 
@@ -55,19 +53,17 @@ def run(options: argparse.Namespace) -> int:
     if left != ():
         unknown = "meta of a type that is not known here"
         listed = unknown if left is None else ", ".join(map(name_text, left))
-        print(
-            f"jagcodec: left out, because it belongs to the whole batch: {listed}", file=sys.stderr
-        )
+        reason = "because it belongs to the whole batch"
+        print(f"jagcodec: left out, {reason}: {listed}", file=sys.stderr)
     return 0
 
 
 def _parquet(batch: Any) -> bytes:
     from jagcodec.integrations.arrow import to_arrow
 
-    table = to_arrow(batch)
+    table, stream = to_arrow(batch), io.BytesIO()  # which names the extra if it is missing
     import pyarrow.parquet
 
-    stream = io.BytesIO()
     pyarrow.parquet.write_table(table, stream)
     return stream.getvalue()
 
@@ -75,10 +71,9 @@ def _parquet(batch: Any) -> bytes:
 def _arrow(batch: Any) -> bytes:
     from jagcodec.integrations.arrow import to_arrow
 
-    table = to_arrow(batch)
+    table, stream = to_arrow(batch), io.BytesIO()
     import pyarrow.ipc
 
-    stream = io.BytesIO()
     with pyarrow.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
     return stream.getvalue()

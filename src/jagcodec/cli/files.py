@@ -15,20 +15,12 @@ from jagcodec.wire.spec import BLOB_MAGIC
 
 
 def display_name(file: str) -> str:
-    """What a file is called, on one line."""
-    return "standard input" if file == "-" else shown(file, _LONGEST_FILE)
-
-
-_LONGEST_FILE = 4096
-"""Bytes of a path on Linux, so that only what cannot be printed is changed."""
+    """What a file is called, on one line; only what cannot be printed is changed."""
+    return "standard input" if file == "-" else shown(file, 4096)  # the longest path on Linux
 
 
 def whole_file(file: str) -> bytes:
-    """The bytes of a file; ``-`` is standard input.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The bytes of a file; ``-`` is standard input."""
     if file == "-":
         return _standard_input().read()
     with open(file, "rb") as stream:
@@ -36,12 +28,7 @@ def whole_file(file: str) -> bytes:
 
 
 def read_message(file: str) -> Any:
-    """The blob in a file, mapped if it can be; ``-`` is standard input.
-
-    Raises:
-        WireFormatError: It is not a blob, or larger than one may be.
-        OSError: It cannot be read.
-    """
+    """The blob in a file, mapped if it can be; ``-`` is standard input."""
     import numpy as np
 
     from jagcodec.wire.files import read_file
@@ -74,12 +61,7 @@ def _standard_input() -> BinaryIO:
 
 @contextmanager
 def naming(file: str, *functions: str) -> Iterator[None]:
-    """Put the name of a file in front of errors about it.
-
-    Args:
-        file: The name.
-        functions: Paths that mean the file in errors, such as ``padding_tax(source)``.
-    """
+    """Put the name of a file in front of errors, or where their paths name these functions."""
     try:
         yield
     except JagcodecError as error:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from jagcodec.cli.arguments import Commands, add_json, names, row_number
+from jagcodec.cli.arguments import Commands, add_columns, add_json, add_message, whole
 from jagcodec.cli.files import display_name, naming, read_message
 from jagcodec.cli.text import (
     cells_json,
     cells_text,
     counted,
-    error_line,
     json_text,
     name_text,
     size_text,
@@ -34,99 +31,48 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         help="show what a message holds: columns, rows, bytes",
-        description="Say what a message is made of: which options of encode would save bytes, the "
-        "columns by size, and how long rows are. Checksums are compared. A type that is not "
-        "registered here is named, and the rest described. Of a record, list the steps.",
+        description="Show what a message is made of: which options of encode would save bytes, "
+        "the columns by size, and how long rows are. Checksums are compared. A type that is not "
+        "registered here is named, and the rest described.",
     )
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        help="a message as dump writes it, or the directory of a record; - reads standard input",
-    )
-    parser.add_argument(
-        "--row", metavar="N", type=row_number, help="print one row of a batch instead"
-    )
-    parser.add_argument("--columns", metavar="A,B", type=names, help="print these columns only")
-    parser.add_argument("--all", action="store_true", help="with --row, print every cell")
+    add_message(parser)
+    parser.add_argument("--row", metavar="N", type=whole, help="print one row of a batch instead")
+    add_columns(parser, "print")
     parser.add_argument(
         "--no-taxes", action="store_true", help="read no cells: do not measure options of encode"
     )
     add_json(parser)
-    parser.set_defaults(run=run, fail=parser.error)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from jagcodec.batch.describe import chosen_entries, description_of, open_source
+    from jagcodec.batch.describe import chosen_entries, describe_message, open_source
 
-    if options.all and options.row is None:
-        options.fail("expected --row N with --all")
-    if os.path.isdir(options.file):
-        return _record(options)
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
-        found = open_source(source, name)
-        entries = found.entries
+        message = open_source(source, name)
+        entries = message.entries
         if options.columns is not None:
-            entries = chosen_entries(found, options.columns)
+            entries = chosen_entries(message, options.columns)
         if options.row is not None:
-            cells = dict(_row_of(found.message, entries, options.row))
-            _print_row(options.row, cells, options.json, options.all)
+            cells = dict(_row_of(message.message, entries, options.row))
+            print(_row_json(options.row, cells) if options.json else _row_text(options.row, cells))
             return 0
-        description = description_of(found)
+        found = describe_message(message)
     tax, unknown = None, None
-    if not options.no_taxes and found.batch and description.rows is not None:
+    if not options.no_taxes and message.batch and found.rows is not None:
         tax, unknown = _tax(source)
-    if options.columns is not None:
-        wanted = {entry.name for entry in entries}
-        chosen = tuple(c for c in description.columns if c.name in wanted)
-        description = replace(description, columns=chosen)
+    wanted = {entry.name for entry in entries}
+    columns = [column for column in found.columns if column.name in wanted]
     if options.json:
-        document = {"file": name, **description.as_dict(), "tax_unknown": unknown}
-        print(json_text({**document, "tax": None if tax is None else tax.as_dict()}))
+        document = {"file": name, **asdict(found), "columns": [*map(asdict, columns)]}
+        document |= {"tax_unknown": unknown, "tax": None if tax is None else tax.as_dict()}
+        print(json_text(document))
     else:
-        print("\n".join(_lines(name, description, tax, unknown, options.columns is None)))
+        print("\n".join(_lines(name, found, columns, tax, unknown)))
     return 0
-
-
-def _record(options: argparse.Namespace) -> int:
-    """The steps of a record, and the file of each; steps that cannot be read on standard error."""
-    from jagcodec.record import RecordReader
-    from jagcodec.wire.wire_batch import open_wire
-
-    if options.row is not None or options.columns is not None:
-        options.fail("expected the file of a step with --row and --columns, found a directory")
-    reader = RecordReader(options.file)
-    steps: list[dict[str, Any]] = []
-    status = 0
-    for step in reader.steps:
-        file = reader.file(step)
-        found: dict[str, Any] = {"step": step, "rows": None, "bytes": None, "file": file}
-        try:
-            found["bytes"] = os.path.getsize(file)
-            with naming(file):
-                found["rows"] = len(open_wire(file))
-        except (JagcodecError, OSError) as error:
-            status = 2
-            found["error"] = str(error)
-            print(error_line(error), file=sys.stderr)
-        steps.append(found)
-    name = display_name(options.file)
-    if options.json:
-        print(json_text({"record": name, "steps": steps}))
-        return status
-    print(f"{name}: a record of {counted(len(steps), 'step')}")
-    rows = [
-        (str(x["step"]), *map(_number, (x["rows"], x["bytes"])), display_name(x["file"]))
-        for x in steps
-    ]
-    print("\n".join(table(("step", "rows", "bytes", "file"), rows, right=(0, 1, 2))))
-    return status
-
-
-def _number(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
 
 
 def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
@@ -137,6 +83,9 @@ def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
         return padding_tax(source, options=True), None
     except JagcodecError as error:
         return None, str(error)
+
+
+# --- one row -----------------------------------------------------------------------------------
 
 
 def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tuple[str, Any]]:
@@ -159,90 +108,70 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
             yield entry.name, error
 
 
-def _print_row(row: int, cells: dict[str, Any], as_json: bool, whole: bool) -> None:
-    if as_json:
-        columns = {
-            name: {"unknown": str(value)}
-            if isinstance(value, WireFormatError)
-            else cells_json(value)
-            for name, value in cells.items()
-        }
-        print(json_text({"row": row, "columns": columns}))
-        return
-    print(f"row {row}")
+def _row_json(row: int, cells: dict[str, Any]) -> str:
+    columns = {
+        name: {"unknown": str(value)} if isinstance(value, WireFormatError) else cells_json(value)
+        for name, value in cells.items()
+    }
+    return json_text({"row": row, "columns": columns})
+
+
+def _row_text(row: int, cells: dict[str, Any]) -> str:
     width = max((len(name_text(name)) for name in cells), default=0)
+    lines = [f"row {row}"]
     for name, value in cells.items():
         unknown = isinstance(value, WireFormatError)
-        text = f"unknown: {value}" if unknown else cells_text(value, whole)
-        print(f"{name_text(name):<{width}}  {text}")
+        text = f"unknown: {value}" if unknown else cells_text(value)
+        lines.append(f"{name_text(name):<{width}}  {text}")
+    return "\n".join(lines)
+
+
+# --- a message ---------------------------------------------------------------------------------
 
 
 def _lines(
     name: str,
     found: MessageDescription,
+    columns: list[ColumnDescription],
     tax: PaddingTax | None,
     unknown: str | None,
-    whole: bool,
 ) -> list[str]:
-    what = name_text(found.value)
-    if found.rows is not None:
-        what += f" of {counted(found.rows, 'row')}"
     stored = [word for word in ("narrow", "elide") if getattr(found, word)]
-    stored += [found.compress] if found.compress else []
-    lines = [
-        f"{name}: {what}, {size_text(found.bytes)} in {counted(found.frames, 'frame')}"
-        + (f", with {', '.join(stored)}" if stored else "")
-        + ("; checksums verified" if found.checksum else "; no checksums")
-    ]
-    if found.compress:
-        lines[0] += f"; {size_text(found.plain_bytes)} before {found.compress}"
-    if found.behind:
-        lines.append(f"{found.behind:,} B past its end, which no reader uses")
+    lines = [_first_line(name, found, stored)]
     if tax is not None:
         lines += _tax_lines(tax, stored)
     elif unknown is not None:
         lines.append(f"what options would save is unknown: {unknown}")
-    columns = sorted(found.columns, key=lambda column: -column.bytes)
     marked = any(column.stored for column in columns)
     head = ("column", "kind", "dtype", "shape", *(("stored",) if marked else ()), "bytes", "share")
-    rows = [_row(column, marked) for column in columns]
-    total = found.plain_bytes or 1
-    if whole:
-        share = f"{found.overhead / total:.1%}"
+    rows = [
+        (
+            *(name_text(column.name), name_text(column.kind), column.dtype or ""),
+            *(_shape_text(column.shape), *((column.stored,) if marked else ())),
+            *_bytes_text(column.bytes, found),
+        )
+        for column in sorted(columns, key=lambda column: -column.bytes)
+    ]
+    if len(columns) == len(found.columns):
         blank = ("",) * (len(head) - 3)
-        rows.append(("header and offsets", *blank, f"{found.overhead:,}", share))
+        rows.append(("header and offsets", *blank, *_bytes_text(found.overhead, found)))
     lines += table(head, rows, right=(len(head) - 2, len(head) - 1))
     if found.meta is None:
         lines.append("meta: of a type that is not known here")
     elif found.meta:
         lines.append(f"meta: {', '.join(map(name_text, found.meta))}")
     shown_rows = {column.rows for column in columns}
-    lines += [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
-    return lines
+    return lines + [_lengths(rows) for i, rows in enumerate(found.rows_of) if i in shown_rows]
 
 
-def _row(column: ColumnDescription, marked: bool) -> tuple[str, ...]:
-    shape = ""
-    if column.shape is not None:
-        shape = f"[{', '.join('*' if dim is None else str(dim) for dim in column.shape)}]"
-    return (
-        *(name_text(column.name), name_text(column.kind), column.dtype or "", shape),
-        *((column.stored,) if marked else ()),
-        *(f"{column.bytes:,}", f"{column.share:.1%}"),
-    )
-
-
-def _lengths(rows: RowLengths) -> str:
-    numbers = rows.as_dict()
-    named = ", ".join(map(name_text, rows.columns[:6]))
-    named += f" and {len(rows.columns) - 6} more" if len(rows.columns) > 6 else ""
-    if not numbers["rows"]:
-        return f"rows of {named}: none"
-    return (
-        f"rows of {named}: {numbers['min']:,} to {numbers['max']:,} tokens, "
-        f"mean {numbers['mean']:,.1f}, median {numbers['median']:,.1f}, "
-        f"{numbers['tokens']:,} in all"
-    )
+def _first_line(name: str, found: MessageDescription, stored: list[str]) -> str:
+    rows = "" if found.rows is None else f" of {counted(found.rows, 'row')}"
+    options = ", ".join([*stored, *([found.compress] if found.compress else [])])
+    line = f"{name}: {name_text(found.value)}{rows}, {size_text(found.bytes)} in "
+    line += counted(found.frames, "frame") + (f", with {options}" if options else "")
+    line += "; checksums verified" if found.checksum else "; no checksums"
+    plain = f"; {size_text(found.plain_bytes)} before {found.compress}"
+    return line + (plain if found.compress else "")
 
 
 def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
@@ -253,3 +182,22 @@ def _tax_lines(tax: PaddingTax, stored: list[str]) -> list[str]:
         fill = f"{tax.fill:.1%} of the padded cells are tokens"
         lines.append(f"As rectangles the columns take {size_text(padded)}: {fill}.")
     return lines
+
+
+def _shape_text(shape: tuple[int | None, ...] | None) -> str:
+    return "" if shape is None else f"[{', '.join('*' if d is None else str(d) for d in shape)}]"
+
+
+def _bytes_text(size: int, found: MessageDescription) -> tuple[str, str]:
+    return f"{size:,}", f"{size / (found.plain_bytes or 1):.1%}"
+
+
+def _lengths(rows: RowLengths) -> str:
+    named = ", ".join(map(name_text, rows.columns[:6]))
+    named += f" and {len(rows.columns) - 6} more" if len(rows.columns) > 6 else ""
+    if not rows.rows:
+        return f"rows of {named}: none"
+    return (
+        f"rows of {named}: {rows.min:,} to {rows.max:,} tokens, mean {rows.mean:,.1f}, "
+        f"median {rows.median:,.1f}, {rows.tokens:,} in all"
+    )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import reprlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jagcodec.errors import brief, shown
 
-LONGEST_NAME = 32
-
 
 def name_text(name: str) -> str:
     """A name that a stranger may have chosen, on one line."""
-    return shown(name, LONGEST_NAME)
+    return shown(name, 32)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
@@ -53,25 +50,18 @@ def size_text(size: int) -> str:
     return f"{size:,} B"
 
 
-def cells_text(value: Any, whole: bool = False) -> str:
-    """A value of a row on one line, safe to print; shortened, as numpy does it, unless `whole`."""
+def cells_text(value: Any) -> str:
+    """A value of a row on one line, safe to print; shortened, as numpy does it."""
     import numpy as np
 
     array = _as_array(value)
-    longest = sys.maxsize if whole else 400
-    if isinstance(array, np.ndarray) and array.dtype != object and array.dtype.names is None:
-        if not array.ndim:
-            return shown(str(array[()]), longest)
-        how: Any = {"threshold": sys.maxsize if whole else 16, "edgeitems": 4, "linewidth": 1 << 20}
-        with np.printoptions(**how):
-            text = " ".join(np.array2string(array).split())
-        return shown(text.replace("[ ", "["), longest)
-    if whole:
-        try:
-            return shown(repr(value), longest)
-        except ValueError:  # an int of more digits than Python writes
-            pass
-    return shown(_SHORT.repr(value), 400)
+    if not isinstance(array, np.ndarray) or array.dtype == object:
+        return shown(_SHORT.repr(value), 400)
+    if not array.ndim:
+        return shown(str(array[()]), 400)
+    with np.printoptions(threshold=16, edgeitems=4, linewidth=1 << 20):
+        text = " ".join(np.array2string(array).split())
+    return shown(text.replace("[ ", "["), 400)
 
 
 def _as_array(value: Any) -> Any:
@@ -118,10 +108,10 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _plain(item) for key, item in value.items()}
-    if type(value) is int:
-        return brief(value) if _is_too_long(value) else value
     if value is None or type(value) in (bool, str):
         return value
+    if type(value) is int:
+        return brief(value) if _is_too_long(value) else value
     if type(value) is float and abs(value) < float("inf"):
         return value
     return repr(value) if isinstance(value, float | complex) else _SHORT.repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from jagcodec.cli.arguments import Commands, add_json, add_message
 from jagcodec.cli.files import display_name, naming, read_message
@@ -29,28 +30,20 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.batch.describe import check_message, has_checksums
 
-    reports, status = [], 0
+    reports: list[dict[str, Any]] = []
     for file in options.files:
         name = display_name(file)
+        report: dict[str, Any] = {"file": name, "sound": False}
+        reports.append(report)
         try:
             with naming(file, "check_message(source)"):
                 found, unknown = check_message(read_message(file))
         except (JagcodecError, OSError) as error:
-            status = 2
             print(error_line(error), file=sys.stderr)
-            reason = error.reason if isinstance(error, JagcodecError) else "unreadable"
-            reports.append({"file": name, "sound": False, "reason": reason, "why": str(error)})
+            report |= {"reason": getattr(error, "reason", "unreadable"), "why": str(error)}
             continue
         checksums = has_checksums(found.message)
-        reports.append(
-            {
-                "file": name,
-                "sound": True,
-                "bytes": found.bytes,
-                "checksums": checksums,
-                "not_read": unknown,
-            }
-        )
+        report |= {"sound": True, "bytes": found.bytes, "checksums": checksums, "not_read": unknown}
         if not options.json:
             text = "checksums verified" if checksums else "no checksums"
             print(f"{name}: sound, {found.bytes:,} B, {text}")
@@ -60,4 +53,4 @@ def run(options: argparse.Namespace) -> int:
                 print(f"  {counted(len(unknown), 'value')} of types that are not known here")
     if options.json:
         print(json_text(reports))
-    return status
+    return 0 if all(report["sound"] for report in reports) else 2
