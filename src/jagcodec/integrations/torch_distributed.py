@@ -84,16 +84,15 @@ def broadcast(
         copy; on other ranks it owns its memory.
 
     Raises:
-        TransportError: Another rank failed: it could not encode its batch, allocate memory, or
-            read a header. The error names the rank, and repeats its own. Or the connection to a
-            rank was lost.
+        TransportError: Another rank failed (the error names it, and repeats its error), or the
+            connection to a rank was lost.
         TransportTimeoutError: The group's time-out passed; its ranks are out of step.
         ArgumentError: Ranks called different functions, or passed a different `src` (every rank
             raises); a rank other than `src` passed a batch; `src` or this process is not in the
             group; `device` is not a valid device; or there is no process group.
         UnsupportedTypeError: On rank `src`, as `encode`; the others raise TransportError.
-        WireFormatError: As `decode`, only on the rank that cannot decode the message; `.path`
-            names the rank that sent it.
+        WireFormatError: As `decode`, on the rank that cannot decode the message; `.path` names
+            the rank that sent it.
     """
     exchange = _exchange(group, "broadcast", device, allow_pickle, limits)
 
@@ -130,11 +129,7 @@ def all_gather_rows(
         batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, with any
             number of rows, including zero; of the same kind and with the same columns on all
             ranks.
-        group: As for `broadcast`.
-        device: As for `broadcast`.
-        allow_pickle: As for `broadcast`.
-        default: As for `encode`.
-        limits: As for `broadcast`.
+        group, device, allow_pickle, default, limits: As for `broadcast`.
 
     Returns:
         ``concat_rows`` of all batches, in new memory.
@@ -161,32 +156,23 @@ def _exchange(
     limits: Limits | None,
 ) -> _Exchange:
     """A call of this rank to the others of a group."""
-    if not dist.is_initialized():
-        detail = "expected a process group, found none; call torch.distributed.init_process_group"
-        raise _bad_group(where, detail)
     try:
         place = dist.get_rank(group)
+        if place < 0:
+            raise ValueError(f"this one is without rank {dist.get_rank()}")
+        # Device type to backend, out of "cpu:gloo,cuda:nccl".
+        pairs = dist.get_backend_config(group).split(",")
+        backends = dict(pair.split(":", 1) for pair in pairs)
+        if "cpu" not in backends and backends.get("cuda") != "nccl":
+            raise ValueError(f"its backends are {backends}, which need CPU tensors, or NCCL")
     except ValueError as error:
-        raise _bad_group(where, f"expected a process group of this job: {error}") from error
-    if place < 0:
-        without = f"found one without rank {dist.get_rank()}"
-        raise _bad_group(where, f"expected a group that this process is in, {without}")
-    # Device type to backend, out of "cpu:gloo,cuda:nccl".
-    pairs = dist.get_backend_config(group).split(",")
-    backends = dict(pair.split(":", 1) for pair in pairs)
-    if "cpu" in backends:
-        carrier = torch.device("cpu")
-    elif backends.get("cuda") == "nccl":
+        detail = f"expected a process group of this job: {error}"
+        raise ArgumentError("bad_option", f"{where}(group)", detail) from error
+    carrier = torch.device("cpu")
+    if "cpu" not in backends:
         carrier = torch.device("cuda", torch.cuda.current_device())
-    else:
-        expected = "expected a backend for CPU tensors, or NCCL"
-        raise _bad_group(where, f"{expected}, found {backends}")
     ranks = dist.get_process_group_ranks(group)
     return _Exchange(group, where, place, ranks, carrier, device, allow_pickle, limits)
-
-
-def _bad_group(where: str, detail: str) -> ArgumentError:
-    return ArgumentError("bad_option", f"{where}(group)", detail)
 
 
 _NAMES = ("broadcast", "all_gather_rows")
@@ -208,22 +194,17 @@ class _Exchange(NamedTuple):
 
     def is_source(self, src: Any, batch: Any) -> bool:
         """Whether this rank is the one that sends."""
+        own = self.ranks[self.place]
         if not self._is_rank(src):
+            expected = f"expected a global rank of the group, one of {self.ranks}"
             raise ArgumentError(
-                "bad_option",
-                f"{self.where}(src)",
-                f"expected a global rank of the group, one of {self.ranks}, found {src!r:.80}",
+                "bad_option", f"{self.where}(src)", f"{expected}, found {src!r:.80}"
             )
-        if src == self.ranks[self.place]:
-            return True
-        if batch is not None:
-            raise ArgumentError(
-                "conflict",
-                f"{self.where}(batch)",
-                f"expected None on every rank but src={src}, found {type(batch).__name__} on "
-                f"rank {self.ranks[self.place]}",
-            )
-        return False
+        if src != own and batch is not None:
+            found = f"{type(batch).__name__} on rank {own}"
+            expected = f"expected None on every rank but src={src}, found {found}"
+            raise ArgumentError("conflict", f"{self.where}(batch)", expected)
+        return bool(src == own)
 
     def _is_rank(self, src: Any) -> bool:
         # A bool is an Integral too, and 1.0 is in [1].
@@ -281,22 +262,15 @@ class _Exchange(NamedTuple):
         try:
             return torch.from_numpy(new_block(size).data)
         except (MemoryError, ValueError, OverflowError) as error:
-            raise self._failed(
-                place,
-                f"expected a message that fits into this rank's memory, found one of {size} bytes: "
-                f"{type(error).__name__}: {error!s:.200}",
-            ) from error
+            found = f"found one of {size} bytes: {type(error).__name__}: {error!s:.200}"
+            expected = "expected a message that fits into this rank's memory"
+            raise self._failed(place, f"{expected}, {found}") from error
 
     # What the ranks tell each other
 
     def _agree(self, src: int | None, step: Callable[[], Any]) -> tuple[Any, list[int]]:
-        """Take a step, and tell all ranks the outcome, so that none waits for one that failed.
-
-        Returns:
-            What the step returned, and the number of bytes that it returned on each rank.
-        """
-        failure: Exception | None = None
-        words, result = b"", None
+        """The result of a step, and its bytes on each rank; no rank waits for one that failed."""
+        failure, words, result = None, b"", None
         try:
             result = step()
         except Exception as error:
@@ -308,28 +282,23 @@ class _Exchange(NamedTuple):
         for place, row in enumerate(table):
             known = 0 <= row[0] < len(_NAMES) and 0 <= row[2] <= _MOST_WORDS
             if not known or row[3] < 0:
-                raise self._failed(
-                    place,
-                    f"expected what this function sends, found the numbers {brief(row)}; run the "
-                    "same version of jagcodec on every rank, and make the group anew",
-                )
+                remedy = "run the same version of jagcodec on every rank, in a new group"
+                found = f"expected numbers of this function, found {brief(row)}; {remedy}"
+                raise self._failed(place, found)
         failed = next((place for place, row in enumerate(table) if row[2]), None)
         if failed is not None:
             length = table[failed][2]
             mine = bytearray(words[:length].ljust(length))
             (heard,) = self._broadcast([(failed, torch.frombuffer(mine, dtype=torch.uint8))])
-            said = bytes(heard.numpy()).decode(errors="replace")
-            raise failure or self._failed(
-                failed, f"expected this rank to take part, found that it failed: {said}"
-            )
+            found = f"found that it failed: {bytes(heard.numpy()).decode(errors='replace')}"
+            raise failure or self._failed(failed, f"expected this rank to take part, {found}")
         if any(row[:2] != table[0][:2] for row in table):
             calls = ", ".join(
                 f"{_NAMES[row[0]]}({f'src={row[1]}' if row[1] >= 0 else ''}) on rank {rank}"
                 for row, rank in zip(table, self.ranks, strict=True)
             )
-            raise ArgumentError(
-                "conflict", self.where, f"expected the same call on every rank, found {calls}"
-            )
+            detail = f"expected the same call on every rank, found {calls}"
+            raise ArgumentError("conflict", self.where, detail)
         return result, [row[3] for row in table]
 
     def _exchanged(self, row: Sequence[Any]) -> list[list[int]]:
@@ -379,9 +348,6 @@ class _Exchange(NamedTuple):
         except RuntimeError as error:
             late = any(word in str(error).lower() for word in ("timed out", "timeout"))
             kind = TransportTimeoutError if late else TransportError
-            raise kind(
-                "timed_out" if late else "no_peer",
-                self.where,
-                "expected every rank of the group to take part, found that one did not: "
-                f"{error!s:.400}. Messages may be lost: make the group anew",
-            ) from error
+            found = f"found that one did not: {error!s:.400}. Messages may be lost"
+            detail = f"expected every rank of the group to take part, {found}: make the group anew"
+            raise kind("timed_out" if late else "no_peer", self.where, detail) from error

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from inspect import isawaitable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jagcodec.errors import (
     ArgumentError,
@@ -20,6 +21,7 @@ from jagcodec.errors import (
     TransportError,
     TransportTimeoutError,
     WireFormatError,
+    brief,
 )
 from jagcodec.integrations._needed import needed
 from jagcodec.memory.buffers import Buffer
@@ -47,9 +49,6 @@ class Received(NamedTuple):
 
     envelope: list[bytes]
     frames: list[zmq.Frame]
-
-
-# --- sync sockets ------------------------------------------------------------------------------
 
 
 def send_frames(
@@ -98,12 +97,7 @@ def send_frames(
         zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
             send (REQ, REP).
     """
-    where = "send_frames"
-    _check(socket, where, of_asyncio=False)
-    parts, tracker = _message(socket, frames, envelope, where)
-    with _reported(where, _SENDING, timeout), _waiting(socket, zmq.SNDTIMEO, timeout, where):
-        socket.send_multipart(parts, copy=False)
-    return tracker
+    return _finished(_send(socket, frames, envelope, timeout, "send_frames"))
 
 
 def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Received:
@@ -138,21 +132,10 @@ def recv_frames(socket: zmq.Socket[Any], *, timeout: float | None = None) -> Rec
     Raises:
         TransportTimeoutError: No message arrived in time.
         WireFormatError: The message has more than `MOST_SMALL_FRAMES` frames beyond one for every
-            `BYTES_PER_FRAME` bytes. It has been taken from the socket, which is ready for the
-            next one. But a REP has to answer first, as ever.
-        ArgumentError: `timeout` is not a valid number of seconds.
-        ArgumentTypeError: This is an asyncio socket.
-        zmq.ZMQError: The socket is closed, its context is terminated, or it is not its turn to
-            receive (REQ, REP).
+            `BYTES_PER_FRAME` bytes. The next message can be received; a REP has to answer first.
+        ArgumentError, ArgumentTypeError, zmq.ZMQError: As `send_frames`.
     """
-    where = "recv_frames"
-    _check(socket, where, of_asyncio=False)
-    with _reported(where, _RECEIVING, timeout), _waiting(socket, zmq.RCVTIMEO, timeout, where):
-        parts = _parts(socket, lambda: socket.recv(copy=False))
-    return _opened(socket, parts)
-
-
-# --- asyncio sockets ---------------------------------------------------------------------------
+    return _finished(_recv(socket, timeout, "recv_frames"))
 
 
 async def async_send_frames(
@@ -178,15 +161,7 @@ async def async_send_frames(
         >>> asyncio.run(main())
         {'step': 3}
     """
-    where = "async_send_frames"
-    _check(socket, where, of_asyncio=True)
-    parts, tracker = _message(socket, frames, envelope, where)
-    with _reported(where, _SENDING, timeout):
-        # pyzmq reads the time-out when the call is made, and then runs its own timer.
-        with _waiting(socket, zmq.SNDTIMEO, timeout, where):
-            sending = socket.send_multipart(parts, copy=False)
-        await sending
-    return tracker
+    return await _send(socket, frames, envelope, timeout, "async_send_frames")
 
 
 async def async_recv_frames(
@@ -197,91 +172,104 @@ async def async_recv_frames(
     Example:
         See `async_send_frames`.
     """
-    _check(socket, "async_recv_frames", of_asyncio=True)
-    return _opened(socket, await _async_parts(socket, timeout, "async_recv_frames"))
+    return await _recv(socket, timeout, "async_recv_frames")
 
 
-async def _async_parts(socket: Any, timeout: float | None, where: str) -> list[zmq.Frame]:
-    _check_timeout(timeout, where)
-    own = socket.getsockopt(zmq.RCVTIMEO)
-    limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
-    clock = asyncio.get_running_loop().time
-    end = clock() + limit
-    with _reported(where, _RECEIVING, timeout):
-        while True:
-            try:
-                # Without a wait, so that no other task can take parts of this message.
-                parts = _parts(socket, lambda: socket.recv(zmq.NOBLOCK, copy=False).result())
-            except zmq.Again:
-                left = end - clock()
-                if left <= 0:
-                    raise
-                with _waiting(socket, zmq.RCVTIMEO, left if left < math.inf else None, where):
-                    message = socket.poll()
-                await message
-            else:
-                socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
-                return parts
-
-
-# --- both --------------------------------------------------------------------------------------
-
+# --- sockets of both kinds ---------------------------------------------------------------------
 
 MOST_SMALL_FRAMES = 1024
 """Frames that a message may have in addition to one for every `BYTES_PER_FRAME` bytes."""
 
 BYTES_PER_FRAME = 64
 
+_LONGEST = (2**31 - 1) // 1000
+"""Seconds: libzmq counts milliseconds in an int."""
 
-def _parts(socket: Any, receive: Callable[[], zmq.Frame]) -> list[zmq.Frame]:
-    """All parts of the next message. One of too many small ones is taken, and not kept."""
-    # Each part needs hundreds of bytes here, however few it took on the way.
-    parts = [receive()]
-    size = len(parts[0])
-    while socket.getsockopt(zmq.RCVMORE):
-        part = receive()
-        parts.append(part)
-        size += len(part)
-        if len(parts) > MOST_SMALL_FRAMES + size // BYTES_PER_FRAME:
-            found = len(parts)
-            parts.clear()
-            while socket.getsockopt(zmq.RCVMORE):
-                receive()
-                found += 1
-            raise WireFormatError(
-                "frame_count",
-                "frames",
-                f"expected at most {MOST_SMALL_FRAMES} frames, and one more for every "
-                f"{BYTES_PER_FRAME} bytes, found {found} with {size} bytes in those that were read",
-            )
-    return parts
+T = TypeVar("T")
 
 
-def _message(
-    socket: Any, frames: Sequence[Any], envelope: Envelope, where: str
-) -> tuple[list[Any], zmq.MessageTracker]:
-    """All parts to send, and a tracker of when ZeroMQ has finished with them."""
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine on a sync socket, which never has to be awaited."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("awaited a sync socket")
+
+
+async def _send(
+    socket: Any, frames: Sequence[Any], envelope: Envelope, timeout: float | None, where: str
+) -> zmq.MessageTracker:
+    _check(socket, timeout, where)
+    path = f"{where}(envelope)"
     leading = [envelope] if isinstance(envelope, bytes) else list(envelope)
-    for part in leading:
-        if not isinstance(part, bytes):
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}(envelope)",
-                f"expected bytes, or a list of them, found {type(part).__name__}",
-            )
+    if not all(isinstance(part, bytes) for part in leading):
+        found = f"expected bytes, or a list of them, found {brief(envelope)}"
+        raise ArgumentTypeError("bad_type", path, found)
     if socket.type == zmq.ROUTER:
         if not leading:
-            raise ArgumentError(
-                "bad_option",
-                f"{where}(envelope)",
-                "a ROUTER socket requires the identity of the receiving peer, found an empty "
-                "envelope; pass the envelope that recv_frames returned",
-            )
+            expected = "expected the identity of a peer, because this is a ROUTER, found none; "
+            remedy = "pass the envelope that recv_frames returned"
+            raise ArgumentError("bad_option", path, expected + remedy)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # Made here, because send_multipart returns a tracker of the last frame only. With copy=None,
     # pyzmq copies frames below its threshold: tracking such a frame costs more than copying it.
     parts = [zmq.Frame(memoryview(frame), track=True, copy=None) for frame in frames]
-    return [*leading, *parts], zmq.MessageTracker(*parts)
+    full = "the high-water mark reached, or no peer connected; nothing was sent"
+    with _reported(where, timeout, "expected room for a message", full):
+        # pyzmq's asyncio reads the time-out when the call is made, and then runs its own timer.
+        with _waiting(socket, zmq.SNDTIMEO, timeout):
+            sending = socket.send_multipart([*leading, *parts], copy=False)
+        if isawaitable(sending):
+            await sending
+    return zmq.MessageTracker(*parts)
+
+
+async def _recv(socket: Any, timeout: float | None, where: str) -> Received:
+    _check(socket, timeout, where)
+    own = socket.getsockopt(zmq.RCVTIMEO)
+    limit = timeout if timeout is not None else own / 1000 if own >= 0 else math.inf
+    end = time.monotonic() + limit
+    with _reported(where, timeout, "expected a message", "none"):
+        while True:
+            try:
+                # Without a wait, so that no other task can take parts of this message.
+                parts = _parts(socket)
+            except zmq.Again:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise
+                seconds = None if left == math.inf else left
+                with _waiting(socket, zmq.RCVTIMEO, seconds):  # asyncio's poll obeys it, too
+                    ready = socket.poll(None if seconds is None else math.ceil(1000 * seconds))
+                if isawaitable(ready):
+                    await ready
+            else:
+                socket.get(zmq.EVENTS)  # wakes the caller that waits for the next message
+                return _opened(socket, parts)
+
+
+def _parts(socket: Any) -> list[zmq.Frame]:
+    """All parts of the next message. One of too many small ones is taken, and not kept."""
+    parts: list[zmq.Frame] = []
+    size = count = 0
+    while not count or socket.getsockopt(zmq.RCVMORE):
+        part: zmq.Frame = zmq.Socket.recv(socket, zmq.NOBLOCK, copy=False)
+        count, size = count + 1, size + len(part)
+        # Each part needs hundreds of bytes here, however few it took on the way.
+        if count > MOST_SMALL_FRAMES + size // BYTES_PER_FRAME:
+            parts.clear()
+        elif len(parts) == count - 1:
+            parts.append(part)
+    if not parts:
+        raise WireFormatError(
+            "frame_count",
+            "frames",
+            f"expected at most {MOST_SMALL_FRAMES} frames, and one more for every "
+            f"{BYTES_PER_FRAME} bytes, found {count} with {size} bytes",
+        )
+    return parts
 
 
 def _opened(socket: Any, parts: list[zmq.Frame]) -> Received:
@@ -305,39 +293,28 @@ def _begins_message(frame: memoryview) -> bool:
     return frame[1 : 1 + len(_FIRST_KEY)] == _FIRST_KEY or frame[: len(BLOB_MAGIC)] == BLOB_MAGIC
 
 
-_SENDING = (
-    "expected room for a message {}, found the high-water mark reached, or no peer connected; "
-    "nothing was sent: try again, raise timeout, or check that the peer is receiving"
-)
-_RECEIVING = "expected a message {}, found none; raise timeout, or check that the peer is sending"
-
-
 @contextmanager
-def _reported(where: str, text: str, timeout: float | None) -> Iterator[None]:
+def _reported(where: str, timeout: float | None, expected: str, found: str) -> Iterator[None]:
     """Turn pyzmq's errors about the peer into ours; leave those about the socket alone."""
     try:
         yield
     except zmq.Again as error:
         limit = "within the socket's own time-out" if timeout is None else f"within {timeout:g} s"
-        raise TransportTimeoutError("timed_out", f"{where}(socket)", text.format(limit)) from error
+        detail = f"{expected} {limit}, found {found}; raise timeout, or check the peer"
+        raise TransportTimeoutError("timed_out", f"{where}(socket)", detail) from error
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise
-        raise TransportError(
-            "no_peer",
-            f"{where}(envelope)",
-            "expected the identity of a connected peer, found that no such peer is connected: it "
-            "left, or has a different identity. Nothing was sent",
-        ) from error
+        detail = "expected the identity of a connected peer, found another; nothing was sent"
+        raise TransportError("no_peer", f"{where}(envelope)", detail) from error
 
 
 @contextmanager
-def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Iterator[None]:
+def _waiting(socket: Any, option: int, timeout: float | None) -> Iterator[None]:
     """Set the time-out of a socket for one call."""
     if timeout is None:
         yield
         return
-    _check_timeout(timeout, where)
     before = socket.getsockopt(option)
     socket.setsockopt(option, math.ceil(1000 * timeout))
     try:
@@ -347,26 +324,20 @@ def _waiting(socket: Any, option: int, timeout: float | None, where: str) -> Ite
             socket.setsockopt(option, before)
 
 
-def _check_timeout(timeout: Any, where: str) -> None:
+def _check(socket: Any, timeout: Any, where: str) -> None:
+    of_asyncio = where.startswith("async_")
+    if isinstance(socket, zmq.asyncio.Socket) != of_asyncio:
+        other = where.removeprefix("async_") if of_asyncio else f"async_{where}"
+        raise ArgumentTypeError(
+            "bad_type",
+            f"{where}(socket)",
+            f"expected a socket of {'zmq.asyncio.Context' if of_asyncio else 'zmq.Context'}, found "
+            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
+        )
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 <= timeout <= _LONGEST):
         raise ArgumentError(
             "bad_option",
             f"{where}(timeout)",
             f"expected seconds from 0 to {_LONGEST}, or None, found {timeout!r:.80}",
-        )
-
-
-_LONGEST = (2**31 - 1) // 1000
-"""libzmq counts milliseconds in an int."""
-
-
-def _check(socket: Any, where: str, *, of_asyncio: bool) -> None:
-    if isinstance(socket, zmq.asyncio.Socket) != of_asyncio:
-        other = where.removeprefix("async_") if where.startswith("async_") else f"async_{where}"
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(socket)",
-            f"expected a socket of {'zmq.asyncio.Context' if of_asyncio else 'zmq.Context'}, found "
-            f"{type(socket).__module__}.{type(socket).__qualname__}; use {other} for it",
         )
