@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
 from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
+from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import ChosenRows
 from jagcodec.wire.spec import Kind
 from jagcodec.wire.stacked import Frames, Stack, in_message, open_stacks, stacked
@@ -139,7 +140,8 @@ class JoinedRows(ColumnSource):
             if kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, view.row_splits)
             elif kind is Kind.NON_TENSOR_ROWS:
-                columns[name] = _objects(data, view.row_splits)
+                read = _unread if form is As.ITEM else _objects
+                columns[name] = read(data, view.row_splits)
         apart = [name for name, column in columns.items() if column is None]
         if apart:
             columns |= self._apart(apart, chosen)
@@ -223,6 +225,13 @@ def _objects(data: torch.Tensor, row_splits: RowSplits) -> Any:
             ends = row_splits.host[1:].tolist()
             return object_array(documents.unpack_rows(raw, ends, range(len(ends))))
     return None
+
+
+def _unread(data: torch.Tensor, row_splits: RowSplits) -> Documents | list[Any]:
+    """(N,) documents end to end, to be sent on."""
+    raw = data.numpy().tobytes()
+    bounds = pairwise(row_splits.host.tolist())
+    return Documents([raw[start:end] for start, end in bounds]) if row_splits.rows else []
 
 
 def _together(

@@ -129,7 +129,11 @@ def all_gather_rows(
         batch: A TensorDict, a `WireBatch`, a `BatchedDataDict` or a dict of columns, with any
             number of rows, including zero; of the same kind and with the same columns on all
             ranks.
-        group, device, allow_pickle, default, limits: As for `broadcast`.
+        group: As for `broadcast`.
+        device: As for `broadcast`.
+        allow_pickle: As for `broadcast`.
+        default: As for `encode`.
+        limits: As for `broadcast`.
 
     Returns:
         ``concat_rows`` of all batches, in new memory.
