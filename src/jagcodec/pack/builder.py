@@ -14,9 +14,9 @@ import torch
 from jagcodec._arguments import name_set, whole_number
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
-from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows, described, torch_dtype_of
+from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows, described
 from jagcodec.pack.rows import encode_rows, read_dtypes
-from jagcodec.ragged.copy_rows import gathered
+from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.encoder import EncodeOptions
@@ -49,20 +49,13 @@ class _Grown:
         cells = torch.from_numpy(bits)
         return bits if self.dtype in (None, cells.dtype) else cells.view(self.dtype)
 
-    def as_floats(self) -> _Grown:
-        """The column with its ints as float32; an error if one of them is not exact there."""
-        made: Any = cells_of_rows([self.whole()], torch.float32)
-        return replace(self, dtype=torch.float32, chunks=[made.values] if self.tokens else [])
-
 
 def _bits(cells: Any) -> npt.NDArray[Any]:
     """Cells as an array, or as integers of the same bits if numpy does not have the dtype."""
-    if isinstance(cells, np.ndarray):
-        return cells
     try:
-        return np.asarray(cells.numpy())
+        return np.asarray(cells)
     except TypeError:
-        return np.asarray(cells.view(same_width_ints(cells.dtype)).numpy())
+        return np.asarray(cells.view(same_width_ints(cells.dtype)))
 
 
 class RowBuilder:
@@ -90,11 +83,11 @@ class RowBuilder:
     Args:
         dtypes: Dtypes by name, as for `encode_rows`, or the schema of an earlier batch. A torch
             dtype, or the `FieldSchema` of a jagged column, makes a per-token column that is there
-            from the start; `object`, and any other `FieldSchema`, says what a value that is `set`
-            becomes. Columns that are not named are made at their first `append`, and have the
-            dtype of its array or tensor; of Python's numbers int64, float32 and bool. A column of
-            int64 becomes float32 when a float is appended, if every int stays exact. A column that
-            only got empty lists is float32, so name the dtypes of rows that may stay empty.
+            from the start. `object`, and any other `FieldSchema`, is for a value that you `set`.
+            Other columns are made at their first `append`. They have the dtype of its array or
+            tensor; of Python's numbers int64, float32 and bool. A column of int64 becomes float32
+            when a float is appended, if every int stays exact. A column that only got empty lists
+            is float32, so name the dtypes of rows that may stay empty.
         same_length: Names of columns that must have as many tokens as each other after each
             `append`; None for all columns, ``()`` for none.
 
@@ -128,20 +121,17 @@ class RowBuilder:
         return True  # a row without tokens is a row
 
     def __repr__(self) -> str:
-        return (
-            f"RowBuilder(tokens={len(self)}, columns={list(self._columns)}, "
-            f"values={list(self._values)})"
-        )
+        names = f"columns={list(self._columns)}, values={list(self._values)}"
+        return f"RowBuilder(tokens={len(self)}, {names})"
 
     def append(self, /, **columns: Any) -> None:
         """More tokens: a chunk for each column. After an error, nothing was appended.
 
         Args:
-            **columns: Name to chunk: what can be a row of a jagged column for `encode_rows`, such
-                as a list, a numpy array or a tensor of one dim or more, the first being tokens.
-                One number fills as many tokens as the other chunks have, or is one token if all
-                are numbers. A column that is left out gets no tokens, which is an error where
-                others of `same_length` get some.
+            **columns: Name to chunk: a list, a numpy array, a tensor or anything else that can be
+                a row of a jagged column for `encode_rows`; its first dim is tokens. One number
+                fills as many tokens as the other chunks have, or is one token if all are numbers.
+                A column that is left out gets no tokens.
 
         Raises:
             ArgumentError: Columns of `same_length` would differ in their tokens, a chunk has
@@ -157,7 +147,7 @@ class RowBuilder:
             if name in self._values:
                 detail = "expected a per-token column, found a value that was set once for the row"
                 raise ArgumentError("conflict", path, detail)
-            read[name] = _read(self._columns.get(name) or _Grown(), chunk, path, name)
+            read[name] = _read(self._columns.get(name) or _Grown(), chunk, path)
         fill = self._tokens_to_fill(read, where)
         added = {name: fill if n is None else n for name, (_, _, n) in read.items()}
         self._check_lengths(added, where)
@@ -179,9 +169,8 @@ class RowBuilder:
         first, found = next(iter(counted.items()))
         for name, other in counted.items():
             if other != found:
-                detail = f"expected {found} tokens like {first!r}, so that a number can fill as "
-                detail += f"many, found {other}"
-                raise ArgumentError("bad_length", f"{where}({name!r})", detail)
+                detail = f"expected {found} tokens like {first!r}, which a number can fill, found "
+                raise ArgumentError("bad_length", f"{where}({name!r})", f"{detail}{other}")
         return found
 
     def _check_lengths(self, added: Mapping[str, int], where: str) -> None:
@@ -205,9 +194,8 @@ class RowBuilder:
         """Values that the row has once, whatever its tokens: a reward, an answer, a version.
 
         Args:
-            **values: Name to value, which is kept and not copied; in the place of one that was
-                set before. In a message each is what it is as the row of a column for
-                `encode_rows`: a list of numbers is a jagged one.
+            **values: Name to value, which is kept and not copied, and replaces an earlier one. In a
+                message it is the row of a column, as for `encode_rows`.
 
         Raises:
             ArgumentError: The name is that of a per-token column.
@@ -223,7 +211,7 @@ class RowBuilder:
 
         Args:
             tokens: How many, up to ``len(row)``. With a `same_length` of some names the other
-                columns stay as they are; with ``()`` all columns are cut to that many.
+                columns stay unchanged; with ``()`` all columns are cut to that many.
 
         Raises:
             ArgumentError: There are fewer tokens.
@@ -242,8 +230,8 @@ class RowBuilder:
         """What there is so far, by name: a snapshot, which no later call changes.
 
         Returns:
-            Per-token columns as numpy arrays of their own (as tensors, where numpy lacks the
-            dtype), then the values that were set, as they are.
+            Per-token columns as numpy arrays that own their memory (as tensors, where numpy lacks
+            the dtype), then the values that were set, which are not copied.
         """
         return {name: column.cells() for name, column in self._columns.items()} | self._values
 
@@ -251,9 +239,7 @@ class RowBuilder:
         """What there is so far, as a message of one row: a snapshot; appending may go on.
 
         Args:
-            options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
-                `allow_pickle`, `default` (of values), and `meta`, of which the row itself keeps
-                nothing.
+            options: As for `encode`. The row keeps nothing of `meta`.
 
         Returns:
             Frames, those of ``encode_rows([row.to_row()], ...)`` with the `dtypes` of the row.
@@ -302,20 +288,18 @@ class RowBuilder:
                 if leaf.ragged_dim != 1:
                     detail = f"expected tokens along dim 1, found ragged dim {leaf.ragged_dim}"
                     raise ArgumentError("bad_shape", path, detail)
-                cells = _bits(gathered([leaf])[0]).copy()
+                cells = _bits(values_of(leaf)).copy()
                 chunks = [cells] if len(cells) else []
                 row._columns[name] = _Grown(leaf.dtype, True, len(cells), chunks)
                 continue
-            if isinstance(leaf, np.ndarray):
-                value = leaf[0]
-            elif is_non_tensor(leaf):
-                value = rows_of_leaf(leaf, 1)[0]
-            elif schema[name].kind == "tensor":
-                value = contiguous_bits(leaf[0]).clone()
-            else:
+            if is_non_tensor(leaf):
+                leaf = rows_of_leaf(leaf, 1)
+            if schema[name].kind == "tensor":
+                leaf = contiguous_bits(leaf).clone()
+            elif not isinstance(leaf, np.ndarray):
                 detail = f"expected a tensor or a payload, found {type(leaf).__name__}; select the "
                 raise ArgumentTypeError("bad_type", path, detail + "other columns")
-            row._values[name], row._dtypes[name] = value, schema[name]
+            row._values[name], row._dtypes[name] = leaf[0], schema[name]
         row._check_lengths({}, where)
         return row
 
@@ -332,7 +316,7 @@ _Read: TypeAlias = tuple[_Grown, npt.NDArray[Any], int | None]
 """A column, the cells to append to it, and their tokens; None for one number."""
 
 
-def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
+def _read(column: _Grown, chunk: Any, path: str) -> _Read:
     """The cells of a chunk, and the column that they go to, whose dtype they may decide."""
     is_typed = isinstance(chunk, (np.ndarray, np.generic, torch.Tensor))
     if isinstance(chunk, torch.Tensor) and not chunk.is_meta:
@@ -342,12 +326,14 @@ def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
     ints = column.dtype == torch.int64 and not column.is_chosen
     try:
         made: Any = cells_of_rows([chunk], None if ints else column.dtype)
-        if ints and isinstance(made, Rows) and torch_dtype_of(made.values) != torch.int64:
-            if torch_dtype_of(made.values).is_floating_point:
-                column = column.as_floats()
+        if ints and isinstance(made, Rows) and made.dtype != torch.int64:
+            if made.dtype.is_floating_point:  # the ints too, if they stay exact
+                whole: Any = cells_of_rows([column.whole()], torch.float32)
+                chunks = [whole.values] if column.tokens else []
+                column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype)
     except MisfitError as misfit:
-        raise misfit.error(path, name, of_rows=False) from None
+        raise misfit.error(path, of_rows=False) from None
     if not isinstance(made, Rows):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")
@@ -356,5 +342,5 @@ def _read(column: _Grown, chunk: Any, path: str, name: str) -> _Read:
         detail = f"expected tokens of shape {tuple(column.chunks[0].shape[1:])} like those before, "
         raise ArgumentError("bad_shape", path, f"{detail}found {tuple(cells.shape[1:])}")
     if column.dtype is None:
-        column = replace(column, dtype=torch_dtype_of(made.values), is_chosen=is_typed)
+        column = replace(column, dtype=made.dtype, is_chosen=is_typed)
     return column, cells, made.lengths[0] if made.lengths else None

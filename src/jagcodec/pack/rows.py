@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from jagcodec._arguments import check_fields, check_known, check_options, known_names, name_set
 from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.tensor_bytes import plain_array
-from jagcodec.pack.cells import PLAIN_DTYPES, MisfitError, Rows, cells_of_rows
+from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -106,15 +106,14 @@ def encode_rows(
 
     Args:
         rows: As for `pack_rows`.
-        dtypes: As there.
-        same_length: As there.
-        rectangular: As there.
-        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
-            `allow_pickle`, `default` (of payloads), `meta`.
+        dtypes: As for `pack_rows`.
+        same_length: As for `pack_rows`.
+        rectangular: As for `pack_rows`.
+        options: As for `encode`.
 
     Returns:
-        Frames, as `encode` returns them. Of one row that is an array or a tensor of 16 KiB or
-        more, the frame aliases it.
+        Frames, as `encode` returns them. If there is one row, a frame aliases an array or a tensor
+        of 16 KiB or more.
 
     Raises:
         ArgumentError: As from `pack_rows`.
@@ -125,40 +124,24 @@ def encode_rows(
     where = "encode_rows"
     plain = dtypes is None and same_length == rectangular == ()
     if plain and type(rows) is list and len(rows) == 1 and options.keys() <= _OF_META:
-        row = rows[0]
-        if type(row) is dict:
-            check_fields(row, f"{where}(rows), row 0")
-            simple = _ordered_columns(row, where)
-            if simple is not None:
-                values, meta = NO_VALUES, options.get("meta")
-                if meta is not None:
-                    pickles = options.get("allow_pickle", False)
-                    document = meta_document(meta, pickles, options.get("default"))
-                    values = documents.packer().pack([document])
-                return frames_in_order(simple[0], 1, simple[1], values)
+        frames = _frames_of_row(rows[0], where, options)
+        if frames is not None:
+            return frames
     check_options(options, EncodeOptions.__annotations__, "encode_rows(options)")
     columns = _columns(rows, dtypes, same_length, rectangular, where, own=False)
     return frames_of(pending(columns, **options))
 
 
-# The options that leave the columns of a message as they are.
-_OF_META = {"meta", "allow_pickle", "default"}
+# --- columns -----------------------------------------------------------------------------------
 
 
 class _Said(NamedTuple):
-    """What the caller set for a column.
+    """What the caller set for a column."""
 
-    Attributes:
-        dtype: Of its cells; `object` for a column of objects; None for that of the rows.
-        rectangular: Whether sequences are rows of a rectangle.
-        cell_shape: Of the cells of a column without numbers; None if the caller did not set it.
-        jagged: Whether a column without rows is jagged.
-    """
-
-    dtype: Any = None
+    dtype: Any = None  # `object` for a column of objects; None for the dtype of the rows
     rectangular: bool = False
-    cell_shape: tuple[int, ...] | None = None
-    jagged: bool = False
+    cell_shape: tuple[int, ...] | None = None  # if the column has no numbers
+    jagged: bool = False  # if the column has no rows
 
 
 _NOTHING = _Said()
@@ -175,41 +158,39 @@ def _columns(
     columns: dict[str, Any] = {}
     for name, column in given.items():
         how = said.get(name, _NOTHING)
+        path = f"{where}({name!r})"
         made: Any
         if not count:
-            made = _without_rows(how, name, where)
+            made = _without_rows(how, path)
         else:
             try:
                 made = cells_of_rows(column, how.dtype, own=own)
             except MisfitError as misfit:
-                raise misfit.error(f"{where}({name!r})", name) from None
+                raise misfit.error(path) from None
         if type(made) is Rows:
             if made.lengths is not None:
                 lengths[name] = made.lengths
-            made = _column(made, how, splits, f"{where}({name!r})")
+            made = _column(made, how, splits, path)
         columns[name] = made
     if same_length != ():
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _without_rows(said: _Said, name: str, where: str) -> Rows | list[Any] | torch.Tensor:
+def _without_rows(said: _Said, path: str) -> Rows | list[Any]:
     if said.dtype is object:
         return []
     if said.dtype is None or said.cell_shape is None:
-        detail = "expected rows, found none; to make an empty column, describe it with "
-        detail += f"dtypes={{{name!r}: ...}}: a FieldSchema (open_wire(frames).schema), or object"
-        raise ArgumentError("bad_shape", f"{where}({name!r})", detail)
+        detail = "expected rows, found none; describe an empty column with dtypes={...: ...}: "
+        detail += "a FieldSchema (open_wire(frames).schema), or object"
+        raise ArgumentError("bad_shape", path, detail)
     empty = torch.empty((0, *said.cell_shape), dtype=said.dtype)
-    return Rows(empty, ()) if said.jagged else empty
+    return Rows(empty, () if said.jagged else None)
 
 
 def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], path: str) -> Any:
     """The column that cells make; columns of equal row lengths share one `RowSplits`."""
-    values: Any
     values, lengths = made
-    if type(values) is np.ndarray and values.dtype not in PLAIN_DTYPES:
-        values = torch.from_numpy(values)
     if lengths is None:
         return values
     if said.cell_shape and not sum(lengths):
@@ -220,15 +201,15 @@ def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], p
                 expected = f"expected {lengths[0]} items like row 0, since rectangular= names it"
                 raise ArgumentError("bad_length", f"{path}, row {i}", f"{expected}, found {length}")
         return values.reshape(len(lengths), lengths[0], *values.shape[1:])
-    row_splits = splits.get(lengths)
-    if row_splits is None:
-        row_splits = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
-        splits[lengths] = row_splits
-    dtype = PLAIN_DTYPES[values.dtype] if type(values) is np.ndarray else values.dtype
-    return RaggedView(values, dtype, tuple(values.shape), 1, None, row_splits)
+    if lengths not in splits:
+        splits[lengths] = RowSplits.from_lengths(np.array(lengths, dtype=np.int64))
+    return RaggedView(values, made.dtype, tuple(values.shape), 1, None, splits[lengths])
 
 
 # --- one row -----------------------------------------------------------------------------------
+
+# The options that leave the columns of a message unchanged.
+_OF_META = {"meta", "allow_pickle", "default"}
 
 # Python's numbers as cells, and the nodes of such columns.
 _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
@@ -238,10 +219,11 @@ _NUMBERS: dict[type, tuple[struct.Struct, tuple[Any, ...]]] = {
 }
 
 
-def _ordered_columns(
-    row: Mapping[str, Any], where: str
-) -> tuple[tuple[Any, ...], list[InOrder]] | None:
-    """The schema and the columns of a message of one row; None if a value needs `_columns`."""
+def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] | None:
+    """The message of one row, without a walk; None if a value needs `_columns`."""
+    if type(row) is not dict:
+        return None
+    check_fields(row, f"{where}(rows), row 0")
     columns: list[InOrder] = []
     nodes: list[tuple[Any, ...]] = []
     for name, value in row.items():
@@ -264,7 +246,7 @@ def _ordered_columns(
             try:
                 made = cells_of_rows((value,), own=False)
             except MisfitError as misfit:
-                raise misfit.error(f"{where}({name!r})", name) from None
+                raise misfit.error(f"{where}({name!r})") from None
             value = made.values if type(made) is Rows else None
         elif kind is torch.Tensor:
             value = plain_array(value)
@@ -275,19 +257,25 @@ def _ordered_columns(
             return None
         columns.append((value, (shape[0], shape[0], b""), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
-    return (Code.TENSORDICT, 1, tuple(row), *nodes), columns
+    tree = (Code.TENSORDICT, 1, tuple(row), *nodes)
+    values, meta = NO_VALUES, options.get("meta")
+    if meta is not None:
+        pickles = options.get("allow_pickle", False)
+        document = meta_document(meta, pickles, options.get("default"))
+        values = documents.packer().pack([document])
+    return frames_in_order(tree, 1, columns, values)
 
 
 # --- arguments ---------------------------------------------------------------------------------
 
+_IN_LIST = "; put the items of an iterator or a generator into a list"
+
 
 def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     """N, and the N rows of each column."""
-    if type(rows) is list:
-        pass  # as most are
-    elif isinstance(rows, Mapping):
+    if isinstance(rows, Mapping):
         return _of_mapping(rows, where)
-    elif not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
+    if not isinstance(rows, (Sequence, np.ndarray)) or isinstance(rows, (str, bytes)):
         detail = "expected a sequence of samples (mappings) or a mapping of names to rows, found "
         raise ArgumentTypeError("bad_type", f"{where}(rows)", f"{detail}{describe(rows)}{_IN_LIST}")
     if not len(rows):
@@ -296,67 +284,53 @@ def _by_name(rows: Any, dtypes: Any, where: str) -> tuple[int, dict[str, Sequenc
             detail += "with dtypes= (the schema of a WireBatch), or pass names with their rows"
             raise ArgumentError("bad_shape", f"{where}(rows)", detail)
         return 0, dict.fromkeys(dtypes, ())
-    first = rows[0]
-    if type(first) is not dict or len(rows) > 1:
-        _check_samples(rows, where)
-    check_fields(first, f"{where}(rows), row 0")
-    if len(rows) == 1:
-        return 1, {name: (row,) for name, row in first.items()}
-    names = list(first.keys())  # iterating over a TensorDict gives its rows
+    names = _sample_names(rows, where)
     return len(rows), {name: [row[name] for row in rows] for name in names}
 
 
-_IN_LIST = "; put what an iterator or a generator gives into a list"
-
-
-def _check_samples(rows: Sequence[Any], where: str) -> None:
-    """See that every sample is a mapping with the names of the first."""
+def _sample_names(rows: Iterable[Any], where: str) -> list[str]:
+    """The names of the first sample, which are those of every other."""
     names: Any = None
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             detail = f"expected a mapping of names to values, found {describe(row)}"
             raise ArgumentTypeError("bad_type", f"{where}(rows), row {i}", detail)
         if names is None:
+            check_fields(row, f"{where}(rows), row 0")
             names = row.keys()
         elif row.keys() != names:
-            known, found_names = set(names), set(row.keys())
-            lacking = [name for name in names if name not in found_names]
-            name = brief(lacking[0] if lacking else next(iter(found_names - known)))
+            lacking = [name for name in names if name not in set(row.keys())]
+            name = brief([*lacking, *set(row.keys()).difference(names)][0])
             found = f"found a sample {'without' if lacking else 'with'} {name}"
             detail = f"expected the names of row 0, {found}"
             raise ArgumentKeyError("no_such_field", f"{where}({name}), row {i}", detail)
+    return list(names)
 
 
 def _of_mapping(rows: Mapping[str, Any], where: str) -> tuple[int, dict[str, Sequence[Any]]]:
     check_fields(rows, f"{where}(rows)")
-    count: int | None = None
-    first = ""
-    given: dict[str, Sequence[Any]] = {}
-    for name, column in rows.items():
-        if type(column) is not list:
-            column = _listed(column, f"{where}({name!r})")
-        if count is None:
-            count, first = len(column), name
-        elif len(column) != count:
+    given = {name: _listed(column, f"{where}({name!r})") for name, column in rows.items()}
+    first, count = next(((name, len(column)) for name, column in given.items()), ("", 0))
+    for name, column in given.items():
+        if len(column) != count:
             detail = f"expected {count} rows like {first!r}, found {len(column)}"
             raise ArgumentError("row_mismatch", f"{where}({name!r})", detail)
-        given[name] = column
-    return count or 0, given
+    return count, given
 
 
 def _listed(column: Any, path: str) -> Sequence[Any]:
     """The rows of a column."""
-    if isinstance(column, tuple):
+    if isinstance(column, (list, tuple)):
         return column
-    if isinstance(column, (np.ndarray, torch.Tensor)):
-        if isinstance(column, torch.Tensor):
-            strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
-            if strided and column.dim():
-                return list(column.detach().unbind())
-        elif column.ndim:
-            return list(column)
+    if isinstance(column, torch.Tensor):
+        strided = is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
+        if strided and column.dim():
+            return list(column.detach().unbind())
     elif is_non_tensor(column) and column.batch_dims:
         return list(rows_of_leaf(column, column.batch_size[0]))
+    elif isinstance(column, np.ndarray):
+        if column.ndim:
+            return list(column)
     elif isinstance(column, Sequence) and not isinstance(column, (str, bytes, bytearray)):
         return list(column)
     detail = f"expected a list, tuple, array or tensor of N rows, found {describe(column)}"
@@ -379,7 +353,7 @@ def _said(
 
 
 def read_dtypes(dtypes: Any, path: str) -> dict[str, _Said]:
-    """What `dtypes` says about each column it names."""
+    """What `dtypes` sets for each column it names."""
     if not isinstance(dtypes, Mapping):
         detail = f"expected a dict of names to dtypes, found {describe(dtypes)}"
         raise ArgumentTypeError("bad_type", path, detail)
@@ -396,37 +370,34 @@ def _said_of(dtype: Any, path: str) -> _Said:
     if not isinstance(dtype, FieldSchema):
         detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
         raise ArgumentTypeError("bad_type", path, detail)
-    if dtype.kind == "object":
+    kind, shape = dtype.kind, dtype.shape
+    cell: Any
+    if kind == "object":
         return _Said(object)
-    if dtype.kind == "jagged" and dtype.shape is not None and dtype.shape[1] is None:
-        cell: Any = dtype.shape[2:]
+    if kind == "jagged" and shape is not None and shape[1] is None:
+        cell = shape[2:]
         return _Said(dtype.dtype, cell_shape=cell, jagged=True)
-    if dtype.kind == "tensor" and dtype.shape is not None:
-        cell = dtype.shape[1:]
-        return _Said(dtype.dtype, rectangular=len(dtype.shape) > 1, cell_shape=cell)
-    detail = f"expected the schema of a column that rows can make, found {dtype.kind!r}"
+    if kind == "tensor" and shape is not None:
+        cell = shape[1:]
+        return _Said(dtype.dtype, rectangular=len(shape) > 1, cell_shape=cell)
+    detail = f"expected the schema of a column that rows can make, found {kind!r}"
     raise ArgumentError("bad_type", path, detail)
 
 
 def _check_lengths(
-    same_length: Any,
-    lengths: Mapping[str, tuple[int, ...]],
-    columns: Mapping[str, Any],
-    where: str,
+    same_length: Any, lengths: Mapping[str, tuple[int, ...]], columns: Mapping[str, Any], where: str
 ) -> None:
-    """See that the rows of the named columns are as long as each other."""
+    """Check that the rows of the named columns are as long as each other."""
     path = f"{where}(same_length)"
     names = same_length if isinstance(same_length, (list, tuple)) else name_set(same_length, path)
     named = known_names([*dict.fromkeys(names)], columns, path)
     for name in named:
         if name not in lengths:
-            column = columns[name]
-            found = "Python objects" if isinstance(column, list) else "one number per row"
+            found = "Python objects" if isinstance(columns[name], list) else "one number per row"
             detail = f"expected columns of sequences, found {found} in {name!r}"
             raise ArgumentTypeError("bad_type", path, detail)
         expected, found_lengths = lengths[named[0]], lengths[name]
-        if found_lengths == expected:
-            continue
-        row = next(i for i, length in enumerate(expected) if length != found_lengths[i])
-        detail = f"expected {expected[row]} items like {named[0]!r}, found {found_lengths[row]}"
-        raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
+        if found_lengths != expected:
+            row = next(i for i, length in enumerate(expected) if length != found_lengths[i])
+            detail = f"expected {expected[row]} items like {named[0]!r}, found {found_lengths[row]}"
+            raise ArgumentError("bad_length", f"{where}({name!r}), row {row}", detail)
