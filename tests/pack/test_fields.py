@@ -218,7 +218,7 @@ def test_lists_of_what_can_only_be_objects_are_rows(rows):
     td = both(columns, lengths=[1, 3], token_aligned_fields=["ids"])
     assert_same(td.get("info").tolist(), list(rows))
     columns["info"] = rows[:1]
-    with pytest.raises(ArgumentError, match="expected 2 rows, one per length, found 1"):
+    with pytest.raises(ArgumentError, match=r"expected 2 rows, .*found 1"):
         encode_fields(columns, lengths=[1, 3], token_aligned_fields=["ids"])
 
 

@@ -226,7 +226,12 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [1, "x"]}, {}, ArgumentTypeError, "row 1: .*'x'"),
     ({"x": ["x", 1]}, {}, ArgumentTypeError, "row 1: .*an object, as str in row 0"),
     ({"x": [["x"], [1]]}, {}, ArgumentTypeError, "row 1: .*object"),
-    ({"x": [["a", None], [1, 2]]}, {}, ArgumentTypeError, "row 1: .* as list in row 0, found \\[1, 2\\]"),
+    (
+        {"x": [["a", None], [1, 2]]},
+        {},
+        ArgumentTypeError,
+        "row 1: .* as list in row 0, found \\[1, 2\\]",
+    ),
     ({"x": [1, [2]]}, {}, ArgumentError, "'x'.*row 1: expected shape"),
     ({"x": [[], []]}, {}, ArgumentError, "'x'.*dtypes="),
     ({"x": [[1], [2, 3]]}, {"rectangular": ["x"]}, ArgumentError, "row 1: .*rectangular"),

@@ -15,104 +15,72 @@ from jagcodec.memory.tensor_bytes import as_words, to_device
 from jagcodec.ragged.row_splits import RowSplits
 
 
-def warn(path: str, detail: str) -> None:
+def _warn(path: str, detail: str) -> None:
     """Warn at the line outside the library that called into it; Python does so once per line.
 
     The text must not vary from batch to batch, because Python counts another text as another
     warning.
     """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(
+        "jagcodec."
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"{path}: {detail}", JagcodecWarning, stacklevel=level)
 
 
-def _is_ours(module: Any) -> bool:
-    return isinstance(module, str) and (module == "jagcodec" or module.startswith("jagcodec."))
-
-
 def warn_of_rectangle(path: str) -> None:
     """Warn of a column that was named, and cannot be packed."""
-    warn(
-        path,
-        "stays rectangular although you named it as per-token, because its rows or its width do "
-        "not fit the lengths or the mask",
-    )
+    detail = "stays rectangular although you named it as per-token, because its rows or its width "
+    _warn(path, detail + "do not fit the lengths or the mask")
 
 
-def refuse_rectangle(
+def refused_rectangle(
     shape: tuple[int, ...], expected: tuple[Any, Any] | None, path: str
 ) -> ArgumentError:
     """The error for a column that was named, and is not (rows, width, ...) as `expected`."""
     if expected is None:
-        return ArgumentError(
-            "bad_option", path, "expected lengths or a mask to pack it by, found neither"
-        )
-    detail = (
-        f"expected a per-token column ({expected[0]}, {expected[1]}, ...), found shape {shape}; if "
-        "it does not hold one value per token, leave it out of token_aligned_fields"
-    )
+        detail = "expected lengths or a mask to pack it by, found neither"
+        return ArgumentError("bad_option", path, detail)
+    detail = f"expected a per-token column ({expected[0]}, {expected[1]}, ...), found shape {shape}"
+    detail += "; if it does not hold one value per token, leave it out of token_aligned_fields"
     return ArgumentError("bad_shape", path, detail)
 
 
-def look_after_rows(array: npt.NDArray[Any] | None, row_splits: RowSplits, path: str) -> bool:
-    """Warn if a rectangle that is packed does not look padded.
-
-    Returns whether it says so, as only integers on the CPU do: its `plain_array` holds some.
-    """
-    if array is None or array.dtype.kind not in "iu":
-        return False
-    if _differ_after_rows(array, row_splits):
-        warn(
-            path,
-            "cells after rows are left out, and they do not look like padding: the first and the "
-            "last of a row differ. Did you pass prompt or response lengths for a column of both? "
-            "strict=True names the row",
-        )
-    return True
-
-
-def _differ_after_rows(array: npt.NDArray[Any], row_splits: RowSplits) -> bool:
-    """Whether the first cell after a row of an array (N, S, ...) and the last of its width differ.
-
-    No other cells are read.
-    """
-    rows, width = row_splits.rows, array.shape[1]
-    last = width - 1
+def warn_of_leftovers(array: npt.NDArray[Any], row_splits: RowSplits, path: str) -> None:
+    """Warn if integers (N, S, ...) that are packed do not look padded; reads two cells per row."""
+    rows, last = row_splits.rows, array.shape[1] - 1
     if row_splits.min >= last or not array.size:
-        return False
+        return
     if rows <= _FEW_ROWS and array.ndim == 2:  # for which numpy would take longer
-        item = array.item
-        for i, length in enumerate(row_splits.lengths.tolist()):
-            if length < last and item(i * width + length) != item(i * width + last):
-                return True
-        return False
-    after = np.minimum(row_splits.lengths, last)
-    return bool((array[np.arange(rows), after] != array[:, last]).any())
+        item, width = array.item, last + 1
+        differ = any(
+            length < last and item(i * width + length) != item(i * width + last)
+            for i, length in enumerate(row_splits.lengths.tolist())
+        )
+    else:
+        after = np.minimum(row_splits.lengths, last)
+        differ = bool((array[np.arange(rows), after] != array[:, last]).any())
+    if differ:
+        detail = "cells after rows are left out, and they do not look like padding: the first and "
+        detail += "the last of a row differ. Did you pass prompt or response lengths for a column "
+        _warn(path, detail + "of both? strict=True names the row")
 
 
 _FEW_ROWS = 16
 
 
 def check_pads(columns: list[tuple[str, torch.Tensor]], valid: npt.NDArray[np.bool_]) -> None:
-    """Refuse a batch if no column has the same bits in all cells that are not valid.
+    """Refuse integers (N, S, ...) if in each column the cells that are not `valid` differ.
 
-    Args:
-        columns: Path and rectangle (N, S, ...) of each per-token column of integers.
-        valid: (N, S) or narrower: which cells are packed; further cells are not.
-
-    Raises:
-        ArgumentError: There are columns, and in each of them such cells differ. It names the first
-            column, and its first row with another cell.
+    `valid` may be narrower than the columns; further cells are not packed. The error names the
+    first column, and its first row with another cell.
     """
-    uneven = [(path, row) for path, column in columns for row in [_uneven_row(column, valid)]]
-    if uneven and all(row is not None for _, row in uneven):
-        path, row = uneven[0]
-        detail = (
-            "expected one constant in all cells past row ends, in at least one column of "
-            "integers, found others; did you pass prompt or response lengths for a column of both?"
-        )
-        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
+    rows = [_uneven_row(column, valid) for _, column in columns]
+    if None not in rows:
+        detail = "expected one constant in all cells past row ends, in at least one column of "
+        detail += "integers, found others; did you pass prompt or response lengths for a column "
+        raise ArgumentError("bad_length", f"{columns[0][0]}, row {rows[0]}", detail + "of both?")
 
 
 def _uneven_row(column: torch.Tensor, valid: npt.NDArray[np.bool_]) -> int | None:

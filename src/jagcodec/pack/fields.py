@@ -10,20 +10,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from jagcodec._arguments import (
-    check_fields,
-    check_known,
-    check_options,
-    check_rectangle,
-    name_set,
-)
+from jagcodec._arguments import check_fields, check_known, check_options, check_rectangle, name_set
 from jagcodec.errors import ArgumentError, ArgumentTypeError
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_arrays
+from jagcodec.pack.cells import described
 from jagcodec.pack.checks import (
     check_pads,
-    look_after_rows,
-    refuse_rectangle,
+    refused_rectangle,
+    warn_of_leftovers,
     warn_of_rectangle,
 )
 from jagcodec.pack.mask import read_mask
@@ -108,29 +103,22 @@ def pack_jagged_fields(
     )
 
 
+class _FieldOptions(EncodeOptions, total=False):
+    lengths: Lengths | None
+    token_aligned_fields: Iterable[str] | None
+    mask: torch.Tensor | str | None
+    strict: bool
+
+
 @overload
 def encode_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None = ...,
-    token_aligned_fields: Iterable[str] | None = ...,
-    mask: torch.Tensor | str | None = ...,
-    out: None = ...,
-    strict: bool = ...,
-    **options: Unpack[EncodeOptions],
+    fields: Mapping[str, Any], *, out: None = ..., **options: Unpack[_FieldOptions]
 ) -> list[Frame]: ...
 
 
 @overload
 def encode_fields(
-    fields: Mapping[str, Any],
-    *,
-    lengths: Lengths | None = ...,
-    token_aligned_fields: Iterable[str] | None = ...,
-    mask: torch.Tensor | str | None = ...,
-    out: Target,
-    strict: bool = ...,
-    **options: Unpack[EncodeOptions],
+    fields: Mapping[str, Any], *, out: Target, **options: Unpack[_FieldOptions]
 ) -> int: ...
 
 
@@ -158,13 +146,12 @@ def encode_fields(
 
     Args:
         fields: As for `pack_jagged_fields`.
-        lengths: As there.
-        token_aligned_fields: As there.
-        mask: As there; rows that are one run of cells each are not copied before they are written.
+        lengths: As for `pack_jagged_fields`.
+        token_aligned_fields: As for `pack_jagged_fields`.
+        mask: As for `pack_jagged_fields`. Rows with holes are copied before they are written.
         out: As for `encode`.
         strict: As for `pack_jagged_fields`.
-        options: As for `encode`: `narrow`, `elide`, `compress`, `checksum`,
-            `allow_pickle`, `default` (of payloads), `meta`.
+        options: As for `encode`.
 
     Returns:
         Frames, as `encode` returns them; with `out` the bytes written to it. Rectangular columns
@@ -196,7 +183,7 @@ def _columns(
     where: str,
     strict: bool,
 ) -> Columns:
-    """Checked columns: tensors, `RaggedView`s of the rectangles to be packed, lists of N objects.
+    """Checked columns: tensors, arrays over them, `RaggedView`s of packed rows, lists of objects.
 
     Nothing of them is read but the lengths or the mask, and cells after rows: two per row of the
     first column of integers, with `strict` all of every column of integers.
@@ -222,22 +209,17 @@ def _columns(
     if masked is not None:
         least = most = masked.valid.shape[1]
     elif row_splits is not None:
-        least = most = row_splits.max
-        if named is not None:
-            most = sys.maxsize
+        least, most = row_splits.max, row_splits.max if named is None else sys.maxsize
     columns: dict[str, Any] = {}
-    rectangles: list[tuple[str, tuple[int, ...]]] = []  # that were named, and are not packed
-    integers: list[tuple[str, torch.Tensor]] = []  # whose cells after rows `strict` looks at
+    stay: list[str] = []  # rectangles that were named, and are not packed
+    integers: list[tuple[str, torch.Tensor]] = []  # whose cells after rows `strict` compares
     looked = masked is not None  # at cells after rows
-    shape: tuple[int, ...]
     arrays = plain_arrays(fields.values())
     for (name, column), array in zip(fields.items(), arrays, strict=True):
-        if array is not None and array.ndim and len(array) == rows:
-            shape = array.shape
-        else:
-            like = "one per length" if lengths is not None else "like the others"
-            rows = check_rows(column, rows, like, f"{where}({name!r})")
-            if array is None and not isinstance(column, torch.Tensor):
+        shape: tuple[int, ...] = () if array is None else array.shape
+        if not shape or shape[0] != rows:
+            rows = _check_rows(column, rows, f"{where}({name!r})")
+            if not isinstance(column, torch.Tensor):
                 columns[name] = column if is_non_tensor(column) else list(column)
                 continue
             shape = () if is_jagged(column) else tuple(column.shape)
@@ -249,105 +231,88 @@ def _columns(
         ):
             columns[name] = column if array is None else array
             if named is not None and name in named and len(shape) > 1:
-                rectangles.append((name, shape))
+                stay.append(name)
             continue
         path = f"{where}({name!r})"
         if strict:
             if column.dtype in LENGTH_DTYPES:
                 integers.append((path, column))
-        elif not looked:
-            looked = look_after_rows(array, row_splits, path)
+        elif not looked and array is not None and array.dtype.kind in "iu":
+            warn_of_leftovers(array, row_splits, path)
+            looked = True
         rectangle = column.detach() if array is None else column
         view = rows_of_rectangle(rectangle, row_splits, path, array)
         columns[name] = view if masked is None else masked.rows(view)
-    if strict and row_splits is not None and integers:
+    if integers and row_splits is not None:
         valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
         check_pads(integers, valid if masked is None else masked.valid)
-    for name, shape in rectangles:
+    for name in stay:
         path = f"{where}({name!r})"
         if strict:
-            width = least if least == most else f"{least} or more"
-            raise refuse_rectangle(shape, None if row_splits is None else (rows, width), path)
+            width = str(least) if least == most else f"{least} or more"
+            found = tuple(fields[name].shape)
+            raise refused_rectangle(found, None if row_splits is None else (rows, width), path)
         if row_splits is not None:
             warn_of_rectangle(path)
     return Columns(rows or 0, columns)
 
 
-def check_rows(column: Any, rows: int | None, like: str, path: str) -> int:
-    """The number of rows of a column: `rows` where that is known, `like` saying from where.
-
-    Raises:
-        ArgumentError: It has another number of rows, or no rows at all.
-        ArgumentTypeError: It is neither a tensor, nor an object array, nor a list of strings,
-            bytes, dicts and None, nor payloads as a TensorDict holds them.
-    """
-    found = _rows(column, path)
+def _check_rows(column: Any, rows: int | None, path: str) -> int:
+    """The number of rows of a column, if it can be one, and has as many as the others."""
+    found = _row_count(column, path)
     if rows is not None and found != rows:
-        raise ArgumentError("row_mismatch", path, f"expected {rows} rows, {like}, found {found}")
+        expected = f"expected {rows} rows, as the lengths or the other columns have"
+        raise ArgumentError("row_mismatch", path, f"{expected}, found {found}")
     return found
 
 
-_REMEDY = (
-    "use torch.from_numpy for an array of numbers, stack_or_nest for a list of tensors, and for "
-    "anything else an (N,) array: column = numpy.empty(N, dtype=object); column[i] = row i"
-)
-
-
 _OBJECTS = frozenset((str, bytes, dict, type(None)))
-"""Of a list of these each item can only be the object of a row."""
+"""A list of these holds one object per row: none of them can be cells."""
 
 
-def _rows(column: Any, path: str) -> int:
+def _row_count(column: Any, path: str) -> int:
     if isinstance(column, np.ndarray) and column.dtype == object and column.ndim == 1:
         return len(column)
     if type(column) is list and all(type(row) in _OBJECTS for row in column):
         return len(column)
     if is_non_tensor(column) and column.batch_dims:
         return int(column.batch_size[0])
-    if isinstance(column, torch.Tensor) and (
-        is_jagged(column) or (column.layout is torch.strided and not column.is_nested)
-    ):
-        if column.is_quantized:
+    if isinstance(column, torch.Tensor):
+        if not is_jagged(column):
             check_rectangle(column, path)
         if column.dim() == 0:
             raise ArgumentError("bad_shape", path, "expected (N, ...), found a 0-d tensor")
         return int(column.shape[0])
-    found = type(column).__name__
-    if isinstance(column, np.ndarray):
-        found = f"an array of dtype {column.dtype} and shape {column.shape}"
-    elif is_non_tensor(column):
-        found = f"a {found} without batch dims"
-    elif isinstance(column, torch.Tensor):
-        found = f"a {'nested' if column.is_nested else ''} tensor of layout {column.layout}"
+    found = f"{described(column)}{' without batch dims' if is_non_tensor(column) else ''}"
     detail = "expected a tensor, an (N,) object array, a list of N strings, bytes, dicts and None, "
-    detail += f"or payloads as a TensorDict holds them, found {found}; {_REMEDY}"
+    detail += f"or payloads as a TensorDict holds them, found {found}; use torch.from_numpy for an "
+    detail += "array of numbers, stack_or_nest for a list of tensors, and for anything else an "
+    detail += "(N,) array: column = numpy.empty(N, dtype=object); column[i] = row i"
     raise ArgumentTypeError("bad_type", path, detail)
 
 
 def tensordict_of(columns: Columns, where: str) -> TensorDict:
-    """Checked columns as a TensorDict.
+    """Checked columns as a TensorDict, whose columns of equal rows share one offsets tensor.
 
-    Rows that are apart are copied, all of them into one block; other cells are aliased. Columns of
-    equal rows share one offsets tensor.
+    Rows that are apart are copied, all of them into one block; other cells are aliased.
     """
     pool = RowSplitsPool()
     leaves = {
         name: view_of(column, f"{where}({name!r})", pool) if is_jagged(column) else column
         for name, column in columns.columns.items()
     }
-    views = [leaf for leaf in leaves.values() if isinstance(leaf, RaggedView)]
-    copied = iter(gathered(view for view in views if not _is_whole(view)))
+    apart = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, RaggedView) and leaf.starts is not None
+    }
+    copied = dict(zip(apart, gathered(apart.values()), strict=True))
     for name, leaf in leaves.items():
         if isinstance(leaf, RaggedView):
-            values = values_of(leaf) if _is_whole(leaf) else next(copied)
+            values = copied[name] if name in copied else values_of(leaf)
             leaves[name] = nested_tensor(values, pool.unique(leaf.row_splits), leaf.ragged_dim)
         elif isinstance(leaf, list):
             leaves[name] = leaf_of_rows(leaf)
         elif isinstance(leaf, (torch.Tensor, np.ndarray)):
             leaves[name] = contiguous_bits(torch.as_tensor(leaf))
     return batch_of(leaves, columns.rows)
-
-
-def _is_whole(view: RaggedView) -> bool:
-    """Whether the rows are end to end."""
-    return view.starts is None

@@ -19,19 +19,13 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 
 
 class Mask(NamedTuple):
-    """The valid cells of N rows of S cells.
+    """The valid cells of N rows of S cells."""
 
-    Attributes:
-        valid: (N, S) where they are.
-        row_splits: How many each row has.
-        first: (N,) the first in each row; None if it is cell 0 in every row.
-        runs: (N, K) how long each of the K runs is that a row consists of, if a row has holes;
-            `first` is (N, K) then.
-    """
-
-    valid: npt.NDArray[np.bool_]
-    row_splits: RowSplits
-    first: IntArray | None
+    valid: npt.NDArray[np.bool_]  # (N, S) where they are
+    row_splits: RowSplits  # how many each row has
+    first: IntArray | None  # (N,) the first in each row; None if it is cell 0 in every row
+    # (N, K) how long each of the K runs is that a row consists of, if one has holes; `first` is
+    # (N, K) then.
     runs: IntArray | None
 
     def rows(self, view: RaggedView) -> RaggedView:
@@ -46,13 +40,7 @@ class Mask(NamedTuple):
 
 
 def read_mask(mask: Any, fields: Mapping[str, Any], where: str) -> Mask:
-    """A mask (N, S), or the column of this name; one device sync, none for a CPU tensor.
-
-    Raises:
-        ArgumentError: It is not (N, S), or holds more than 0 and 1; the row is named.
-        ArgumentKeyError: It names no column.
-        ArgumentTypeError: It does not hold booleans or integers.
-    """
+    """A mask (N, S), or the column of this name; one device sync, none for a CPU tensor."""
     path = f"{where}(mask)"
     if isinstance(mask, str):
         if mask not in fields:
@@ -72,10 +60,10 @@ def read_mask(mask: Any, fields: Mapping[str, Any], where: str) -> Mask:
         raise ArgumentError("bad_shape", path, f"{expected} shape {mask.shape}")
     valid: npt.NDArray[np.bool_] = mask != 0
     if mask.dtype.kind != "b":
-        wrong = (valid & (mask != 1)).any(axis=1)
-        if wrong.any():
-            row = int(wrong.argmax())
-            found = mask[row][(mask[row] != 0) & (mask[row] != 1)][0]
+        wrong = np.argwhere(valid & (mask != 1))
+        if len(wrong):
+            row, cell = wrong[0].tolist()
+            found = mask[row, cell]
             raise ArgumentError("bad_option", f"{path}, row {row}", f"{expected} {found}")
     return _mask_of(valid)
 

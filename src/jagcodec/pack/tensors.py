@@ -17,7 +17,7 @@ from jagcodec._arguments import check_rectangle
 from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
-from jagcodec.pack.checks import look_after_rows, warn_of_rectangle
+from jagcodec.pack.checks import warn_of_leftovers, warn_of_rectangle
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, parts_of, read_rows, view_of_parts
 from jagcodec.ragged.row_splits import Lengths, RowSplits, RowSplitsPool
@@ -93,9 +93,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         >>> maybe_pack_jagged(torch.ones(2, 4), torch.tensor([1, 3])).is_nested
         False
     """
-    where = "maybe_pack_jagged"
-    row_splits = read_rows(lengths, f"{where}(lengths)")
-    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=True)
+    return _pack_or_keep(val, lengths, "maybe_pack_jagged", exact_width=True)
 
 
 def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
@@ -124,9 +122,7 @@ def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         >>> pack_per_token_field(torch.ones(2), torch.tensor([1, 3])).shape
         torch.Size([2])
     """
-    where = "pack_per_token_field"
-    row_splits = read_rows(lengths, f"{where}(lengths)")
-    return _pack_or_keep(val, row_splits, f"{where}(val)", exact_width=False)
+    return _pack_or_keep(val, lengths, "pack_per_token_field", exact_width=False)
 
 
 def stack_or_nest(
@@ -180,11 +176,11 @@ def stack_or_nest(
         return torch.stack(tensors)
     if ragged_dim is not None:
         if dim not in (None, ragged_dim - 1) or not 1 <= ragged_dim <= len(shapes[0]):
-            detail = (
-                f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
-                f"{shapes[0]} and {next((s for s in shapes if s != shapes[0]), shapes[0])}"
+            other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+            detail = f"expected rows that differ in dim {ragged_dim - 1} alone, found shapes "
+            raise ArgumentError(
+                "bad_shape", f"{where}(ragged_dim)", f"{detail}{shapes[0]} and {other}"
             )
-            raise ArgumentError("bad_shape", f"{where}(ragged_dim)", detail)
         dim = ragged_dim - 1
     dim = dim or 0
     if not shapes[0]:
@@ -242,7 +238,10 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     """
     where = "response_from_nested"
     for name, value in (("full", full), ("response_mask", response_mask)):
-        _check_jagged(value, f"{where}({name})")
+        if not is_jagged(value):
+            detail = f"expected a jagged tensor, found {describe(value)}; pack it with "
+            detail += "to_nested_by_length, or stack_or_nest(..., always_nest=True)"
+            raise ArgumentTypeError("bad_type", f"{where}({name})", detail)
     parts, mask_parts = parts_of(full, detach=False), parts_of(response_mask)
     copies = HostCopies()  # so that a device is waited for once
     numbers = (parts.offsets, parts.lengths, mask_parts.offsets, mask_parts.lengths)
@@ -276,23 +275,15 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
     return nested_tensor(values_of(responses_in_place), mask.row_splits)
 
 
-def _check_jagged(value: Any, path: str) -> None:
-    if not is_jagged(value):
-        detail = (
-            f"expected a jagged tensor, found {describe(value)}; "
-            "pack it with to_nested_by_length, or stack_or_nest(..., always_nest=True)"
-        )
-        raise ArgumentTypeError("bad_type", path, detail)
-
-
 def _pack(padded: torch.Tensor, row_splits: RowSplits, path: str) -> torch.Tensor:
     """(N, S, ...) -> jagged. Checks the lengths against S, and nothing else."""
     view = rows_of_rectangle(padded, row_splits, path, plain_array(padded))
     return nested_tensor(values_of(view), row_splits)
 
 
-def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bool) -> torch.Tensor:
+def _pack_or_keep(val: Any, lengths: Lengths, where: str, *, exact_width: bool) -> torch.Tensor:
     """The rules of `maybe_pack_jagged` (`exact_width`) and of `pack_per_token_field`."""
+    row_splits, path = read_rows(lengths, f"{where}(lengths)"), f"{where}(val)"
     if is_jagged(val):
         detached: torch.Tensor = val.detach()
         return detached
@@ -300,7 +291,9 @@ def _pack_or_keep(val: Any, row_splits: RowSplits, path: str, *, exact_width: bo
     widest = row_splits.max if exact_width else sys.maxsize
     fits = val.dim() > 1 and len(val) == row_splits.rows
     if fits and row_splits.max <= val.shape[1] <= widest:
-        look_after_rows(plain_array(val), row_splits, path)
+        array = plain_array(val)
+        if array is not None and array.dtype.kind in "iu":
+            warn_of_leftovers(array, row_splits, path)
         return _pack(val.detach(), row_splits, path)
     if val.dim() > 1 and not exact_width:
         warn_of_rectangle(path)
