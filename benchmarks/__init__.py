@@ -34,5 +34,5 @@ frame per row is what the per-row encoder makes of jagged columns; batches of fe
 best. Lengths are long-tailed: if every row is equally long, padded formats win, and the shapes
 ``512x1536@0.1`` to ``@1`` show where.
 
-`before`, `before_worker` and `before_values` compare an earlier revision with the working tree.
+`before` and `before_values` compare an earlier revision with the working tree.
 """

@@ -62,12 +62,7 @@ KINDS = ("verl", "images", "demo", "noise", "experts", "text")
 
 
 class Made(NamedTuple):
-    """A batch.
-
-    Attributes:
-        value: The value that is encoded.
-        options: Those of `OPTIONS`, or others that suit this batch.
-    """
+    """A batch, and the options that suit it."""
 
     value: TensorDict
     options: dict[str, Option]
@@ -108,11 +103,7 @@ def measured(batch: str, made: Made, seconds: float) -> dict[str, Any]:
 
 
 def verify(value: TensorDict, frames: Sequence[Any], what: str) -> None:
-    """Make sure that a message gives every value back, bit for bit, by both ways to read it.
-
-    Raises:
-        SystemExit: It does not.
-    """
+    """Make sure that a message gives every value back, bit for bit, by both ways to read it."""
     check(is_same(decode(frames), value), f"{what}: decode")
     check(is_same(materialize(frames), materialize(value)), f"{what}: materialize")
 

@@ -39,11 +39,7 @@ def provenance() -> dict[str, Any]:
 
 
 def require_committed_source() -> None:
-    """Make sure that the tree of src/ in a record is the code that was measured.
-
-    Raises:
-        SystemExit: src/ differs from the last commit.
-    """
+    """Make sure that the tree of src/ in a record is the code that was measured."""
     changed = _git("status", "--porcelain", "--", "src")
     if changed:
         raise SystemExit(f"a record names the commit: commit these files first\n{changed}")
@@ -78,11 +74,7 @@ def quieted() -> None:
 
 
 def run_python(code: str, *arguments: Any) -> Any:
-    """What this code prints last, as JSON, in a process tree of its own.
-
-    Raises:
-        SystemExit: It failed; its own error is on stderr.
-    """
+    """What this code prints last, as JSON, in a process tree of its own."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(

@@ -86,11 +86,7 @@ def summary(ms: Mapping[str, Sequence[float]], ratios: Sequence[Ratio]) -> dict[
 
 
 def check(holds: bool, what: str) -> None:
-    """Make sure that a result is right.
-
-    Raises:
-        SystemExit: It is wrong.
-    """
+    """Make sure that a result is right."""
     if not holds:
         raise SystemExit(f"VERIFICATION FAILED: {what}")
 

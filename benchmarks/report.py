@@ -3,7 +3,6 @@
 ``python -m benchmarks.report`` writes every table of the pages from the records: the text between
 ``<!-- measured: NAME -->`` and ``<!-- end -->`` is replaced by the table of that name. So no figure
 is copied by hand. The picture of the README is drawn from the same record.
-``python -m benchmarks.report --check`` fails if a record is not of the source that is checked out.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,15 +77,10 @@ def record(program: str) -> dict[str, Any]:
 def rewrite(page: Path, made: Mapping[str, str]) -> None:
     """Put tables where the page's markers name them."""
     page.write_text(rewritten(page.read_text(), made))
-    print(f"written: {page}")
 
 
 def rewritten(page: str, made: Mapping[str, str]) -> str:
-    """A page with its marked tables replaced.
-
-    Raises:
-        KeyError: A marker names no table.
-    """
+    """A page with its marked tables replaced."""
     return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page)
 
 
@@ -104,17 +97,6 @@ def write_pages() -> None:
     for page in PAGES:
         rewrite(page, made)
     PICTURE.write_text(picture(record("bench")))
-
-
-def main(arguments: Sequence[str]) -> int:
-    if arguments != ["--check"]:
-        write_pages()
-        return 0
-    source = machine.provenance()["src"]
-    stale = [program for program in PROGRAMS if record(program).get("src") != source]
-    if stale:
-        print(f"not of this source: {', '.join(stale)}; run make record", file=sys.stderr)
-    return int(bool(stale))
 
 
 # --- tables of bench ---------------------------------------------------------------------------
@@ -391,4 +373,4 @@ def _size(size: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_pages()

@@ -36,11 +36,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def lengths_of(shape: str) -> Lengths:
-    """The lengths of ``gsm8k:512``, ``512x1536``, or ``512x1536@0.5`` (the share of tokens).
-
-    Raises:
-        ValueError: The text has another form.
-    """
+    """The lengths of ``gsm8k:512``, ``512x1536``, or ``512x1536@0.5`` (the share of tokens)."""
     if shape.startswith("gsm8k:"):
         return gsm8k_lengths(int(shape.removeprefix("gsm8k:")))
     size, _, fill = shape.partition("@")

@@ -26,17 +26,11 @@ from benchmarks.shapes import PADS, Batch
 
 @dataclass(frozen=True)
 class Side:
-    """One way to send a batch.
+    """One way to send a batch."""
 
-    Attributes:
-        send: Steps from the batch to a list of frames.
-        receive: Steps from the receive buffers, one per frame, to a mapping of rectangles.
-        buffer: Makes a receive buffer of a size.
-    """
-
-    send: tuple[Step, ...]
-    receive: tuple[Step, ...]
-    buffer: Callable[[int], bytearray | bytes] = bytearray
+    send: tuple[Step, ...]  # from the batch to a list of frames
+    receive: tuple[Step, ...]  # from the receive buffers, one per frame, to rectangles by name
+    buffer: Callable[[int], bytearray | bytes] = bytearray  # of a size
 
 
 # --- jagcodec ----------------------------------------------------------------------------------

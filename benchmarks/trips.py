@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -54,11 +55,7 @@ class Runner:
     def verified(self) -> Trip:
         """The second of two trips, without garbage collection, compared with the input.
 
-        The first one finds its code evicted from the caches by the other processes.
-
-        Raises:
-            SystemExit: The columns that came back differ from those that were sent.
-        """
+        The first one finds its code evicted from the caches by the other processes."""
         for _ in range(2):
             gc.collect()
             with collector_off():
@@ -82,25 +79,29 @@ def _touch(rectangles: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
 
 
 def measure(shape: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Sides in turns over one batch, for about so many seconds.
-
-    Raises:
-        SystemExit: A side did not give back what was sent.
-    """
-    with ExitStack() as stack:
-        batch = make_batch(lengths_of(shape))
-        directory = stack.enter_context(shared_directory(batch))
-        rows, width = batch.shape
-        found: dict[str, Any] = {"shape": shape, "rows": rows, "width": width}
-        found |= {"tokens": batch.tokens, "fill": batch.tokens / (rows * width)}
-        found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
-        del batch
-        players = {name: stack.enter_context(_process(name, directory)) for name in names}
-        asks = {name: partial(_ask, end, f"{name}, {shape}") for name, end in players.items()}
-        trips = in_turns(asks, seconds, rounds=5, warm=2)
+    """Sides in turns over one batch, for about so many seconds."""
+    batch = make_batch(lengths_of(shape))
+    rows, width = batch.shape
+    found: dict[str, Any] = {"shape": shape, "rows": rows, "width": width}
+    found |= {"tokens": batch.tokens, "fill": batch.tokens / (rows * width)}
+    found |= {"valid_bytes": batch.valid_bytes, "padded_bytes": batch.padded_bytes}
+    trips = turns(batch, {name: (name, None) for name in names}, seconds)
     found["rounds"] = len(trips[names[0]])
     found["sides"] = {name: _summary(trips[name]) for name in names}
     return found
+
+
+def turns(
+    batch: Batch, players: Mapping[str, tuple[str, Path | None]], seconds: float
+) -> dict[str, list[Trip]]:
+    """The trips of players in turns: each a side, and where its library is if not here."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(_shared_directory(batch))
+        asks = {
+            name: partial(_ask, stack.enter_context(_process(side, directory, source)), name)
+            for name, (side, source) in players.items()
+        }
+        return in_turns(asks, seconds, rounds=5, warm=2)
 
 
 def _summary(trips: Sequence[Trip]) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def _summary(trips: Sequence[Trip]) -> dict[str, Any]:
 
 
 @contextmanager
-def shared_directory(batch: Batch) -> Iterator[Path]:
+def _shared_directory(batch: Batch) -> Iterator[Path]:
     """A directory with the batch for all sides to map: in memory, if it is large enough."""
     memory = Path("/dev/shm")
     free = shutil.disk_usage(memory).free if os.access(memory, os.W_OK) else 0
@@ -129,18 +130,32 @@ def shared_directory(batch: Batch) -> Iterator[Path]:
 
 
 @contextmanager
-def _process(name: str, directory: Path) -> Iterator[Connection]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.sides"])
+def _process(side: str, directory: Path, source: Path | None) -> Iterator[Connection]:
+    context: Any = multiprocessing.get_context("spawn" if source else "forkserver")
+    if not source:
+        context.set_forkserver_preload(["benchmarks.sides"])
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, name, directory), daemon=True)
-    process.start()
+    process = context.Process(target=_serve, args=(there, side, directory), daemon=True)
+    with library_in(source):
+        process.start()
     there.close()
     try:
         yield here
     finally:
         here.close()
         process.join(timeout=30)
+
+
+@contextmanager
+def library_in(source: Path | None) -> Iterator[None]:
+    """Processes that are spawned inside import the library from there."""
+    if source:
+        sys.path.insert(0, str(source))
+    try:
+        yield
+    finally:
+        if source:
+            sys.path.remove(str(source))
 
 
 def _ask(connection: Connection, what: str) -> Trip:
@@ -152,11 +167,11 @@ def _ask(connection: Connection, what: str) -> Trip:
     return trip
 
 
-def _serve(connection: Connection, name: str, directory: Path) -> None:
+def _serve(connection: Connection, side: str, directory: Path) -> None:
     """A side's process: one turn for each message, until the other end closes."""
     quieted()
     batch = Batch.mapped(directory)
-    runner = Runner(SIDES[name](batch), batch)
+    runner = Runner(SIDES[side](batch), batch)
     # Walking all of what lives now before each trip would empty the caches.
     gc.collect()
     gc.freeze()
