@@ -33,6 +33,7 @@ from jagcodec import (
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
+from tests.helpers import receive
 from tests.oracle import assert_same
 from tests.wire.forge import jagged, message, tensor, tensordict
 
@@ -68,9 +69,13 @@ def row_of(i, length):
     )
 
 
+def bytes_of(frames):
+    return receive(frames, bytes)
+
+
 LENGTHS = [3, 0, 5, 5, 1, 7, 2]
 ROWS = [row_of(i, length) for i, length in enumerate(LENGTHS)]
-FRAMES = [[bytes(frame) for frame in encode(row)] for row in ROWS]
+FRAMES = [bytes_of(encode(row)) for row in ROWS]
 
 
 def expected(batches):
@@ -110,8 +115,8 @@ def test_parts_are_the_messages_of_their_rows(batch, data):
     opened = open_wire(encode(td))
     start = data.draw(st.integers(0, len(opened)))
     part = slice(start, data.draw(st.integers(start, len(opened))))
-    found = [bytes(frame) for frame in opened.rows(part).to_frames()]
-    assert found == [bytes(frame) for frame in encode(select_rows(decode(encode(td)), part))]
+    found = bytes_of(opened.rows(part).to_frames())
+    assert found == bytes_of(encode(select_rows(decode(encode(td)), part)))
 
 
 def test_parts_of_all_sizes_are_cut_out():
@@ -120,38 +125,22 @@ def test_parts_of_all_sizes_are_cut_out():
     opened = open_wire(encode(td, meta={"step": 1}))
     for parts in (1, 2, 3, 11):
         for part, rows in zip(split_rows(opened, parts), split_rows(td, parts), strict=True):
-            frames = part.to_frames()
-            assert [bytes(f) for f in frames] == [bytes(f) for f in encode(rows, meta={"step": 1})]
+            assert bytes_of(part.to_frames()) == bytes_of(encode(rows, meta={"step": 1}))
 
 
-def test_rows_of_rectangles_and_of_no_compiler(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(rowcopy, "_active", rowcopy.numpy_kernel)
-        assert_same(joined(ROWS).to_tensordict(), WHOLE)
-        plain = materialize(FRAMES, pad_value_dict={"ids": -1, "pairs": 0.5}, padding_side="left")
+def test_rectangles_of_many_messages(monkeypatch):
     options: Any = {"pad_value_dict": {"ids": -1, "pairs": 0.5}, "padding_side": "left"}
-    assert_same(dict(plain), dict(materialize(WHOLE, **options)))
-    options["pad_to_multiple"] = 4
-    whole = materialize(WHOLE, **options, attention_mask_of="ids")
+    whole = materialize(WHOLE, **options, pad_to_multiple=4, attention_mask_of="ids")
     for kind in KINDS:
         messages = [KINDS[kind](frames) for frames in FRAMES]
-        found = materialize(messages, **options, attention_mask_of="ids")
+        found = materialize(messages, **options, pad_to_multiple=4, attention_mask_of="ids")
         assert_same(dict(found), dict(whole))
-    again = materialize(FRAMES[::-1], out=dict(materialize(FRAMES)))
-    assert_same(again["pairs"], materialize(select_rows(WHOLE, slice(None, None, -1)))["pairs"])
     buffers = [bytearray(frame) for frame in FRAMES[0]]
     with pytest.raises(ArgumentError, match="overlap"):
         materialize([buffers, FRAMES[1]], out=buffers[1])
-
-
-def test_columns_that_are_stored_differently():
-    """Schemas differ, or say the same in another order; some cells are narrow."""
-    one = encode(ROWS[0])
-    narrow = encode(ROWS[2], narrow=True)
-    turned = encode(ROWS[3].select("text", "grid", "reward", "pairs", "ids"))
-    with_meta = encode(ROWS[4], meta={"step": 4}, checksum=True)
-    found = materialize([one, narrow, turned, with_meta])
-    assert_same(dict(found), dict(materialize(select_rows(WHOLE, [0, 2, 3, 4]))))
+    monkeypatch.setattr(rowcopy, "_active", rowcopy.numpy_kernel)
+    assert_same(joined(ROWS).to_tensordict(), WHOLE)
+    assert_same(dict(materialize(FRAMES, **options)), dict(materialize(WHOLE, **options)))
 
 
 def test_messages_of_as_many_rows_in_all_as_messages():
@@ -248,7 +237,7 @@ def test_a_message_is_not_read_until_it_is_asked():
 
 
 def test_lists_of_frames_may_change_once_they_were_joined():
-    messages = [[bytes(frame) for frame in encode(row, meta={"i": 1})] for row in ROWS]
+    messages = [bytes_of(encode(row, meta={"i": 1})) for row in ROWS]
     batch = concat_rows(messages)
     for frames in messages:
         frames.clear()
@@ -311,17 +300,12 @@ def test_a_damaged_message_is_named(kind):
             messages[at][frame] = damage(bytes(good[at][frame]))
             with pytest.raises(WireFormatError, match=f"message {at}: "):
                 materialize(messages)
-
-
-def test_checksums_of_every_message_are_verified():
-    messages = [[bytearray(f) for f in encode(row, checksum=True)] for row in ROWS]
-    materialize(messages)
-    messages[4][1][-1] ^= 1
-    with pytest.raises(WireFormatError, match=r"message 4: frame 1: expected a CRC-32") as caught:
-        materialize(messages)
+    summed = [[bytearray(f) for f in encode(row, checksum=True)] for row in ROWS]
+    materialize(summed)
+    summed[4][1][-1] ^= 1
+    with pytest.raises(WireFormatError, match="message 4: frame 1: expected a CRC-32") as caught:
+        materialize(summed)
     assert caught.value.reason == "bad_checksum"
-    with pytest.raises(WireFormatError, match="CRC-32"):
-        materialize(messages[4])
 
 
 WITH_MORE = TensorDict(
@@ -348,7 +332,7 @@ def outcome(read):
 )
 def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits):
     """The check of many messages at once takes nothing that the check of one refuses."""
-    frames = [bytes(frame) for frame in encode(batch, **options)]
+    frames = bytes_of(encode(batch, **options))
     refused = 0
     for at in range(len(frames[0])):
         for bit in bits:
@@ -467,7 +451,7 @@ def test_meta_travels_beside_the_columns():
             encode(ROWS[0], meta={"a": value})
 
 
-def test_meta_of_a_join_is_what_all_agree_on():
+def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_contradicts():
     metas = [{"step": 3, "worker": i, **({"only": 1} if i else {})} for i in range(3)]
     messages = [encode(row, meta=meta) for row, meta in zip(ROWS[:3], metas, strict=True)]
     for batch in (concat_rows(messages), concat_rows(map(open_wire, messages))):
@@ -475,13 +459,17 @@ def test_meta_of_a_join_is_what_all_agree_on():
         assert open_wire(batch.to_frames()).meta == {"step": 3}
     assert materialize(messages).meta_info == {"step": 3}
     assert concat_rows([*messages, FRAMES[3]]).meta == {}
-
-
-def test_meta_of_joined_columns_is_what_none_contradicts():
     metas = [{"step": 3, "worker": 0}, {}, {"step": 3, "worker": 1, "scored": True}]
     batch = join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True)
     assert (batch.meta, batch.metas) == ({"step": 3, "scored": True}, metas)
     assert open_wire(encode(batch, meta={"step": 4})).meta == {"step": 4, "scored": True}
+    forms: list[Any] = [
+        BatchedDataDict(WHOLE.items(), meta_info={"step": 7, "seed": 1}),
+        encode(WHOLE, meta={"step": 7, "seed": True}),
+        open_wire(encode(WHOLE, meta={"step": 7, "more": 2})),
+    ]
+    assert concat_rows(forms).meta_info == materialize(forms).meta_info == {"step": 7}
+    assert join_columns(forms, replace=True).meta_info == {"step": 7}
 
 
 def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
@@ -492,7 +480,6 @@ def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
     first, *_, last = concat_rows([messages[0], messages[1], messages[5]]).metas
     assert first == last
     assert first is not last
-    assert concat_rows([messages[0], messages[5]]).meta == {"uid": "aa"}
 
 
 def test_batches_in_dicts_and_batched_data_dicts_are_opened():
@@ -517,39 +504,24 @@ def test_batches_in_dicts_and_batched_data_dicts_are_opened():
 # --- options survive ---------------------------------------------------------------------------
 
 
-def side_by_side():
+def test_a_batch_is_encoded_with_all_options_and_pickled_as_what_was_chosen():
     scores = TensorDict({"score": torch.arange(7)}, [7])
     one = open_wire(encode(WHOLE, meta={"step": 1}))
-    return one, join_columns([one, encode(scores, meta={"step": 1})])
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_open_messages_are_pickled_as_what_was_chosen(protocol):
-    one, both = side_by_side()
-    for opened in (one, concat_rows([one, one.rows([0])]), both):
-        part = opened.select(["ids", "text"]).rows([2, 0])
-        data = pickle.dumps(part, protocol)
-        assert len(data) < 2000
-        back = pickle.loads(data)
-        assert type(back) is WireBatch
-        assert_same(back.to_tensordict(), part.to_tensordict())
-        assert back.meta == part.meta
-
-
-def test_a_batch_is_encoded_with_all_options():
-    one, both = side_by_side()
+    both = join_columns([one, encode(scores, meta={"step": 1})])
     for batch in (one, concat_rows([one.rows([0, 1]), one]), both):
-        value = batch.to_tensordict()
-        for options in (
-            {},
-            {"elide": True},
-            {"checksum": True},
-            {"narrow": True},
-            {"compress": "zstd"},
-        ):
-            assert_same(decode(encode(batch, **options)), value)
         assert open_wire(encode(batch, meta={"other": 2})).meta == {"step": 1, "other": 2}
-        assert encode(batch, checksum=True) == encode(value, checksum=True, meta={"step": 1})
+        value = batch.to_tensordict()
+        for options in ({"checksum": True}, {"narrow": True}, {"compress": "zstd"}):
+            assert encode(batch, **options) == encode(value, **options, meta={"step": 1})
+        assert_same(decode(encode(batch, elide=True)), value)
+        part = batch.select(["ids", "text"]).rows([2, 0])
+        for protocol in (2, 4, 5):
+            data = pickle.dumps(part, protocol)
+            assert len(data) < 2000
+            back = pickle.loads(data)
+            assert type(back) is WireBatch
+            assert_same(back.to_tensordict(), part.to_tensordict())
+            assert back.meta == part.meta
     with pytest.raises(ArgumentKeyError, match="narrow"):
         encode(one, narrow=["no column"])
 

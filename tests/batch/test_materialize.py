@@ -16,7 +16,6 @@ from jagcodec import (
     materialize,
     open_wire,
     pack_jagged_fields,
-    select_rows,
     stack_or_nest,
     to_rows,
 )
@@ -55,76 +54,54 @@ def padded_cell(dtype, pad):
     return bits(materialize(td, pad_value_dict={"x": pad, "absent": 1})["x"])[0][1:]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "pad"),
-    [
-        (torch.int64, 2**63 - 1),
-        (torch.int64, -(2**53) - 1),
-        (torch.uint64, 2**64 - 1),
-        (torch.uint16, 65535),
-        (torch.int32, -(2**31)),
-        (torch.int32, 2**31 - 1),
-        (torch.bool, True),
-        (torch.float32, -0.0),
-        (torch.float32, math.nan),
-        (torch.float32, -3.4028235e38),
-        (torch.float32, 16777217.0),
-        (torch.bfloat16, -math.inf),
-        (torch.bfloat16, -1e30),
-        (torch.float16, math.inf),
-        (torch.float16, 0.1),
-        (torch.float8_e4m3fn, 447.0),
-        (torch.float8_e5m2, -1e4),
-        (torch.float64, 0.1),
-        (torch.complex64, complex(0.1, -1e9)),
-        (torch.complex64, complex(0.0, math.inf)),
-        (torch.complex128, 3.5),
+EXACT: dict[torch.dtype, list[Any]] = {
+    torch.int64: [2**63 - 1, -(2**53) - 1],
+    torch.uint64: [2**64 - 1],
+    torch.uint16: [65535],
+    torch.int32: [-(2**31), 2**31 - 1],
+    torch.bool: [True],
+    torch.float32: [-0.0, math.nan, -3.4028235e38, 16777217.0],
+    torch.bfloat16: [-math.inf, -1e30],
+    torch.float16: [math.inf, 0.1],
+    torch.float8_e4m3fn: [447.0],
+    torch.float8_e5m2: [-1e4],
+    torch.float64: [0.1],
+    torch.complex64: [complex(0.1, -1e9), complex(0.0, math.inf)],
+    torch.complex128: [3.5],
+}
+UNFIT: dict[torch.dtype, list[Any]] = {
+    torch.int32: [2**31, -(2**31) - 1],
+    torch.uint8: [-1],
+    torch.bool: [2],
+    torch.float16: [151643, -1e9, 1e-9],
+    torch.float32: [2**24 + 1, 1e300, 1j, 1e-50],
+    torch.complex64: [complex(1, 1e39), complex(1e-50, 1)],
+    torch.float8_e4m3fn: [math.inf, -1e4],
+    torch.float8_e5m2: [1e9],
+    torch.bfloat16: [torch.tensor(2**9 + 1)],
+    torch.int64: [
+        *(0.5, math.nan, "pad", None, torch.tensor([1, 2]), np.array([], dtype=np.int64)),
+        *(torch.tensor(2**63, dtype=torch.uint64), torch.tensor(1, device="meta")),
     ],
-)
-def test_pads_are_exact_or_rounded_as_torch_rounds_them(dtype, pad):
-    assert padded_cell(dtype, pad) == bits(torch.tensor([pad, pad], dtype=dtype))
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "pad"),
-    [
-        (torch.int32, 2**31),
-        (torch.int32, -(2**31) - 1),
-        (torch.uint8, -1),
-        (torch.int64, 0.5),
-        (torch.int64, math.nan),
-        (torch.bool, 2),
-        (torch.float16, 151643),
-        (torch.float32, 2**24 + 1),
-        (torch.float32, 1e300),
-        (torch.float32, 1j),
-        (torch.float16, -1e9),
-        (torch.float16, 1e-9),
-        (torch.float32, 1e-50),
-        (torch.complex64, complex(1, 1e39)),
-        (torch.complex64, complex(1e-50, 1)),
-        (torch.float8_e4m3fn, math.inf),
-        (torch.float8_e4m3fn, -1e4),
-        (torch.float8_e5m2, 1e9),
-        (torch.bfloat16, torch.tensor(2**9 + 1)),
-        (torch.int64, torch.tensor(2**63, dtype=torch.uint64)),
-        (torch.int64, "pad"),
-        (torch.int64, None),
-        (torch.int64, torch.tensor([1, 2])),
-        (torch.int64, torch.tensor(1, device="meta")),
-        (torch.int64, np.array([], dtype=np.int64)),
-    ],
-)
-def test_pads_that_do_not_fit_are_errors(dtype, pad):
-    with pytest.raises((ArgumentError, ArgumentTypeError), match=r"materialize\('x'\)"):
-        padded_cell(dtype, pad)
+@pytest.mark.parametrize("dtype", EXACT)
+def test_pads_are_exact_or_rounded_as_torch_rounds_them(dtype):
+    for pad in EXACT[dtype]:
+        assert padded_cell(dtype, pad) == bits(torch.tensor([pad, pad], dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    "pad", [torch.tensor(7), torch.tensor([7.0]), np.int32(7), np.array([[7]]), True + 6, 7.0]
-)
-def test_one_number_in_any_box_is_a_pad(pad):
-    assert padded_cell(torch.int64, pad) == [7, 7]
+@pytest.mark.parametrize("dtype", UNFIT)
+def test_pads_that_do_not_fit_are_errors(dtype):
+    for pad in UNFIT[dtype]:
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"materialize\('x'\)"):
+            padded_cell(dtype, pad)
+
+
+def test_one_number_in_any_box_is_a_pad():
+    for pad in (torch.tensor(7), torch.tensor([7.0]), np.int32(7), np.array([[7]]), True + 6, 7.0):
+        assert padded_cell(torch.int64, pad) == [7, 7]
 
 
 @pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="this torch does not have it")
@@ -240,24 +217,6 @@ def test_the_container_is_the_callers_choice():
 # --- names and widths --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [None, {"ids", "logprobs", "routed", "mask", "absent"}])
-def test_every_rank_gets_the_same_width(names):
-    """Four ranks of one batch: one has rows of the full width, two have rows of one length."""
-    for lengths in ([4, 4], [2, 8], [8, 8], [3, 3]):
-        td = fetched(lengths)
-        assert td["ids"].is_nested == (len(set(lengths)) > 1)
-        for batch in (td, open_wire(encode(td))):
-            found = materialize(batch, "padded", {"ids": -1}, 8, token_aligned_fields=names)
-            assert found["ids"].tolist() == [[*range(1, n + 1), *[-1] * (8 - n)] for n in lengths]
-            shapes = {name: tuple(column.shape) for name, column in found.items()}
-            assert shapes == {
-                "ids": (2, 8),
-                "logprobs": (2, 8),
-                "routed": (2, 8, 2),
-                "mask": (2,),
-            }
-
-
 def test_what_is_not_widened_is_the_column_itself():
     td = fetched([3, 3])
     td["grid"], td["text"] = torch.ones(2, 3, 4), NonTensorStack("a", "b")
@@ -283,20 +242,13 @@ def test_what_is_not_widened_is_the_column_itself():
         assert_same(kept, jagged["ids"])
 
 
-def test_prompts_end_where_responses_begin():
+def test_prompt_lengths_are_a_column_or_numbers():
     td = ids(5, 3, 4)
     td["prompt_lengths"] = torch.tensor([2, 3, 1])
+    sides: Any = {"padding_side": {"ids": "left_right"}, "prompt_width": 4}
     for prompts in ("prompt_lengths", torch.tensor([2, 3, 1]), [2, 3, 1], (2, 3, 1)):
         for batch in (td, open_wire(encode(td)), dict(td.items())):
-            found = materialize(
-                batch,
-                "padded",
-                {"ids": -1},
-                8,
-                padding_side={"ids": "left_right"},
-                prompt_lengths=prompts,
-                prompt_width=4,
-            )
+            found = materialize(batch, "padded", {"ids": -1}, 8, prompt_lengths=prompts, **sides)
             assert found["ids"].tolist() == [
                 [-1, -1, 1, 2, 3, 4, 5, -1],
                 [-1, 1, 2, 3, -1, -1, -1, -1],
@@ -492,126 +444,93 @@ def test_gradients_that_torch_cannot_pad_are_an_error():
 
 WIDE = TensorDict({"wide": torch.ones(2, 5), "ids": ids(1, 2)["ids"]}, [2])
 TAKEN = TensorDict({"attention_mask": torch.ones(2), "ids": ids(1, 2)["ids"]}, [2])
+GRID = {"sizes": torch.ones(2, 2)}
 LR = {"padding_side": "left_right"}
 INT = torch.int64
 
 
-@pytest.mark.parametrize(
-    ("td", "options", "error", "text"),
-    [
-        (None, {"layout": "Padded"}, ArgumentError, "'padded'.*'Padded'"),
-        (None, {"pad_to_seqlen": -1}, ArgumentError, "pad_to_seqlen"),
-        (None, {"pad_to_seqlen": 2.0}, ArgumentError, "pad_to_seqlen"),
-        (None, {"pad_to_seqlen": 0.0}, ArgumentError, "pad_to_seqlen"),
-        (None, {"pad_value_dict": 0}, ArgumentTypeError, "pad_value_dict"),
-        (None, {"pad_value_dict": ["x"]}, ArgumentTypeError, "found list"),
-        (None, {"padding_side": "both"}, ArgumentError, "'left', 'left_right', found 'both'"),
-        (None, {"padding_side": {"ids": "up"}}, ArgumentError, "found 'up'"),
-        (None, {"pad_to_multiple": 0}, ArgumentError, "1 or more, found 0"),
-        (None, {"pad_to_multiple": 1.5}, ArgumentError, "1 or more, found 1.5"),
-        (None, {"prompt_width": -1, **LR}, ArgumentError, r"\(prompt_width\)"),
-        (None, {"keep_jagged": "ids"}, ArgumentTypeError, r"materialize\(keep_jagged\)"),
-        (None, {"device": "nowhere"}, ArgumentError, r"materialize\(device\)"),
+REFUSED: dict[type[Exception], list[tuple[dict[str, Any], str]]] = {
+    ArgumentError: [
+        ({"layout": "Padded"}, "'padded'.*'Padded'"),
+        ({"pad_to_seqlen": -1}, "pad_to_seqlen"),
+        ({"pad_to_seqlen": 2.0}, "pad_to_seqlen"),
+        ({"pad_to_seqlen": 0.0}, "pad_to_seqlen"),
+        ({"padding_side": "both"}, "'left', 'left_right', found 'both'"),
+        ({"padding_side": {"ids": "up"}}, "found 'up'"),
+        ({"pad_to_multiple": 0}, "1 or more, found 0"),
+        ({"pad_to_multiple": 1.5}, "1 or more, found 1.5"),
+        ({"prompt_width": -1, **LR}, r"\(prompt_width\)"),
+        ({"device": "nowhere"}, r"materialize\(device\)"),
         # layouts
-        (None, {"layout": "packed", "pad_to_multiple": 8}, ArgumentError, r"multiple\).*'packed'"),
-        (None, {"layout": "jagged", "padding_side": "left"}, ArgumentError, r"side\).*'jagged'"),
-        (None, {"layout": "jagged", "attention_mask_of": "ids"}, ArgumentError, r"\(attention"),
-        (None, {"layout": "jagged", "token_aligned_fields": ["x"]}, ArgumentError, "aligned"),
-        (None, {"layout": "jagged", "prompt_width": 1}, ArgumentError, r"\(prompt_width\)"),
-        (None, {"layout": "jagged", "out": {}}, ArgumentError, r"\(out\)"),
-        (None, {"layout": "jagged", "pin_memory": True}, ArgumentError, r"\(pin_memory\)"),
+        ({"layout": "packed", "pad_to_multiple": 8}, r"multiple\).*'packed'"),
+        ({"layout": "jagged", "padding_side": "left"}, r"side\).*'jagged'"),
+        ({"layout": "jagged", "attention_mask_of": "ids"}, r"\(attention"),
+        ({"layout": "jagged", "token_aligned_fields": ["x"]}, "aligned"),
+        ({"layout": "jagged", "prompt_width": 1}, r"\(prompt_width\)"),
+        ({"layout": "jagged", "out": {}}, r"\(out\)"),
+        ({"layout": "jagged", "pin_memory": True}, r"\(pin_memory\)"),
         # prompts
-        (None, LR, ArgumentError, "expected prompt_lengths"),
-        (None, {"prompt_lengths": [1, 1]}, ArgumentError, "requires padding_side='left_right'"),
-        (None, {"prompt_width": 3}, ArgumentError, "requires padding_side='left_right'"),
-        (None, {"prompt_lengths": [1], **LR}, ArgumentError, r"lengths shape \(1,\) != \(2,\)"),
-        (None, {"prompt_lengths": [1.0, 1.0], **LR}, ArgumentTypeError, "integer lengths"),
-        (None, {"prompt_lengths": "nope", **LR}, ArgumentKeyError, "'nope'"),
-        (None, {"prompt_lengths": [2, 1], **LR}, ArgumentError, "row 0: .*within its row of 1"),
-        (
-            None,
-            {"prompt_lengths": [1, 2], "prompt_width": 1, **LR},
-            ArgumentError,
-            "row 1.*prompt_width=1 tokens, found 2",
-        ),
-        (
-            None,
-            {"prompt_lengths": [1, 0], "pad_to_seqlen": 2, **LR},
-            ArgumentError,
-            "row 1.*pad_to_seqlen=2.*found 3 with its prompt padded to 1",
-        ),
+        (LR, "expected prompt_lengths"),
+        ({"prompt_lengths": [1, 1]}, "requires padding_side='left_right'"),
+        ({"prompt_width": 3}, "requires padding_side='left_right'"),
+        ({"prompt_lengths": [1], **LR}, r"lengths shape \(1,\) != \(2,\)"),
+        ({"prompt_lengths": [2, 1], **LR}, "row 0: .*within its row of 1"),
+        ({"prompt_lengths": [1, 2], "prompt_width": 1, **LR}, "row 1.*prompt_width=1.*found 2"),
+        ({"prompt_lengths": [1, 0], "pad_to_seqlen": 2, **LR}, "=2.*found 3 with its prompt"),
         # It is not said whether a rectangle has one cell per token: its layout would be a guess.
         (
-            {"sizes": torch.ones(2, 2)},
-            {"prompt_lengths": [3, 1], **LR},
-            ArgumentError,
-            r"'sizes'\), row 0.*another padding_side by name",
+            {"td": GRID, "prompt_lengths": [3, 1], **LR},
+            "row 0.*another padding_side",
         ),
         # names
-        (
-            WIDE,
-            {"pad_to_seqlen": 4, "token_aligned_fields": ["wide"]},
-            ArgumentError,
-            "=4.*found 5",
-        ),
-        (WIDE, {"attention_mask_of": "wide", "token_aligned_fields": ()}, ArgumentKeyError, "wide"),
-        (None, {"attention_mask_of": "nope"}, ArgumentKeyError, "nope"),
-        (None, {"attention_mask_of": 3}, ArgumentTypeError, "expected the name of a column"),
-        (None, {"attention_mask_of": {"ids": 3}}, ArgumentTypeError, "names of masks"),
-        (None, {"attention_mask_of": {"a": "m", "b": "m"}}, ArgumentError, "a name for each"),
-        (TAKEN, {"attention_mask_of": "ids"}, ArgumentError, r"of=\{'ids': 'another name'\}"),
-        (TAKEN, {"attention_mask_of": "attention_mask"}, ArgumentKeyError, "attention_mask"),
+        ({"td": WIDE, "pad_to_seqlen": 4, "token_aligned_fields": ["wide"]}, "=4.*found 5"),
+        ({"attention_mask_of": {"a": "m", "b": "m"}}, "a name for each"),
+        ({"td": TAKEN, "attention_mask_of": "ids"}, r"of=\{'ids': 'another name'\}"),
         # memory; a batch of two rows of two cells each of 8 bytes, in lines of 64
-        (None, {"out": bytearray(10)}, ArgumentError, "expected 128 bytes to write to, found 10"),
-        (None, {"out": bytes(1000)}, ArgumentTypeError, "read-only"),
-        (None, {"out": 7}, ArgumentTypeError, "found int"),
-        (None, {"out": {"ids": torch.zeros(2, 3, dtype=INT)}}, ArgumentError, r"\['ids'\].*2, 2"),
-        (None, {"out": {"ids": torch.zeros(2, 2)}}, ArgumentError, "torch.int64"),
-        (None, {"out": {"ids": torch.zeros(2, 2, dtype=INT).T}}, ArgumentError, "contiguous"),
-        (None, {"out": {"ids": "x"}}, ArgumentError, "found str"),
+        ({"out": bytearray(10)}, "expected 128 bytes to write to, found 10"),
+        ({"out": {"ids": torch.zeros(2, 3, dtype=INT)}}, r"\['ids'\].*2, 2"),
+        ({"out": {"ids": torch.zeros(2, 2)}}, "torch.int64"),
+        ({"out": {"ids": torch.zeros(2, 2, dtype=INT).T}}, "contiguous"),
+        ({"out": {"ids": "x"}}, "found str"),
     ],
+    ArgumentTypeError: [
+        ({"pad_value_dict": 0}, "pad_value_dict"),
+        ({"pad_value_dict": ["x"]}, "found list"),
+        ({"keep_jagged": "ids"}, r"materialize\(keep_jagged\)"),
+        ({"prompt_lengths": [1.0, 1.0], **LR}, "integer lengths"),
+        ({"attention_mask_of": 3}, "expected the name of a column"),
+        ({"attention_mask_of": {"ids": 3}}, "names of masks"),
+        ({"out": bytes(1000)}, "read-only"),
+        ({"out": 7}, "found int"),
+    ],
+    ArgumentKeyError: [
+        ({"prompt_lengths": "nope", **LR}, "'nope'"),
+        ({"td": WIDE, "attention_mask_of": "wide", "token_aligned_fields": ()}, "wide"),
+        ({"attention_mask_of": "nope"}, "nope"),
+        ({"td": TAKEN, "attention_mask_of": "attention_mask"}, "attention_mask"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "text"), [(error, *case) for error in REFUSED for case in REFUSED[error]]
 )
-def test_refused(td, options, error, text):
+def test_refused(error, options, text):
     with pytest.raises(error, match=text):
-        materialize(ids(1, 2) if td is None else td, **options)
+        materialize(**{"td": ids(1, 2), **options})
 
 
-@pytest.mark.parametrize("column", ["ids", "inner", "stack", "text"])
-def test_prompt_lengths_of_a_column_that_has_none(column):
+def test_prompt_lengths_of_a_column_without_numbers_and_of_no_batch():
     td = ids(1, 2)
-    td["inner"] = ids(1, 2)
-    td["text"] = NonTensorStack("a", "b")
+    td["inner"], td["text"] = ids(1, 2), NonTensorStack("a", "b")
     td["stack"] = LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"a": 2}), stack_dim=0)
     for batch in (td, open_wire(encode(td))):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match="prompt_lengths"):
-            materialize(batch, padding_side="left_right", prompt_lengths=column)
-
-
-@pytest.mark.parametrize("prompts", ["prompt_lengths", torch.tensor([1, 1])])
-def test_prompt_lengths_of_what_is_not_a_batch(prompts):
+        for column in ("ids", "inner", "stack", "text"):
+            with pytest.raises((ArgumentError, ArgumentTypeError), match="prompt_lengths"):
+                materialize(batch, padding_side="left_right", prompt_lengths=column)
     members = [TensorDict({"prompt_lengths": torch.ones(n), "x": torch.ones(n)}) for n in (1, 2)]
     stack = LazyStackedTensorDict(*members, stack_dim=0)
-    for td, text in ((stack, "found a lazy stack"), (TensorDict({}, []), "no batch dim")):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match=text):
-            materialize(td, padding_side="left_right", prompt_lengths=prompts)
-
-
-@pytest.mark.parametrize("index", [slice(1, 4), slice(2, 3), [3, 0, 3, 1], [4], slice(0, 0)])
-def test_chosen_rows_of_a_message_are_padded_as_those_of_a_batch(index):
-    lengths = torch.tensor([2, 3, 1, 4, 0])
-    cells = torch.arange(5 * 4 * 2)
-    columns = {
-        "ids": cells[:20].view(5, 4),
-        "logprobs": cells.view(5, 4, 2).float(),
-        "reward": torch.arange(10.0).view(5, 2),
-        "mask": cells[:20].view(5, 4) % 3 == 0,
-    }
-    td = pack_jagged_fields(
-        columns, lengths=lengths, token_aligned_fields=["ids", "logprobs", "mask"]
-    )
-    td["turns"] = stack_or_nest([torch.arange(n) for n in (1, 2, 3, 4, 5)], always_nest=True)
-    pads = {"ids": -1, "logprobs": 0.5}
-    opened = open_wire(encode(td)).rows(index)
-    assert_same(
-        materialize(opened, "padded", pads), materialize(select_rows(td, index), "padded", pads)
-    )
+    for batch, text in ((stack, "found a lazy stack"), (TensorDict({}, []), "no batch dim")):
+        for prompts in ("prompt_lengths", torch.tensor([1, 1])):
+            with pytest.raises((ArgumentError, ArgumentTypeError), match=text):
+                materialize(batch, padding_side="left_right", prompt_lengths=prompts)

@@ -171,20 +171,6 @@ def test_object_arrays_stay_object_arrays():
     assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
 
 
-def test_meta_of_batches_in_several_forms_is_what_all_agree_on():
-    td = TensorDict({"x": torch.ones(2)}, [2])
-    batches: list[Any] = [
-        BatchedDataDict(td.items(), meta_info={"step": 7, "seed": 1}),
-        encode(td, meta={"step": 7, "seed": True}),
-        open_wire(encode(td, meta={"step": 7, "more": 2})),
-    ]
-    assert concat_rows(batches).meta_info == {"step": 7}
-    assert materialize(batches).meta_info == {"step": 7}
-    assert materialize(batches[0]).meta_info == {"step": 7, "seed": 1}
-    assert join_columns(batches, replace=True).meta_info == {"step": 7}
-    assert concat_rows(batches[1:]).meta == {"step": 7}
-
-
 # --- memory ------------------------------------------------------------------------------------
 
 

@@ -269,10 +269,11 @@ class Rows(RuleBasedStateMachine):
             assert table(found, len(batch.rows)) == [
                 {name: row[name] for name in names} for row in batch.rows
             ]
-        for name in {"ids", "done"} & {*names} if layout == "padded" else ():
+        for name in {"ids", "pairs", "done"} & {*names} if layout == "padded" else ():
             rows = [row[name][1] for row in batch.rows]
             width = max(map(len, rows), default=0)
-            assert bits(found[name]) == pad_rows(rows, width, -7 if name == "ids" else 0)
+            pad = [0, 0] if name == "pairs" else -7 if name == "ids" else 0
+            assert bits(found[name]) == pad_rows(rows, width, pad)
 
     @rule(batch=batches)
     def count(self, batch):
