@@ -1,21 +1,16 @@
-"""How many small faults in `src` the tests notice.
+"""How many small faults in some files of `src` the tests notice.
 
-``python -m tests.mutants draw`` draws mutants of four packages, always the same of the same source,
-and writes them to a file. ``run`` applies one after the other to a copy of `src`, runs the tests of
-its package until one fails, and appends the verdict to a file, so that it can go on after a break::
+    python -m tests.mutants src/jagcodec/batch/join.py --tests tests/batch/test_joined.py
 
-    python -m tests.mutants draw
-    python -m tests.mutants run --suite . --verdicts build/mutants-now.jsonl
-
-`--suite` is a checkout whose tests run against this checkout's source: of an older commit, to
-compare two suites on one source.
+draws mutants of the files, always the same of the same source, applies one after the other to a
+copy of `src`, and runs the tests until one fails. ``--suite`` is another checkout whose tests run
+against this checkout's source, to compare two suites.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import random
 import shutil
@@ -23,19 +18,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("wire", "ragged", "pack", "batch")
-DRAWN = ROOT / "tests" / "mutants.json"
-COUNT = 120
-SEED = 20
-SECONDS = 90
-
-# Packages whose tests are in the folder of another one.
-TESTS_OF = {"ragged": ("rowcopy", "pack", "batch")}
+SECONDS = 200
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -88,13 +76,20 @@ def nodes_that_run(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from nodes_that_run(child)
 
 
-def mutants_of(path: Path) -> list[dict[str, Any]]:
-    """Every mutant of a file: where it is, the source there, and what takes its place."""
+class Mutant(NamedTuple):
+    file: Path
+    line: int
+    start: int  # in bytes
+    old: str
+    new: str
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Every mutant of a file."""
     text = path.read_text()
     lines = [0]
     for line in text.splitlines(keepends=True):
         lines.append(lines[-1] + len(line.encode()))
-    data, found = text.encode(), []
     for node in nodes_that_run(ast.parse(text)):
         fault = changed(node)
         if fault is not None and isinstance(node, ast.expr):
@@ -102,45 +97,22 @@ def mutants_of(path: Path) -> list[dict[str, Any]]:
             assert node.end_col_offset is not None
             start = lines[node.lineno - 1] + node.col_offset
             end = lines[node.end_lineno - 1] + node.end_col_offset
-            new = ast.unparse(ast.fix_missing_locations(fault))
-            old = data[start:end].decode()
-            place = {"file": str(path.relative_to(ROOT)), "line": node.lineno, "start": start}
-            found.append({**place, "old": old, "new": f"({new})"})
-    return found
+            old = text.encode()[start:end].decode()
+            made = ast.unparse(ast.fix_missing_locations(fault))
+            yield Mutant(path, node.lineno, start, old, f"({made})")
 
 
-def draw() -> None:
-    """Write the mutants to `DRAWN`, as many of each package as its share of the source."""
-    everything = [
-        mutant
-        for package in PACKAGES
-        for path in sorted((ROOT / "src" / "jagcodec" / package).glob("*.py"))
-        for mutant in mutants_of(path)
-    ]
-    drawn = random.Random(SEED).sample(everything, COUNT)
-    DRAWN.write_text("[\n" + ",\n".join(map(json.dumps, drawn)) + "\n]\n")
-    print(f"{COUNT} of {len(everything)} mutants: {DRAWN.relative_to(ROOT)}")
-
-
-def verdict_of(mutant: dict[str, Any], suite: Path, source: Path) -> str:
+def verdict_of(mutant: Mutant, tests: Sequence[str], suite: Path, source: Path) -> str:
     """``killed``, ``gave up`` after `SECONDS`, or ``survived``."""
-    path = source / Path(mutant["file"]).relative_to("src")
+    path = source / mutant.file.relative_to(ROOT / "src")
     data = path.read_bytes()
-    old, start = mutant["old"].encode(), mutant["start"]
-    if data[start : start + len(old)] != old:
-        raise SystemExit(f"{mutant['file']} has changed since the mutants were drawn: draw again")
-    package = path.parent.name
-    folders = [f"tests/{name}" for name in TESTS_OF.get(package, (package,))]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", *folders]
+    end = mutant.start + len(mutant.old.encode())
+    path.write_bytes(data[: mutant.start] + mutant.new.encode() + data[end:])
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    path.write_bytes(data[:start] + mutant["new"].encode() + data[start + len(old) :])
     try:
         done = subprocess.run(
-            [*command, "-p", "no:cacheprovider"],
-            cwd=suite,
-            env=environment,
-            timeout=SECONDS,
-            capture_output=True,
+            command, cwd=suite, env=environment, timeout=SECONDS, capture_output=True
         )
     except subprocess.TimeoutExpired:
         return "gave up"
@@ -149,37 +121,24 @@ def verdict_of(mutant: dict[str, Any], suite: Path, source: Path) -> str:
     return "killed" if done.returncode else "survived"
 
 
-def run(suite: Path, verdicts: Path) -> None:
-    """Try each mutant that has no verdict yet, and print how many the tests noticed."""
-    mutants = json.loads(DRAWN.read_text())
-    verdicts.parent.mkdir(parents=True, exist_ok=True)
-    lines = verdicts.read_text().splitlines() if verdicts.exists() else []
-    found = {one["mutant"]: one["verdict"] for one in map(json.loads, lines)}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+", help="of src/, whose mutants are tried")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="files or folders")
+    parser.add_argument("--count", type=int, default=25, help="of mutants")
+    parser.add_argument("--suite", type=Path, default=ROOT, help="the checkout whose tests run")
+    options = parser.parse_args()
+    mutants = [mutant for file in options.files for mutant in mutants_of(file.resolve())]
+    verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        for i, mutant in enumerate(mutants):
-            if i in found:
-                continue
-            found[i] = verdict_of(mutant, suite, source)
-            with verdicts.open("a") as file:
-                file.write(json.dumps({"mutant": i, "verdict": found[i], **mutant}) + "\n")
-            print(f"{i} {found[i]}: {mutant['file']}:{mutant['line']}", flush=True)
-    print(dict(Counter(found.values())))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("draw", help="write the mutants of this source to a file")
-    runs = commands.add_parser("run", help="try them")
-    runs.add_argument("--suite", type=Path, default=ROOT, help="the checkout whose tests run")
-    runs.add_argument("--verdicts", type=Path, required=True, help="the file to append to")
-    options = parser.parse_args()
-    if options.command == "draw":
-        draw()
-    else:
-        run(options.suite.resolve(), options.verdicts)
+        for mutant in random.Random(0).sample(mutants, min(options.count, len(mutants))):
+            verdict = verdict_of(mutant, options.tests, options.suite, source)
+            verdicts[verdict] += 1
+            place = f"{mutant.file.name}:{mutant.line}"
+            print(f"{verdict}: {place}: {mutant.old} -> {mutant.new}", flush=True)
+    print(dict(verdicts))
 
 
 if __name__ == "__main__":
