@@ -10,59 +10,38 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
-MAGIC = "jagcodec"
-"""First key of the header map; its value is the format version."""
-
+MAGIC = "jagcodec"  # the first key of the header map; its value is the version
 VERSION = 1
+BLOB_MAGIC = b"jagcodec"  # begins a message in one buffer; a header frame begins with another byte
 
-BLOB_MAGIC = b"jagcodec"
-"""First eight bytes of a message in one buffer. A header frame begins with another byte."""
-
+# Layout. Small buffers share frame 1, because copying them costs less than a frame each; there they
+# start at multiples of a cache line.
 ALIGNMENT = 64
-"""Small buffers start at multiples of this inside the frame they share: one cache line."""
+GAPS = tuple(map(bytes, range(ALIGNMENT)))  # the gaps between small buffers, by size
+SMALL_BUFFER = 16 * 1024  # bytes of the first buffer that has a frame of its own
+INLINE_BYTES = 4 * 1024  # `bytes` of this size are buffers, so that a header stays small
+LONG_LIST = 64  # from so many on, a list of numbers of one type is bytes in a document, not items
 
-GAPS = tuple(map(bytes, range(ALIGNMENT)))
-"""The gaps between small buffers, by size."""
-
-SMALL_BUFFER = 16 * 1024
-"""Buffers below this many bytes share frame 1: copying them costs less than a frame each."""
-
-INLINE_BYTES = 4 * 1024
-"""`bytes` objects of at least this size are buffers, so that a header stays small."""
-
-LONG_LIST = 64
-"""Lists of numbers of one type, from this many on, are bytes in a document, and not items."""
-
+# Levels. Writers reject more containers; readers accept what a value makes inside itself on top.
 MAX_DEPTH = 100
-"""Containers inside containers. Writers reject more; readers must accept this much."""
-
 MAX_LEVELS = MAX_DEPTH + 4
-"""Of nodes: what a value makes inside itself (a sparse tensor holds tensors) comes on top."""
+MAX_STACKS = 8  # lazy stacks in lazy stacks: tensordict's work doubles with every level
+MAX_NDIM = 64  # numpy's limit since 2.0, above what torch's kernels accept
 
-MAX_STACKS = 8
-"""Lazy stacks inside lazy stacks: tensordict's work doubles with every level."""
-
-MAX_NDIM = 64
-"""numpy's limit since 2.0, above what torch's kernels accept."""
-
+# Batch sizes may count this many rows without a byte of payload to show for them (a `NonTensorData`
+# of N rows holds one value); past it the payload must be as large.
 MAX_UNBACKED_ROWS = 1 << 24
-"""Batch sizes may count this many rows without a byte of payload to show for them
-(a `NonTensorData` of N rows holds one value); past it the payload must be as large."""
 
+# Keys of a dict or set that collide make a table of n keys cost n squared, and numbers hash
+# predictably in Python. So keys that share a hash are bounded, and so are the steps that each key
+# needs on average while a table of more than a few keys is built.
 MAX_EQUAL_HASHES = 64
-"""Keys of one dict or set that may share a hash. Numbers hash predictably in Python, so
-without a bound a stranger could make a table of n keys cost n squared."""
-
 MOST_PROBES = 100
-"""Steps that each key of a dict or set needs through its table, on average, while it is built.
-Integers of distinct hashes can be chosen to follow each other, each after all others."""
-
 FEW_KEYS = 1024
-"""Keys of one dict or set that are not checked for such steps: they cannot cost much."""
 
+# How far back zstd may refer in a frame that is not a single segment. RFC 8878 asks every reader to
+# support as much.
 MAX_WINDOW = 1 << 23
-"""How far back zstd may refer in a frame that is not a single segment. RFC 8878 asks every reader
-to support as much."""
 
 
 class Kind(IntEnum):
@@ -154,38 +133,28 @@ INTEGER_DTYPES = frozenset(
 )
 """Dtypes whose cells may be stored narrower than they are."""
 
+# How cells are stored: as wide as their dtype, or one bit each, the lowest first; or `narrow_code`.
 PLAIN, BITS = 0, 1
-"""How cells are stored: as wide as their dtype, or one bit each, the lowest first."""
 
+# Rows that are elsewhere in the message are stored as this number and that of the runs of each; at
+# their place is a table with these numbers for each run. A run without an index has all of its rows
+# begin at cell 0. Of documents, rows that begin at one byte may be one object.
 INDIRECT = 64
-"""Rows that are elsewhere in the message are stored as this number and that of the runs of each;
-at their place is a table."""
-
 MOST_RUNS = 8
-"""How many runs the rows of a column are made of, at most."""
-
 ONE_OBJECT = 129
-"""As `INDIRECT` and one run, of documents: rows that begin at one byte are one object."""
-
-BLOBS = 256
-"""Added to how rows of documents are stored if each of them is a message of its own."""
-
 RUN_NUMBERS = (
     *("group", "buffer", "offset", "stored", "cells"),
     *("index_buffer", "index_offset", "index_stored"),
 )
-"""The numbers of each run in a table."""
-
 NO_INDEX = -1
-"""The `index_buffer` of a run whose rows all begin at cell 0."""
 
+BLOBS = 256  # added to how rows of documents are stored if each of them is a message of its own
+
+# What a message may ask for without a limit: bytes for each of its own, because one bit may become
+# an int64 (a byte of documents, offsets or shapes counts for as many); and bytes for which each row
+# of each run of an indirect column counts.
 EXPANSION = 64
-"""Bytes that a message may ask for, for each of its own: one bit may become an int64. What it
-may ask for in addition is a limit. A byte of documents,
-offsets or shapes counts for as many."""
-
 ROW_COST = 32
-"""Bytes that each row of each run of an indirect column counts for."""
 
 
 def narrow_code(width: int, signed: bool) -> int:
