@@ -54,9 +54,9 @@ class RecordWriter:
         ArgumentTypeError: `directory` is not a path.
         OSError: The file system failed.
 
-    If a writer is killed, the step that it was writing is lost and no other. The next writer
-    removes the rest of that step, which readers do not see. Close the writer, or use it in
-    ``with``. Threads may share it; a process that was forked from the writer's cannot write.
+    If a writer is killed, only the step that it was writing is lost. The next writer removes the
+    rest of it, which readers do not see. Close the writer, or use it in ``with``. Threads may share
+    it. A process that was forked from the writer's cannot write.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, keep: int | None = None) -> None:
@@ -76,17 +76,12 @@ class RecordWriter:
                 left = os.path.join(name, file)
                 if _PART.fullmatch(file) and os.path.isfile(left):
                     os.unlink(left)
-        except BlockingIOError as error:
+        except BaseException as error:
             self._lock.close()
-            raise ArgumentError(
-                "busy",
-                where,
-                f"expected a record that no writer has open, found that one has {brief(name)}; "
-                "close it, or end its process",
-            ) from error
-        except BaseException:
-            self._lock.close()
-            raise
+            if not isinstance(error, BlockingIOError):
+                raise
+            detail = f"expected a record that no writer has open, found that one has {brief(name)}"
+            raise ArgumentError("busy", where, f"{detail}; close it, or end its process") from error
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -108,8 +103,8 @@ class RecordWriter:
         Args:
             step: Above all steps of the record; see `rewind`.
             batch: A batch as `open_wire` reads it: a TensorDict, a `BatchedDataDict`, a dict with
-                one TensorDict in it, or a `WireBatch`, such as ``open_wire(frames)``. Do not write
-                to it in the meantime.
+                one TensorDict in it, or a `WireBatch`, such as ``open_wire(frames)``. Do not change
+                it in the meantime.
             options: Those of `encode`, such as `meta`. `checksum` is True unless you pass it.
 
         Raises:
@@ -125,12 +120,9 @@ class RecordWriter:
             self._check_open(where)
             steps = _steps_in(self._directory)
             if steps and number <= steps[-1]:
-                raise ArgumentError(
-                    "conflict",
-                    f"{where}(step)",
-                    f"expected a step above {steps[-1]}, the newest of the record, found {number}; "
-                    "rewind(step) deletes that step and those after it",
-                )
+                detail = f"expected a step above {steps[-1]}, the newest of the record, found "
+                detail += f"{number}; rewind(step) deletes that step and those after it"
+                raise ArgumentError("conflict", f"{where}(step)", detail)
             frames = _frames_of(batch, {"checksum": True, **options}, f"{where}(batch)")
             write_file(os.path.join(self._directory, _file_name(number)), frames, where)
             for old in [] if self._keep is None else [*steps, number][: -self._keep]:
@@ -157,9 +149,8 @@ class RecordWriter:
     def _check_open(self, where: str) -> None:
         if self._lock.closed or self._process != os.getpid():
             found = "a closed one" if self._lock.closed else "one of the process it was forked from"
-            raise ArgumentError(
-                "busy", where, f"expected an open writer of this process, found {found}"
-            )
+            detail = f"expected an open writer of this process, found {found}"
+            raise ArgumentError("busy", where, detail)
 
     def _delete(self, step: int) -> None:
         with suppress(FileNotFoundError):
@@ -172,13 +163,10 @@ def _frames_of(batch: Any, options: EncodeOptions, where: str) -> list[Any]:
     try:
         open_wire(frames, limits=NO_LIMITS)
     except WireFormatError as error:
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a TensorDict with a batch dim, a BatchedDataDict with a tensor, a dict with "
-            f"one TensorDict in it, or a WireBatch, found {describe(batch)}; pack_rows and "
-            "pack_jagged_fields make TensorDicts, and open_wire opens a message",
-        ) from error
+        detail = "expected a TensorDict with a batch dim, a BatchedDataDict with a tensor, a dict "
+        detail += f"with one TensorDict in it, or a WireBatch, found {describe(batch)}; pack_rows "
+        detail += "and pack_jagged_fields make TensorDicts, and open_wire opens a message"
+        raise ArgumentTypeError("bad_type", where, detail) from error
     return frames
 
 
@@ -239,7 +227,7 @@ _PART = re.compile(r"\.[0-9a-f]{16}\.part")  # as `dump` names it
 
 
 def _directory_of(directory: Any, where: str) -> str:
-    """The directory of a record, which stays the same one if the process goes to another."""
+    """The directory of a record, also after the process has gone to another."""
     name = file_path(directory, where, "pass the directory of the record")
     return os.path.join(os.getcwd(), name) if name else name
 

@@ -48,17 +48,18 @@ def check_schema(
         WireFormatError: A message is malformed.
     """
     where = "check_schema"
-    if not isinstance(schema, Mapping) or not all(
-        isinstance(field, FieldSchema) for field in schema.values()
-    ):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(schema)",
-            f"expected a mapping of names to FieldSchema, found {describe(schema)}",
-        )
+    known = isinstance(schema, Mapping)
+    if not known or not all(isinstance(field, FieldSchema) for field in schema.values()):
+        detail = f"expected a mapping of names to FieldSchema, found {describe(schema)}"
+        raise ArgumentTypeError("bad_type", f"{where}(schema)", detail)
     absent = name_set(optional, f"{where}(optional)")
     check_known(absent, schema, f"{where}(optional)")
-    found = _schema_of(batch, f"{where}(batch)")
+    source = opened(batch, f"{where}(batch)")
+    if isinstance(source, WireBatch):
+        found = source.schema
+    else:
+        columns = columns_of(source, f"{where}(batch)").columns
+        found = {name: _field(column) for name, column in columns.items()}
     for name in [name for name in found if name not in schema][:1]:
         raise _refused(name, "new_field", "no such column", "one; add it to the schema, or drop it")
     for name, field in schema.items():
@@ -85,14 +86,6 @@ def _check(name: str, wanted: FieldSchema, found: FieldSchema) -> None:
 def _refused(name: str, reason: Reason, expected: str, found: str) -> ArgumentError:
     path = f"check_schema: column {brief(name)}"
     return ArgumentError(reason, path, f"expected {expected}, found {found}")
-
-
-def _schema_of(batch: Any, where: str) -> Mapping[str, FieldSchema]:
-    source = opened(batch, where)
-    if isinstance(source, WireBatch):
-        return source.schema
-    columns = columns_of(source, where).columns
-    return {name: _field(column) for name, column in columns.items()}
 
 
 def _field(column: Any) -> FieldSchema:

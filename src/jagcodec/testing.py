@@ -10,8 +10,7 @@ Example:
     >>> my_adapter = dict
     >>> test_my_adapter()
 
-The strategies need hypothesis; `is_same` and `assert_same` need only the
-library.
+The strategies need hypothesis; `is_same` and `assert_same` do not.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def assert_same(actual: Any, expected: Any) -> None:
     Raises:
         AssertionError: They differ; the message names the first difference.
 
-    Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
+    Parameters and memory-mapped tensors count as plain tensors. A jagged tensor with holes equals
     one with the same rows and no holes.
     """
     found = first_difference(actual, expected)
@@ -96,10 +95,9 @@ def _strategies() -> Any:
     try:
         from hypothesis import strategies
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the strategies of jagcodec.testing need hypothesis: pip install 'hypothesis>=6.100'",
-            name=error.name,
-        ) from error
+        remedy = "pip install 'hypothesis>=6.100'"
+        text = f"the strategies of jagcodec.testing need hypothesis: {remedy}"
+        raise ModuleNotFoundError(text, name=error.name) from error
     return strategies
 
 

@@ -104,14 +104,7 @@ def test_lists_that_change_while_they_are_read(half):
         with pytest.raises((IndexError, ValueError)):
             fill(half, [row], "q")
     with pytest.raises(ValueError, match="length"):
-        half.fill([[1, 2]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, None)
-
-
-def test_without_a_conversion_other_items_are_not_numbers(monkeypatch):
-    for half in HALVES:
-        monkeypatch.setattr(cells, "_active", half)
-        out = np.zeros(2, dtype=np.int64)
-        assert cells.fill([[1], ["x"]], np.array([1, 1]), out, "q") == (1, 0)
+        half.fill([[1, 2]], np.array([1]), np.empty(1, dtype=np.int64), "q", 0, plain_number)
 
 
 def test_no_more_is_written_than_there_is_room_for():

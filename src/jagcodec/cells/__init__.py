@@ -37,42 +37,24 @@ def fill(
     lengths: IntArray,
     out: Any,
     code: str,
-    precision: int = 0,
-    convert: Callable[[Any], Any] | None = None,
+    precision: int,
+    convert: Callable[[Any], Any],
 ) -> tuple[int, int] | None:
     """Write the numbers of all rows end to end to `out`, as cells of a code of `array`, or ``?``.
 
     Returns None, or the row and the index of the first item that is not a number or does not fit:
     only bools go to cells of bools, and ints must be exact (in a float with `precision` bits).
     Floats are rounded to the nearest; a finite one must stay finite. `convert` makes a number of
-    an item of another type, if it can. ValueError: a row does not have its length.
-
-    Example:
-        >>> import numpy as np
-        >>> from jagcodec.cells import fill
-        >>> out = np.empty(3, dtype=np.int32)
-        >>> fill([[5, 6], (1 << 31,)], np.array([2, 1]), out, "i")
-        (1, 0)
+    an item of another type, or None. ValueError: a row does not have its length.
     """
-    found: tuple[int, int] | None = _active.fill(
-        rows, lengths, out, code, precision, convert or _none
-    )
+    found: tuple[int, int] | None = _active.fill(rows, lengths, out, code, precision, convert)
     return found
 
 
-def _none(item: Any) -> None:
-    """Nothing but numbers counts as a number."""
-
-
 def pack(numbers: list[Any]) -> tuple[str, bytes] | None:
-    r"""The numbers of a list as little-endian bytes, and the name of their dtype in `PACKED`.
+    """The numbers of a list as little-endian bytes, and the name of their dtype in `PACKED`.
 
     None unless all items are of one type: exactly int (of 64 bits at most), float or bool.
-
-    Example:
-        >>> from jagcodec.cells import pack
-        >>> pack([1, -2, 300])
-        ('int16', b'\x01\x00\xfe\xff,\x01')
     """
     packed: tuple[str, bytes] | None = _active.pack(numbers)
     return packed

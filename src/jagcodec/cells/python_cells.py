@@ -18,7 +18,7 @@ def fill(
     out: Any,
     code: str,
     precision: int,
-    convert: Callable[[Any], Any] | None,
+    convert: Callable[[Any], Any],
 ) -> tuple[int, int] | None:
     """See `jagcodec.cells.fill`."""
     target = memoryview(out).cast("B")
