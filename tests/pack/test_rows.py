@@ -22,7 +22,6 @@ from jagcodec import (
     pack_rows,
     to_rows,
 )
-from jagcodec.cells import python_cells
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.types import FieldSchema
 from tests.helpers import message
@@ -89,17 +88,16 @@ def test_rows_arrive_as_torch_would_make_them(given_columns, form, samples):
 
 
 def test_one_number_per_row_makes_a_rectangular_column():
-    columns: dict[str, tuple[list[Any], torch.dtype]] = {
-        "i": ([1, 2], torch.int64),
-        "f": ([0.5, 3], torch.float32),
-        "b": ([True, False], torch.bool),
-        "n": ([np.float64(2), np.float64(3)], torch.float64),
-        "s": ([np.int16(3), np.int16(4)], torch.int16),
-        "t": ([torch.tensor(4), torch.tensor(5)], torch.int64),
+    columns: dict[str, list[Any]] = {
+        "float32": [0.5, 3],
+        "bool": [True, False],
+        "float64": [np.float64(2), np.float64(3)],
+        "int16": [np.int16(3), np.int16(4)],
+        "int64": [torch.tensor(4), torch.tensor(5)],
     }
-    batch = both({name: rows for name, (rows, _) in columns.items()})
-    for name, (rows, dtype) in columns.items():
-        assert (batch[name].dtype, batch[name].tolist()) == (dtype, rows)
+    batch = both(columns)
+    for name, rows in columns.items():
+        assert (batch[name].dtype, batch[name].tolist()) == (getattr(torch, name), rows)
 
 
 def test_equal_lengths_are_jagged_unless_they_are_named():
@@ -111,29 +109,17 @@ def test_equal_lengths_are_jagged_unless_they_are_named():
     assert all(column.is_nested for column in both(rows).values())
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [np.arange(n * 6, dtype=np.int32).reshape(n, 2, 3) for n in (3, 0, 2)],
-        [[[1, 2], [3, 4]], [], [[5, 6]]],
-    ],
-)
-def test_cells_may_have_dims(rows):
-    column = both([{"experts": row} for row in rows])["experts"]
-    expected = [row if isinstance(row, list) else row.tolist() for row in rows]
-    assert [row.tolist() for row in column.unbind()] == expected
-
-
 def test_objects():
-    samples: list[dict[str, Any]] = [
-        {"text": "x", "chat": [{"role": "user"}], "tools": ["a"], "any": None, "many": [None]},
-        {"text": "", "chat": [], "tools": [], "any": {"x": [1, 2]}, "many": ["x", None, 1]},
-    ]
-    batch = both(samples)
-    for name in samples[0]:
-        assert list(batch[name]) == [sample[name] for sample in samples]
-    ragged = [[[1], [2, 3]], [[4]]]
-    assert list(both({"x": ragged}, dtypes={"x": object})["x"]) == ragged
+    columns: dict[str, list[Any]] = {
+        "text": ["x", ""],
+        "chat": [[{"role": "user"}], []],
+        "any": [None, {"x": [1, 2]}],
+        "many": [[None], ["x", None, 1]],
+        "none": [[None], [None, None]],
+        "ragged": [[[1], [2, 3]], [[4]]],
+    }
+    batch = both(columns, dtypes={"ragged": object})
+    assert {name: list(batch[name]) for name in columns} == columns
 
 
 def test_dtypes_of_an_earlier_batch():
@@ -148,32 +134,17 @@ def test_dtypes_of_an_earlier_batch():
     assert list(again["tag"]) == [["y"]]
     none = both([], dtypes=schema)
     assert none.batch_size == (0,)
-    assert [none[name].is_nested for name in ("ids", "lp", "pix", "r")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert [name for name in dtypes if none[name].is_nested] == ["ids", "lp"]
     assert none["pix"].shape == (0, 1, 2)
     assert none["e"].values().shape == (0, 2)
     assert both({"ids": []}, dtypes={"ids": schema["ids"]})["ids"].is_nested
     assert open_wire(encode_rows([], dtypes=schema)).schema["lp"].kind == "jagged"
 
 
-def test_columns_own_their_memory():
-    row = np.arange(5000)
-    batch = pack_rows([{"a": row}])
-    row[:] = 0
-    assert batch["a"].values()[-1] == 4999
-
-
 def test_options_are_those_of_encode():
     rows = [{"a": [1, 2, 3], "b": np.arange(3000)}, {"a": [4], "b": np.arange(2)}]
-    options: dict[str, Any] = {
-        "narrow": True,
-        "checksum": True,
-        "meta": {"step": 3, "version": ("a", 1)},
-    }
+    meta = {"step": 3, "version": ("a", 1)}
+    options: dict[str, Any] = {"narrow": True, "checksum": True, "meta": meta}
     frames = encode_rows(rows, **options)
     assert message(frames) == message(encode(pack_rows(rows), **options))
     assert open_wire(frames).meta == options["meta"]
@@ -181,12 +152,19 @@ def test_options_are_those_of_encode():
     assert decode(encode_rows([{"a": ValueError("x")}], default=repr))["a"] == ["ValueError('x')"]
     with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
         encode_rows(rows, meta=[1])  # type: ignore[arg-type]
+    for call in (
+        lambda options: encode_rows([{"a": 1}], **options),
+        lambda options: encode_fields({"a": torch.ones(1)}, lengths=[1], **options),
+    ):
+        with pytest.raises(ArgumentKeyError, match=r"expected one of .*narrow, found 'narow'"):
+            call({"narow": True})
 
 
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
         (torch.arange(4).view(2, 2), [[0, 1], [2, 3]]),
+        (np.arange(12).reshape(2, 3, 2), np.arange(12).reshape(2, 3, 2).tolist()),
         (np.arange(2.0), [0.0, 1.0]),
         (pack_rows({"x": [[1], [2, 3]]})["x"], [[1], [2, 3]]),
         (TensorDict({"x": ["a", "b"]}, batch_size=[2]).get("x"), ["a", "b"]),
@@ -210,16 +188,9 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [[1], [2, 1 << 63]]}, {}, ArgumentError, r"'x'\), row 1, cell 1: .*int64"),
     ({"x": [0, 1 << 63]}, {}, ArgumentError, r"'x'\), row 1: .*int64"),
     ({"x": [[1], [2, "x"]]}, {}, ArgumentTypeError, "row 1, cell 1: .*'x'.*object"),
-    (
-        {"x": [[1.0, 2.0], [3.0, 1e5]]},
-        {"dtypes": {"x": torch.float16}},
-        ArgumentError,
-        "row 1, cell 1: .*float16",
-    ),
+    ({"x": [[1.0], [1e5]]}, {"dtypes": {"x": torch.float16}}, ArgumentError, "row 1, cell 0: .*16"),
     ({"x": [True, 0.5]}, {}, ArgumentTypeError, r"row 1: .*bools.*0\.5"),
     ({"x": [[True], [1]]}, {}, ArgumentTypeError, "row 1, cell 0: .*bools.*1"),
-    ({"x": [[None], [None, -1.0]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
-    ({"x": [[[1, 2]], [[3, None]]]}, {}, ArgumentTypeError, "row 1, cell 0: .*None"),
     ({"x": [[None, [2]], [None, [3]]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
     ({"x": [[1], None]}, {}, ArgumentTypeError, "row 1: .*None.*object"),
     ({"x": [None, 1]}, {}, ArgumentTypeError, "row 0: .*None"),
@@ -241,7 +212,6 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": [[1]]}, {"same_length": ["a", "x"]}, ArgumentKeyError, "same_length.*'x'"),
     ({"a": [[1]]}, {"same_length": "a"}, ArgumentTypeError, "string"),
     ({"a": [[1]]}, {"rectangular": ["x"]}, ArgumentKeyError, "rectangular.*'x'"),
-    ({"a": [[1]]}, {"rectangular": "a"}, ArgumentTypeError, "string"),
     ({"a": [[1]]}, {"dtypes": {"x": torch.int8}}, ArgumentKeyError, "dtypes.*'x'"),
     ({"a": [[1]]}, {"dtypes": {"a": "int8"}}, ArgumentTypeError, "'int8'"),
     ({"a": [[1]]}, {"dtypes": ["a"]}, ArgumentTypeError, "list"),
@@ -250,7 +220,6 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"a": [np.zeros((2, 3)), np.zeros((2, 4))]}, {}, ArgumentError, "row 1: .*tokens, 3"),
     ({"a": (x for x in [1])}, {}, ArgumentTypeError, "'a'.*generator"),
     ({"a": "text"}, {}, ArgumentTypeError, "'a'.*str"),
-    ({"a": {1: 2}}, {}, ArgumentTypeError, "'a'.*dict"),
     ({"a": torch.tensor(1)}, {}, ArgumentTypeError, "'a'.*list, tuple, array or tensor"),
     ({1: [2]}, {}, ArgumentTypeError, "strings"),
     ({"a": []}, {}, ArgumentError, "'a'.*dtypes="),
@@ -274,29 +243,16 @@ def test_bad_input_is_named(function, rows, options, error, text):
     assert caught.value.path.startswith(function.__name__)
 
 
-def test_unknown_options_are_named():
-    for call in (
-        lambda options: encode_rows([{"a": 1}], **options),
-        lambda options: encode_fields({"a": torch.ones(1)}, lengths=[1], **options),
-    ):
-        with pytest.raises(ArgumentKeyError, match=r"expected one of .*narrow, found 'narow'"):
-            call({"narow": True})
-
-
-@pytest.mark.parametrize("half", [python_cells, cells._active])
-def test_a_list_that_shrinks_while_it_is_read(half, monkeypatch):
+@pytest.mark.skipif(cells.missing() is not None, reason="the Python half reads a copy")
+def test_a_list_that_shrinks_while_it_is_read():
     class Shrinks:
         def __index__(self):
             row.clear()
             return 1
 
-    monkeypatch.setattr(cells, "_active", half)
     row = [1, Shrinks(), 3, 4]
-    if half is python_cells:  # which reads a copy
-        assert pack_rows({"a": [row]})["a"].values().tolist() == [1, 1, 3, 4]
-    else:
-        with pytest.raises(ArgumentError, match="'a'"):
-            pack_rows({"a": [row]})
+    with pytest.raises(ArgumentError, match="'a'"):
+        pack_rows({"a": [row]})
 
 
 # --- one row, which is written without a walk -----------------------------------------------------
@@ -348,9 +304,12 @@ def test_the_message_of_one_row_is_that_of_a_walk(sample, meta):
 
 
 @pytest.mark.parametrize("make", [np.arange, torch.arange])
-def test_what_is_large_is_aliased_and_what_is_small_is_not(make):
+def test_a_message_aliases_a_large_row_and_a_batch_owns_its_memory(make):
     large, small = make(2048), make(2047)
     _, first, second = encode_rows([{"large": large, "small": small}])
     found = [np.frombuffer(frame, dtype=np.int64) for frame in (first, second)]
     assert not np.shares_memory(found[0], np.asarray(small))
     assert np.shares_memory(found[1], np.asarray(large))
+    batch = pack_rows([{"large": large}])
+    large[:] = 0
+    assert batch["large"].values()[-1] == 2047
