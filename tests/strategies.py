@@ -28,6 +28,13 @@ def lengths_in(width: int, rows: int) -> Strategy[list[int]]:
     return st.lists(st.integers(0, width), min_size=rows, max_size=rows)
 
 
+def whole_numbers() -> Strategy[int]:
+    """Ints, and often those next to a power of two."""
+    powers = st.tuples(st.sampled_from([1, -1]), st.integers(0, 70), st.integers(-1, 1))
+    near = powers.map(lambda parts: parts[0] * (1 << parts[1]) + parts[2])
+    return st.integers(-(2**70), 2**70) | st.integers(-300, 300) | near
+
+
 # --- every value that can be encoded -----------------------------------------------------------
 
 _text = st.text(

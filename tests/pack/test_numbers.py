@@ -21,6 +21,7 @@ from jagcodec import (
 )
 from jagcodec.errors import ArgumentTypeError
 from tests.oracle import bits, cell_of
+from tests.strategies import whole_numbers
 
 
 def packed(chunk, dtypes):
@@ -62,13 +63,7 @@ DTYPES = [
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 ]
 
-ints = (
-    st.integers(-(2**70), 2**70)
-    | st.integers(-300, 300)
-    | st.tuples(st.sampled_from([1, -1]), st.integers(0, 70), st.integers(-1, 1)).map(
-        lambda parts: parts[0] * (1 << parts[1]) + parts[2]
-    )
-)
+ints = whole_numbers()
 floats = st.floats() | st.floats(width=32) | st.sampled_from([65504.0, 65519.0, 65520.0, 3.5e38])
 numbers = st.one_of(ints, floats, st.booleans(), ints | floats, ints | st.booleans())
 
@@ -106,29 +101,23 @@ def test_numbers_become_the_nearest_cells_or_the_first_that_does_not_fit_is_name
 TAKEN = [
     (None, range(2), "int64"),
     (None, [np.float64(0.5), 1], "float32"),
-    (None, [np.int8(1), torch.tensor(2)], "int64"),
     (None, [np.float32(0.1)], "float32"),
     (None, [[1, 2], [3, 4]], "int64"),
     (None, [[[1.5], [2]], [[3], [4]]], "float32"),
     (None, array("Q", [1, 2]), "int64"),
-    (None, array("d", [0.5]), "float32"),
     (None, np.array([1, 2], dtype=">i2"), "int16"),
     (None, np.array([1, 2], dtype=np.uint32), "uint32"),
     (None, np.array([1j, 2]), "complex128"),
-    (None, np.ones((2, 3), dtype=np.float16), "float16"),
+    (None, [np.int8(1), torch.tensor(2)], "int64"),
     (None, np.arange(12)[::2], "int64"),
     (None, np.arange(12).reshape(2, 2, 3), "int64"),
-    (None, torch.ones(2, 3), "float32"),
-    (None, torch.ones(2, requires_grad=True), "float32"),
     (None, torch.arange(6).view(2, 3).t(), "int64"),
     (None, torch.ones(3, dtype=torch.bfloat16, requires_grad=True), "bfloat16"),
     (torch.float16, np.array([-np.inf]), "float16"),
     (torch.uint8, np.array([0, 255]), "uint8"),
     (torch.uint64, np.array([0, 5]), "uint64"),
     (torch.int64, np.array([5], dtype=np.uint64), "int64"),
-    (torch.float64, torch.tensor([1.5, 2.0]), "float64"),
     (torch.bfloat16, np.array([1, 2]), "bfloat16"),
-    (torch.bfloat16, torch.tensor([1.0], dtype=torch.bfloat16), "bfloat16"),
     (torch.float32, torch.tensor([1.5], dtype=torch.bfloat16), "float32"),
     (torch.complex64, torch.tensor([1j]), "complex64"),
     (torch.float8_e5m2, torch.tensor([1, 0.5]).to(torch.float8_e5m2), "float8_e5m2"),
@@ -145,24 +134,14 @@ def test_what_a_chunk_may_be(way, dtype, chunk, found):
 
 
 REFUSED: list[tuple[Any, Any, Any, str]] = [
-    (
-        torch.int64,
-        [1, 2.0],
-        ArgumentTypeError,
-        r"cell 1: expected integers \(the column is int64\), found 2\.0; for floats pass dtypes=",
-    ),
-    (torch.int64, ["x"], ArgumentTypeError, "numbers"),
+    (torch.int64, [1, 2.0], ArgumentTypeError, r"cell 1: .*integers .*found 2\.0; for floats pass"),
     (torch.bool, [True, 1], ArgumentTypeError, "cell 1: expected bools, found 1(;|$)"),
     (torch.bool, np.array([1]), ArgumentTypeError, "expected torch.bool, found torch.int64"),
-    (torch.int32, np.array([True]), ArgumentTypeError, "found torch.bool"),
     (torch.int64, [1, True], ArgumentTypeError, "cell 1: expected numbers.*found True(;|$)"),
     (torch.float32, np.array([1j]), ArgumentTypeError, "complex128"),
-    (torch.float32, [1e300], ArgumentError, r"cell 0: .*float32 holds, found 1e\+300"),
     (torch.float32, np.array([1e300]), ArgumentError, r"found 1e\+300"),
-    (torch.float16, np.array([1e9]), ArgumentError, "float16 holds, found 1000000000"),
     (torch.float16, np.array([70000]), ArgumentError, "found 70000"),
     (torch.float16, [0.5, 2049], ArgumentError, "cell 1: .*float16 holds exactly, found 2049"),
-    (torch.int8, [0, 128], ArgumentError, "cell 1: .*int8 holds exactly, found 128"),
     (torch.int8, np.array([-129]), ArgumentError, "cell 0: .*found -129"),
     (torch.uint8, np.array([[1, 2], [3, 300]]), ArgumentError, "cell 1: .*found 300"),
     (torch.int64, np.array([2**63], dtype=np.uint64), ArgumentError, "found 922"),
@@ -171,7 +150,6 @@ REFUSED: list[tuple[Any, Any, Any, str]] = [
     (torch.float8_e4m3fn, [16], ArgumentTypeError, "float8_e4m3fn; pass tensors"),
     (torch.complex64, [1], ArgumentTypeError, "complex64; pass tensors"),
     (None, [1, {2}], ArgumentTypeError, "cell 1: .*found set"),
-    (None, [1, "a"], ArgumentTypeError, "cell 1: .*found 'a'"),
     (None, [1, None], ArgumentTypeError, "cell 1: expected a number, found None.*nan"),
     (None, [None, -0.5], ArgumentTypeError, "cell 0: expected a number, found None"),
     (None, [[1, 2], [3, None]], ArgumentTypeError, "cell 1: .*None"),
