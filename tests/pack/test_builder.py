@@ -51,15 +51,18 @@ FULL = {
 
 def test_a_row_of_two_turns():
     row = grown()
-    assert len(row) == 5
-    assert listed(row) == FULL
     found = row.to_row()
+    assert (listed(row), len(row)) == (FULL, 5)
     assert [found[name].dtype for name in list(FULL)[:3]] == [np.float32, np.int64, np.bool_]
     assert repr(row).startswith("RowBuilder(tokens=5, columns=['logprobs', 'input_ids'")
 
 
+def pickled(row):
+    return pickle.loads(pickle.dumps(row))
+
+
 class Growing(RuleBasedStateMachine):
-    """A builder beside three lists."""
+    """A builder next to three lists."""
 
     def __init__(self):
         super().__init__()
@@ -81,18 +84,13 @@ class Growing(RuleBasedStateMachine):
         self.row.truncate(n)
         self.expected = {name: tokens[:n] for name, tokens in self.expected.items()}
 
-    @rule(
-        pair=st.sampled_from(
-            [{"ids": [1]}, {"x": [1.0], "ids": [1, 2], "cell": [[1, 2]]}, {"x": ["a"]}]
-        )
-    )
-    def refused(self, pair):
-        with pytest.raises((ArgumentError, ArgumentTypeError)):
-            self.row.append(**pair, new=[1])
+    @rule()
+    def refused(self):
+        for pair in ({"ids": [1]}, {"x": [1.0], "ids": [1, 2], "cell": [[1, 2]]}, {"x": ["a"]}):
+            with pytest.raises((ArgumentError, ArgumentTypeError)):
+                self.row.append(**pair, new=[1])
 
-    @rule(
-        how=st.sampled_from([copy.copy, copy.deepcopy, lambda row: pickle.loads(pickle.dumps(row))])
-    )
+    @rule(how=st.sampled_from([copy.copy, copy.deepcopy, pickled]))
     def copied(self, how):
         before, self.row = self.row, how(self.row)
         before.append(x=9.0, ids=9, cell=[[9, 9]])
@@ -123,24 +121,18 @@ TestGrowing = Growing.TestCase
 TestGrowing.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 
 
+ONE = {"input_ids": [1], "logprobs": 0.5, "loss_mask": True}
+
+
 @pytest.mark.parametrize(
     ("chunks", "match"),
     [
-        (
-            {"input_ids": [1]},
-            r"append\('input_ids'\).*expected 5 tokens in all like 'logprobs', found 6",
-        ),
-        (
-            {"input_ids": [1], "logprobs": [0.5, 0.5], "loss_mask": True},
-            "expected 1 tokens like 'input_ids'",
-        ),
-        ({"input_ids": [1], "logprobs": 0.5, "loss_mask": True, "new": [1]}, r"\('new'\).*found 1"),
-        ({"input_ids": [1], "logprobs": [0.5], "loss_mask": []}, r"\('loss_mask'\).*found 5"),
-        (
-            {"input_ids": [[1]], "logprobs": 0.5, "loss_mask": True},
-            r"\('input_ids'\).*shape \(\) .*found \(1,\)",
-        ),
-        ({"reward": [1], "input_ids": [1], "logprobs": 0.0, "loss_mask": 0}, "'reward'.*set once"),
+        ({"input_ids": [1]}, r"\('input_ids'\).*expected 5 tokens in all like 'logprobs', found 6"),
+        (ONE | {"logprobs": [0.5, 0.5]}, "expected 1 tokens like 'input_ids'"),
+        (ONE | {"new": [1]}, r"\('new'\).*found 1"),
+        (ONE | {"logprobs": [0.5], "loss_mask": []}, r"\('loss_mask'\).*found 5"),
+        (ONE | {"input_ids": [[1]]}, r"\('input_ids'\).*shape \(\) .*found \(1,\)"),
+        (ONE | {"reward": [1]}, "'reward'.*set once"),
     ],
 )
 def test_a_refused_append_changes_nothing(chunks, match):
@@ -148,17 +140,14 @@ def test_a_refused_append_changes_nothing(chunks, match):
     for _ in range(2):
         with pytest.raises(ArgumentError, match=match):
             row.append(**chunks)
-        assert listed(row) == FULL
-        assert len(row) == 5
+        assert (listed(row), len(row)) == (FULL, 5)
 
 
-def test_columns_that_are_named_first_must_be_as_long_too():
+def test_columns_must_be_as_long_as_each_other():
     row = RowBuilder({"a": torch.int64, "b": torch.int64})
     with pytest.raises(ArgumentError, match=r"\('b'\).*expected 1 tokens in all like 'a', found 0"):
         row.append(a=[1])
-
-
-def test_some_columns_must_be_as_long_as_each_other():
+    # Or some of them.
     row = RowBuilder(same_length=["response", "mask"])
     row.append(prompt=[1, 2, 3], image=np.zeros((4, 2)))
     assert len(row) == 0
@@ -168,15 +157,9 @@ def test_some_columns_must_be_as_long_as_each_other():
         row.append(mask=1)
     row.truncate(1)
     row.append(response=[6, 7], mask=0, prompt=0)
-    assert {k: len(v) for k, v in row.to_row().items()} == {
-        "prompt": 5,
-        "image": 4,
-        "response": 3,
-        "mask": 3,
-    }
-
-
-def test_no_columns_must_be_as_long_as_each_other():
+    lengths = {name: len(column) for name, column in row.to_row().items()}
+    assert lengths == {"prompt": 5, "image": 4, "response": 3, "mask": 3}
+    # Or none.
     row = RowBuilder(same_length=())
     row.append(a=[1, 2, 3], b=[1])
     assert len(row) == 3
@@ -205,8 +188,9 @@ def test_numbers_fill():
 def test_empty_chunks_say_nothing():
     row = RowBuilder({"y": torch.int32})
     row.append(x=[], y=[])
-    assert [listed(row), len(row), row.to_row()["y"].dtype] == [{"y": [], "x": []}, 0, np.int32]
-    assert row.to_row()["x"].dtype == np.float32
+    found = row.to_row()
+    assert (listed(row), len(row)) == ({"y": [], "x": []}, 0)
+    assert (found["x"].dtype, found["y"].dtype) == (np.float32, np.int32)
     assert decode(row.to_frames())["x"].shape[0] == 1
     row.append(x=array("d"), y=range(0))
     row.append(x=[[1, 2]], y=[[3, 4]])
@@ -243,7 +227,7 @@ def test_values():
         row.to_frames()
 
 
-def test_dtypes_say_what_values_become():
+def test_dtypes_decide_what_values_become():
     row = RowBuilder({"big": object, "tools": object, "ids": torch.int32, "unset": object})
     row.set(big=2**70, tools=[])
     row.append(ids=[1])
@@ -263,7 +247,6 @@ def test_a_message_is_that_of_the_row():
         frames = row.to_frames(meta={"step": 3}, **options)
         assert message(frames) == message(encode_rows([row.to_row()], meta={"step": 3}, **options))
         assert open_wire(frames, allow_pickle=True).meta == {"step": 3}
-    assert open_wire(row.to_frames(default=repr)).meta == {}
     again = RowBuilder.from_message(frames, same_length=())
     assert open_wire(again.to_frames()).meta == {}
 
@@ -341,7 +324,6 @@ def test_bad_truncation(tokens):
     row = grown()
     with pytest.raises(ArgumentError, match="truncate"):
         row.truncate(tokens)
-    assert listed(row) == FULL
     row.truncate(5)
     assert listed(row) == FULL
     row.truncate(0)
