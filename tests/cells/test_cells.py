@@ -116,7 +116,7 @@ def test_no_more_is_written_than_there_is_room_for():
     ]
     for rows, lengths, room, code, error, match in bad:
         with pytest.raises(error, match=match):
-            _cells.fill(rows, np.array(lengths), room, code, 0, None)
+            _cells.fill(rows, np.array(lengths), room, code, 0, plain_number)
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -44,7 +44,7 @@ def guess(fields, *, lengths, token_aligned_fields):
     return maybe_pack_jagged(fields[name][:, : int(lengths.max())], lengths)
 
 
-BY_NAME = [pack_jagged_fields, encode_fields]
+BY_NAME: list[Any] = [pack_jagged_fields, encode_fields]
 OPTIONS: Any = {"lengths": LENGTHS, "token_aligned_fields": ["x"]}
 
 
