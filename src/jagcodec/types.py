@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jagcodec.batch.options import Layout, PaddingSide
+from jagcodec.batch.rectangles import Layout, PaddingSide
 from jagcodec.ragged.varlen import PackedColumn
 from jagcodec.wire.field_schema import FieldSchema
 

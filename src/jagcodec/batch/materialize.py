@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from jagcodec._arguments import check_option, known_names, name_set, usable_device, whole_number
+from jagcodec._arguments import (
+    check_known,
+    check_option,
+    known_names,
+    name_set,
+    usable_device,
+    whole_number,
+)
 from jagcodec.batch.batched_data_dict import BatchedDataDict
 from jagcodec.batch.columns import (
     AnyBatch,
@@ -22,26 +30,20 @@ from jagcodec.batch.columns import (
 )
 from jagcodec.batch.join import join_rows
 from jagcodec.batch.leaves import move_leaf
-from jagcodec.batch.options import (
-    Layout,
-    Options,
-    PaddingSide,
-    check_accelerator,
-    check_mapping,
-    masks_of,
-    rounded,
-    too_long,
-    too_long_in,
-)
 from jagcodec.batch.rectangles import (
     Key,
+    Layout,
+    PaddingSide,
     Rectangle,
     allocate_rectangles,
     fill_rectangles,
     padded_columns,
     path_of,
+    place_prompts,
+    place_rows,
+    too_long_in,
 )
-from jagcodec.errors import ArgumentError, ArgumentKeyError, describe
+from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
 from jagcodec.memory.buffers import WritableBuffer
 from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.copy_rows import gathered, values_of
@@ -54,7 +56,7 @@ from jagcodec.ragged.varlen import varlen_column
 from jagcodec.ragged.views import RaggedView, end_to_end, full_rows
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Columns
-from jagcodec.wire.wire_batch import MessageColumns, WireBatch
+from jagcodec.wire.wire_batch import WireBatch
 
 _LAYOUTS, _SIDES = get_args(Layout), get_args(PaddingSide)
 
@@ -171,58 +173,58 @@ def materialize(
     The contract of the first four arguments is that of NeMo-RL's
     ``nemo_rl.data_plane.codec.materialize``.
     """
-    where = "materialize"
-    check_option(layout, _LAYOUTS, f"{where}(layout)")
-    if pad_value_dict is not None:
-        check_mapping(pad_value_dict, f"{where}(pad_value_dict)")
-    by_name = not isinstance(padding_side, str) and isinstance(padding_side, Mapping)
+    check_option(layout, _LAYOUTS, "materialize(layout)")
+    if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
+        found = f"expected a dict of column names to pads, found {type(pad_value_dict).__name__}"
+        raise ArgumentTypeError("bad_type", "materialize(pad_value_dict)", found)
+    by_name = type(padding_side) is not str and isinstance(padding_side, Mapping)
     sides: Any = padding_side if by_name else {}
-    for side in sides.values() if by_name else [padding_side]:
-        if side not in _SIDES:
-            check_option(side, _SIDES, f"{where}(padding_side)")
-    batch = _opened(td, f"{where}(td)")
-    # Checked where they are given; most calls give few.
-    if pad_to_seqlen or type(pad_to_seqlen) is not int:
-        pad_to_seqlen = whole_number(
-            pad_to_seqlen, 0, f"{where}(pad_to_seqlen)", "a width, or 0 for the longest row"
-        )
-    if pad_to_multiple != 1:
-        pad_to_multiple = whole_number(pad_to_multiple, 1, f"{where}(pad_to_multiple)", "1 or more")
-    if prompt_width:
-        prompt_width = whole_number(
-            prompt_width, 0, f"{where}(prompt_width)", "a width, or 0 for the longest prompt"
-        )
-    options = Options(
-        layout,
-        pad_value_dict or {},
-        pad_to_seqlen or 0,
-        pad_to_multiple,
-        sides,
-        "right" if by_name else padding_side,  # type: ignore[arg-type]
-        prompt_width or 0,
-        None
-        if token_aligned_fields is None
-        else name_set(token_aligned_fields, f"{where}(token_aligned_fields)"),
-        name_set(keep_jagged, f"{where}(keep_jagged)"),
-        masks_of(attention_mask_of),
-        None if device is None else usable_device(device, f"{where}(device)"),
-        pin_memory,
-    )
+    side: Any = "right" if by_name else padding_side
+    for each in (side, *sides.values()):
+        check_option(each, _SIDES, "materialize(padding_side)")
+    batch = td if type(td) is WireBatch else _opened(td, "materialize(td)")
+    width = whole_number(pad_to_seqlen, 0, "materialize(pad_to_seqlen)")
+    multiple = whole_number(pad_to_multiple, 1, "materialize(pad_to_multiple)")
+    prompt_width = whole_number(prompt_width, 0, "materialize(prompt_width)")
+    aligned: frozenset[Any] | None = None
+    if token_aligned_fields is not None:
+        aligned = name_set(token_aligned_fields, "materialize(token_aligned_fields)")
+    kept = name_set(keep_jagged, "materialize(keep_jagged)")
+    masks = _masks_of(attention_mask_of)
+    device = usable_device(device, "materialize(device)")
+    pads = pad_value_dict or {}
+    placed = width or multiple != 1 or sides or side != "right" or prompt_width
+    usual = device is None and out is None and prompt_lengths is None and not strict
+    columns: dict[str, Any] | None = None
     if layout != "padded":
-        options.check_unpadded(prompt_lengths, out)
+        _check_unpadded(
+            layout,
+            pad_to_multiple=multiple != 1,
+            padding_side=sides or side != "right",
+            prompt_lengths=prompt_lengths is not None,
+            prompt_width=prompt_width,
+            token_aligned_fields=aligned,
+            attention_mask_of=masks,
+            pin_memory=pin_memory,
+            out=out is not None,
+        )
     elif pin_memory:
-        check_accelerator()
-    plain = options.only_pads and out is prompt_lengths is None and not strict
-    columns: dict[str, Any] | None = _padded_at_once(batch, options.pads) if plain else None
+        _check_accelerator()
+    elif usual and not (placed or aligned or kept or masks):
+        columns = padded_columns(batch, pads)
     if columns is None:
-        source = columns_of(batch, f"{where}(td)") if isinstance(batch, dict) else batch
-        planning = _Planning(options, _read_prompts(source, prompt_lengths, options))
-        columns = planning.columns(source, ())
-        planning.add_masks(columns)
+        source = columns_of(batch, "materialize(td)") if isinstance(batch, dict) else batch
+        plan = _Plan(
+            layout, pads, width, multiple, sides, side, prompt_width, aligned, kept, masks, device
+        )
+        plan.prompts = plan.read_prompts(source, prompt_lengths)
+        columns = plan.columns(source, ())
+        plan.add_masks(columns)
         if strict:
-            options.check_names([*_keys(columns, ())])
-        allocate_rectangles(planning.rectangles, out, pin_memory)
-        fill_rectangles(planning.rectangles, reused=out is not None)
+            plan.check_names([*_keys(columns, ())])
+        allocate_rectangles(plan.rectangles, out, pin_memory)
+        fill_rectangles(plan.rectangles, reused=out is not None)
+        columns = _filled(columns, container)
     result: Any = _contained(columns, container)
     if type(result) is BatchedDataDict:
         result.meta_info = dict(meta_of(batch))
@@ -237,38 +239,17 @@ def _opened(source: Any, where: str) -> Any:
     return join_rows(source, where) if encoded else concat_in_memory(source, where)
 
 
-def _padded_at_once(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """The columns of one message, if it is a small one of plain columns."""
-    source = getattr(batch, "source", None)
-    if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
-        return None
-    nodes = {name: node for name, (_, node) in batch.by_name.items()}
-    return padded_columns(source.message, source.sizes[0], nodes, batch.chosen, pads)
-
-
-def _read_prompts(batch: Any, given: Any, options: Options) -> IntArray | None:
-    """(N,) tokens of each row that are prompt; None if no column needs them."""
-    if given is None and not options.prompt_width:
-        return None
-    where = "materialize(prompt_lengths)"
-    if "left_right" not in (options.side, *options.sides.values()) or given is None:
-        found = f"requires padding_side='left_right', found padding_side={options.side!r}"
-        raise ArgumentError("bad_option", where, found)
-    if isinstance(given, str):
-        columns = batch.columns if isinstance(batch, Columns) else batch
-        (name,) = known_names(given, columns.keys(), where)
-        given = columns[name]
-    rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
-    return read_lengths(given, where, rows=rows).lengths
-
-
-def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
-    """Columns whose rectangles are filled, and batches in them, in containers."""
+def _filled(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Columns whose rectangles are filled; batches in them in containers."""
     for name, column in columns.items():
         if type(column) is Rectangle:
             columns[name] = column.tensor
         elif type(column) is dict:
-            columns[name] = _contained(column, container)
+            columns[name] = _contained(_filled(column, container), container)
+    return columns
+
+
+def _contained(columns: dict[str, Any], container: Callable[[dict[str, Any]], Any]) -> Any:
     if container is BatchedDataDict:
         return BatchedDataDict.of_equal_rows(columns)
     return container(columns)
@@ -282,20 +263,91 @@ def _keys(columns: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Key]:
             yield (*above, name) if above else name
 
 
-class _Planning:
-    """The columns of one `materialize` call as they will be; rectangles have no memory yet."""
+# --- options -----------------------------------------------------------------------------------
 
-    def __init__(self, options: Options, prompts: IntArray | None) -> None:
-        self.rectangles: list[Rectangle] = []
-        self._options = options
-        self._prompts = prompts
-        self._pool = RowSplitsPool()
-        # Whether rectangles are widened, where no names are given.
-        self._widens = options.widens
-        # Rectangles that need no padding, and their rows.
-        self._unpadded: dict[Key, tuple[torch.Tensor, RowSplits]] = {}
-        # Where rows go, by the rows and the side; the rows are kept, so that their id stays theirs.
-        self._places: dict[tuple[int, str], tuple[IntArray | None, int, RowSplits]] = {}
+
+def _masks_of(given: Any) -> Mapping[Any, str]:
+    """Columns to the names of their masks, of `attention_mask_of`."""
+    where = "materialize(attention_mask_of)"
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {given: "attention_mask"}
+    if not isinstance(given, Mapping) or not all(type(name) is str for name in given.values()):
+        expected = "expected the name of a column, or a mapping of names of columns to names of"
+        raise ArgumentTypeError("bad_type", where, f"{expected} masks, found {describe(given)}")
+    if len(set(given.values())) < len(given):
+        found = f"expected a name for each mask, found {brief(list(given.values()))}"
+        raise ArgumentError("conflict", where, found)
+    return given
+
+
+def _check_unpadded(layout: Layout, **given: Any) -> None:
+    """Refuse what only rectangles have, rather than pass over it."""
+    for name, value in given.items():
+        if value:
+            found = f"requires layout='padded', found layout={layout!r}"
+            raise ArgumentError("bad_option", f"materialize({name})", found)
+
+
+def _check_accelerator() -> None:
+    """Refuse to page-lock memory where there is nothing to copy it to."""
+    try:
+        torch.empty(1, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        expected = "expected an accelerator to copy page-locked memory to, found none that torch"
+        found = f"{expected} can use; leave pin_memory=False: {error!s:.200}"
+        raise ArgumentError("bad_option", "materialize(pin_memory)", found) from error
+
+
+# --- planning ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The checked options of one call, and its columns; rectangles have no memory yet."""
+
+    layout: Layout
+    pads: Mapping[Any, Any]
+    width: int
+    multiple: int
+    sides: Mapping[Any, PaddingSide]
+    side: PaddingSide
+    prompt_width: int
+    aligned: frozenset[Any] | None
+    kept: frozenset[Any]
+    masks: Mapping[Any, str]
+    device: torch.device | None
+    prompts: IntArray | None = None
+    rectangles: list[Rectangle] = field(default_factory=list)
+    # What masks need of padded columns: their rows, where these go, the width and the device.
+    _placed: dict[Key, tuple[RowSplits, IntArray | None, int, torch.device]] = field(
+        default_factory=dict
+    )
+    # Columns of the same rows are placed once.
+    _places: dict[tuple[RowSplits, str], tuple[IntArray | None, int]] = field(default_factory=dict)
+    _pool: RowSplitsPool = field(default_factory=RowSplitsPool)
+
+    def read_prompts(self, batch: Any, given: Any) -> IntArray | None:
+        """(N,) tokens of each row that are prompt; None if no column needs them."""
+        if given is None and not self.prompt_width:
+            return None
+        where = "materialize(prompt_lengths)"
+        if "left_right" not in (self.side, *self.sides.values()) or given is None:
+            found = f"requires padding_side='left_right', found padding_side={self.side!r}"
+            raise ArgumentError("bad_option", where, found)
+        if isinstance(given, str):
+            columns = batch.columns if isinstance(batch, Columns) else batch
+            (name,) = known_names(given, columns.keys(), where)
+            given = columns[name]
+        rows = batch.rows if isinstance(batch, Columns) else batch.batch_size[0]
+        return read_lengths(given, where, rows=rows).lengths
+
+    def check_names(self, keys: list[Key]) -> None:
+        check_known(self.pads, keys, "materialize(pad_value_dict)")
+        check_known(self.sides, keys, "materialize(padding_side)")
+        check_known(self.aligned or (), keys, "materialize(token_aligned_fields)")
+        check_known(self.kept, keys, "materialize(keep_jagged)")
 
     def columns(self, batch: Any, above: tuple[str, ...]) -> dict[str, Any]:
         """The columns of a batch that is inside the batches `above`."""
@@ -304,77 +356,51 @@ class _Planning:
         columns: dict[str, Any] = {}
         for name, leaf in pairs:
             key = (*above, name) if above else name
-            kind = type(leaf)
-            # The commonest first.
-            if kind is RaggedView:
+            if type(leaf) is RaggedView:
                 columns[name] = self._ragged(leaf, key)
-            elif is_jagged(leaf):
-                columns[name] = self._jagged(leaf, key)
-            elif kind is torch.Tensor:
-                read = self._strided if leaf.is_nested else self._rectangular
+            elif isinstance(leaf, torch.Tensor):
+                read = self._nested if leaf.is_nested else self._rectangular
                 columns[name] = read(leaf, key)
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
                 columns[name] = rows_of_leaf(leaf, batch.batch_size[0])
-            elif kind is list:
+            elif type(leaf) is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):
-                inner = leaf if kind is Columns else opened(leaf, path_of((*above, name)))
+                path = path_of((*above, name))
+                inner = leaf if isinstance(leaf, Columns) else opened(leaf, path)
                 columns[name] = self.columns(inner, (*above, name))
             else:
-                columns[name] = self._rectangular(leaf, key)
+                columns[name] = self._moved(leaf)
         return columns
 
-    def _jagged(self, leaf: torch.Tensor, key: Key) -> Any:
+    def _nested(self, leaf: torch.Tensor, key: Key) -> Any:
         """A nested tensor, which stays what it is where it is to stay jagged."""
-        options = self._options
-        if key in options.keep_jagged:
+        stays = self.layout == "jagged"
+        if key in self.kept or (stays and not self.width):
             return self._moved(leaf)
-        if options.layout == "padded" and options.device is None:
-            return self._rectangle(readable_view(leaf, path_of(key), self._pool), key)
-        view = view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
-        if options.layout == "jagged":
-            self._check_width(view.row_splits, key)
-            return self._moved(leaf)
-        return self._ragged(view, key)
-
-    def _ragged(self, view: RaggedView, key: Key) -> Any:
-        """The rows of a column in the layout that was asked for."""
-        options = self._options
-        stays = options.stays_jagged(key)
-        if options.layout == "padded" and not stays and options.device in (None, view.device):
-            return self._rectangle(view, key)
-        if key not in options.keep_jagged:
-            self._check_width(view.row_splits, key)
-        # Compacted first, so that no hole crosses to the device.
-        row_splits = self._pool.unique(view.row_splits)
-        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
-        if stays:
-            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
-        packed = options.layout == "packed"
-        return varlen_column(view, path_of(key)) if packed else self._rectangle(view, key)
-
-    def _check_width(self, row_splits: RowSplits, key: Key) -> None:
-        width = self._options.width
-        if width and row_splits.max > width:
-            raise too_long_in(row_splits, width, path_of(key))
-
-    def _strided(self, leaf: torch.Tensor, key: Key) -> Any:
-        """A strided nested tensor, whose rows may be ragged in several dims."""
-        options = self._options
-        stays = options.stays_jagged(key)
-        if leaf.dim() == 1:  # of rows without dims, or of no rows: nothing is ragged
+        rows: RaggedView | StridedRows
+        if is_jagged(leaf):
+            if self.layout == "padded" and self.device is None:
+                rows = readable_view(leaf, path_of(key), self._pool)
+            else:
+                rows = view_of(leaf, path_of(key), self._pool, detach=not torch.is_grad_enabled())
+        elif leaf.dim() > 1:
+            rows = StridedRows(leaf)
+        else:  # of rows without dims, or of no rows: nothing is ragged
+            none = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
             parts = () if stays else leaf.unbind()
-            none = leaf if stays else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            return self._moved(torch.stack(parts) if parts else none)
-        if stays and (not options.width or key in options.keep_jagged):
-            return self._moved(leaf)
-        rows = StridedRows(leaf)
+            return self._moved(leaf if stays else torch.stack(parts) if parts else none)
         if stays:
             self._check_width(rows.row_splits, key)
             return self._moved(leaf)
-        if options.layout == "packed" and len(rows.dims) > 1:
+        view = rows if isinstance(rows, RaggedView) else self._strided(leaf, rows, key)
+        return self._ragged(view, key)
+
+    def _strided(self, leaf: torch.Tensor, rows: StridedRows, key: Key) -> RaggedView:
+        """A strided nested tensor, whose rows may be ragged in several dims."""
+        if self.layout == "packed" and len(rows.dims) > 1:
             raise ArgumentError(
                 "bad_shape",
                 path_of(key),
@@ -391,32 +417,49 @@ class _Planning:
                 f"expected rows whose shapes are about the same, found {own} bytes that padding "
                 f"makes {padded}; name the column in keep_jagged",
             )
-        return self._ragged(rows.view(self._pad_bits(leaf.dtype, key)), key)
+        return rows.view(self._pad_bits(leaf.dtype, key))
 
-    def _rectangular(self, leaf: Any, key: Key) -> Any:
+    def _ragged(self, view: RaggedView, key: Key) -> Any:
+        """The rows of a column in the layout that was asked for."""
+        kept = key in self.kept
+        padded = self.layout == "padded" and not kept
+        if padded and self.device in (None, view.device):
+            return self._rectangle(view, key)
+        if not kept:
+            self._check_width(view.row_splits, key)
+        # Compacted first, so that no hole crosses to the device.
+        row_splits = self._pool.unique(view.row_splits)
+        view = end_to_end(self._moved(_kept_values(view)), row_splits, view.ragged_dim)
+        if padded:
+            return self._rectangle(view, key)
+        if kept or self.layout == "jagged":
+            return nested_tensor(values_of(view), row_splits, view.ragged_dim)
+        return varlen_column(view, path_of(key))
+
+    def _check_width(self, row_splits: RowSplits, key: Key) -> None:
+        if self.width and row_splits.max > self.width:
+            raise too_long_in(row_splits, self.width, path_of(key))
+
+    def _rectangular(self, leaf: torch.Tensor, key: Key) -> Any:
         """A rectangle, widened as a jagged column is whose rows all are as long as it is wide."""
-        options = self._options
-        names = options.token_aligned
-        named = self._widens if names is None else key in names
-        if not named or not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
-            return self._moved(leaf)
-        if key in options.keep_jagged:
+        named = self._widens() if self.aligned is None else key in self.aligned
+        if not named or leaf.dim() < 2 or key in self.kept:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
-        if names is not None and 0 < options.width < held:
+        if self.aligned is not None and 0 < self.width < held:
             raise ArgumentError(
                 "row_too_long",
                 path_of(key),
-                f"expected a rectangle of at most pad_to_seqlen={options.width} cells, found "
+                f"expected a rectangle of at most pad_to_seqlen={self.width} cells, found "
                 f"{held}; raise pad_to_seqlen, or leave the column out of token_aligned_fields",
             )
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
-        left_pad, width = self._place(row_splits, key, max(options.width, held))
+        left_pad, width = self._place(row_splits, key, max(self.width, held))
         if width == held:
             leaf = self._moved(leaf)
-            self._unpadded[key] = leaf, row_splits
+            self._placed[key] = row_splits, None, width, leaf.device
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
             raise ArgumentError(
@@ -429,113 +472,62 @@ class _Planning:
             leaf = leaf.detach()
         return self._add(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
 
-    def _moved(self, leaf: Any) -> Any:
-        device = self._options.device
-        if device is None or leaf.device == device:
-            return leaf
-        return move_leaf(leaf, device, True, self._pool)
+    def _widens(self) -> bool:
+        """Whether rectangles are padded too, where no names are given."""
+        placed = self.width or self.multiple != 1 or self.side != "right" or self.sides
+        return self.layout == "padded" and bool(placed or self.masks)
 
-    # Rectangles
+    def _moved(self, leaf: Any) -> Any:
+        if self.device is None or leaf.device == self.device:
+            return leaf
+        return move_leaf(leaf, self.device, True, self._pool)
 
     def _rectangle(self, view: RaggedView, key: Key) -> Rectangle:
-        """A column of these rows, which are placed once for all columns on one side."""
-        row_splits, side = view.row_splits, self._options.side_of(key)
-        place = self._places.get((id(row_splits), side))
+        rows = view.row_splits, self.sides.get(key, self.side)
+        place = self._places.get(rows)
         if place is None:
-            place = (*self._place(row_splits, key, self._options.width), row_splits)
-            self._places[id(row_splits), side] = place
-        return self._add(view, place[0], place[1], key)
+            place = self._places[rows] = self._place(view.row_splits, key, self.width)
+        return self._add(view, *place, key)
 
     def _add(self, view: RaggedView, left_pad: IntArray | None, width: int, key: Key) -> Rectangle:
         dim, shape = view.ragged_dim, view.shape
         padded = (view.row_splits.rows, *shape[: dim - 1], width, *shape[dim:])
-        bits = self._pad_bits(view.dtype, key)
-        rectangle = Rectangle(padded, view.dtype, view.device, key, view, left_pad, width, bits)
+        bits, device = self._pad_bits(view.dtype, key), view.device
+        self._placed[key] = view.row_splits, left_pad, width, device
+        rectangle = Rectangle(padded, view.dtype, device, key, view, left_pad, width, bits)
         self.rectangles.append(rectangle)
         return rectangle
 
     def _pad_bits(self, dtype: torch.dtype, key: Key) -> bytes:
-        pads = self._options.pads
-        return pad_bits(pads[key], dtype, path_of(key)) if key in pads else bytes(dtype.itemsize)
+        if key not in self.pads:
+            return bytes(dtype.itemsize)
+        return pad_bits(self.pads[key], dtype, path_of(key))
 
     def add_masks(self, columns: dict[str, Any]) -> None:
-        """Add the masks of columns that are padded."""
-        for name, mask in self._options.masks.items():
+        for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
-            padded = next((each for each in self.rectangles if each.key == name), None)
-            left_pad: IntArray | None = None
-            if padded is not None:
-                row_splits, left_pad, width = padded.view.row_splits, padded.left_pad, padded.width
-                device = padded.device
-            elif name in self._unpadded:
-                column, row_splits = self._unpadded[name]
-                width, device = column.shape[1], column.device
-            else:
-                raise ArgumentKeyError(
-                    "no_such_field",
-                    where,
-                    "expected the name of a column that is padded, or of a rectangle that "
-                    f"token_aligned_fields names, found {name!r:.80} among "
-                    f"{sorted(columns)!r:.200}",
-                )
+            if name not in self._placed:
+                expected = "expected the name of a column that is padded, or of a rectangle that"
+                found = f"token_aligned_fields names, found {name!r:.80} among"
+                detail = f"{expected} {found} {sorted(columns)!r:.200}"
+                raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
-                raise ArgumentError(
-                    "conflict",
-                    where,
-                    f"expected no column {mask!r} in the batch, found one; pass "
-                    f"attention_mask_of={{{name!r}: 'another name'}}",
-                )
+                detail = f"expected no column {mask!r} in the batch, found one; pass "
+                detail += f"attention_mask_of={{{name!r}: 'another name'}}"
+                raise ArgumentError("conflict", where, detail)
+            row_splits, left_pad, width, device = self._placed[name]
             ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)
             columns[mask] = self._add(end_to_end(ones, row_splits), left_pad, width, mask)
 
     def _place(self, row_splits: RowSplits, key: Key, width: int) -> tuple[IntArray | None, int]:
-        """The first cell of each row in the rectangle (None: cell 0), and its width, which is
-        `width` or, for 0, that of the longest row, rounded up.
-        """
-        side = self._options.side_of(key)
-        if side == "left_right":
-            return self._place_by_prompt(row_splits, path_of(key))
-        if width and row_splits.max > width:
-            raise too_long_in(row_splits, width, path_of(key))
-        width = rounded(width or row_splits.max, self._options.multiple)
-        return (width - row_splits.lengths if side == "left" else None), width
-
-    def _place_by_prompt(self, row_splits: RowSplits, path: str) -> tuple[IntArray, int]:
-        options, prompts = self._options, self._prompts
-        lengths = row_splits.lengths
-        if prompts is None:
-            raise ArgumentError(
-                "bad_option",
-                "materialize(prompt_lengths)",
-                "expected prompt_lengths with padding_side='left_right', found None",
-            )
-        wrong = np.flatnonzero(prompts > lengths)
-        if len(wrong):
-            row = int(wrong[0])
-            raise ArgumentError(
-                "bad_length",
-                f"{path}, row {row}",
-                f"expected a prompt within its row of {lengths[row]} tokens, found "
-                f"{prompts[row]}; give columns without prompts another padding_side by name",
-            )
-        longest = int(prompts.max(initial=0))
-        prompt_width = options.prompt_width or longest
-        if longest > prompt_width:
-            row = int(np.argmax(prompts))
-            raise ArgumentError(
-                "row_too_long",
-                f"{path}, row {row}",
-                f"expected prompts of at most prompt_width={prompt_width} tokens, found {longest}",
-            )
-        left_pad = prompt_width - prompts
-        ends = left_pad + lengths
-        needed = max(int(ends.max(initial=0)), prompt_width)
-        if options.width and needed > options.width:
-            row = int(np.argmax(ends))
-            raise too_long(
-                path, row, options.width, f"{ends[row]} with its prompt padded to {prompt_width}"
-            )
-        return left_pad, rounded(options.width or needed, options.multiple)
+        side = self.sides.get(key, self.side)
+        if side != "left_right":
+            return place_rows(row_splits, side == "left", width, self.multiple, path_of(key))
+        if self.prompts is None:
+            found = "expected prompt_lengths with padding_side='left_right', found None"
+            raise ArgumentError("bad_option", "materialize(prompt_lengths)", found)
+        prompts = self.prompts, self.prompt_width
+        return place_prompts(row_splits, *prompts, self.width, self.multiple, path_of(key))
 
 
 def _kept_values(view: RaggedView) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,15 +14,21 @@ from jagcodec.errors import ArgumentError, WireFormatError, describe
 from jagcodec.memory.blocks import Wanted, allocate, new_block
 from jagcodec.memory.tensor_bytes import IntArray, are_apart, as_bytes
 from jagcodec.ragged.copy_rows import pad_into, pad_task, pad_tasks_of_runs
-from jagcodec.ragged.pad_values import pad_bits
+from jagcodec.ragged.pad_values import bits_of
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, copy_all, pad_all, rows_only
 from jagcodec.wire.dtypes import NAMED_ARRAYS, torch_dtype
 from jagcodec.wire.frames import writable_bytes
-from jagcodec.wire.message import ChosenRows, Message
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import PLAIN, Kind
+from jagcodec.wire.wire_batch import MessageColumns
+
+Layout = Literal["padded", "jagged", "packed"]
+"""What `materialize` makes of jagged columns: rectangles, nothing, or varlen-attention input."""
+
+PaddingSide = Literal["right", "left", "left_right"]
+"""Where the pad cells of a rectangle's row are."""
 
 Key: TypeAlias = str | tuple[str, ...]
 """What a column is called in arguments: its name, or inside a nested one all of them."""
@@ -48,12 +54,75 @@ def _shown(key: Key) -> str:
     return repr(key if isinstance(key, str) else ".".join(key))
 
 
-def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
-    """Give each rectangle memory: new, or of `out`, tensors by name or one buffer.
+# --- where rows go -----------------------------------------------------------------------------
 
-    Raises:
-        ArgumentError: `out` does not fit, or the rectangles do not fit in memory.
-    """
+
+def place_rows(
+    row_splits: RowSplits, left: bool, width: int, multiple: int, path: str
+) -> tuple[IntArray | None, int]:
+    """The first cell of each row (None: cell 0), and the width: 0 is that of the longest row."""
+    if width and row_splits.max > width:
+        raise too_long_in(row_splits, width, path)
+    width = _rounded(width or row_splits.max, multiple)
+    return (width - row_splits.lengths if left else None), width
+
+
+def place_prompts(
+    row_splits: RowSplits,
+    prompts: IntArray,
+    prompt_width: int,
+    width: int,
+    multiple: int,
+    path: str,
+) -> tuple[IntArray, int]:
+    """As `place_rows`, of rows whose prompts all end at one cell: 0 is the longest prompt."""
+    lengths = row_splits.lengths
+    wrong = np.flatnonzero(prompts > lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        raise ArgumentError(
+            "bad_length",
+            f"{path}, row {row}",
+            f"expected a prompt within its row of {lengths[row]} tokens, found "
+            f"{prompts[row]}; give columns without prompts another padding_side by name",
+        )
+    longest = int(prompts.max(initial=0))
+    prompt_width = prompt_width or longest
+    if longest > prompt_width:
+        found = f"expected prompts of at most prompt_width={prompt_width} tokens, found {longest}"
+        raise ArgumentError("row_too_long", f"{path}, row {int(np.argmax(prompts))}", found)
+    left_pad = prompt_width - prompts
+    ends = left_pad + lengths
+    needed = max(int(ends.max(initial=0)), prompt_width)
+    if width and needed > width:
+        row = int(np.argmax(ends))
+        raise _too_long(path, row, width, f"{ends[row]} with its prompt padded to {prompt_width}")
+    return left_pad, _rounded(width or needed, multiple)
+
+
+def _rounded(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
+
+
+def too_long_in(row_splits: RowSplits, width: int, path: str) -> ArgumentError:
+    row = int(np.argmax(row_splits.lengths > width))
+    return _too_long(path, row, width, row_splits.lengths[row])
+
+
+def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
+    return ArgumentError(
+        "row_too_long",
+        f"{path}, row {row}",
+        f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; "
+        "raise pad_to_seqlen or shorten the row",
+    )
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool) -> None:
+    """Give each rectangle memory: new, or of `out`, tensors by name or one buffer."""
     wanted = rectangles
     if isinstance(out, Mapping):
         wanted = [rectangle for rectangle in wanted if not _given(rectangle, out)]
@@ -199,64 +268,57 @@ _SMALL = 4 << 20
 """Bytes of a rectangle; larger ones need longer to write than Python needs to plan them."""
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
-_ZEROS = {size: bytes(size) for size in (1, 2, 4, 8)}
+_ZEROS = {size: bytes(size) for size in (1, 2, 4, 8, 16)}
 
 
-def padded_columns(
-    message: Message,
-    rows: int,
-    keys: Mapping[str, Node],
-    chosen: ChosenRows | None,
-    pads: Mapping[Any, Any],
-) -> dict[str, torch.Tensor] | None:
-    """Columns of a small message, padded on the right in two short loops; None if one is not plain.
+def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """The columns of a small message, padded on the right; None if one of them is not plain.
 
-    Planning such a message costs more than copying it. The reader of a column reports its faults.
+    Two short loops, because planning such a message costs more than copying it. Anything unusual
+    is left to the plan, which also reports the faults.
     """
+    source = getattr(batch, "source", None)
+    if type(source) is not MessageColumns or source.device is not None or len(source.sizes) > 1:
+        return None
+    message, rows, chosen = source.message, source.sizes[0], batch.chosen
     frames, numbers = message.arrays, message.numbers
-    for node in keys.values():
-        if node.kind is not _JAGGED and node.kind is not _TENSOR:
-            return None
     if frames is None or not rows:
         return None
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = batch.nodes()
     jagged: list[Any] = []
-    end, group = 0, -1
-    splits: RowSplits | None = None
-    for name, node in keys.items():
-        i, kind = node.number, node.kind
+    end, group, total = 0, -1, 0
+    for name, node in columns.items():
         dims = numbers[node.dims : node.end]
-        if kind is _TENSOR and dims[:1] == [rows]:
-            columns[name] = message.tensor(node, chosen)
+        if node.kind is _TENSOR and dims[:1] == [rows]:
             continue
-        if kind is not _JAGGED or numbers[i + 2] != PLAIN or node.fields[2] != 1:
+        if node.kind is not _JAGGED:
             return None
-        if splits is None or group != numbers[i + 3]:
-            group = numbers[i + 3]
+        buffer, at, stored, own = numbers[node.number : node.number + 4]
+        if own != group:
             try:
-                splits = message.row_splits(group)
-                picked, starts = splits, splits.starts
+                group, splits = own, message.row_splits(own)
+                starts = splits.starts
+                total = splits.total if splits.rows == rows else -1
                 if chosen is not None:
-                    picked, starts = chosen.among(group, splits)
+                    splits, starts = chosen.among(group, splits)
             except WireFormatError:
                 return None
-            if splits.rows != rows:
-                return None
-        dtype = NAMED_ARRAYS.get(node.fields[0])
-        cell = size = node.itemsize
-        for extent in dims[1:]:
-            size *= extent
-        shape = picked.rows, picked.max, *dims[1:]
-        held = shape[0] * shape[1] * size
-        if dtype is None or dims[0] != splits.total or not 0 < held <= _SMALL:
-            return None
-        bits = _ZEROS[cell]
+            lengths, place = splits.lengths, (splits.rows, splits.max)
+        spelled, _, ragged_dim = node.fields
+        dtype = NAMED_ARRAYS.get(spelled)
+        size = node.itemsize
+        bits: bytes | None = _ZEROS[size]
         if name in pads:
-            bits = pad_bits(pads[name], torch_dtype(node.fields[0]), path_of(name))
-        at = numbers[i + 1]
-        data = frames[numbers[i]][at : at + dims[0] * size]
-        jagged.append((name, end, shape, dtype, data, starts, picked.lengths, size, bits))
-        columns[name] = None
+            bits = bits_of(pads[name], torch_dtype(spelled))
+        inner = dims[1:]
+        for extent in inner:
+            size *= extent
+        held = place[0] * place[1] * size
+        plain = stored == PLAIN and ragged_dim == 1 and dims[0] == total
+        if dtype is None or bits is None or not plain or not 0 < held <= _SMALL:
+            return None
+        data = frames[buffer][at : at + total * size]
+        jagged.append((name, end, (*place, *inner), dtype, data, starts, lengths, size, bits))
         end += (held + 63) & -64
     block = new_block(end).data
     tasks: list[Any] = []
@@ -265,4 +327,7 @@ def padded_columns(
         columns[name] = torch.from_numpy(array)
         tasks.append((array, data, starts, lengths, None, shape[1], size, bits))
     pad_all(tasks)
+    for name, node in columns.items():
+        if type(node) is Node:
+            columns[name] = message.tensor(node, chosen)
     return columns

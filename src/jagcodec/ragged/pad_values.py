@@ -22,28 +22,35 @@ def pad_bits(value: Any, dtype: torch.dtype, path: str) -> bytes:
     infinity or to zero. Zero is all bits 0 in every dtype that has it, those without arithmetic
     (``int4``, ``bits8``) included.
     """
-    number = value
-    if isinstance(value, (torch.Tensor, np.generic, np.ndarray)):
-        try:
-            number = value.item()
-        except (RuntimeError, ValueError):  # several cells; no memory
-            number = None
-    if not isinstance(number, (bool, int, float, complex)):
+    bits = bits_of(value, dtype)
+    if bits is not None:
+        return bits
+    if _number_in(value) is None:
         expected = "expected a number to pad with"
         raise ArgumentTypeError("bad_pad", path, f"{expected}, found {describe(value)}")
-    zero = number == 0 and math.copysign(1.0, complex(number).real) > 0
-    if zero and dtype is not _WITHOUT_ZERO:
+    remedy = "; it has no zero: its smallest value is 2.0**-127" if dtype is _WITHOUT_ZERO else ""
+    expected = f"expected a pad that {dtype} holds"
+    raise ArgumentError("bad_pad", path, f"{expected}, found {value!r:.80}{remedy}")
+
+
+def bits_of(value: Any, dtype: torch.dtype) -> bytes | None:
+    """As `pad_bits`; None where that raises."""
+    number = value if type(value) in (int, float) else _number_in(value)
+    if number is None:
+        return None
+    if not number and dtype is not _WITHOUT_ZERO and math.copysign(1.0, number.real) > 0:
         return bytes(dtype.itemsize)
-    make = _bits if isinstance(number, complex) else _kept_bits
-    bits = make(number, dtype)
-    if bits is None:
-        remedy = (
-            "; it has no zero: its smallest value is 2.0**-127" if dtype is _WITHOUT_ZERO else ""
-        )
-        raise ArgumentError(
-            "bad_pad", path, f"expected a pad that {dtype} holds, found {value!r:.80}{remedy}"
-        )
-    return bits
+    return (_bits if isinstance(number, complex) else _kept_bits)(number, dtype)
+
+
+def _number_in(value: Any) -> Any:
+    """A number, or the only cell of a tensor or an array; None of anything else."""
+    if isinstance(value, (torch.Tensor, np.generic, np.ndarray)):
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):  # several cells; no memory
+            return None
+    return value if isinstance(value, (bool, int, float, complex)) else None
 
 
 def _bits(number: Any, dtype: torch.dtype) -> bytes | None:

@@ -164,6 +164,12 @@ class WireBatch(OpenBatch):
             self._columns = self.source.columns()
         return self._columns
 
+    def nodes(self) -> dict[str, Any]:
+        """The columns of one message, by name, as their nodes; a new dict."""
+        if self._columns is None and isinstance(self.source, MessageColumns):
+            return dict(zip(self.source.names, self.source.node.children, strict=True))
+        return {name: key for name, (_, key) in self.by_name.items()}
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the columns, in their order."""
