@@ -32,12 +32,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> Any:
-    """The bits of a strided tensor's cells, as nested lists of integers.
-
-    Example:
-        >>> bits(torch.tensor([1.0, -0.0], dtype=torch.float16))
-        [15360, -32768]
-    """
+    """The bits of a strided tensor's cells, as nested lists of integers."""
     tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg().clone()
@@ -47,12 +42,7 @@ def bits(tensor: torch.Tensor) -> Any:
 
 
 def rows_of(value: torch.Tensor, lengths: Sequence[int] | None = None) -> list[Any]:
-    """The rows of a padded tensor (given its lengths) or of a jagged one, each as `bits`.
-
-    Example:
-        >>> rows_of(torch.tensor([[5, 6, 0], [7, 8, 9]]), [2, 3])
-        [[5, 6], [7, 8, 9]]
-    """
+    """The rows of a padded tensor (given its lengths) or of a jagged one, each as `bits`."""
     if lengths is not None:
         return [row[:n] for row, n in zip(bits(value), lengths, strict=True)]
     jagged: Any = value
@@ -72,12 +62,7 @@ def _ragged_dim(jagged: torch.Tensor) -> int:
 
 
 def cell_of(number: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """A Python number as a cell of a dtype; None if it does not fit: ints and bools only exactly.
-
-    Example:
-        >>> cell_of(300, torch.int8), cell_of(True, torch.int8), cell_of(0.1, torch.float16)
-        (None, None, tensor(0.0999755859375, dtype=torch.float16))
-    """
+    """A number as a cell of a dtype; None if it does not fit: ints and bools only exactly."""
     if isinstance(number, bool) or dtype is torch.bool:
         return torch.tensor(number) if isinstance(number, bool) and dtype is torch.bool else None
     if isinstance(number, int) and not dtype.is_floating_point:
@@ -100,42 +85,21 @@ def cell_of(number: Any, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def pad_rows(rows: Sequence[list[Any]], width: int, pad: Any) -> list[Any]:
-    """Pad each row to `width` with the cell `pad`.
-
-    Example:
-        >>> pad_rows([[5, 6], [7]], 3, 0)
-        [[5, 6, 0], [7, 0, 0]]
-    """
+    """Pad each row to `width` with the cell `pad`."""
     return [row + [pad] * (width - len(row)) for row in rows]
 
 
 def assert_same(actual: Any, expected: Any, path: str = "$") -> None:
     """Assert that two values are equal in type, dtype, shape, layout, order and bits, recursively.
 
-    Example:
-        >>> assert_same([1, (2.0, None)], [1, (2.0, None)])
-        >>> assert_same({"a": [1, True]}, {"a": [1, 1]})
-        Traceback (most recent call last):
-        AssertionError: $['a'][1]: True, expected 1
-
-    Raises:
-        AssertionError: They differ; the message begins with the path to the first difference.
-
-    Parameters and memory-mapped tensors count as plain tensors, and a jagged tensor with holes as
-    one with the same rows and no holes.
+    The error begins with the path to the first difference. Parameters and memory-mapped tensors
+    count as plain tensors, and a jagged tensor with holes as one with the same rows and no holes.
     """
     _same(described(actual), described(expected), path)
 
 
 def is_same(actual: Any, expected: Any) -> bool:
-    """Whether two values, such as two batches, are equal as `assert_same` asserts it.
-
-    ``==`` of two batches compares cell by cell, and raises for jagged columns.
-
-    Example:
-        >>> is_same({"a": [1.0]}, {"a": [1.0]}), is_same({"a": [1.0]}, {"a": [1]})
-        (True, False)
-    """
+    """Whether two values, such as two batches, are equal as `assert_same` asserts it."""
     try:
         assert_same(actual, expected)
     except AssertionError:

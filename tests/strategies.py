@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -244,7 +243,3 @@ def repeating_batches(draw: Draw) -> TensorDict:
                 cells_of_rows, layout=torch.jagged, dtype=dtype
             )
     return TensorDict(columns, batch_size=[rows])
-
-
-if sys.byteorder != "little":  # pragma: no cover
-    raise ImportError("jagcodec runs on little-endian machines")

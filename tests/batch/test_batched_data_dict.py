@@ -132,12 +132,6 @@ def test_what_is_made_of_it_keeps_its_type_and_meta_info(layout):
     assert sent.meta_info == {"step": 7}
 
 
-def test_a_pickled_column_holds_only_itself():
-    ones = {"a": torch.ones(64, 512), "b": torch.ones(64, 512)}
-    batch = materialize(pack_jagged_fields(ones, lengths=[512] * 64))
-    assert len(pickle.dumps(batch["a"])) < 64 * 512 * 4 + 2000
-
-
 def test_move():
     batch = trainer_batch("jagged")
     batch["more"] = batch["ids"] + 1

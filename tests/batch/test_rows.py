@@ -27,32 +27,19 @@ from jagcodec import (
     to_rows,
 )
 from tests.batch.plain import indices, rollout_of, table
+from tests.helpers import Store
 from tests.oracle import bits, pad_rows
 
 
 class Batch(NamedTuple):
-    """A batch and what it must hold.
-
-    Attributes:
-        held: In any form.
-        rows: As `table` gives them.
-        names: Of its columns, in their order.
-        kind: The type that every batch made of it has.
-        packed: Whether its jagged columns are packed ones.
-        meta: None where it has none.
-    """
+    """A batch in any form, and what it must hold."""
 
     held: Any
-    rows: list[dict[str, Any]]
-    names: list[str]
-    kind: type
-    packed: bool
+    rows: list[dict[str, Any]]  # as `table` gives them
+    names: list[str]  # of its columns, in their order
+    kind: type  # of every batch that is made of it
+    packed: bool  # whether its jagged columns are packed ones
     meta: dict[str, Any] | None
-
-
-def fetched(frames):
-    blob = to_blob(frames)
-    return open_wire(lambda offset, size: blob[offset : offset + size])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -63,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MESSAGES: dict[str, Any] = {
     "open": open_wire,
-    "fetched": fetched,
+    "fetched": lambda frames: open_wire(Store(frames)),
     "frames": lambda frames: [bytes(frame) for frame in frames],
     "tuple": tuple,
     "blob": to_blob,
