@@ -28,9 +28,22 @@ import torch
 
 from benchmarks import report
 from jagcodec import decode
-from tests.wire.forge import Draft, list_of, map_of, message, node, record
+from tests.wire.forge import (
+    Draft,
+    array,
+    int64s,
+    jagged,
+    list_of,
+    map_of,
+    message,
+    node,
+    record,
+    sparse_coo,
+    strided_nested,
+    tensor,
+)
 from tests.wire.forge import tensordict as batch_of
-from tests.wire.grown import DOCUMENTS, Recipe, beside, document_of, in_rows, large, tall
+from tests.wire.grown import COLUMNS, DOCUMENTS, Recipe, document_of, in_rows, large, tall
 from tests.wire.readers import cost
 
 PAGE = report.ROOT / "SECURITY.md"
@@ -45,13 +58,31 @@ SHARE = 50
 
 
 def _documents(value: Callable[[int], Any]) -> Recipe:
-    return Recipe("documents", lambda n: message([value(i) for i in range(n)]), False)
+    return Recipe("documents", lambda n: message([value(i) for i in range(n)]))
 
 
-def _nodes(value: Any, *kind: Any) -> Recipe:
-    """Many of one node in a list, or in a node of another kind."""
-    kind = kind or ("LIST",)
-    return Recipe("nodes", lambda n: message(node(*kind, children=[value] * n)), False)
+def _nodes(value: Any, size: int = 0, *kind: Any, group: Sequence[int] = ()) -> Recipe:
+    """Many of one node of so many bytes, in a list or in a node of another kind."""
+    kind, groups = kind or ("LIST",), [group] if group else []
+
+    def make(n: int) -> list[bytes]:
+        frames = [(int64s(1) + bytes(size * n))[: size * n]] if size else []
+        return message(node(*kind, children=[value] * n), *frames, groups=groups)
+
+    return Recipe("nodes", make)
+
+
+def _columns_of_one_row(name: str) -> Recipe:
+    def make(n: int) -> list[bytes]:
+        f = Draft()
+        return f.message(list_of(*(COLUMNS[name](f, i, 1) for i in range(n))))
+
+    return Recipe(f"{name}, many", make)
+
+
+def _jagged_of_own_groups(n: int) -> list[bytes]:
+    groups = [[0, 0, 1, 0, 0]] * n
+    return message(list_of(*(jagged(i, shape=[0]) for i in range(n))), groups=groups)
 
 
 def _arrays_of_one_group(n: int) -> list[bytes]:
@@ -76,80 +107,79 @@ _TEXT_AND_NUMBERS = [
     *map(large, ("string", "surrogates")),
 ]
 _CONTAINERS = [
-    *(document_of(name) for name in DOCUMENTS if name not in _SCALARS),
-    _documents(lambda i: {}),
-    _documents(lambda i: record("TUPLE")),
-    _documents(lambda i: record("SET")),
-    _documents(lambda i: record("DICT")),
+    *(document_of(name) for name in DOCUMENTS if name not in (*_SCALARS, "USER")),
+    *map(_documents, (lambda i: {}, *(lambda i, k=k: record(k) for k in ("TUPLE", "SET", "DICT")))),
 ]
+_SLICE = node("USER", "slice", children=[node("TUPLE", children=[None, list_of(1), None])])
 _NODES = [
-    *map(beside, ("nil", "list", "tuple node", "list node", "slice node")),
-    *map(_nodes, ({}, map_of({}), node("DICT", children=[[]]))),
+    None,
+    [],
+    {},
+    node("TUPLE"),
+    node("LIST"),
+    _SLICE,
+    map_of({}),
+    node("DICT", children=[[]]),
 ]
 _ARRAYS = [
-    *("array", "array of text", "array of nothing", "array of no cells"),
-    "array of dates",
+    _nodes(array("|u1"), 1),
+    _nodes(array("<U2"), 8),
+    _nodes(array("|S0", [2, 3])),
+    _nodes(array("<f8", [0, 2**40])),
+    _nodes(array("<M8[ns]"), 8),
 ]
+_INDEX = tensor("int64", [1, 1])
 _TENSORS = [
-    *("uint8 [1]", "no cells [1]", "bits [1]", "narrow [1]", "strided (1,) [1]"),
-    *("strided (0,) [1]", "sparse [1]", "sparse coalesced [1]", "sparse bits [1]"),
-    "sparse, no cells [1]",
+    _nodes(tensor(), 1),
+    _nodes(tensor("int64", [1, 0, 2**40])),
+    _nodes(tensor("int64", [1, 8], stored=1), 1),
+    _nodes(tensor("int32", stored=17), 1),
+    _nodes(strided_nested(1, 1), 9),
+    *(_nodes(sparse_coo(_INDEX, tensor(), flag, [2]), 9) for flag in (0, 1)),
+    _nodes(sparse_coo(_INDEX, tensor("int64", stored=1), shape=[2]), 9),
+    _nodes(sparse_coo(tensor("int64", [2, 0]), tensor(shape=[0]), shape=[1, 2**40])),
 ]
-_JAGGED = [
-    [beside("jagged, shared empty group [1]"), beside("jagged bits [1]")],
-    [beside("jagged, own empty group [1]")],
+_ONE_GROUP = [
+    _nodes(jagged(shape=[0]), group=[0, 0, 1, 0, 0]),
+    _nodes(jagged(shape=[2, 4], dtype="int64", offset=0, stored=1), 1, group=[0, 0, 1, 2, 2]),
 ]
-_TENSORDICTS = [[_nodes(batch_of([], {}))], [_nodes(batch_of([], {"a": _PAYLOAD}))]]
-_PAYLOADS = [[_nodes(_PAYLOAD)], [_nodes(_PAYLOAD, "NON_TENSOR_STACK", 0)]]
-_ROWS = [
-    [tall(name, each=each) for name in ("rows, shared group", "rows of lists")]
-    for each in (1, SHARE)
-]
+_JAGGED = [_ONE_GROUP, [Recipe("groups", _jagged_of_own_groups)]]
+_TENSORDICTS = [[_nodes(batch_of([], leaves))] for leaves in ({}, {"a": _PAYLOAD})]
+_PAYLOADS = [[_nodes(_PAYLOAD)], [_nodes(_PAYLOAD, 0, "NON_TENSOR_STACK", 0)]]
+_ROWS = [[tall(name, each=each) for name in ("rows", "rows of lists")] for each in (1, SHARE)]
+_INDIRECT_ROWS = ("indirect, shared", "indirect rows", "indirect rows of one object")
+_INDIRECT = [_columns_of_one_row(name) for name in ("indirect, shared", "indirect, runs")]
 _OBJECT_ARRAYS = [
     [in_rows("list", kind="OBJECT_ARRAY")],
-    [Recipe("arrays of one group", _arrays_of_one_group, False)],
+    [Recipe("arrays of one group", _arrays_of_one_group)],
 ]
-_FRAMES = [large("many frames"), Recipe("writable frames", _writable_frames, False)]
+_FRAMES = [large("many frames"), Recipe("writable frames", _writable_frames)]
 
 # What a row is about, how it puts its figures, and the recipes of each figure.
 ROWS: list[tuple[str, str, list[list[Recipe]]]] = [
     ("text, numbers in documents", "{}", [_TEXT_AND_NUMBERS]),
     ("numbers in lists of one type", "{}", [[large("numbers"), large("bools")]]),
     ("arrays, maps and records of documents", "{}", [_CONTAINERS]),
-    ("values that are nodes of their own: lists, tuples, maps, dicts", "{}", [_NODES]),
-    ("numpy arrays", "{}", [[*map(beside, _ARRAYS)]]),
-    ("dense, sparse and strided nested tensors", "{}", [[*map(beside, _TENSORS)]]),
+    ("values that are nodes of their own: lists, tuples, maps, dicts", "{}",
+     [[*map(_nodes, _NODES)]]),
+    ("numpy arrays", "{}", [_ARRAYS]),
+    ("dense, sparse and strided nested tensors", "{}", [_TENSORS]),
     ("jagged tensors", "{} in one ragged group, {} with a group each", _JAGGED),
     ("lists of views of one tensor", "{} per byte of bounds", [[large("views")]]),
-    (
-        "components of a strided nested tensor",
-        "{} per byte of their sizes",
-        [[tall("strided (0,)")]],
-    ),
+    ("components of a strided nested tensor", "{} per byte of their sizes",
+     [[tall("strided, no cells")]]),
     ("TensorDicts", "{}, with a payload in each {}", _TENSORDICTS),
-    ("lazy stacks", "{}", [[beside("empty lazy stack")]]),
+    ("lazy stacks", "{}", [[_nodes(node("LAZY_STACK", 0))]]),
     ("`NonTensorData`, stacks of them", "{}, {}", _PAYLOADS),
-    (
-        "rows of `NonTensorStack`s",
-        "{} in one column, {} in columns that share a ragged group",
-        _ROWS,
-    ),
-    (
-        "rows of indirect columns",
-        "{} of tokens, {} of objects, {} of one object",
-        [
-            [tall(name)]
-            for name in ("indirect, shared", "indirect rows", "indirect rows of one object")
-        ],
-    ),
-    ("indirect columns", "{}", [[beside("indirect, shared [1]"), beside("indirect, runs [1]")]]),
-    (
-        "rows of object arrays",
-        "{} in one array, {} in arrays that share a ragged group",
-        _OBJECT_ARRAYS,
-    ),
+    ("rows of `NonTensorStack`s",
+     "{} in one column, {} in columns that share a ragged group", _ROWS),
+    ("rows of indirect columns", "{} of tokens, {} of objects, {} of one object",
+     [[tall(name)] for name in _INDIRECT_ROWS]),
+    ("indirect columns", "{}", [_INDIRECT]),
+    ("rows of object arrays",
+     "{} in one array, {} in arrays that share a ragged group", _OBJECT_ARRAYS),
     ("empty frames", "{}", [_FRAMES]),
-]
+]  # fmt: skip
 RECIPES = [recipe for _, _, groups in ROWS for group in groups for recipe in group]
 
 

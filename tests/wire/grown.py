@@ -1,28 +1,28 @@
-"""Messages of any size, made by hand: many of every kind of column, value and document.
+"""Messages of any size, made by hand: many of what the golden messages hold, and many rows.
 
 `singles()` has every kind by itself, and `drawn(seed)` several in and next to each other.
 `test_growth.py` counts what readers do with n, 2n and 4n of them, and `fuzz/weigh.py` weighs them.
 """
 
-import math
+import functools
+import itertools
 import random
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
-from jagcodec.wire.registry import register_type
+from jagcodec import WireFormatError, decode
+from tests.wire import cases, spec_reader
 from tests.wire.cases.indirect import column as indirect_column
 from tests.wire.cases.indirect import run_of
+from tests.wire.damage import Parts
 from tests.wire.forge import (
     Draft,
     Part,
-    array,
     compressed,
-    document,
     int64s,
     jagged,
     list_of,
@@ -30,12 +30,10 @@ from tests.wire.forge import (
     message,
     message_of_rows,
     node,
-    object_array,
     packed,
     record,
     row_message,
     rows_node,
-    rows_of,
     sparse_coo,
     strided_nested,
     tag,
@@ -45,18 +43,103 @@ from tests.wire.forge import (
     user,
     zstd,
 )
+from tests.wire.test_golden import NAMES, OPAQUE, kept, message_of
+
+# --- units: what there may be many of ----------------------------------------------------------
 
 
-@dataclass
-class Box:
-    """A registered type, so that messages can hold one."""
+class Unit(NamedTuple):
+    """The root of a message, with the groups and frames that it names."""
 
-    value: Any
+    part: Part
+    groups: list[tuple[int, ...]]
+    payload: list[bytes]
+
+    def after(self, frames: int, groups: int) -> "Unit":
+        """The same unit, whose frames and groups come after so many others."""
+        numbers = iter(self.part.numbers)
+        places, moved = {"buffer": frames, "group": groups}, []
+
+        def move(schema: Any) -> None:
+            if schema is None:
+                return
+            names = spec_reader.NODES[schema[0]][1].split()
+            for name in spec_reader.NODES[schema[0]][2].split():
+                if name == "dims":
+                    moved.extend(itertools.islice(numbers, schema[1 + names.index("rank")]))
+                else:
+                    moved.append(next(numbers) + places.get(name, 0))
+            for child in schema[1 + len(names) :]:
+                move(child)
+
+        move(self.part.schema)
+        own = [(group[0] + frames, *group[1:]) for group in self.groups]
+        return Unit(Part(self.part.schema, moved, self.part.values), own, self.payload)
 
 
-register_type(Box, "growth.Box")
+def unit_of(frames: list[bytes]) -> Unit:
+    header, parts = spec_reader.Header(frames[0]), Parts(frames[0])
+    numbers = parts.numbers[: header.count(parts.schema)]
+    values = parts.values[: header.check(parts.schema)]
+    return Unit(Part(parts.schema, numbers, values), header.groups, frames[1:])
 
-# --- columns: what a TensorDict of `rows` rows may hold ----------------------------------------
+
+@functools.cache
+def units() -> dict[str, Unit]:
+    """What golden messages hold, those by hand and those of `encode`."""
+    golden = {name: kept(name) for name in NAMES if name not in OPAQUE | {"compressed"}}
+    frames: dict[str, Any] = {name: message_of(case) for name, case in golden.items()}
+    frames |= {name: case.message for name, case in cases.GOOD.items()}
+    return {
+        name: unit_of(made)
+        for name, made in frames.items()
+        if isinstance(made, list) and not name.startswith("compressed") and "deep" not in name
+    }
+
+
+@functools.cache
+def columns_of_batches() -> dict[str, tuple[int, Unit]]:
+    """Units that can be a column, and of how many rows: those that `decode` reads in a batch."""
+    found = {}
+    for name, unit in units().items():
+        for rows in (1, 2, 3):
+            root = tensordict([rows], {"a": unit.part})
+            try:
+                decode(message(root, *unit.payload, groups=unit.groups))
+            except WireFormatError:
+                continue
+            found[name] = rows, unit
+    return found
+
+
+SPOILED = {
+    "unknown dtype": tensor("float33", []),
+    "out of bounds": tensor(buffer=9),
+    "bad document": Part(None, [], [record("BIG_INT", b"")]),
+    "bad row": node("SPARSE_COO", 0, 0, children=[0, 0]),
+}
+
+
+def many(wrap: Callable[[list[Part]], Part], some: list[Unit], *, apart: bool) -> list[bytes]:
+    """A message of these units, each in frames and groups of its own, or all over the same.
+
+    What lies at the same place counts for each of them, so there must be as many bytes.
+    """
+    payload: list[bytes] = []
+    groups: list[tuple[int, ...]] = []
+    parts, first = [], {}
+    for unit in some:
+        if apart or id(unit) not in first:
+            moved = unit.after(len(payload), len(groups))
+            payload, groups = [*payload, *unit.payload], [*groups, *moved.groups]
+            first[id(unit)] = moved
+        parts.append(first[id(unit)].part)
+    spare = sum(len(frame) for unit in some for frame in unit.payload) - sum(map(len, payload))
+    more = [bytes(spare)] if spare else []
+    return message(wrap(parts), *payload, *more, groups=groups)
+
+
+# --- columns of any number of rows -------------------------------------------------------------
 
 Column = Callable[[Draft, int, int], Part]
 """The i-th of many columns of so many rows."""
@@ -66,64 +149,31 @@ def dense(f: Draft, dtype, data, *shape, stored=0):
     return tensor(dtype, shape, *f.put(data), stored=stored)
 
 
-def ragged(f: Draft, group, total, *inner, stored=0, dim=1):
-    shape = [total, *inner] if dim == 1 else [*inner, total]
-    cells = math.prod(shape)
-    place = f.put(bytes((cells + 7) // 8 if stored == 1 else 8 * cells))
-    return jagged(group, dim, shape, "int64", *place, stored=stored)
-
-
-def own_lengths(i, rows):
+def lengths_of(i, rows):
     return [(i + row) % 2 * 2 for row in range(rows)]
 
 
-def own_ragged(f: Draft, i, rows):
-    return ragged(f, f.group(own_lengths(i, rows)), sum(own_lengths(i, rows)))
+def ragged(f: Draft, i, rows, *, group=None, each=None):
+    total = sum(lengths_of(i, rows)) if each is None else each * rows
+    group = f.group(lengths_of(i, rows)) if each is None else f.shared_group([each] * rows)
+    return jagged(group, 1, [total], "int64", *f.put(bytes(8 * total)))
 
 
-def same_ragged(length, *inner, **options):
-    """Columns of one ragged group."""
-    return lambda f, i, rows: ragged(
-        f, f.shared_group([length] * rows), length * rows, *inner, **options
-    )
-
-
-def strided(*shape):
-    def make(f: Draft, i, rows):
-        cells = rows * math.prod(shape)
-        places = f.put(bytes(cells)), f.put(int64s(*(shape or [1]) * rows))
-        return strided_nested(cells, rows, len(shape), *places)
-
-    return make
-
-
-def sparse(f: Draft, rows, values, coalesced=0):
-    indices = dense(f, "int64", int64s(*range(rows)), 1, rows)
-    return sparse_coo(indices, values, coalesced, [rows])
-
-
-def documents(row, *, shared):
-    """Rows of documents, in a ragged group of their own or in one."""
+def documents(row):
+    """Rows of documents, in the ragged group of their lengths."""
 
     def make(f: Draft, i, rows):
-        data = [packed(row(k if shared else i + k)) for k in range(rows)]
-        lengths = [*map(len, data)]
-        group = f.shared_group(lengths) if shared else f.group(lengths)
-        return rows_node(sum(lengths), *f.put(b"".join(data)), group=group)
+        data = [*map(packed, map(row, range(rows)))]
+        group = f.shared_group([*map(len, data)])
+        return rows_node(sum(map(len, data)), *f.put(b"".join(data)), group=group)
 
     return make
-
-
-def image():
-    """A row that is a message: a tensor of one cell."""
-    return row_message(message(tensor(), b"x"))
 
 
 def messages_in_rows(f: Draft, i, rows):
-    size = len(image())
-    place = f.put(image() * rows)
-    group, stored = f.group([size] * rows), 256 if rows else 0
-    return rows_node(size * rows, *place, group=group, stored=stored)
+    image = row_message(message(tensor(), b"x"))
+    group = f.group([len(image)] * rows)
+    return rows_node(len(image) * rows, *f.put(image * rows), group=group, stored=256)
 
 
 def payload(value, rows=()):
@@ -132,36 +182,27 @@ def payload(value, rows=()):
 
 def indirect(f: Draft, i, rows):
     """Rows in a group and cells of their own, of which there are few."""
-    lengths = own_lengths(i, rows)
-    cells = bytes(min(2, sum(lengths)))
-    return indirect_column(f, "JAGGED", [run_of(cells, [0] * rows, narrow=1)], lengths)
+    lengths = lengths_of(i, rows)
+    run = run_of(bytes(min(2, sum(lengths))), [0] * rows, narrow=1)
+    return indirect_column(f, "JAGGED", [run], lengths)
 
 
 def indirect_shared(f: Draft, i, rows):
     cells = f.once("cells", lambda: f.put(b"\7"))
-    run = run_of(cells, cells=min(rows, 1))
-    return indirect_column(f, "JAGGED", [run], [1] * rows)
+    return indirect_column(f, "JAGGED", [run_of(cells, cells=1)], [1] * rows)
 
 
 def indirect_runs(f: Draft, i, rows):
     """A prefix, other cells, and none."""
-    runs = [
-        run_of(bytes(min(rows, 1)), [0] * rows, rows=[1] * rows, narrow=1),
-        run_of(bytes(min(rows, 1)), rows=[1] * rows),
-        run_of(rows=[0] * rows),
-    ]
+    ones = [1] * rows
+    prefix = run_of(b"\0", [0] * rows, rows=ones, narrow=1)
+    runs = [prefix, run_of(b"\0", rows=ones), run_of(rows=[0] * rows)]
     return indirect_column(f, "JAGGED", runs, [2] * rows)
-
-
-def one_table(f: Draft, i, rows):
-    """Columns over one table, each with as many bytes that nothing else names."""
-    f.put(bytes(64))
-    return f.once(("table", rows), lambda: indirect_shared(f, i, rows))
 
 
 def indirect_tensor(f: Draft, i, rows):
     # Of cells so large that few of them are looked at when they are written again, too.
-    run = run_of(bytes(128 * min(rows, 1)), [0] * rows, narrow=1)
+    run = run_of(bytes(128), [0] * rows, narrow=1)
     return indirect_column(f, "TENSOR", [run], [1] * rows, "int64", [16])
 
 
@@ -170,7 +211,7 @@ def indirect_rows(stored):
 
     def make(f: Draft, i, rows):
         row = packed([[], i % 100, "x"])
-        run = run_of(row if rows else b"", [0] * rows, narrow=1)
+        run = run_of(row, [0] * rows, narrow=1)
         lengths = [len(row)] * rows
         return indirect_column(f, "NON_TENSOR_ROWS", [run], lengths, stored=stored)
 
@@ -178,61 +219,35 @@ def indirect_rows(stored):
 
 
 COLUMNS: dict[str, Column] = {
-    "uint8": lambda f, i, n: dense(f, "uint8", bytes(n), n),
-    "bfloat16 x 3": lambda f, i, n: dense(f, "bfloat16", bytes(6 * n), n, 3),
     "no cells": lambda f, i, n: dense(f, "int64", b"", n, 0, 2**40),
     "bits": lambda f, i, n: dense(f, "int64", bytes(n), n, 8, stored=1),
     "narrow": lambda f, i, n: dense(f, "int32", bytes(n), n, stored=17),
-    "jagged, own group": own_ragged,
-    "jagged, own empty group": lambda f, i, n: ragged(f, f.group([0] * n), 0),
-    "jagged, shared group": same_ragged(1),
-    "jagged, shared empty group": same_ragged(0),
-    "jagged bits": same_ragged(2, 4, stored=1),
-    "jagged of nothing": same_ragged(1, 0, 2**40),
-    "jagged at dim 2": same_ragged(1, 2, dim=2),
-    "strided ()": strided(),
-    "strided (1,)": strided(1),
-    "strided (0,)": strided(0),
-    "sparse": lambda f, i, n: sparse(f, n, dense(f, "uint8", bytes(n), n)),
-    "sparse coalesced": lambda f, i, n: sparse(f, n, dense(f, "uint8", bytes(n), n), 1),
-    "sparse bits": lambda f, i, n: sparse(
-        f, n, dense(f, "int64", bytes((n + 7) // 8), n, stored=1)
-    ),
-    "sparse, no cells": lambda f, i, n: sparse_coo(
-        dense(f, "int64", b"", 2, 0), dense(f, "float32", b"", 0), 0, [n, 2**40]
-    ),
-    "nested, empty": lambda f, i, n: tensordict([n], {}),
-    "nested": lambda f, i, n: tensordict(
-        [n], {"a": own_ragged(f, i, n), "b": tensordict([n], {"c": payload("x", [n])})}
+    "jagged, own group": ragged,
+    "jagged, shared group": lambda f, i, n: ragged(f, i, n, each=1),
+    "jagged, empty rows": lambda f, i, n: ragged(f, i, n, each=0),
+    "strided": lambda f, i, n: strided_nested(n, n, 1, f.put(bytes(n)), f.put(int64s(*[1] * n))),
+    "strided, no cells": lambda f, i, n: strided_nested(0, n, 1, (0, 0), f.put(bytes(8 * n))),
+    "sparse": lambda f, i, n: sparse_coo(
+        dense(f, "int64", int64s(*range(n)), 1, n), dense(f, "uint8", bytes(n), n), 1, [n]
     ),
     "lazy stack": lambda f, i, n: node("LAZY_STACK", 0, children=[tensordict([], {})] * n),
-    "lazy stack of stacks": lambda f, i, n: node(
-        "LAZY_STACK",
-        1,
-        children=[tensordict([n], {"a": dense(f, "uint8", bytes(n), n)})],
-    ),
-    "payload": lambda f, i, n: payload({"a": [1, 2.5, None], "b": "text"}, [n]),
-    "payload records": lambda f, i, n: payload(record("TUPLE", record("SET", 1, 2)), [n]),
-    "payload tensor": lambda f, i, n: payload(dense(f, "uint8", b"x", 1), [n]),
     "payload stack": lambda f, i, n: node(
         "NON_TENSOR_STACK", 0, children=[payload([row]) for row in range(n)]
     ),
-    "rows, own group": documents(lambda row: row % 100, shared=False),
-    "rows, shared group": documents(lambda row: row % 100, shared=True),
-    "rows of lists": documents(lambda row: [], shared=True),
-    "rows of records": documents(lambda row: record("TUPLE", row % 100), shared=True),
-    "rows with marks": documents(lambda row: -57, shared=True),  # d0 c7: like an extension
+    "rows": documents(lambda row: row % 100),
+    "rows of lists": documents(lambda row: []),
+    "rows of records": documents(lambda row: record("TUPLE", row % 100)),
+    "rows with marks": documents(lambda row: -57),  # d0 c7: like an extension
     "rows of messages": messages_in_rows,
     "indirect": indirect,
     "indirect, shared": indirect_shared,
-    "indirect, one table": one_table,
     "indirect, runs": indirect_runs,
     "indirect tensor": indirect_tensor,
     "indirect rows": indirect_rows(65),
     "indirect rows of one object": indirect_rows(129),
 }
 
-# --- documents and values: what may stand anywhere ---------------------------------------------
+# --- documents: what may stand anywhere --------------------------------------------------------
 
 
 def nest(wrap, levels, value):
@@ -249,9 +264,7 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "marked str": lambda i: f"Ç{i}",  # c3 87, and lengths that look like extensions
     "bin": lambda i: b"\xc7" + struct.pack("<i", i),
     "list": lambda i: [],
-    "list of lists": lambda i: [[[]], [0]],
-    "map": lambda i: {"a": i, "b": {}},
-    "map of keys": lambda i: {f"k{i}": 1},
+    "map": lambda i: {f"k{i}": i, "b": {}},
     "BIG_INT": lambda i: record("BIG_INT", (1 << 70 | i).to_bytes(9, "little")),
     "complex": lambda i: user("complex", 0.5, float(i)),
     "TUPLE": lambda i: record("TUPLE", i),
@@ -261,13 +274,12 @@ DOCUMENTS: dict[str, Callable[[int], Any]] = {
     "range": lambda i: user("range", 0, 10**9, i + 1),
     "slice": lambda i: user("slice", i, None, None),
     "NUMBERS": lambda i: record("NUMBERS", "int32", struct.pack("<2i", i, -i)),
-    "NUMBERS, empty": lambda i: record("NUMBERS", "bool", b""),
     "SCALAR": lambda i: record("SCALAR", "<i4", struct.pack("<i", i)),
     "numpy.str_": lambda i: record("USER", "numpy.str_", f"s{i}"),
     "torch.Size": lambda i: record("USER", "torch.Size", [i, 2]),
     "torch.dtype": lambda i: record("USER", "torch.dtype", "float32"),
     "torch.device": lambda i: user("torch.device", "cpu", None),
-    "USER": lambda i: record("USER", "growth.Box", {"value": i}),
+    "USER": lambda i: record("USER", "no.such.Type", i),
     "deep list": lambda i: nest(lambda inner: [inner], 20, i),
     "deep tuple": lambda i: nest(lambda inner: record("TUPLE", inner), 20, i),
 }
@@ -275,67 +287,6 @@ HASHABLE = (
     *("int", "float", "str", "bin", "BIG_INT", "complex", "TUPLE", "FROZENSET", "range"),
     *("SCALAR", "numpy.str_", "torch.Size"),
 )
-
-Value = Callable[[Draft, int], Part]
-"""The i-th of many values."""
-
-
-def of_rows(name, rows) -> Value:
-    return lambda f, i: COLUMNS[name](f, i, rows)
-
-
-def of_document(name) -> Value:
-    return lambda f, i: document(DOCUMENTS[name](i))
-
-
-def objects(shape, *items) -> Value:
-    rows = rows_of(*items)
-    lengths = [b - a for a, b in zip(rows.bounds, rows.bounds[1:], strict=False)]
-    return lambda f, i: object_array(
-        shape, len(rows.data), *f.put(rows.data), group=f.group(lengths), stored=rows.stored
-    )
-
-
-def views(f: Draft, i):
-    return tensor_views(2, [4], f.put(bytes(4)), f.put(int64s(0, 1, 1, 2)))
-
-
-VALUES: dict[str, Value] = {
-    **{name: of_document(name) for name in DOCUMENTS},
-    **{f"{name} [{rows}]": of_rows(name, rows) for name in COLUMNS for rows in (1, 2)},
-    "tuple node": lambda f, i: node("TUPLE"),
-    "list node": lambda f, i: node("LIST"),
-    "map node": lambda f, i: node("MAP", [f"k{i}"], children=[0]),
-    "dict node": lambda f, i: node("DICT", children=[[i], 0]),
-    "slice node": lambda f, i: node(
-        "USER", "slice", children=[node("TUPLE", children=[None, list_of(i), None])]
-    ),
-    "bytes": lambda f, i: node("BYTES", numbers=[*f.put(b"x"), 1]),
-    "no bytes": lambda f, i: node("BYTES", numbers=[0, 0, 0]),
-    "array": lambda f, i: array("|u1", [1], *f.put(b"x")),
-    "array of text": lambda f, i: array("<U2", [1], *f.put(bytes(8))),
-    "array of nothing": lambda f, i: array("|S0", [2, 3]),
-    "array of no cells": lambda f, i: array("<f8", [0, 2**40]),
-    "array of dates": lambda f, i: array("<M8[ns]", [1], *f.put(bytes(8))),
-    # All of them at one place: refused unless the payload has bytes for each.
-    "overlap": lambda f, i: array("<U2", [1], *f.once("overlap", lambda: f.put(bytes(8)))),
-    "objects": objects([1], 0),
-    "objects of messages": objects([1], image()),
-    "no objects": objects([0, 2**40]),
-    "views": views,
-    "no views": lambda f, i: tensor_views(0, [0]),
-    "user": lambda f, i: node("USER", "growth.Box", children=[map_of({"value": views(f, i)})]),
-    "stranger": lambda f, i: node("USER", "no.such.Type", children=[0]),
-    "empty lazy stack": lambda f, i: node("LAZY_STACK", 0),
-    "empty stack": lambda f, i: node("NON_TENSOR_STACK", 0),
-    "bad end": lambda f, i: ragged(f, f.shared_group([1, 1]), 3),
-}
-SPOILED = {
-    "unknown dtype": tensor("float33", []),
-    "out of bounds": tensor(buffer=9),
-    "bad document": document(record("BIG_INT", b"")),
-    "bad row": node("SPARSE_COO", 0, 0, children=[0, 0]),
-}
 WRAPS: list[Callable[[Any], Part]] = [
     list_of,
     lambda part: node("TUPLE", children=[part]),
@@ -361,42 +312,30 @@ class Recipe(NamedTuple):
         return max(16, min(most, int(size / per_unit)))
 
 
-def beside(*names: str, wrap=None, spoil: str | None = None, **options: bool) -> Recipe:
-    """`n` of each of these values in a list, each in containers of its own with `wrap`."""
+def beside(*names: str, wrap=None, spoil: str | None = None, apart: bool = False) -> Recipe:
+    """`n` of each of these units in a list, each in a container of its own with `wrap`."""
+
+    def listed(parts: list[Part]) -> Part:
+        return list_of(*(map(wrap, parts) if wrap else parts), *([SPOILED[spoil]] if spoil else []))
 
     def make(n: int) -> list[bytes]:
-        f = Draft(**options)
-        parts = [VALUES[name](f, i) for name in names for i in range(n)]
-        parts = [wrap(part) for part in parts] if wrap else parts
-        return f.message(list_of(*parts, *([SPOILED[spoil]] if spoil else [])))
+        return many(listed, [units()[name] for name in names for _ in range(n)], apart=apart)
 
-    return Recipe(f"beside({' + '.join(names)}, {spoil}, {options})", make)
+    return Recipe(f"beside({' + '.join(names)}, {spoil}, {apart})", make)
 
 
-def deep(wrap: Callable[[Any], Part], name: str, levels: int) -> Recipe:
-    """`n` values spread over many levels of containers in each other."""
+def columns(*names: str, spoil: str | None = None, apart: bool = False) -> Recipe:
+    """A batch of few rows and `n` columns of each of these units."""
+    rows = columns_of_batches()[names[0]][0]
 
-    def make(n: int) -> list[bytes]:
-        f = Draft()
-        part = document(0)
-        for level in range(levels):
-            few = range(level * n // levels, (level + 1) * n // levels)
-            part = wrap(list_of(*(VALUES[name](f, i) for i in few), part))
-        return f.message(part)
-
-    return Recipe(f"deep({name}, {levels})", make)
-
-
-def columns(*names: str, rows: int = 2, spoil: str | None = None, **options: bool) -> Recipe:
-    """A batch of few rows and `n` columns of each of these."""
-
-    def make(n: int) -> list[bytes]:
-        f = Draft(**options)
-        parts = [COLUMNS[name](f, i, rows) for i in range(n) for name in names]
+    def batch(parts: list[Part]) -> Part:
         leaves = {f"{i}": part for i, part in enumerate(parts)}
-        return f.message(tensordict([rows], leaves | ({"bad": SPOILED[spoil]} if spoil else {})))
+        return tensordict([rows], leaves | ({"bad": SPOILED[spoil]} if spoil else {}))
 
-    return Recipe(f"columns({' + '.join(names)}, {rows} rows, {spoil}, {options})", make, True)
+    def make(n: int) -> list[bytes]:
+        return many(batch, [units()[name] for name in names for _ in range(n)], apart=apart)
+
+    return Recipe(f"columns({' + '.join(names)}, {spoil}, {apart})", make, True)
 
 
 def tall(*names: str, each: int = 1) -> Recipe:
@@ -433,20 +372,6 @@ def in_rows(name: str, kind: str = "NON_TENSOR_ROWS", *, messages: bool = False)
         return message_of_rows(*made, kind=kind)
 
     return Recipe(f"in_rows({name}, {kind}, {messages})", make)
-
-
-def unnamed(name: str, what: str) -> Recipe:
-    """`n` values beside `n` frames or ragged groups that nobody names."""
-
-    def make(n: int) -> list[bytes]:
-        f = Draft()
-        parts = [VALUES[name](f, i) for i in range(n)]
-        for _ in range(n if what == "groups" else 0):
-            f.group([1])
-        more = {"empty frames": b"", "frames": b"x"}
-        return f.message(list_of(*parts), *[more[what]] * n if what in more else [])
-
-    return Recipe(f"unnamed({name}, {what})", make)
 
 
 def probing_keys(count: int) -> list[int]:
@@ -488,8 +413,6 @@ LARGE: dict[str, Callable[[int], list[bytes]]] = {
         map_of({"k" * n: list_of(*[0] * n, SPOILED["unknown dtype"])})
     ),
     "type name": lambda n: message(node("USER", "n" * n, children=[0])),
-    "dtype name": lambda n: message(tensor("n" * n, [])),
-    "big integer": lambda n: message(record("BIG_INT", b"\1" * n)),
     "big integers equal": lambda n: message(
         record("SET", *[record("BIG_INT", bytes([i, 1]) + bytes(n) + b"\1") for i in range(32)])
     ),
@@ -500,17 +423,12 @@ LARGE: dict[str, Callable[[int], list[bytes]]] = {
     "timestamps under levels": lambda n: message(
         nest(lambda inner: [inner], 60, [-1] * n + [msgpack.Timestamp(5)])
     ),
-    "marks": lambda n: message([-57] * n),
     "many frames": lambda n: message(1, *[b""] * n),
     "forged counts": lambda n: message(None, values=b"\x91" + b"\xdd\x05\xf5\xe1\x00" * n),
-    "open arrays": lambda n: message(None, values=b"\x91" * n),
     "open maps": lambda n: message(None, schema=b"\x81\xa1a" * n),
     "compressed frames": lambda n: compressed(1, [32] * n, *[zstd((b"\7", 32), size=32)] * n),
     "blocks of zstd": lambda n: compressed(
         tensor(shape=[32 * n]), [32 * n], zstd(*[(b"\7", 32)] * n, size=32 * n)
-    ),
-    "empty blocks of zstd": lambda n: compressed(
-        tensor(shape=[99 * n]), [99 * n], zstd(*[b""] * n, (b"\7", 99 * n), size=99 * n)
     ),
     "crc": lambda n: message("x" * n, bytes(n), checksum=True),
     "members that collide": lambda n: message(record("SET", *probing_keys(n))),
@@ -525,33 +443,33 @@ def large(what: str) -> Recipe:
 
 def singles() -> list[Recipe]:
     """Every kind by itself, in each of the ways in which it may be many."""
+    with_places = [name for name, unit in units().items() if unit.payload or unit.groups]
+    may_move = [name for name in with_places if not name.startswith(("indirect", "rollout_elided"))]
     return [
-        *map(beside, VALUES),
-        *map(columns, COLUMNS),
+        *map(beside, units()),
+        *(beside(name, apart=True) for name in may_move),
+        *map(columns, columns_of_batches()),
         *map(tall, COLUMNS),
         *map(in_rows, DOCUMENTS),
         *map(document_of, DOCUMENTS),
         *(document_of(name, shape) for name in HASHABLE for shape in ("keys", "SET")),
         *map(large, LARGE),
-        *(unnamed(name, what) for name in ("no bytes", "rows, own group [2]", "objects", "nil")
-          for what in ("groups", "empty frames", "frames")),
-    ]  # fmt: skip
+    ]
 
 
 def drawn(seed: int) -> Recipe:
     """The recipe of a seed."""
     rng = random.Random(seed)
     spoil = rng.choice([None, None, *SPOILED])
-    options = {"apart": rng.random() < 0.2, "between": rng.random() < 0.2}
-    values: Sequence[str] = rng.sample([*VALUES], 2)
-    names = rng.sample([*COLUMNS], rng.choice([1, 2, 3]))
-    wrap, kind = rng.choice(WRAPS), rng.choice(["NON_TENSOR_ROWS", "OBJECT_ARRAY"])
+    names = rng.sample([*units()], 2)
+    first, (rows, _) = rng.choice([*columns_of_batches().items()])
+    others = [name for name, (count, _) in columns_of_batches().items() if count == rows]
     recipes = [
-        beside(*values, spoil=spoil, **options),
-        beside(values[0], wrap=wrap, spoil=spoil),
-        deep(wrap, values[0], rng.choice([2, 10, 45])),
-        columns(*names, rows=rng.choice([0, 1, 2, 3, 8]), spoil=spoil, **options),
-        tall(*names, each=rng.choice([1, 3, 10])),
-        in_rows(rng.choice([*DOCUMENTS]), kind, messages=True),
-    ]
+        beside(*names, spoil=spoil),
+        beside(names[0], wrap=rng.choice(WRAPS), spoil=spoil),
+        columns(first, rng.choice(others), spoil=spoil),
+        tall(*rng.sample([*COLUMNS], 2), each=rng.choice([1, 3, 10])),
+        in_rows(rng.choice([*DOCUMENTS]), rng.choice(["NON_TENSOR_ROWS", "OBJECT_ARRAY"]),
+                messages=True),
+    ]  # fmt: skip
     return rng.choice(recipes)

@@ -21,7 +21,6 @@ from jagcodec import (
     join_columns,
     materialize,
     maybe_pack_jagged,
-    open_wire,
     pack_jagged_fields,
     pack_per_token_field,
     register_type,
@@ -29,10 +28,9 @@ from jagcodec import (
     stack_or_nest,
     to_nested_by_length,
 )
-from jagcodec.memory import staging
 from jagcodec.memory.tensor_bytes import contiguous_bits
 from jagcodec.rowcopy import torch_ops
-from jagcodec.testing import jagged_batches, tensors
+from jagcodec.testing import jagged_batches
 from tests.device import DEVICE, Traffic, install, on_device, watch, with_tensors
 from tests.helpers import message
 from tests.oracle import assert_same, bits, rows_of
@@ -81,31 +79,6 @@ def test_the_count_counts(device):
 
 # --- messages ----------------------------------------------------------------------------------
 
-VALUES = {
-    "scalar": torch.tensor(3.5),
-    "small": torch.arange(5),
-    "large": torch.arange(10_000),
-    "strided": torch.arange(12).view(3, 4).t(),
-    "half": torch.ones(7, dtype=torch.bfloat16),
-    "complex": torch.ones(3, dtype=torch.complex64).conj(),
-    "negative": torch.ones(3, dtype=torch.complex64).conj().imag,
-    "empty": torch.empty(0, 3),
-    "sparse": torch.eye(4).to_sparse(),
-    "rows": to_nested_by_length(PADDED, LENGTHS),
-    "message": ["text", None],
-}
-
-
-def test_a_value_is_encoded_with_one_wait(device):
-    values = on_device(VALUES, device)
-    with watched(device) as traffic:
-        frames = encode(values)
-    assert traffic.waits == 1
-    assert message(frames) == message(encode(VALUES))
-    assert_same(decode(frames), VALUES)
-    batch = encode(pack_jagged_fields({"a": values["rows"]}, lengths=None))
-    assert_same(open_wire(batch).to_tensordict()["a"], VALUES["rows"])
-
 
 def tensors_with_holes(value):
     found = []
@@ -119,12 +92,11 @@ def tensors_with_holes(value):
     return found
 
 
-@pytest.mark.usefixtures("own_device")
 @given(trees(), st.booleans())
-def test_any_value_is_the_same_message_after_one_wait(value, narrow):
+def test_any_value_is_the_same_message_after_one_wait(device, value, narrow):
     expected = message(encode(value, narrow=narrow, checksum=True))
-    there = on_device(value)
-    with watch() as traffic:
+    there = on_device(value, device)
+    with watched(device) as traffic:
         frames = encode(there, narrow=narrow, checksum=True)
     assert message(frames) == expected
     # Which cells to fetch of a jagged tensor with holes depends on what was fetched before.
@@ -166,16 +138,6 @@ def _pairs(found, wanted):
     return [(found, wanted)] if isinstance(wanted, torch.Tensor) else []
 
 
-@pytest.mark.usefixtures("own_device")
-def test_columns_of_the_same_rows_fetch_their_offsets_once():
-    fields = on_device({"a": torch.ones(2, 4), "b": torch.ones(2, 8)})
-    lengths = torch.tensor([2, 3])
-    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=["a", "b"])
-    with watch() as traffic:
-        encode({"td": td, "again": td["a"]})
-    assert (sorted(traffic.fetched), traffic.waits) == ([20, 20, 24], 1)
-
-
 def test_rows_with_holes_are_compacted_on_their_device(device):
     holes = torch.nested.nested_tensor_from_jagged(
         *(torch.arange(1000.0).to(device), torch.tensor([0, 500, 1000]).to(device)),
@@ -200,23 +162,6 @@ def test_tensors_that_are_made_anew_whenever_they_are_read(device):
         from_state=lambda state: state,
     )
     assert_same(decode(encode([Fresh(), torch.zeros(3)])), [made, torch.zeros(3)])
-
-
-@pytest.mark.usefixtures("own_device")
-@given(st.lists(tensors().filter(torch.Tensor.numel), max_size=4))
-def test_copies_on_the_host_are_the_callers(originals):
-    for sources in (originals, on_device(originals)):
-        with watch() as traffic:
-            copies = staging.to_host(sources)
-        assert traffic.waits == (sources is not originals and bool(sources))
-        for copy, tensor in zip(copies, originals, strict=True):
-            assert_same(copy, tensor)
-            assert copy.is_contiguous()
-            assert copy.data_ptr() % 64 == copies[0].data_ptr() % 64
-            before = bits(tensor)
-            copy.view(torch.uint8).fill_(0) if copy.dim() else copy.zero_()
-            assert bits(tensor) == before
-        assert len({copy.untyped_storage().data_ptr() for copy in copies}) <= 1
 
 
 @pytest.mark.cuda

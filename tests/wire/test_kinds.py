@@ -33,7 +33,6 @@ from tensordict import (
     NonTensorStack,
     PersistentTensorDict,
     TensorDict,
-    UnbatchedTensor,
     lazy_stack,
     tensorclass,
 )
@@ -43,16 +42,12 @@ from jagcodec import (
     MsgpackEncoder,
     UnsupportedTypeError,
     WireFormatError,
-    concat_rows,
     decode,
     encode,
     encode_fields,
-    materialize,
     open_wire,
     register_type,
-    select_rows,
 )
-from jagcodec.ragged.non_tensor import unbatched_parts
 from jagcodec.stdlib import register_stdlib_types
 from jagcodec.wire import registry
 from jagcodec.wire.registry import restore
@@ -309,39 +304,6 @@ def test_a_field_that_is_none_stays_one():
     assert (value.before, value.role) == (None, "user")
     value.before = torch.ones(2)
     assert value.before.tolist() == [1, 1]
-
-
-def columns_of_every_kind(i):
-    return TensorDict(
-        {
-            "ids": torch.arange(2) + i,
-            "turn": Turn(tokens=torch.full((2, 3), i), role="user", batch_size=[2]),
-            "shared": UnbatchedTensor(torch.ones(5)),
-            "note": MetaData("k", batch_size=[2]),
-        },
-        batch_size=[2],
-    )
-
-
-def test_columns_of_every_kind_are_chosen_joined_padded_and_sent_on():
-    parts = [columns_of_every_kind(i) for i in range(3)]
-    opened = [open_wire(encode(part)) for part in parts]
-    for whole in (concat_rows(parts), concat_rows(opened).to_tensordict()):
-        assert whole["ids"].tolist() == [0, 1, 1, 2, 2, 3]
-        assert whole.get("turn").tokens[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
-        assert (type(whole.get("turn")), whole.get("turn").role) == (Turn, "user")
-        assert whole.get("note").batch_size == (6,)
-        assert unbatched_parts(whole.get("shared"))[1].shape == (5,)
-    for sent in (parts[0], encode(parts[0]), opened[0].rows([0, 1]).to_frames()):
-        found = materialize(sent)
-        assert found["turn"].tokens.shape == (2, 3)
-        assert unbatched_parts(found["shared"])[1].shape == (5,)
-    for part in (
-        decode(concat_rows(opened).rows([5, 0]).to_frames()),
-        select_rows(concat_rows(parts), [5, 0]),
-    ):
-        assert part.get("turn").tokens[:, 0].tolist() == [2, 0]
-        assert part.get("note").batch_size == (2,)
 
 
 # --- types of the user's -----------------------------------------------------------------------

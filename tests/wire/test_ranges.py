@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
+from tensordict import NonTensorStack, TensorDict, UnbatchedTensor
 
 from jagcodec import (
     ArgumentError,
@@ -24,8 +24,8 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.types import FieldSchema
-from tests.helpers import Store, at_odd_address, receive, rollouts
-from tests.oracle import assert_same, bits, rows_of
+from tests.helpers import Store, at_odd_address, rollouts
+from tests.oracle import assert_same, rows_of
 from tests.wire.forge import (
     int64s,
     jagged,
@@ -217,12 +217,6 @@ def test_columns_have_the_dims_of_their_batch(sizes, leaf, payload, reason):
         assert f"{sizes}" in error.detail
 
 
-def test_a_column_of_very_many_runs():
-    rows = [torch.arange(5000 * n).view(5000, n) for n in (1, 2, 3)]
-    part = open_wire(encode(TensorDict({"x": stack_or_nest(rows)}, [3]))).rows([2, 0])
-    assert [bits(row) for row in part["x"].unbind()] == [bits(rows[2]), bits(rows[0])]
-
-
 @pytest.mark.parametrize("at", [0, 8])
 def test_complex_cells_at_any_address_that_numpy_allows(at):
     """torch copies rows of complex128 by instructions that end the process 8 bytes off."""
@@ -238,21 +232,6 @@ def test_complex_cells_at_any_address_that_numpy_allows(at):
             assert_same(found, select_rows(batch, rows))
 
 
-@pytest.mark.parametrize(
-    "options", [{"narrow": True}, {"elide": True}, {"narrow": True, "elide": True}]
-)
-def test_messages_that_share_are_joined_as_they_are(options):
-    batches = [rollouts(seed, prompts) for seed, prompts in ((0, 3), (1, 1), (2, 2))]
-    messages = [encode(td, **options) for td in batches]
-    plain = [encode(td) for td in batches]
-    for chosen in (slice(None), [23, 0, 12, 12, 13, 5], slice(8, 20)):
-        ours, theirs = (concat_rows(m).rows(chosen) for m in (messages, plain))
-        assert_same(ours.to_tensordict(), theirs.to_tensordict())
-        assert_same(decode(ours.to_frames()), theirs.to_tensordict())
-        for name in ours.fields:
-            assert ours.row_lengths(name).tolist() == theirs.row_lengths(name).tolist()
-
-
 def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
     one, same, other = (
         TensorDict({"u": UnbatchedTensor(torch.full((5,), i))}, [2]) for i in (1, 1, 2)
@@ -260,19 +239,6 @@ def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
     assert concat_rows([one, same]).batch_size == (4,)
     with pytest.raises(ArgumentError, match=r"\['u'\] of batch 1: expected UnbatchedTensor"):
         concat_rows([one, other])
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_rectangles_are_written_over_used_memory_with_pads_around_runs(side):
-    td = rollouts(prompts=2)
-    frames = encode(td, elide=True)
-    pads = {"input_ids": 7, "logprobs": -1.0}
-    used = materialize(frames, pad_value_dict=pads)
-    for tensor_ in used.values():
-        tensor_.fill_(3)
-    again = materialize(frames, pad_value_dict=pads, padding_side=side, out=used)
-    for name, wanted in materialize(td, pad_value_dict=pads, padding_side=side).items():
-        assert torch.equal(again[name], wanted), name
 
 
 def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
@@ -323,15 +289,6 @@ def test_sources_that_return_too_little_or_anything_else():
         open_wire(lambda offset, size: blob[offset : offset + size]).to_tensordict()
 
 
-def test_damaged_fields_are_named():
-    td = TensorDict({"a": torch.ones(2), "b": NonTensorData("x", batch_size=[2])}, [2])
-    frames = receive(encode(td))
-    at = frames[0].index(b"float32")
-    frames[0][at : at + 7] = b"float33"
-    with pytest.raises(WireFormatError, match=r"^\$\.a: .*float33"):
-        open_wire(frames)
-
-
 @pytest.mark.parametrize(
     "frames",
     [
@@ -372,13 +329,6 @@ def test_forged_batches_cost_little(frames):
     assert peak_of(outcome, read, frames) < 2_000_000
 
 
-def test_batches_nest_only_so_deep():
-    part = tensordict([2], {})
-    for _ in range(300):
-        part = tensordict([2], {"x": part})
-    assert refused(open_wire, message(part)).reason == "too_deep"
-
-
 def test_errors_in_chosen_rows_name_the_row_of_the_message():
     inner = row_message(message(map_of({"x": tensor()}), b"\7"))
     written = forged_rows("a", record("BIG_INT", b""), inner, "b")
@@ -390,13 +340,3 @@ def test_errors_in_chosen_rows_name_the_row_of_the_message():
         assert caught.value.path == "$.x[1]"
     items = open_wire(frames).rows([3, 2, 0]).leaf("x").tolist()
     assert [items[0], items[1]["x"].tolist(), items[2]] == ["b", [7], "a"]
-
-
-def test_a_row_that_is_not_msgpack_is_named_among_others():
-    td = TensorDict({"x": NonTensorStack(*"ab", "c" * 600, "d")}, batch_size=[4])
-    frames = [bytearray(frame) for frame in encode(td)]
-    frames[1][bytes(frames[1]).index(b"\xa1b")] = 0xC1  # which msgpack never uses
-    for rows in (slice(None), [0, 1, 2], [2, 3, 1]):
-        with pytest.raises(WireFormatError) as caught:
-            open_wire(frames).rows(rows).to_tensordict()
-        assert caught.value.path == "$.x[1]"

@@ -50,7 +50,6 @@ from tests.wire.values import (
     TORCH,
     Turn,
     as_it_arrives,
-    rich,
 )
 
 OPTIONS: list[dict[str, Any]] = [
@@ -370,19 +369,3 @@ def test_any_rows_of_any_batch_that_repeats(td, narrow, data):
         assert_same(decode(part.to_frames()), select_rows(td, rows))
     made, expected = materialize(frames), materialize(td)
     assert_same(_plain(made), _plain(expected))
-
-
-def test_rows_of_leaves_of_every_kind():
-    td = rich()
-    for options in OPTIONS:
-        part = open_wire(encode(td, **options)).rows([2, 0]).to_tensordict()
-        assert rows_of(part["wide"]) == [rows_of(td["wide"])[i] for i in (2, 0)]
-        assert rows_of(part["inner", "x"]) == [rows_of(td["inner", "x"])[i] for i in (2, 0)]
-        assert part.get("names").tolist() == [None, "a"]
-        assert part.get("objects").data.tolist() == [3, "x"]
-        assert part["note"] == "for all"
-        assert part.get("note").batch_size == (2,)
-        assert part.get("lazy").tensordicts[0]["v"].tolist() == [1, 1]
-        assert [t.tolist() for t in part["strided"].unbind()] == [[1, 1, 1], [1]]
-        assert part["sparse"].to_dense().tolist() == [[0, 0, 1], [1, 0, 0]]
-        assert part["flag"].tolist() == [True, True]
