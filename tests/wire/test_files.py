@@ -262,16 +262,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(path, monkeypatch, lef
         assert f"found {left}; it was shortened while it was read" in caught.value.detail
 
 
-@pytest.mark.parametrize("mmap", [False, True])
-def test_a_file_that_grows_while_it_is_read_is_what_it_was(path, monkeypatch, mmap):
-    dump(VALUE, path)
-    while_it_is_read(monkeypatch, lambda: os.truncate(path, 1 << 20))
-    assert_same(load(path, mmap=mmap), VALUE)
-    path.write_bytes(b"jag")
-    with pytest.raises(WireFormatError, match="expected 24 bytes"):
-        load(path, mmap=mmap)
-
-
 @pytest.mark.parametrize("call", [load, partial(load, mmap=True), partial(dump, 1)])
 def test_pipes_and_devices_are_refused_at_once(tmp_path, call):
     os.mkfifo(tmp_path / "fifo")

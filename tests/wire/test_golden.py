@@ -26,10 +26,9 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, open_wire, pack_jagged_fields, register_type, to_blob
-from jagcodec.wire.indirect import runs_at
-from jagcodec.wire.spec import NO_INDEX, Kind
-from tests.helpers import ROOT, message_in, receive
+from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
+from jagcodec.wire.spec import Kind
+from tests.helpers import ROOT, receive
 from tests.oracle import assert_same
 from tests.wire import cases, spec_reader
 
@@ -451,18 +450,6 @@ def apart_from_packed_frames(content):
 
 def test_every_kind_has_a_golden_message():
     assert {kind.name.lower() for kind in Kind} - {"value", "schema"} <= {*VALUES}
-
-
-def test_indirect_columns_of_every_kind_have_golden_messages():
-    batch = open_wire(message_of(kept("rollout_elided")))
-    message, indexed = message_in(batch), {}
-    for name, (_, node) in batch.by_name.items():
-        assert (message.leaf(node).runs > 0) == (name != "responses"), name
-        runs = runs_at(message, message.leaf(node)) if name != "responses" else []
-        indexed[name] = [run.index_buffer != NO_INDEX for run in runs]
-    assert indexed.pop("input_ids") == [True, True]
-    assert indexed.pop("attention_mask") == indexed.pop("position_ids") == [False]
-    assert indexed == {"prompts": [True], "responses": [], "rewards": [True], "tools": [True]}
 
 
 def test_equal_objects_give_equal_bytes_whatever_the_hash_seed():

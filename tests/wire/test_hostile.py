@@ -175,25 +175,21 @@ def flipped(data, bit):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_gives_a_value_or_the_error(name):
-    frames = golden(name)
-    for bit in range(8 * len(frames[0])):
-        message = [flipped(frames[0], bit), *frames[1:]]
-        for read in (decode, opened):
-            outcome(read, message)
-    preamble = bytes(to_blob(frames))
-    for bit in range(8 * 24):
-        for read in (decode, opened):
-            outcome(read, flipped(preamble, bit))
-
-
-# numpy's scalars keep neither the order of their bytes nor all bits of a bool.
-@pytest.mark.parametrize("name", sorted({*NAMES} - OPAQUE - {"scalar"}))
-def test_both_readers_come_to_one_verdict_on_a_flipped_bit(name):
+    """And both readers come to one verdict."""
     frames, rng = golden(name), random.Random(name)
     for i, frame in enumerate(frames[:3]):
-        bits = range(80 if i == 0 else 0, 8 * min(len(frame), 2000))
-        for bit in rng.sample(bits, min(len(bits), 60)):
-            agree([*frames[:i], flipped(frame, bit), *frames[i + 1 :]], i, bit)
+        bits = range(8 * min(len(frame), 2000))
+        for bit in rng.sample(bits, min(len(bits), 150 if i == 0 else 60)):
+            message = [*frames[:i], flipped(frame, bit), *frames[i + 1 :]]
+            # numpy's scalars keep neither the order of their bytes nor all bits of a bool.
+            if bit < 80 or name in OPAQUE | {"scalar"}:
+                outcome(decode, message)
+            else:
+                agree(message, i, bit)
+            outcome(opened, message)
+    whole = bytes(to_blob(frames))
+    for bit in range(8 * 24):
+        outcome(decode, flipped(whole, bit))
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - OPAQUE))
@@ -294,11 +290,11 @@ def checked(value):
 
 
 def test_a_deep_and_wide_message_is_refused_with_a_short_path():
-    part = list_of(*[0] * 200_000, node(99, children=()))
-    document = [0] * 200_000 + [msgpack.ExtType(99, b"")]
+    part = list_of(*[0] * 50_000, node(99, children=()))
+    document = [0] * 50_000 + [msgpack.ExtType(99, b"")]
     for _ in range(98):
         part = node("TUPLE", children=[part])
         document = record("TUPLE", document)
     error = refused(decode, message(part))
-    assert (error.reason, error.path[-8:]) == ("unknown_kind", "[200000]")
+    assert (error.reason, error.path[-7:]) == ("unknown_kind", "[50000]")
     assert refused(decode, message(document)).reason == "unknown_kind"
