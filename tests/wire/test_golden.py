@@ -1,16 +1,19 @@
-"""The bytes of the wire, kept: what every kind of value encodes to, and what is refused and why.
+r"""The bytes of the wire, kept: what every kind of value encodes to, and what is refused and why.
 
 `golden/` holds three files with a message per line, its frames in hex and its value in neutral JSON
-(docs/wire-format.md, section 9): `encoded.json` is what `encode` writes, `good.json` has hand-made
-messages that any reader must read, and `bad.json` those that any reader must refuse. The values are
-below, and the messages in `cases/`;
+(docs/wire-format.md, section 9): `encoded.json` is what `encode` writes for the values below,
+`good.json` has hand-made messages that any reader must read, and `bad.json` those that any reader
+must refuse. A byte that changes is a decision that shows in a diff::
 
     python -m tests.wire.test_golden --write
+    python -m tests.wire.test_golden --show rank_65
+    python -m tests.wire.test_golden --add "bad_record rank_65: 65 dims" \
+        "message(tensor(shape=[1] * 65), PAYLOAD)"
 
-writes the files from them, so a byte that changes is a decision that shows in a diff.
+write `encoded.json` again, print a message by hand in its parts, and add one to `good.json`
+("good NAME: WHY") or `bad.json` ("REASON NAME: WHY"): an expression of `forge.py` and `cases/`.
 """
 
-import functools
 import json
 import os
 import re
@@ -18,7 +21,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +32,11 @@ from jagcodec import decode, encode, pack_jagged_fields, register_type, to_blob
 from jagcodec.wire.spec import Kind
 from tests.helpers import ROOT, receive
 from tests.oracle import assert_same
-from tests.wire import cases, spec_reader
+from tests.wire import cases, forge, spec_reader
+from tests.wire.cases import indirect, pieces
+from tests.wire.cases.files import GOLDEN, bytes_of, entry, hex_of, lines_of, load, message_of
+from tests.wire.damage import Parts
 
-GOLDEN = Path(__file__).parent / "golden"
 SPEC = ROOT / "docs" / "wire-format.md"
 
 
@@ -307,23 +311,6 @@ def frames_of(name):
 # --- files -------------------------------------------------------------------------------------
 
 
-RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
-
-
-def hex_of(data):
-    """Bytes as hex; a run of one byte of 16 or more is a word of its own, such as `00*4096`."""
-    words, end = [], 0
-    for run in RUN.finditer(data):
-        words += [data[end : run.start()].hex(), f"{run[1].hex()}*{len(run[0])}"]
-        end = run.end()
-    return " ".join(filter(None, [*words, data[end:].hex()]))
-
-
-def bytes_of(text):
-    words = (word.partition("*") for word in text.split())
-    return b"".join(bytes.fromhex(word) * int(times or 1) for word, _, times in words)
-
-
 def neutral(value):
     """A value of the independent reader in JSON."""
     if value is None or type(value) in (bool, int, str):
@@ -344,56 +331,36 @@ def read_neutral(message):
     return json.loads(json.dumps(neutral(spec_reader.read(message))))
 
 
-def lines_of(entries):
-    """JSON with a line per message."""
-    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in entries.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def case(why, message, **more):
-    """One message as it stands in a file."""
-    if isinstance(message, bytes):
-        return {"why": why, "blob": hex_of(message), **more}
-    return {"why": why, "frames": [hex_of(frame) for frame in message], **more}
-
-
-def message_of(entry):
-    if "blob" in entry:
-        return bytes_of(entry["blob"])
-    return [bytes_of(lines) for lines in entry["frames"]]
-
-
 def encoded(name):
     """The case of one of `VALUES`."""
     why, _, options = VALUES[name]
     frames = frames_of(name)
     value = {} if name in OPAQUE else {"value": read_neutral(frames)}
-    return case(why, frames, options=options, **value)
-
-
-def files():
-    """Name to text of every file in `golden/`."""
-    good, bad = {}, {}
-    for name, (why, message, _) in cases.GOOD.items():
-        good[name] = case(why, message, value=read_neutral(message))
-    for name, (why, message, reason) in cases.BAD.items():
-        more = {"may_accept": True} if name in cases.MAY_ACCEPT else {}
-        bad[name] = case(why, message, reason=reason, **more)
-    return {
-        "encoded.json": lines_of({name: encoded(name) for name in NAMES}),
-        "good.json": lines_of(good),
-        "bad.json": lines_of(bad),
-    }
-
-
-@functools.cache
-def load(file):
-    return json.loads((GOLDEN / file).read_text())
+    return entry(why, frames, options=options, **value)
 
 
 def kept(name):
     """The case of a message that `encode` writes, as the file keeps it."""
     return load("encoded.json")[name]
+
+
+def add(title, expression):
+    """Write a message by hand to its file, and what this library makes of it."""
+    message = eval(expression, {**vars(forge), **vars(pieces), **vars(indirect)})
+    reason, name, why = re.fullmatch(r"(\w+) (\w+): (.*)", title).groups()
+    more = {"value": read_neutral(message)} if reason == "good" else {"reason": reason}
+    file = GOLDEN / ("good.json" if reason == "good" else "bad.json")
+    entries = json.loads(file.read_text())
+    assert name not in entries, name
+    file.write_text(lines_of({**entries, name: entry(why, message, **more)}))
+
+
+def show(name):
+    """Print a message by hand: what is in which part of its header, and its other frames."""
+    why, message, reason = (cases.GOOD | cases.BAD)[name]
+    print(reason or "good", why, sep=": ")
+    frames = message if isinstance(message, list) else [message]
+    print(*(vars(Parts(frames[0])).items()), *map(hex_of, frames[1:]), sep="\n")
 
 
 # --- tests: golden messages --------------------------------------------------------------------
@@ -430,22 +397,14 @@ def test_the_independent_reader_refuses_what_it_cannot_know(name):
         spec_reader.read(message_of(kept(name)))
 
 
-def test_files_are_those_of_the_tables():
+def test_the_files_hold_the_values_of_their_messages():
     """A message that changes is written anew, on purpose, and seen in the diff."""
-    expected = files()
-    assert {path.name for path in GOLDEN.glob("*.json")} == set(expected)
-    for file, content in expected.items():
-        found, wanted = (GOLDEN / file).read_text(), content
-        if file == "encoded.json":
-            found, wanted = (apart_from_packed_frames(one) for one in (found, wanted))
-        assert found == wanted, f"{file}: run python -m tests.wire.test_golden --write"
-
-
-def apart_from_packed_frames(content):
-    entries = json.loads(content)
-    for name in PACKED:
-        entries[name]["frames"] = []
-    return lines_of(entries)
+    assert {*load("encoded.json")} == {*NAMES}
+    for name in NAMES:
+        apart = {"frames": []} if name in PACKED else {}
+        assert {**encoded(name), **apart} == {**kept(name), **apart}, name
+    for name, case in cases.GOOD.items():
+        assert read_neutral(case.message) == load("good.json")[name]["value"], name
 
 
 def test_every_kind_has_a_golden_message():
@@ -487,9 +446,11 @@ def test_the_specification_explains_the_real_bytes():
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        GOLDEN.mkdir(exist_ok=True)
-        for name, content in files().items():
-            (GOLDEN / name).write_text(content)
+        (GOLDEN / "encoded.json").write_text(lines_of({name: encoded(name) for name in NAMES}))
+    elif "--add" in sys.argv:
+        add(*sys.argv[-2:])
+    elif "--show" in sys.argv:
+        show(sys.argv[-1])
     elif "--print" in sys.argv:
         print(json.dumps({name: [frame.hex() for frame in frames_of(name)] for name in NAMES}))
     elif "--blob" in sys.argv:

@@ -1,6 +1,6 @@
 """Indirect columns: every number of their tables, bombs, and what `elide` writes.
 
-`cases/indirect.py` holds one message for every way in which a table may be good or bad. Here each
+The golden files hold one message for every way in which a table may be good or bad. Here each
 number of tables takes many values, and all readers must come to one verdict.
 """
 
@@ -18,8 +18,8 @@ from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS
 from tests.helpers import message_in, nested, size
 from tests.oracle import assert_same
 from tests.wire import spec_reader
-from tests.wire.cases import pieces
-from tests.wire.cases.indirect import GOOD, TEXT, batch_of, column, documents_of, in_a_row, run_of
+from tests.wire.cases import GOOD, pieces
+from tests.wire.cases.indirect import TEXT, batch_of, column, documents_of, in_a_row, run_of
 from tests.wire.damage import NUMBERS, Parts, with_number
 from tests.wire.forge import (
     Draft,

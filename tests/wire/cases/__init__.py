@@ -1,22 +1,16 @@
-"""Messages made by hand, with msgpack alone: good ones that `encode` never writes, and bad ones.
+"""Messages by hand that `encode` never writes: good ones, bad ones, and more bad ones.
 
-`test_golden.py` writes `GOOD` and `BAD` to `golden/good.json` and `golden/bad.json`, for readers in
-any language. `test_hostile.py` gives all of them to every reader.
+`golden/good.json` and `golden/bad.json` hold the first two, for readers in any language, and
+`test_hostile.py` gives all of them to every reader. `python -m tests.wire.test_golden --add` writes
+a new one to them.
 """
 
-from tests.wire.cases import bad_messages, good_messages, indirect
+from tests.wire.cases.files import cases_of, load
 from tests.wire.cases.more import MORE
 
 __all__ = ["BAD", "GOOD", "MAY_ACCEPT", "MORE"]
 
-GOOD = good_messages.GOOD | indirect.GOOD
-BAD = bad_messages.BAD | indirect.BAD
-
-MAY_ACCEPT = {
-    # They ask for what only Python or torch can know.
-    "keys_collide",
-    "members_collide",
-    "device",
-    # Documents may be nested deeper than they must be read.
-    "documents_deep",
-}
+GOOD = cases_of("good.json")
+BAD = cases_of("bad.json")
+# They ask for what only Python or torch can know, or are nested deeper than must be read.
+MAY_ACCEPT = {name for name, entry in load("bad.json").items() if entry.get("may_accept")}

@@ -3,8 +3,8 @@
 Their titles are "reason: what is wrong", and what is wrong is their name.
 """
 
+from tests.wire.cases.files import Case
 from tests.wire.cases.pieces import GROUP, PAYLOAD, batch, components_of, sparse
-from tests.wire.cases.table import Case
 from tests.wire.forge import (
     RowMessage,
     array,

@@ -1,10 +1,8 @@
-"""Messages and parts that many cases are made of."""
+"""Messages and parts that many tests are made of."""
 
 from tests.wire.forge import (
-    Part,
     compressed,
     int64s,
-    jagged,
     message,
     message_of_rows,
     node,
@@ -13,7 +11,6 @@ from tests.wire.forge import (
     sparse_coo,
     strided_nested,
     tensor,
-    tensor_views,
     tensordict,
     zstd,
 )
@@ -28,20 +25,8 @@ def batch(leaf, rows=2):
     return tensordict([rows], {"a": leaf})
 
 
-def jagged_batch(**changes):
-    changes = {"groups": [GROUP], **changes}
-    return message(batch(jagged()), PAYLOAD, **changes)
-
-
 def sparse(indices, values, coalesced=0, shape=(3,)):
     return sparse_coo(indices, values, coalesced, shape)
-
-
-def views(*bounds, shape=(3, 2)):
-    """Views of a tensor of bytes that lie behind their bounds."""
-    rows = int64s(*(number for start_end in bounds for number in start_end))
-    cells = bytes(range(shape[0] * (shape[1] if len(shape) > 1 else 1)))
-    return message(tensor_views(len(bounds), shape, (0, len(rows))), rows + cells)
 
 
 def components_of(shapes, cells, rank=1, components=None):
@@ -85,22 +70,8 @@ def stacks_inside(levels, kind="LAZY_STACK"):
     return part
 
 
-def colliding_keys():
-    # Multiples of the modulus of Python's hash of integers: all have hash 0.
-    values = [i * ((1 << 61) - 1) for i in range(1, 100)]
-    return [record("BIG_INT", value.to_bytes(10, "little")) for value in values]
-
-
-def pairs(keys):
-    return [part for key in keys for part in (key, None)]
-
-
-# A batch whose message lies in a row, between a document and a document.
-INNER = message(tensor(shape=[3]), b"\1\2\3")
-
 # A frame of 100 bytes 07: what is stored of it.
 RUN = zstd((b"\7", 100), size=100)
-CHECKSUM = bytes.fromhex("45839bdd")  # of zstd: the low half of the XXH64
 
 
 def of_sevens(sent, **changes):
@@ -112,8 +83,3 @@ def bomb(size):
     """A tensor of `size` bytes in one frame of zstd."""
     runs = zstd(*[(b"\0", 1 << 17)] * (size >> 17), size=size)
     return compressed(tensor(shape=[size]), [size], runs)
-
-
-def of_schema(schema):
-    """A message of a schema that is not a valid one, without numbers or values."""
-    return message(Part(schema, [], []))

@@ -1,0 +1,63 @@
+"""The golden files: three JSON objects with a message per line (docs/wire-format.md, section 9)."""
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RUN = re.compile(rb"(.)\1{15,}", re.DOTALL)
+
+
+class Case(NamedTuple):
+    """A message by hand, and what any reader must make of it."""
+
+    why: str
+    message: Any  # frames, or bytes for a message in one buffer
+    reason: str | None = None  # why it is refused; None: it is read
+
+
+def hex_of(data):
+    """Bytes as hex; a run of one byte of 16 or more is a word of its own, such as `00*4096`."""
+    words, end = [], 0
+    for run in RUN.finditer(data):
+        words += [data[end : run.start()].hex(), f"{run[1].hex()}*{len(run[0])}"]
+        end = run.end()
+    return " ".join(filter(None, [*words, data[end:].hex()]))
+
+
+def bytes_of(text):
+    words = (word.partition("*") for word in text.split())
+    return b"".join(bytes.fromhex(word) * int(times or 1) for word, _, times in words)
+
+
+def entry(why, message, **more):
+    """One message as it stands in a file."""
+    if isinstance(message, bytes):
+        return {"why": why, "blob": hex_of(message), **more}
+    return {"why": why, "frames": [hex_of(frame) for frame in message], **more}
+
+
+def message_of(entry):
+    if "blob" in entry:
+        return bytes_of(entry["blob"])
+    return [bytes_of(lines) for lines in entry["frames"]]
+
+
+@functools.cache
+def load(file):
+    return json.loads((GOLDEN / file).read_text())
+
+
+def lines_of(entries):
+    """JSON with a line per message."""
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in entries.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def cases_of(file):
+    return {
+        name: Case(entry["why"], message_of(entry), entry.get("reason"))
+        for name, entry in load(file).items()
+    }
