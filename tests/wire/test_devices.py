@@ -18,7 +18,6 @@ from jagcodec import (
     decode,
     encode,
     encode_fields,
-    join_columns,
     materialize,
     maybe_pack_jagged,
     pack_jagged_fields,
@@ -222,15 +221,6 @@ def test_columns_are_those_of_the_cpu_after_few_waits(device, name):
     assert_same(found.cpu(), call(*values))
     if values[-1] is MASK:  # of the same rows, as torch knows
         assert (found * there[-1]).device == device
-
-
-def test_columns_of_any_device_merge(device):
-    td = pack_jagged_fields({"a": PADDED.to(device)}, lengths=LENGTHS, token_aligned_fields=["a"])
-    column = to_nested_by_length(PADDED, LENGTHS)
-    merged = join_columns([td, {"here": column, "there": column.to(device)}])
-    assert (td["a"] * merged["there"]).device == device
-    assert merged["here"].device.type == "cpu"
-    assert join_columns([td.to(device), {"here": column}])["here"].device == device
 
 
 @pytest.mark.cuda

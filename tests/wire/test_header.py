@@ -77,17 +77,6 @@ def test_values_of_the_same_kinds_have_the_same_schema(one, two):
     assert same == schema_of(encode(two, narrow=True, checksum=True))
 
 
-def test_what_differs_in_kind_differs_in_the_schema():
-    values = [
-        {"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(2, 1)},
-        {"a": torch.ones(2, dtype=torch.float64)}, {"a": np.ones(2)}, [torch.ones(2)],
-        (torch.ones(2),), {1: torch.ones(2)}, TensorDict({"a": torch.ones(2)}, [2]),
-        TensorDict({"a": torch.ones(2)}, []),
-    ]  # fmt: skip
-    found = [schema_of(encode(value)) for value in values]
-    assert len(set(found)) == len(found)
-
-
 def test_a_foreign_frame_is_not_copied_before_it_is_refused():
     frame = np.full(64 << 20, 7, dtype=np.uint8)
     assert refused(decode, [frame]).reason == "foreign"

@@ -8,9 +8,9 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, TensorDict
 
-from jagcodec import ArgumentError, decode, encode, materialize, open_wire, to_blob
+from jagcodec import ArgumentError, decode, encode, open_wire, to_blob
 from jagcodec.errors import TransportError
 from jagcodec.wire.message import Message
 from tests.wire.forge import (
@@ -79,21 +79,6 @@ def test_rows_that_tensordict_refuses_are_refused():
         assert (error.reason, error.path) == ("bad_value", "$.a")
 
 
-def test_rows_of_sparse_columns_are_chosen():
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    indices = torch.tensor([[0, 0, 2, 0], [1, 1, 0, 0]])
-    for dtype in (torch.float32, torch.bfloat16, torch.complex128):
-        column = torch.sparse_coo_tensor(indices, values.to(dtype), (3, 2), check_invariants=True)
-        frames = encode(TensorDict({"x": column}, [3]))
-        for rows, kept in (([2, 0], [0, 1, 1, 1]), (slice(0, 2), [0, 0, 0])):
-            found: Any = open_wire(frames).rows(rows).to_tensordict()["x"]
-            assert found.dtype == dtype
-            assert not found.is_coalesced()
-            assert sorted(found._indices()[0].tolist()) == sorted(kept)
-            whole = found._values().to(torch.complex128).sum().item()
-            assert whole == (10 if 1 in kept else 7)
-
-
 def test_a_promise_of_rising_indices_is_checked_on_those_that_are_used(monkeypatch):
     """Somebody writes to the message's memory while torch looks at the indices."""
     column = torch.eye(3).to_sparse().coalesce()
@@ -130,23 +115,6 @@ def test_bounds_and_shapes_are_checked_as_they_are_used(monkeypatch, views):
     assert frames[1][-1] == 0x7F
 
 
-def test_strided_nested_rows_are_chosen_without_the_others():
-    nested = torch.nested.nested_tensor([torch.arange(i * 2).view(i, 2) for i in (2, 0, 3, 1)])
-    frames = encode(TensorDict({"x": nested}, [4]))
-    for rows in ([3, 0, 0], range(1, 3), [], [1]):
-        found: Any = open_wire(frames).rows([*rows]).to_tensordict()["x"]
-        assert [part.tolist() for part in found.unbind()] == [nested[i].tolist() for i in rows]
-    part: Any = open_wire(frames).rows(slice(1, 3)).to_tensordict()["x"]
-    assert [row.tolist() for row in part.unbind()] == [nested[1].tolist(), nested[2].tolist()]
-
-
-def test_an_empty_stack_stays_one():
-    td = TensorDict({"a": NonTensorStack()}, [])
-    once = decode(encode(td))
-    assert type(once.get("a")) is NonTensorStack
-    assert bytes(encode(once)[0]) == bytes(encode(td)[0])
-
-
 def test_deep_documents_are_read_alike_by_both_readers():
     deep: Any = []
     for _ in range(150):
@@ -165,13 +133,6 @@ def test_deep_documents_are_read_alike_by_both_readers():
     assert batch.leaf("a").data is not batch.leaf("a").data
 
 
-def test_a_tensor_of_no_cells_and_a_huge_dim_is_packed():
-    huge = torch.empty(2, 0, dtype=torch.int64).expand(2, 0).unsqueeze(1).expand(2, 2**60, 0)
-    td = decode(encode(TensorDict({"a": huge}, [2])))
-    assert td["a"].shape == (2, 2**60, 0)
-    assert materialize(td)["a"].shape == (2, 2**60, 0)
-
-
 @pytest.mark.parametrize("failure", [TransportError("no_peer", "store", "gone"), OSError("cut")])
 def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     whole = to_blob(encode(TensorDict({"a": torch.arange(9000)}, [9000])))
@@ -187,11 +148,3 @@ def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     with pytest.raises(type(failure)) as caught:
         batch.to_tensordict()
     assert caught.value is failure
-
-
-def test_strided_nested_columns_have_the_dims_that_their_rows_agree_in():
-    grid = torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])
-    frames = encode(TensorDict({"a": grid}, [2, 2]))
-    assert decode(frames)["a"].size(1) == 2
-    assert open_wire(frames).to_tensordict().batch_size == (2, 2)
-    assert open_wire(frames)["a"].size(0) == 2

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import decimal
 import enum
-import fractions
 import os
 import pickle
 import re
@@ -57,11 +56,9 @@ from tests.wire import forge, values
 from tests.wire.values import (
     KINDS,
     Color,
-    Counted,
     Sampling,
     Stranger,
     Turn,
-    TypedTensorDict,
     batch_in_batch,
     grid_of_objects,
     legacy,
@@ -255,16 +252,6 @@ def test_the_remedy_for_a_tensorclass_works(wrap):
     assert_same(trip(value), value)
 
 
-@pytest.mark.skipif(TypedTensorDict is None, reason="tensordict has had them since 0.12")
-def test_the_remedy_for_a_typed_tensordict_works():
-    class Local(TypedTensorDict):
-        ids: torch.Tensor
-
-    x = Local(ids=torch.arange(2), batch_size=[2])
-    assert "TensorDict(dict(x.items())" in str(refused(x))
-    assert_same(trip(TensorDict(dict(x.items()), x.batch_size))["ids"], x["ids"])
-
-
 def test_levels_of_stacks_count_through_tensorclasses():
     value: Any = turn(1)
     for _ in range(40):
@@ -276,43 +263,13 @@ def test_levels_of_stacks_count_through_tensorclasses():
 # --- kinds of TensorDict that arrive -----------------------------------------------------------
 
 
-def test_a_tensordict_arrives_unlocked_on_no_device_with_plain_tensors(tmp_path):
-    td = TensorDict({"a": torch.nn.Parameter(torch.rand(2, 2)), "n": "x"}, [2])
-    for value in (td, td.detach().memmap(tmp_path), td.expand(3, 2), td.clone().lock_()):
-        back = trip(value)
-        assert (type(back), back.device, back.is_locked) == (TensorDict, None, False)
-        assert type(back["a"]) is torch.Tensor
-        assert not back["a"].requires_grad
-
-
 def test_persistent_tensordicts_arrive_as_tensordicts(tmp_path):
     pytest.importorskip("h5py")
     td = PersistentTensorDict.from_dict(batch_in_batch(), filename=str(tmp_path / "td.h5"))
     assert_same(trip(td), td.to_tensordict())
 
 
-def test_a_post_init_does_not_run_again():
-    value = Counted(counts=torch.zeros(2), batch_size=[2])
-    assert value.counts.tolist() == [1, 1]
-    assert trip(value).counts.tolist() == [1, 1]
-    assert trip(TensorDict({"c": value}, batch_size=[2]))["c"].counts.tolist() == [1, 1]
-    assert trip(Sampling(0.5, ())).temperature == 1.0
-
-
-def test_a_field_that_is_none_stays_one():
-    value = trip(turn(2))
-    assert (value.before, value.role) == (None, "user")
-    value.before = torch.ones(2)
-    assert value.before.tolist() == [1, 1]
-
-
 # --- types of the user's -----------------------------------------------------------------------
-
-
-def test_types_are_registered_with_two_functions():
-    # Of a class that `register_stdlib_types` has no name for: this one would stay.
-    register_type(fractions.Fraction, "fraction", to_state=str, from_state=fractions.Fraction)
-    assert trip([fractions.Fraction(1, 3)]) == [fractions.Fraction(1, 3)]
 
 
 def test_registrations_are_checked():
@@ -433,16 +390,6 @@ def test_columns_of_tensorclasses_have_the_rows_of_their_batch():
 def test_what_the_other_side_could_not_know_is_refused(value):
     register_stdlib_types()
     assert refused({"a": [value]}).path == "$.a[0]"
-
-
-def test_the_remedy_for_a_local_enum_and_named_tuple_works():
-    register_stdlib_types()
-    color = enum.Enum("Color", "A B")
-    register_type(color, "tests.local.Color")
-    assert trip(color.B) is color.B
-    pair = collections.namedtuple("Local", "a b")
-    register_type(pair, "tests.local.Pair")
-    assert trip(pair(1, 2)) == pair(1, 2)
 
 
 @pytest.mark.parametrize(

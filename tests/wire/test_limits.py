@@ -194,14 +194,6 @@ def test_a_source_is_asked_for_no_more_than_the_limits(frames, limits):
     assert sum(asked) < 1000
 
 
-def test_messages_in_rows_count_together():
-    """Each has few objects; all of them have many."""
-    frames = message_of_rows(*[row_message(message(list_of(*range(100))))] * 50)
-    decode(frames, limits=Limits(objects=50 * 101 + 53))
-    with pytest.raises(WireFormatError, match="the limit 'objects'"):
-        decode(frames, limits=Limits(objects=50 * 101))
-
-
 def test_the_defaults_hold_for_large_honest_batches():
     """16,384 rows, each with objects, as members of a stack, and as nodes of a list."""
     texts = TensorDict({"text": torch.zeros(16_384)}, batch_size=[16_384])

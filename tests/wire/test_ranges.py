@@ -6,18 +6,15 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, UnbatchedTensor
+from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
-    ArgumentError,
     BatchedDataDict,
     WireFormatError,
-    concat_rows,
     decode,
     dump,
     encode,
     encode_fields,
-    materialize,
     open_wire,
     select_rows,
     stack_or_nest,
@@ -151,25 +148,6 @@ def test_rows_that_a_rectangle_only_claims_take_no_memory(choose):
 # --- what is read ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"narrow": True, "elide": True}])
-def test_a_batch_of_two_dims_has_columns_that_are_ragged_after_them(options):
-    rows = [torch.arange(2 * n).view(2, 1, n) for n in (3, 1, 0)]
-
-    def column(rows, offsets):
-        return torch.nested.nested_tensor_from_jagged(
-            torch.cat(rows, dim=2), torch.tensor(offsets), jagged_dim=3
-        )
-
-    td = TensorDict({"x": column(rows, [0, 3, 4, 4]), "y": torch.arange(6).view(3, 2)}, [3, 2])
-    batch = open_wire(encode(td, **options))
-    assert_same(batch.to_tensordict(), td)
-    assert batch.schema["x"].shape == (3, 2, 1, None)
-    assert_same(batch.rows([2, 0])["x"], column([rows[2], rows[0]], [0, 0, 3]))
-    made, wanted = materialize(batch), materialize(td)
-    assert torch.equal(made["x"], wanted["x"])
-    assert made["x"].shape == (3, 2, 1, 3)
-
-
 RAGGED = jagged(dim=2, shape=[3, 4])
 OFFSETS = int64s(0, 2, 4) + bytes(12)
 STRIDED = strided_nested(3, 2, 1, (0, 16))
@@ -232,15 +210,6 @@ def test_complex_cells_at_any_address_that_numpy_allows(at):
             assert_same(found, select_rows(batch, rows))
 
 
-def test_what_belongs_to_all_rows_is_joined_only_if_it_is_the_same():
-    one, same, other = (
-        TensorDict({"u": UnbatchedTensor(torch.full((5,), i))}, [2]) for i in (1, 1, 2)
-    )
-    assert concat_rows([one, same]).batch_size == (4,)
-    with pytest.raises(ArgumentError, match=r"\['u'\] of batch 1: expected UnbatchedTensor"):
-        concat_rows([one, other])
-
-
 def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
     cells = torch.arange(10)
     opened = open_wire(
@@ -297,19 +266,6 @@ def test_sources_that_return_too_little_or_anything_else():
             tensordict([2], {"x": jagged(dim=2, shape=[2**40, 0], offset=0)}),
             bytes(24),
             groups=[[0, 0, 2, 0, 0]],
-        ),
-        # one row of 2**40 tokens without a byte
-        message(
-            tensordict([1], {"x": jagged(shape=[2**40, 0], offset=0)}),
-            groups=[[0, 0, 1, 2**40, 2**40]],
-        ),
-        # many columns over the same bytes
-        message(
-            tensordict([2], {f"{i}": tensor(shape=[2, 500]) for i in range(500)}), bytes(1000)
-        ),
-        message(
-            tensordict([2], {f"{i}": tensor("int64", [2, 4000], stored=1) for i in range(500)}),
-            bytes(1000),
         ),
         message(
             tensordict(

@@ -294,6 +294,18 @@ def rich():
     )
 
 
+def sparse_columns():
+    """Of dtypes from which torch has no kernel that picks rows; not coalesced."""
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    indices = torch.tensor([[0, 0, 2, 0], [1, 1, 0, 0]])
+    dtypes = {"f": torch.float32, "b": torch.bfloat16, "c": torch.complex128}
+    columns = {
+        name: torch.sparse_coo_tensor(indices, values.to(dtype), (3, 2), check_invariants=True)
+        for name, dtype in dtypes.items()
+    }
+    return TensorDict(columns, [3])
+
+
 def unequal_rows():
     members = [
         TensorDict({"a": torch.ones(i), **({"b": torch.ones(1)} if i else {})}, []) for i in (0, 3)
@@ -369,6 +381,14 @@ KINDS: Makers = {
     "ragged_in_two_dims": lambda: TensorDict(
         {"x": jagged(torch.rand(2, 1, 4), [0, 3, 4, 4], jagged_dim=3), "y": torch.rand(3, 2)},
         [3, 2],
+    ),
+    "sparse_columns": sparse_columns,
+    "strided_grid": lambda: TensorDict(
+        {"a": torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])}, [2, 2]
+    ),
+    "empty_stack_of_objects": lambda: TensorDict({"a": NonTensorStack()}, []),
+    "huge_dim_without_cells": lambda: TensorDict(
+        {"a": torch.empty(2, 1, 0, dtype=torch.int64).expand(2, 2**60, 0)}, [2]
     ),
     "batch": make_batch,
     "large_batch": lambda: make_batch(cells_per_token=100),
