@@ -1,7 +1,7 @@
 """Messages made by hand, with msgpack alone: well-formed by default, every part replaceable.
 
-A `Part` is a node of a schema with the numbers and values that belong to it, so that a message can
-be written as a tree; `header` then puts schemas, numbers and values where they lie in frame 0.
+A message is written as a tree of `Part`s; `header` puts their schemas, numbers and values into
+frame 0.
 """
 
 import itertools
@@ -143,16 +143,10 @@ def packed(value):
 
 
 def header(root, sizes=(), groups=(), payload=None, **changes):
-    """Frame 0.
+    """Frame 0 before frames of these sizes; with the `payload` itself, it has their checksums.
 
-    Args:
-        root: A part, or a value that is one document.
-        sizes: Bytes of each frame behind it.
-        groups: Five numbers of each ragged group.
-        payload: The frames themselves, whose checksums are added.
-        changes: What to put in the place of a part: `schema` and `values` (bytes, or what to
-            pack), `numbers` of the nodes, `counts`, `stored` sizes, `checksums`, `behind` (numbers
-            at the end), or `fields`, the entries of the map.
+    `changes` takes the place of a part: `schema` or `values` (bytes, or what to pack), `numbers` of
+    the nodes, `counts`, `stored` sizes, `checksums`, `behind` (numbers at the end), or `fields`.
     """
     part = part_of(root)
     schema = packed(changes.pop("schema", part.schema))
@@ -267,15 +261,10 @@ _WIDTHS = {1: 0, 2: 1, 4: 2, 8: 3}
 
 
 def zstd(*blocks, size=None, width=4, window=None, flags=0, behind=b""):
-    """A frame of zstd, by hand.
+    """A frame of zstd, by hand, of blocks: bytes as they are, or (a byte, how often).
 
-    Args:
-        blocks: Of the frame: bytes as they are, or (a byte, how often).
-        size: What the frame says of the size of its content; None: nothing.
-        width: In how many bytes it says that: 1, 2, 4 or 8.
-        window: The byte that says the window; None: a single segment, if it says a size.
-        flags: More bits of its descriptor.
-        behind: What follows the last block.
+    It says that its content has this `size`, in 1, 2, 4 or 8 bytes, or nothing. `window` is the
+    byte of its window; without one it is a single segment, if it says a size.
     """
     if size is None:
         out = struct.pack("<IBB", 0xFD2FB528, flags, window or 0)
@@ -302,15 +291,10 @@ def compressed(root, sizes, *sent, **changes):
 
 
 class Draft:
-    """A message under way: its payload and its ragged groups.
+    """A message under way: its payload, with buffers `apart` or in one frame, and its groups."""
 
-    Args:
-        apart: Whether each buffer is a frame of its own.
-        between: Whether an empty frame stands before each buffer.
-    """
-
-    def __init__(self, *, apart=False, between=False):
-        self._apart, self._between = apart, between
+    def __init__(self, *, apart=False):
+        self._apart = apart
         self.payload = [bytearray()]
         self.groups: list[list[int]] = []
         self._shared: dict[Any, Any] = {}
@@ -319,9 +303,7 @@ class Draft:
         """The place of these bytes, which are the message's from now on."""
         if not data:
             return 0, 0
-        if self._between:
-            self.payload.append(bytearray())
-        if self._apart or self._between:
+        if self._apart:
             self.payload.append(bytearray(data))
             return len(self.payload) - 1, 0
         frame = self.payload[0]
