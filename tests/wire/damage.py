@@ -105,7 +105,10 @@ def _changed(value, rng, *, node=False):
     """A msgpack object with one thing in it changed."""
     inside = rng.random() < 0.85
     if isinstance(value, list) and value and inside:
-        return _changed_list(value, rng, node=node)
+        at, how = rng.randrange(len(value)), rng.random()
+        if how < 0.25:
+            return rng.choice(([*value[:at], *value[at + 1 :]], [*value, value[at]], value[::-1]))
+        return [*value[:at], _changed(value[at], rng, node=node), *value[at + 1 :]]
     if isinstance(value, dict) and value and inside:
         key = rng.choice([*value])
         if rng.random() < 0.8:
@@ -124,18 +127,6 @@ def _changed(value, rng, *, node=False):
             codes = [*spec_reader.RECORDS, 16, 5, 99]
             return msgpack.ExtType(rng.choice(codes), rng.choice((b"", b"", b"", b"\0")))
     return _anything(rng, node=node)
-
-
-def _changed_list(value, rng, *, node):
-    at = rng.randrange(len(value))
-    how = rng.random()
-    if how < 0.1:
-        return value[:at] + value[at + 1 :]
-    if how < 0.2:
-        return [*value[:at], value[at], *value[at:]]
-    if how < 0.25:
-        return value[::-1]
-    return [*value[:at], _changed(value[at], rng, node=node), *value[at + 1 :]]
 
 
 def _anything(rng, *, node):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
-from jagcodec import ArgumentError, decode, encode, open_wire, to_blob
+from jagcodec import ArgumentError, decode, encode, materialize, open_wire, to_blob
 from jagcodec.errors import TransportError
 from jagcodec.wire.message import Message
 from tests.wire.forge import (
@@ -148,3 +148,9 @@ def test_what_a_source_raises_is_not_blamed_on_the_message(failure):
     with pytest.raises(type(failure)) as caught:
         batch.to_tensordict()
     assert caught.value is failure
+
+
+def test_a_tensor_of_no_cells_and_a_huge_dim_is_packed():
+    huge = torch.empty(2, 1, 0, dtype=torch.int64).expand(2, 2**60, 0)
+    td = decode(encode(TensorDict({"a": huge}, [2])))
+    assert td["a"].shape == materialize(td)["a"].shape == (2, 2**60, 0)

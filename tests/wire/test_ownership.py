@@ -322,34 +322,22 @@ def test_a_refused_message_is_let_go(received):
 # In a process of its own, and by what it has now: a high-water mark such as `ru_maxrss` stands
 # where the largest test before, or the import of torch, has left it, and hides what leaks below it.
 TRIPS = """
-import gc, sys, torch
+import gc, sys
 from pathlib import Path
-from tensordict import NonTensorStack
-from jagcodec import decode, encode, materialize, pack_jagged_fields, to_blob
+from jagcodec import decode, encode, materialize, to_blob
+from tests.helpers import rollout
 
-lengths = torch.tensor([2, 4, 3])
-fields = {"ids": torch.arange(12).view(3, 4), "logprob": torch.rand(3, 4)}
-message = NonTensorStack("a", {"b": (1, 2)}, None)
 leaked, trips, leak = [], int(sys.argv[1]), int(sys.argv[2])
 
-def trip():
-    td = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=fields)
-    td["message"] = message
-    blob = to_blob(encode(td, checksum=True))
-    materialize(decode(blob))
-    leaked.append(bytearray(leak))
-
-def resident():
+def resident(trips):
+    for _ in range(trips):
+        materialize(decode(to_blob(encode(rollout(), checksum=True))))
+        leaked.append(bytearray(leak))
     gc.collect()
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
 
-for _ in range(1000):
-    trip()
-before = resident()
-for _ in range(trips):
-    trip()
-print(resident() - before)
+print(-resident(1000) + resident(trips))
 """
 
 

@@ -8,7 +8,6 @@ page leaves it to the reader.
 import random
 import re
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,16 +48,6 @@ def plain(value):
 
 def assert_reads(message, value):
     assert repr(plain(spec_reader.read(message))) == repr(described(value))
-
-
-@settings(max_examples=50)
-@given(st.lists(trees(max_leaves=3), min_size=1, max_size=4), st.sampled_from(OPTIONS))
-def test_the_second_reader_reads_rows_that_hold_tensors(values, options):
-    array = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        array[i] = {"row": value}
-    frames = [bytes(memoryview(frame)) for frame in encode(array, **options)]
-    assert_reads(frames, array)
 
 
 # --- damage ------------------------------------------------------------------------------------

@@ -387,9 +387,6 @@ KINDS: Makers = {
         {"a": torch.nested.as_nested_tensor([torch.zeros(2, 3), torch.ones(2, 4)])}, [2, 2]
     ),
     "empty_stack_of_objects": lambda: TensorDict({"a": NonTensorStack()}, []),
-    "huge_dim_without_cells": lambda: TensorDict(
-        {"a": torch.empty(2, 1, 0, dtype=torch.int64).expand(2, 2**60, 0)}, [2]
-    ),
     "batch": make_batch,
     "large_batch": lambda: make_batch(cells_per_token=100),
     "rollout": rollout,
