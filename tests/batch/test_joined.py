@@ -34,7 +34,7 @@ from jagcodec import (
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
-from tests.helpers import Store, receive
+from tests.helpers import Store, nested, receive
 from tests.oracle import assert_same
 from tests.wire.forge import jagged, message, tensor, tensordict
 from tests.wire.readers import outcome
@@ -53,12 +53,11 @@ def joined(batches, kind="frames", **options):
 
 def row_of(i, length):
     """A batch of one row whose cells say where they are from."""
-    ids = torch.arange(length) + 1000 * i
-    pairs = torch.stack([ids, -ids], 1).float()
+    ids = np.arange(length) + 1000 * i
     return TensorDict(
         {
-            "ids": torch.nested.nested_tensor([ids], layout=torch.jagged),
-            "pairs": torch.nested.nested_tensor([pairs], layout=torch.jagged),
+            "ids": nested([ids]),
+            "pairs": nested([np.stack([ids, -ids], 1)], torch.float32),
             "reward": torch.tensor([float(i)]),
             "grid": torch.full((1, 2, 3), i, dtype=torch.int16),
             "text": NonTensorStack(NonTensorData(f"row {i}")),
@@ -153,17 +152,16 @@ def test_messages_of_as_many_rows_in_all_as_messages():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.int16, torch.uint8])
 def test_narrow_cells_of_many_messages_are_widened_together(dtype):
     """Stored in every width, and in none, in one join; also where messages are empty."""
-    numbers = [[0, 1, 1], [200], [], [-3, 4], [70_000], [1 << 40, 5], [0] * 17, [-(1 << 62)], [2]]
+    rows = [[0, 1, 1], [200], [], [-3, 4], [70_000], [1 << 40, 5], [0] * 17, [-(1 << 62)], [2]]
     batches = []
-    for i, row in enumerate(numbers):
-        ids = torch.tensor(row, dtype=torch.int64).to(dtype)
-        pairs = torch.stack([ids, ids], 1)
+    for i, row in enumerate(rows):
+        ids = torch.tensor(row, dtype=torch.int64)
+        grid = torch.full((1, 2), i, dtype=torch.int64) << 7 * (i % 8)
         columns = {
-            "ids": torch.nested.nested_tensor([ids], layout=torch.jagged),
-            "pairs": torch.nested.nested_tensor([pairs], layout=torch.jagged),
-            "grid": torch.full((1, 2), i, dtype=torch.int64) << 7 * (i % 8),
+            "ids": nested([ids], dtype),
+            "pairs": nested([torch.stack([ids, ids], 1)], dtype),
         }
-        batches.append(TensorDict(columns, [1]))
+        batches.append(TensorDict({**columns, "grid": grid}, [1]))
     listed = [encode(batch, narrow=i != 4) for i, batch in enumerate(batches)]
     whole, order = expected(batches), [8, 0, 5, 5, 2, 3]
     for batch in (concat_rows(map(open_wire, listed)), concat_rows(listed)):
@@ -194,20 +192,9 @@ def test_sparse_and_strided_nested_columns_are_joined_by_their_bits(name):
         values = whole._values().repeat_interleave(dtype.itemsize, -1)
         assert torch.equal(found._values().view(torch.uint8), values)
     if name != "int2":  # of which torch makes no nested tensors
-        nested = torch.nested.as_nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]).to(dtype)
-        td = TensorDict({"a": nested}, [2])
-        assert_same(joined([td, td], "open")["a"].unbind(), nested.unbind() * 2)
-
-
-def test_a_message_by_its_path(tmp_path):
-    path = tmp_path / "batch.jag"
-    path.write_bytes(to_blob(FRAMES[0]))
-    for name in (path, str(path)):
-        assert_same(open_wire(name)["ids"], ROWS[0]["ids"])
-    with pytest.raises(FileNotFoundError):
-        open_wire(tmp_path / "none")
-    with pytest.raises(ArgumentError, match="a directory"):
-        open_wire(tmp_path)
+        rows = torch.nested.as_nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]).to(dtype)
+        td = TensorDict({"a": rows}, [2])
+        assert_same(joined([td, td], "open")["a"].unbind(), rows.unbind() * 2)
 
 
 # --- what is read, and when --------------------------------------------------------------------
@@ -267,7 +254,7 @@ def test_columns_that_differ_are_named(kind):
     for other in (torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)):
         with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1"):
             joined([plain, batch(b=other)], kind).to_tensordict()
-    ragged = torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)
+    ragged = nested([[0, 0]], torch.float32)
     with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1.*layout"):
         materialize(joined([batch(b=torch.zeros(1, 2)), batch(b=ragged)], kind))
     with pytest.raises(ArgumentError, match="batch dims"):
@@ -332,17 +319,13 @@ def test_every_bit_of_a_header_is_checked_as_in_one_message(batch, options, bits
     assert refused > 20 * len(bits)
 
 
-def test_headers_of_many_forms_are_told_apart():
-    """Of as many bytes each: names, dtypes, values, rows and writers that differ."""
+def test_headers_of_as_many_bytes_are_told_apart():
     batches = []
     for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool):
         for rows in (1, 3):
-            ids = torch.nested.nested_tensor(
-                [torch.ones(4 + i) for i in range(rows)], layout=torch.jagged
-            )
             other = torch.ones(rows, dtype=dtype)
-            batches.append(TensorDict({"ids": ids, "other": other.long()}, [rows]))
-            batches.append(TensorDict({"ids": ids, "other": other}, [rows]))
+            ids = nested([[1.0] * (4 + i) for i in range(rows)], torch.float32)
+            batches += [TensorDict({"ids": ids, "other": x}, [rows]) for x in (other.long(), other)]
     wide = [batch for batch in batches if batch["other"].dtype == torch.int64]
     assert_same(joined(wide).to_tensordict(), expected(wide))
     lengths = [4 + i for batch in batches for i in range(len(batch))]
@@ -538,12 +521,9 @@ def test_rows_that_share_cells_in_their_messages_share_them_in_a_join(narrow):
         numbers = torch.Generator().manual_seed(seed)
         prompts = torch.randint(0, 50_000, (1, 700), generator=numbers).repeat(4, 1)
         responses = torch.randint(0, 50_000, (4, 90), generator=numbers)
-        each = {"prompts": prompts, "responses": responses}
-        each["ids"] = torch.cat([prompts, responses], 1)
-        leaves = {
-            k: torch.nested.nested_tensor(list(v), layout=torch.jagged) for k, v in each.items()
-        }
-        return TensorDict(leaves, [4])
+        both = torch.cat([prompts, responses], 1)
+        each = {"prompts": prompts, "responses": responses, "ids": both}
+        return TensorDict({name: nested(column) for name, column in each.items()}, [4])
 
     batches = [rollouts(seed) for seed in range(3)]
     batch = concat_rows([open_wire(encode(b, elide=True, narrow=narrow)) for b in batches])
