@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from jagcodec._arguments import name_set, whole_number
-from jagcodec.errors import ArgumentError, ArgumentTypeError
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError
 from jagcodec.memory.tensor_bytes import contiguous_bits, same_width_ints
-from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows, described
+from jagcodec.pack.cells import Rows, cells_of_rows, described, misfit
 from jagcodec.pack.rows import encode_rows, read_dtypes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -332,8 +332,8 @@ def _read(column: _Grown, chunk: Any, path: str) -> _Read:
                 chunks = [whole.values] if column.tokens else []
                 column = replace(column, dtype=torch.float32, chunks=chunks)
             made = cells_of_rows([chunk], column.dtype)
-    except MisfitError as misfit:
-        raise misfit.error(path, of_rows=False) from None
+    except JagcodecError as error:
+        raise misfit(error, path, of_rows=False) from None
     if not isinstance(made, Rows):
         detail = "expected numbers (a list, a tuple, a range, an array or a tensor of them, or "
         raise ArgumentTypeError("bad_type", path, f"{detail}one), found {described(chunk)}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jagcodec import cells
-from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, Reason, brief, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, JagcodecError, brief, describe
 from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, contiguous_bits, plain_arrays
 from jagcodec.wire.dtypes import TORCH_NAMES
 
@@ -31,33 +31,15 @@ class Rows(NamedTuple):
         return dtype
 
 
-class MisfitError(Exception):
-    """Rows that do not become cells. The caller knows the column, and makes an error of it."""
+def misfit(error: JagcodecError, path: str, *, of_rows: bool = True) -> JagcodecError:
+    """An error of `cells_of_rows`, whose path begins with the row, for a column at `path`.
 
-    def __init__(
-        self,
-        kind: type[JagcodecError],
-        reason: Reason,
-        detail: str,
-        *,
-        row: int | None = None,
-        cell: int | None = None,
-    ) -> None:
-        super().__init__(kind, reason, detail)
-        self.row = row
-        self.cell = cell
-
-    def error(self, path: str, *, of_rows: bool = True) -> JagcodecError:
-        """The error for a column at `path`; with `of_rows` False, for a chunk of one row."""
-        kind, reason, detail = self.args
-        if self.row is not None and of_rows:
-            path += f", row {self.row}"
-        if self.cell is not None:
-            path += f", cell {self.cell}"
-        made: JagcodecError = kind(
-            reason, path, detail if of_rows else detail.removesuffix(_OBJECTS)
-        )
-        return made
+    With `of_rows` False there is one row, which the error does not name: a chunk, say.
+    """
+    place, detail = error.path, error.detail
+    if not of_rows:
+        place, detail = place.removeprefix(", row 0"), detail.removesuffix(_OBJECTS)
+    return type(error)(error.reason, path + place, detail)
 
 
 _OBJECTS = "; for a column of Python objects pass dtypes={...: object}"
@@ -169,23 +151,22 @@ def plain_number(item: Any) -> Any:
         return None
 
 
-def _odd_row(rows: Sequence[Any], dtype: Any) -> MisfitError:
+def _odd_row(rows: Sequence[Any], dtype: Any) -> ArgumentTypeError:
     """The error of a row that is an object among numbers, or the other way round."""
     kinds = [_kind(row) for row in rows]
     odd = kinds.index(_OBJECT)
     number = next((i for i, kind in enumerate(kinds) if kind not in (_OBJECT, _NOTHING)), odd)
     if dtype is not None or number < odd or rows[odd] is None:
-        return _other_kind("numbers", rows[odd], odd)
-    return _other_kind(
-        f"an object, as {type(rows[odd]).__name__} in row {odd}", rows[number], number
-    )
+        return _other_kind("numbers", rows[odd], f", row {odd}")
+    expected = f"an object, as {type(rows[odd]).__name__} in row {odd}"
+    return _other_kind(expected, rows[number], f", row {number}")
 
 
-def _other_kind(expected: str, item: Any, row: int, cell: int | None = None) -> MisfitError:
+def _other_kind(expected: str, item: Any, place: str) -> ArgumentTypeError:
     detail = f"expected {expected}, found {described(item)}"
     if item is None:
         detail = "expected a number, found None; put a number in its place, such as float('nan')"
-    return MisfitError(ArgumentTypeError, "bad_type", detail + _OBJECTS, row=row, cell=cell)
+    return ArgumentTypeError("bad_type", place, detail + _OBJECTS)
 
 
 def described(item: Any) -> str:
@@ -206,7 +187,7 @@ def _of_sequences(rows: Sequence[Any], dtype: torch.dtype | None) -> Rows:
         if dtype is None:
             detail = "expected a number in one of the rows, found only empty ones; "
             detail += "pass dtypes={...: their dtype}"
-            raise MisfitError(ArgumentError, "bad_dtype", detail)
+            raise ArgumentError("bad_dtype", "", detail)
         return Rows(torch.empty(0, dtype=dtype), lengths)
     shape: tuple[int, ...] = ()
     while isinstance(first, (list, tuple)):
@@ -224,10 +205,10 @@ def _check_equal(rows: Sequence[Any], size: int) -> None:
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
             if item is None:
-                raise _other_kind("a number", None, i, j)
+                raise _other_kind("a number", None, f", row {i}, cell {j}")
             if not isinstance(item, (list, tuple)) or len(item) != size or not size:
                 detail = f"expected lists of {size} in a row, found {brief(item)}"
-                raise MisfitError(ArgumentError, "bad_shape", detail + _OBJECTS, row=i)
+                raise ArgumentError("bad_shape", f", row {i}", detail + _OBJECTS)
 
 
 def _filled(
@@ -241,7 +222,7 @@ def _filled(
     wanted = dtype or _DEFAULTS.get(type(plain_number(first)), torch.float32)
     if wanted not in _CODES:
         detail = f"expected a dtype that Python's numbers can have, found {wanted}; pass tensors"
-        raise MisfitError(ArgumentTypeError, "bad_dtype", detail)
+        raise ArgumentTypeError("bad_dtype", "", detail)
     code, stored, precision = _CODES[wanted]
     values = np.empty(sum(sizes), dtype=stored)
     lengths = np.array(sizes, dtype=np.int64)
@@ -258,27 +239,28 @@ def _filled(
             return values if wanted in NUMPY_DTYPES else torch.from_numpy(values)
         item = rows[bad[0]][bad[1]]
     except (ValueError, IndexError) as error:  # rows that another thread changes
-        raise MisfitError(ArgumentError, "row_mismatch", str(error)) from error
+        raise ArgumentError("row_mismatch", "", str(error)) from error
     if dtype is None and wanted == torch.int64 and isinstance(plain_number(item), float):
         return _filled(rows, sizes, torch.float32, first, cell)
-    place = (bad[1], None) if cell is None else (bad[0], bad[1] // (cell or 1))
-    raise _refused(item, wanted, *place)
+    row, at = bad
+    place = f", row {at}" if cell is None else f", row {row}, cell {at // (cell or 1)}"
+    raise _refused(item, wanted, place)
 
 
-def _refused(item: Any, dtype: torch.dtype, row: int, cell: int | None) -> MisfitError:
+def _refused(item: Any, dtype: torch.dtype, place: str) -> JagcodecError:
     """Why a number, or something else, is not a cell of a dtype."""
     number, wanted = plain_number(item), str(dtype).removeprefix("torch.")
     if dtype == torch.bool or isinstance(number, bool) or number is None:
         expected = "bools" if dtype == torch.bool else f"numbers (the column is {wanted})"
-        return _other_kind(expected, item, row, cell)
+        return _other_kind(expected, item, place)
     found = f"found {brief(number)}"
     if isinstance(number, float) and not dtype.is_floating_point:
         detail = f"expected integers (the column is {wanted}), {found}; "
         detail += "for floats pass dtypes={...: torch.float32}"
-        return MisfitError(ArgumentTypeError, "bad_type", detail, row=row, cell=cell)
+        return ArgumentTypeError("bad_type", place, detail)
     exactly = "" if isinstance(number, float) else " exactly"
     detail = f"expected a number that {wanted} holds{exactly}, {found}{_OTHER_DTYPE}"
-    return MisfitError(ArgumentError, "bad_dtype", detail, row=row, cell=cell)
+    return ArgumentError("bad_dtype", place, detail)
 
 
 # --- arrays and tensors ------------------------------------------------------------------------
@@ -310,11 +292,11 @@ def _check_same_cells(parts: Sequence[Any]) -> None:
     for i, part in enumerate(parts):
         if part.dtype != dtype:
             detail = f"expected {dtype} like row 0, found {part.dtype}{_OTHER_DTYPE}"
-            raise MisfitError(ArgumentTypeError, "bad_dtype", detail, row=i)
+            raise ArgumentTypeError("bad_dtype", f", row {i}", detail)
         if part.ndim != ndim or part.shape[1:] != shape:
             expected = ", ".join(map(str, ("tokens", *shape) if ndim else ()))
             detail = f"expected shape ({expected}) like row 0, found {tuple(part.shape)}"
-            raise MisfitError(ArgumentError, "bad_shape", detail, row=i)
+            raise ArgumentError("bad_shape", f", row {i}", detail)
 
 
 def _as_arrays(rows: Sequence[Any], dtype: torch.dtype | None) -> Sequence[Any]:
@@ -323,12 +305,10 @@ def _as_arrays(rows: Sequence[Any], dtype: torch.dtype | None) -> Sequence[Any]:
     If rows are of several kinds, the first that has a dtype decides for all of them.
     """
     kinds = [_kind(row) for row in rows]
-    parts: list[torch.Tensor] = []
     if dtype is None and set(kinds) != {_ARRAY}:
         first = next(i for i, kind in enumerate(kinds) if kind is not _NOTHING)
         dtype = _as_tensor(rows[first], first, None).dtype
-    for i, row in enumerate(rows):
-        parts.append(_as_tensor(row, i, dtype))
+    parts = [_as_tensor(row, i, dtype) for i, row in enumerate(rows)]
     arrays = plain_arrays(parts)
     return parts if any(array is None for array in arrays) else arrays
 
@@ -343,9 +323,8 @@ def _as_tensor(row: Any, i: int, dtype: torch.dtype | None) -> torch.Tensor:
             made: Any = cells_of_rows([row], dtype)
             part = torch.as_tensor(made.values if made.lengths is not None else made.values[0])
         return part if dtype in (None, part.dtype) else _cast(part, dtype)
-    except MisfitError as misfit:
-        misfit.row = i
-        raise
+    except JagcodecError as error:
+        raise misfit(error, f", row {i}", of_rows=False) from None
 
 
 def _cast(part: torch.Tensor, dtype: Any) -> torch.Tensor:
@@ -353,7 +332,7 @@ def _cast(part: torch.Tensor, dtype: Any) -> torch.Tensor:
     found = part.dtype
     if dtype not in _CODES or found.is_complex or torch.bool in (found, dtype):
         detail = f"expected {dtype}, found {found}{_OTHER_DTYPE}"
-        raise MisfitError(ArgumentTypeError, "bad_dtype", detail)
+        raise ArgumentTypeError("bad_dtype", "", detail)
     if found.is_floating_point and dtype.is_floating_point:
         made = part.to(dtype)
         if not (made.isinf() & part.isfinite()).any():

@@ -11,9 +11,16 @@ import torch
 from tensordict import TensorDict
 
 from jagcodec._arguments import check_fields, check_known, check_options, known_names, name_set
-from jagcodec.errors import ArgumentError, ArgumentKeyError, ArgumentTypeError, brief, describe
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentKeyError,
+    ArgumentTypeError,
+    JagcodecError,
+    brief,
+    describe,
+)
 from jagcodec.memory.tensor_bytes import plain_array
-from jagcodec.pack.cells import MisfitError, Rows, cells_of_rows
+from jagcodec.pack.cells import Rows, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
@@ -165,8 +172,8 @@ def _columns(
         else:
             try:
                 made = cells_of_rows(column, how.dtype, own=own)
-            except MisfitError as misfit:
-                raise misfit.error(path) from None
+            except JagcodecError as error:
+                raise misfit(error, path) from None
         if type(made) is Rows:
             if made.lengths is not None:
                 lengths[name] = made.lengths
@@ -245,8 +252,8 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
         if kind is list or kind is tuple:
             try:
                 made = cells_of_rows((value,), own=False)
-            except MisfitError as misfit:
-                raise misfit.error(f"{where}({name!r})") from None
+            except JagcodecError as error:
+                raise misfit(error, f"{where}({name!r})") from None
             value = made.values if type(made) is Rows else None
         elif kind is torch.Tensor:
             value = plain_array(value)
