@@ -138,6 +138,7 @@ def test_dtypes_of_an_earlier_batch():
     assert none["pix"].shape == (0, 1, 2)
     assert none["e"].values().shape == (0, 2)
     assert both({"ids": []}, dtypes={"ids": schema["ids"]})["ids"].is_nested
+    assert both({"pix": [[], []]}, dtypes={"pix": schema["pix"]})["pix"].shape == (2, 0, 2)
     assert open_wire(encode_rows([], dtypes=schema)).schema["lp"].kind == "jagged"
 
 

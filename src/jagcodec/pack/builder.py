@@ -106,12 +106,12 @@ class RowBuilder:
         self._columns: dict[str, _Grown] = {}
         self._values: dict[str, Any] = {}
         self._dtypes: dict[str, Any] = {}  # of values
-        dtypes = {} if dtypes is None else dtypes
-        for name, said in read_dtypes(dtypes, "RowBuilder(dtypes)").items():
-            if said.jagged or isinstance(dtypes[name], torch.dtype):
+        given = {} if dtypes is None else dtypes
+        for name, said in read_dtypes(given, "RowBuilder(dtypes)").items():
+            if said.kind in ("", "jagged"):
                 self._columns[name] = _Grown(said.dtype, is_chosen=True)
             else:
-                self._dtypes[name] = dtypes[name]
+                self._dtypes[name] = said
 
     def __len__(self) -> int:
         counted = (column.tokens for name, column in self._columns.items() if self._counts(name))

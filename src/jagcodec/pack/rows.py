@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -142,67 +142,65 @@ def encode_rows(
 # --- columns -----------------------------------------------------------------------------------
 
 
-class _Said(NamedTuple):
-    """What the caller set for a column."""
-
-    dtype: Any = None  # `object` for a column of objects; None for the dtype of the rows
-    rectangular: bool = False
-    cell_shape: tuple[int, ...] | None = None  # if the column has no numbers
-    jagged: bool = False  # if the column has no rows
-
-
-_NOTHING = _Said()
-
-
 def _columns(
     rows: Any, dtypes: Any, same_length: Any, rectangular: Any, where: str, *, own: bool
 ) -> Columns:
     """Checked columns: arrays, tensors, `RaggedView`s, lists of N objects."""
     count, given = _by_name(rows, dtypes, where)
-    said = _said(dtypes, rectangular, given, where)
+    schema: dict[str, FieldSchema] = {}
+    if dtypes is not None:
+        schema = read_dtypes(dtypes, f"{where}(dtypes)")
+        check_known(schema, given, f"{where}(dtypes)")
+    named = name_set(rectangular, f"{where}(rectangular)")
+    check_known(named, given, f"{where}(rectangular)")
     lengths: dict[str, tuple[int, ...]] = {}
     splits: dict[tuple[int, ...], RowSplits] = {}
     columns: dict[str, Any] = {}
     for name, column in given.items():
-        how = said.get(name, _NOTHING)
+        field = schema.get(name, _ANY)
         path = f"{where}({name!r})"
-        made: Any
-        if not count:
-            made = _without_rows(how, path)
-        else:
-            try:
-                made = cells_of_rows(column, how.dtype, own=own)
-            except JagcodecError as error:
-                raise misfit(error, path) from None
+        dtype = object if field.kind == "object" else field.dtype
+        try:
+            made = cells_of_rows(column, dtype, own=own) if count else _without_rows(field)
+        except JagcodecError as error:
+            raise misfit(error, path) from None
+        columns[name] = made
         if type(made) is Rows:
             if made.lengths is not None:
                 lengths[name] = made.lengths
-            made = _column(made, how, splits, path)
-        columns[name] = made
+            columns[name] = _column(made, field, name in named, splits, path)
     if same_length != ():
         _check_lengths(same_length, lengths, columns, where)
     return Columns(count, columns)
 
 
-def _without_rows(said: _Said, path: str) -> Rows | list[Any]:
-    if said.dtype is object:
+def _without_rows(field: FieldSchema) -> Rows | list[Any]:
+    if field.kind == "object":
         return []
-    if said.dtype is None or said.cell_shape is None:
+    if field.shape is None:
         detail = "expected rows, found none; describe an empty column with dtypes={...: ...}: "
         detail += "a FieldSchema (open_wire(frames).schema), or object"
-        raise ArgumentError("bad_shape", path, detail)
-    empty = torch.empty((0, *said.cell_shape), dtype=said.dtype)
-    return Rows(empty, () if said.jagged else None)
+        raise ArgumentError("bad_shape", "", detail)
+    shape: Any = field.shape
+    if field.kind == "jagged":
+        return Rows(torch.empty((0, *shape[2:]), dtype=field.dtype), ())
+    return Rows(torch.empty((0, *shape[1:]), dtype=field.dtype), None)
 
 
-def _column(made: Rows, said: _Said, splits: dict[tuple[int, ...], RowSplits], path: str) -> Any:
+def _column(
+    made: Rows,
+    field: FieldSchema,
+    rectangular: bool,
+    splits: dict[tuple[int, ...], RowSplits],
+    path: str,
+) -> Any:
     """The column that cells make; columns of equal row lengths share one `RowSplits`."""
     values, lengths = made
     if lengths is None:
         return values
-    if said.cell_shape and not sum(lengths):
-        values = values.reshape(0, *said.cell_shape)
-    if said.rectangular:
+    if field.shape is not None and not sum(lengths):
+        values = values.reshape(0, *field.shape[2:])
+    if rectangular or (field.kind == "tensor" and field.shape and len(field.shape) > 1):
         for i, length in enumerate(lengths):
             if length != lengths[0]:
                 expected = f"expected {lengths[0]} items like row 0, since rectangular= names it"
@@ -344,51 +342,35 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
     raise ArgumentTypeError("bad_type", path, detail + _IN_LIST)
 
 
-def _said(
-    dtypes: Any, rectangular: Any, columns: Mapping[str, Any], where: str
-) -> dict[str, _Said]:
-    """What the caller set for columns, by name."""
-    said: dict[str, _Said] = {}
-    if dtypes is not None:
-        said = read_dtypes(dtypes, f"{where}(dtypes)")
-        check_known(said, columns, f"{where}(dtypes)")
-    if rectangular != ():
-        path = f"{where}(rectangular)"
-        for name in known_names(sorted(name_set(rectangular, path), key=str), columns, path):
-            said[name] = said.get(name, _NOTHING)._replace(rectangular=True)
-    return said
+_ANY = FieldSchema("", None, None)
 
 
-def read_dtypes(dtypes: Any, path: str) -> dict[str, _Said]:
-    """What `dtypes` sets for each column it names."""
+def read_dtypes(dtypes: Any, path: str) -> dict[str, FieldSchema]:
+    """What `dtypes` says about each column it names; of a bare dtype the kind is empty."""
     if not isinstance(dtypes, Mapping):
         detail = f"expected a dict of names to dtypes, found {describe(dtypes)}"
         raise ArgumentTypeError("bad_type", path, detail)
-    for name in dtypes:
+    fields: dict[str, FieldSchema] = {}
+    for name, dtype in dtypes.items():
         if not isinstance(name, str):
             detail = f"expected names that are strings, found {brief(name)}"
             raise ArgumentTypeError("bad_type", path, detail)
-    return {name: _said_of(said, f"{path}[{brief(name)}]") for name, said in dtypes.items()}
-
-
-def _said_of(dtype: Any, path: str) -> _Said:
-    if dtype is object or (isinstance(dtype, torch.dtype) and dtype in TORCH_NAMES):
-        return _Said(dtype)
-    if not isinstance(dtype, FieldSchema):
-        detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
-        raise ArgumentTypeError("bad_type", path, detail)
-    kind, shape = dtype.kind, dtype.shape
-    cell: Any
-    if kind == "object":
-        return _Said(object)
-    if kind == "jagged" and shape is not None and shape[1] is None:
-        cell = shape[2:]
-        return _Said(dtype.dtype, cell_shape=cell, jagged=True)
-    if kind == "tensor" and shape is not None:
-        cell = shape[1:]
-        return _Said(dtype.dtype, rectangular=len(shape) > 1, cell_shape=cell)
-    detail = f"expected the schema of a column that rows can make, found {kind!r}"
-    raise ArgumentError("bad_type", path, detail)
+        of_column = f"{path}[{brief(name)}]"
+        if isinstance(dtype, FieldSchema):
+            kind, shape = dtype.kind, dtype.shape
+            known = kind == "tensor" or (kind == "jagged" and shape and shape[1] is None)
+            if kind != "object" and not (known and shape):
+                detail = f"expected the schema of a column that rows can make, found {kind!r}"
+                raise ArgumentError("bad_type", of_column, detail)
+            fields[name] = dtype
+        elif dtype is object:
+            fields[name] = FieldSchema("object", None, None)
+        elif isinstance(dtype, torch.dtype) and dtype in TORCH_NAMES:
+            fields[name] = FieldSchema("", dtype, None)
+        else:
+            detail = f"expected a torch dtype, object or a FieldSchema, found {dtype!r:.80}"
+            raise ArgumentTypeError("bad_type", of_column, detail)
+    return fields
 
 
 def _check_lengths(
