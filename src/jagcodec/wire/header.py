@@ -178,7 +178,7 @@ def read_header(data: Any, limits: Limits = DEFAULT_LIMITS, *, in_row: bool = Fa
         if more < 0 or len(checksums) not in (0, 1 + count):
             what = f"numbers of {numbers[first - 2]} groups and {count} frames"
             raise _bad(what, f"{len(numbers) - first} numbers")
-    groups = [Group(*numbers[i : i + 5]) for i in range(first, ends, 5)]
+    groups = [Group._make(numbers[i : i + 5]) for i in range(first, ends, 5)]
     if checksums:
         covered = packed_numbers[: -8 * len(checksums)]
         check_crc(_header_checksum(schema.packed, covered, packed_values), checksums[0], "header")

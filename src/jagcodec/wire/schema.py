@@ -139,10 +139,11 @@ class Schema:
         self.numbers: int = 0  # how many its nodes have
         self.values: int = 0  # how many documents
         # Nodes with numbers to check; a tensor's before those that are made of it. Of each TENSOR
-        # and JAGGED what a check needs: its number, the indices of its dims, `itemsize`, and
-        # whether it is jagged; of each TENSORDICT of one dim its number; and the other nodes.
+        # and JAGGED what a check needs: its number, the indices of its first dim and of the others,
+        # `itemsize`, and whether it is jagged; of each TENSORDICT of one dim its number; and the
+        # other nodes.
         self.nodes: list[Node] = []
-        self.cells: list[tuple[int, range, int, bool]] = []
+        self.cells: list[tuple[int, int, Sequence[int], int, bool]] = []
         self.batches: list[int] = []
         self.others: list[Node] = []
         self.weight: int = 32 * len(data)  # about how many bytes of memory it needs
@@ -213,9 +214,9 @@ class Schema:
         node = Node(kind, fields, first, dims, self.numbers, self.values, itemsize)
         if form.numbers:
             self.nodes.append(node)
-            if kind in (Kind.TENSOR, Kind.JAGGED):
-                of_dims = range(dims, node.end)
-                self.cells.append((first, of_dims, itemsize, kind is Kind.JAGGED))
+            if rank and kind in (Kind.TENSOR, Kind.JAGGED):
+                others = tuple(range(dims + 1, node.end))
+                self.cells.append((first, dims, others, itemsize, kind is Kind.JAGGED))
             elif kind is Kind.TENSORDICT and rank == 1:
                 self.batches.append(first)
             else:
@@ -339,8 +340,9 @@ def _check_at_sight(
     for i in schema.batches:
         if numbers[i] > MAX_UNBACKED_ROWS:
             return None
-    for i, dims, size, is_jagged in schema.cells:
-        for at in dims:
+    for i, dim, others, size, is_jagged in schema.cells:
+        size *= numbers[dim]
+        for at in others:
             size *= numbers[at]
         buffer = numbers[i]
         if (
