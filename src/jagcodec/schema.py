@@ -12,7 +12,7 @@ from jagcodec._arguments import check_known, name_set
 from jagcodec.batch.columns import columns_of, opened
 from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, brief, describe
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import Columns
 from jagcodec.wire.wire_batch import WireBatch
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from jagcodec.batch.rectangles import Layout, PaddingSide
 from jagcodec.ragged.varlen import PackedColumn
-from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.leaf import FieldSchema
 
 __all__ = ["FieldSchema", "Layout", "PackedColumn", "PaddingSide"]

@@ -32,7 +32,7 @@ from jagcodec.ragged.select import same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
 from jagcodec.wire.checks import INT64_MAX, fail
-from jagcodec.wire.field_schema import FieldSchema
+from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import ChosenRows

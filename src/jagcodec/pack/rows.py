@@ -29,9 +29,9 @@ from jagcodec.ragged.views import RaggedView
 from jagcodec.wire import documents
 from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
 from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
-from jagcodec.wire.field_schema import FieldSchema
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import NO_VALUES
+from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.lowered import InOrder
 from jagcodec.wire.place import frames_in_order
 from jagcodec.wire.spec import Code

@@ -1,4 +1,4 @@
-"""Columns as cells of a buffer: their place, and ranges of them."""
+"""What a column is: its description, the place of its cells, and ranges of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,54 @@ import torch
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import Buffers
+from jagcodec.wire.header import Header
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import DOCUMENT_ROWS, LEAVES, Node, runs_of
+from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Node, runs_of
 from jagcodec.wire.spec import BITS, BLOBS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 MOST_RANGES = 4096
 """Ranges of one column that are fetched one by one; of more, the column is read whole."""
+
+
+class FieldSchema(NamedTuple):
+    """The kind, dtype and shape of one column, from the header.
+
+    Attributes:
+        kind: ``"jagged"``, ``"tensor"``, ``"object"``, ``"tensordict"``, or another kind of the
+            wire in small letters.
+        dtype: Of its cells; None without cells.
+        shape: With None for the ragged dim; None if it is not a tensor.
+    """
+
+    kind: str
+    dtype: torch.dtype | None
+    shape: tuple[int | None, ...] | None
+
+
+_OBJECTS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
+
+
+def field_of(header: Header, node: Node, rows: int) -> FieldSchema:
+    """The header's description of a column of `rows` rows."""
+    kind = node.kind
+    if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
+        return FieldSchema("object" if kind in _OBJECTS else kind.name.lower(), None, None)
+    dims: list[int | None] = [*header.numbers[node.dims : node.end]]
+    if kind is Kind.JAGGED:
+        dims[node.fields[2] - 1] = None
+    else:
+        del dims[:1]
+    return FieldSchema(kind.name.lower(), torch_dtype(node.fields[0]), (rows, *dims))
+
+
+def rows_of_node(header: Header, node: Node) -> int | None:
+    """The number of rows that a column claims; None if it has no rows."""
+    numbers = header.numbers
+    if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
+        return header.groups[numbers[node.number + 3]].rows
+    if node.kind in INTEGER_ROWS:
+        return numbers[node.children[1].dims]
+    return numbers[node.dims] if node.end > node.dims else None
 
 
 class CellPlace(NamedTuple):
@@ -30,27 +72,17 @@ class CellPlace(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A TENSOR, a JAGGED, or rows of documents: their bytes are uint8 cells.
+    """A TENSOR, a JAGGED, or rows of documents: their bytes are uint8 cells."""
 
-    Attributes:
-        place: Its cells, or the table of its runs.
-        shape: (A..., M, B...): dims of the values, as those of a `RaggedView`.
-        ragged_dim: As of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each.
-        group: The ragged group; None of a rectangle.
-        runs: Of each row, if it is indirect; 0 if the rows are in its place.
-        blobs: Whether each row is a message of its own.
-    """
-
-    place: CellPlace
-    shape: tuple[int, ...]
-    ragged_dim: int
-    group: int | None
-    runs: int
-    blobs: bool
+    place: CellPlace  # of its cells, or of the table of its runs
+    shape: tuple[int, ...]  # (A..., M, B...): dims of the values, as those of a `RaggedView`
+    ragged_dim: int  # as of a `RaggedView`; 1 of a rectangle too, whose rows are one cell each
+    group: int | None  # the ragged group; None of a rectangle
+    runs: int  # of each row, if it is indirect; 0 if the rows are in its place
+    blobs: bool  # whether each row is a message of its own
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its cells, as torch calls it."""
         return torch_dtype(self.place.name)
 
     @property
@@ -75,23 +107,22 @@ class Leaf(NamedTuple):
 
 def leaf_of(node: Node, numbers: Sequence[int]) -> Leaf | None:
     """The leaf that a node is; None of a node of another kind."""
-    kind, i = node.kind, node.number
-    if kind not in LEAVES:
-        return None
-    name, ragged_dim = "uint8", 1
-    group: int | None = None if kind is Kind.TENSOR else numbers[i + 3]
-    shape = tuple(numbers[node.dims : node.end])
-    if kind in DOCUMENT_ROWS:
-        shape = (numbers[i + 4],)
-    elif kind is Kind.JAGGED:
+    kind, i, shape = node.kind, node.number, tuple(numbers[node.dims : node.end])
+    name, ragged_dim, documents = "uint8", 1, False
+    if kind is Kind.JAGGED:
         name, _, ragged_dim = node.fields
-    else:
+    elif kind is Kind.TENSOR:
         name = node.fields[0]
+    elif kind in DOCUMENT_ROWS:
+        documents, shape = True, (numbers[i + 4],)
+    else:
+        return None
     buffer, offset, stored = numbers[i : i + 3]
+    group = None if kind is Kind.TENSOR else numbers[i + 3]
     cells = math.prod(shape)
     # `stored` is ignored where there are no cells.
-    runs = runs_of(kind, stored) if cells else 0
-    blobs = kind in DOCUMENT_ROWS and bool(stored & BLOBS) and cells > 0
+    runs = runs_of(kind, stored) if cells and stored != PLAIN else 0
+    blobs = documents and bool(stored & BLOBS) and cells > 0
     place = CellPlace(buffer, offset, stored & ~BLOBS if blobs else stored, cells, name)
     return Leaf(place, shape, ragged_dim, group, runs, blobs)
 

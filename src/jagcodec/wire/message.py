@@ -155,11 +155,7 @@ def _split(
 
 
 def check_sizes(header: Header, sizes: Sequence[int]) -> None:
-    """Check that the frames after the header are those that it announces.
-
-    Raises:
-        WireFormatError: One is missing, or has another size; it is named.
-    """
+    """Check that the frames after the header are those that it announces."""
     if len(sizes) != len(header.stored):
         raise WireFormatError(
             "frame_count",
@@ -188,21 +184,15 @@ def check_frames(buffers: Sequence[Any], checksums: Sequence[int]) -> None:
 class Budget:
     """What one read of an open message has used of the limits.
 
-    Whoever reads makes one: an open message counts nothing, so that it can be read at any time, any
-    number of times, by several threads at once.
-
-    Attributes:
-        depth: Containers around what is being built, those of outer messages included.
-        objects: How many objects were asked for, those of messages in rows included.
-        documents: Bytes of repeated documents that become objects.
+    Each read makes one: an open message counts nothing, so that threads can share it.
     """
 
     __slots__ = ("depth", "documents", "objects")
 
     def __init__(self, message: Message) -> None:
-        self.depth: int = 0
-        self.objects: int = message.header.objects
-        self.documents: int = 0
+        self.depth: int = 0  # containers around the value, those of outer messages included
+        self.objects: int = message.header.objects  # and of the messages in rows that were read
+        self.documents: int = 0  # bytes of repeated documents that become objects
 
     def enter(self, message: Message) -> None:
         """Go into a container, unless it is one too many."""
@@ -233,11 +223,7 @@ _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 
 
 class ChosenRows:
-    """Rows chosen of a batch, found once in each ragged group for all columns of it.
-
-    Attributes:
-        index: Which.
-    """
+    """Rows chosen of a batch, found once in each ragged group for all of its columns."""
 
     __slots__ = ("_found", "_pool", "index")
 
@@ -259,7 +245,7 @@ class ChosenRows:
 
     @property
     def at(self) -> slice | IntArray:
-        """As numpy takes it."""
+        """An index for numpy."""
         index = self.index
         return slice(index.start, index.stop) if isinstance(index, range) else index
 
@@ -288,15 +274,7 @@ class ChosenRows:
 
 
 class Message(Source):
-    """An open message: its checked header and its buffers. It may be shared by threads.
-
-    Attributes:
-        limits: The bounds of its reader.
-        numbers: Those of the header.
-        device: Where tensors go; None leaves them where their cells are.
-        allow_pickle: Whether pickled objects are unpickled.
-        frames: All frames as they came, header first; None where they are fetched by ranges.
-    """
+    """An open message: its checked header and its buffers. Threads may share it."""
 
     __slots__ = (
         "_groups",
@@ -317,14 +295,13 @@ class Message(Source):
         frames: Sequence[Any] | None,
         in_memory: bool = True,
     ) -> None:
-        """Use `open_message`."""
         Buffers.__init__(self, buffers, reading, in_memory)
         self.header = header
         self.numbers: list[int] = header.numbers
         self.limits: Limits = reading.limits
-        self.device: torch.device | None = reading.device
+        self.device: torch.device | None = reading.device  # None leaves tensors where cells are
         self.allow_pickle: bool = reading.allow_pickle
-        self.frames: Sequence[Any] | None = frames
+        self.frames: Sequence[Any] | None = frames  # header first; None if they are fetched
         self.widened: dict[CellPlace, ByteArray] = {}
         # The documents of the header, but for those that a reader has. The one that pops the list
         # owns it until it is put back.
@@ -370,11 +347,7 @@ class Message(Source):
     # Rows
 
     def row_splits(self, group: int, chosen: ChosenRows | None = None) -> RowSplits:
-        """The rows of a ragged group, or some of them; read once.
-
-        Raises:
-            WireFormatError: Its offsets are not offsets, or not those of its min and max.
-        """
+        """The rows of a ragged group, or some of them; read once."""
         found = self._groups.get(group)
         if found is None:
             found = self._groups.setdefault(group, self._read_group(group))
@@ -413,11 +386,7 @@ class Message(Source):
         return leaf
 
     def splits(self, leaf: Leaf) -> RowSplits:
-        """All rows of a leaf.
-
-        Raises:
-            WireFormatError: They do not end where its cells do.
-        """
+        """All rows of a leaf, which end where its cells do."""
         total = leaf.shape[leaf.ragged_dim - 1]
         if leaf.group is None:
             found = RowSplits.from_lengths(np.ones(total, dtype=np.int64))

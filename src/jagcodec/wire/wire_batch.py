@@ -33,10 +33,10 @@ from jagcodec.wire.checks import bad, fail, inside
 from jagcodec.wire.compress import prepare
 from jagcodec.wire.decoder import build, objects, raw_documents, rows_differ
 from jagcodec.wire.encoder import encode
-from jagcodec.wire.field_schema import FieldSchema, field_of, first_dims, rows_of_node
 from jagcodec.wire.files import file_path, noted_file, read_file
 from jagcodec.wire.frames import Frame, Reading
 from jagcodec.wire.indirect import runs_at
+from jagcodec.wire.leaf import FieldSchema, field_of, rows_of_node
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Columns, OpenBatch
 from jagcodec.wire.message import Budget, ChosenRows, Message, open_message, open_store, reading
@@ -439,7 +439,7 @@ class MessageColumns(ColumnSource):
         return meta
 
     def schema(self, key: Node, rows: int) -> FieldSchema:
-        return field_of(self.message, key, rows)
+        return field_of(self.message.header, key, rows)
 
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
         if key.kind is not _JAGGED:
@@ -686,10 +686,23 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
     """The number of rows that columns of a dict claim; each is checked again when it is read."""
     for node in columns:
-        rows = rows_of_node(message, node)
+        rows = rows_of_node(message.header, node)
         if rows is not None:
             # As for a TensorDict, which says how many rows it has.
             if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
                 raise bad(f"{MAX_UNBACKED_ROWS} rows at most, or a payload of as many bytes", rows)
             return rows
     raise bad("a column that has rows", f"{len(columns)} without")
+
+
+def first_dims(leaf: Any, dims: int) -> list[int]:
+    """The first dims of a leaf; of a strided nested tensor those in which its rows agree."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
+        return list(leaf.shape[:dims])
+    sizes: list[int] = []
+    for dim in range(min(dims, leaf.dim())):
+        try:
+            sizes.append(leaf.size(dim))
+        except RuntimeError:  # rows differ in it
+            break
+    return sizes
