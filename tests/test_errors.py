@@ -114,7 +114,7 @@ def test_paths_of_deep_nesting_are_bounded():
 def test_names_of_a_strangers_columns_are_few_in_the_error_of_a_missing_one():
     columns = {f"{LONG[:300]}{i}": torch.ones(2, 1) for i in range(300)}
     batch = open_wire(encode_fields(columns, lengths=torch.tensor([1, 1])))
-    for ask in (lambda: batch.select([LONG]), lambda: batch.leaf(LONG)):
+    for ask in (lambda: batch.select([LONG]), lambda: batch[LONG]):
         with pytest.raises(KeyError) as caught:
             ask()
         assert isinstance(caught.value, JagcodecError)

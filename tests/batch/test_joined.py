@@ -224,7 +224,7 @@ def test_lists_of_frames_may_change_once_they_were_joined():
 def test_batches_within_messages_of_one_schema_are_told_apart():
     inner = [TensorDict({"ids": torch.arange(i, i + 3)}, [3]) for i in (0, 100)]
     outer = open_wire(encode(TensorDict({"p": inner[0], "q": inner[1]}, [3])))
-    found = concat_rows([outer.leaf("p"), outer.leaf("q")])
+    found = concat_rows([outer["p"], outer["q"]])
     assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
 
 

@@ -171,7 +171,7 @@ class TestWorkers:
         assert back["reward"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
         assert torch.equal(back["ids"].values(), batch["ids"].values() * 2)
         assert type(wire) is WireBatch
-        assert wire.leaf("message").tolist() == PAYLOADS
+        assert wire["message"].tolist() == PAYLOADS
 
     def test_one_that_imports_tensordict_sends_batches_in_this_wire_format(self, cluster):
         @ray.remote

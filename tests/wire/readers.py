@@ -25,7 +25,7 @@ def opened(frames: Any) -> Any:
     _ = [*batch.schema.items()]
     for name in batch.fields:
         batch.row_lengths(name)
-        batch.leaf(name)
+        batch[name]
     return batch.to_tensordict()
 
 

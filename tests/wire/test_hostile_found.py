@@ -74,7 +74,7 @@ def test_rows_that_tensordict_refuses_are_refused():
     groups = [[0, 0, 1, len(row), len(row)]]
     frames = message(tensordict([1], {"a": column}), row, groups=groups)
     assert refused(decode, frames).reason == "bad_value"
-    for read in (opened, lambda frames: open_wire(frames).rows([0]).leaf("a")):
+    for read in (opened, lambda frames: open_wire(frames).rows([0])["a"]):
         error = refused(read, frames)
         assert (error.reason, error.path) == ("bad_value", "$.a")
 
@@ -130,7 +130,7 @@ def test_deep_documents_are_read_alike_by_both_readers():
     for part in (batch.to_tensordict(), batch.to_tensordict()):
         assert part.get("a").data == whole.get("a").data
         assert part.get("a").data is not whole.get("a").data
-    assert batch.leaf("a").data is not batch.leaf("a").data
+    assert batch["a"].data is not batch["a"].data
 
 
 @pytest.mark.parametrize("failure", [TransportError("no_peer", "store", "gone"), OSError("cut")])

@@ -136,7 +136,7 @@ def test_a_bad_document_names_its_row(bad, stored):
     for rows, first in (([1], 1), ([3, 1], 3), ([2, 0, 1], 1), (slice(2, 4), 3)):
         chosen = open_wire(frames).rows(rows)
         assert refused(type(chosen).to_tensordict, chosen).path == f"$.a[{first}]"
-    assert open_wire(frames).rows([2, 0]).leaf("a").tolist() == ["text", "text"]
+    assert open_wire(frames).rows([2, 0])["a"].tolist() == ["text", "text"]
 
 
 # --- bombs -------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_tables_and_indices_are_copied_before_they_are_checked():
     view = message_in(batch).rows(batch.by_name["a"].key)
     frames[1][:] = b"\xff" * len(frames[1])
     assert view.row_starts().tolist() == [1, 1]
-    assert batch.leaf("a").values().shape == (5,)
+    assert batch["a"].values().shape == (5,)
 
 
 # --- what is written ---------------------------------------------------------------------------

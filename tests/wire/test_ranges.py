@@ -186,7 +186,7 @@ def test_columns_have_the_dims_of_their_batch(sizes, leaf, payload, reason):
     # tensordict itself refuses these dims of tensors, when it gets all columns.
     assert (whole.reason, whole.path) == (reason, "$" if reason == "bad_value" else "$.x")
     for read in (
-        lambda batch: batch.leaf("x"),
+        lambda batch: batch["x"],
         lambda batch: batch.to_tensordict(),
         lambda batch: batch.rows([sizes[0] - 1]).to_tensordict(),
     ):
@@ -227,7 +227,7 @@ def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
     ("call", "error", "text"),
     [
         (lambda b: b.select(["x"]), KeyError, "c0"),
-        (lambda b: b.leaf("x"), KeyError, "'x'"),
+        (lambda b: b["x"], KeyError, "'x'"),
         (lambda b: b.rows([100]), IndexError, "0 to 99, found 100"),
         (lambda b: b.rows(-101), IndexError, "-101"),
         (lambda b: b.rows([0.5]), TypeError, "float64"),
@@ -294,5 +294,5 @@ def test_errors_in_chosen_rows_name_the_row_of_the_message():
         with pytest.raises(WireFormatError) as caught:
             open_wire(frames).rows(rows).to_tensordict()
         assert caught.value.path == "$.x[1]"
-    items = open_wire(frames).rows([3, 2, 0]).leaf("x").tolist()
+    items = open_wire(frames).rows([3, 2, 0])["x"].tolist()
     assert [items[0], items[1]["x"].tolist(), items[2]] == ["b", [7], "a"]

@@ -205,9 +205,7 @@ def _kept(batch: WireBatch) -> list[tuple[str, Any]]:
     """The columns of a message in memory that may be kept; those of objects as an array."""
     schema = batch.schema
     return [
-        batch.select([name]).columns()[0]
-        if schema[name].kind == "object"
-        else (name, batch.leaf(name))
+        batch.select([name]).columns()[0] if schema[name].kind == "object" else (name, batch[name])
         for name in batch.fields
     ]
 

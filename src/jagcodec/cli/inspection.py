@@ -100,7 +100,7 @@ def _row_of(message: Message, entries: Iterable[Entry], row: int) -> Iterator[tu
         try:
             batch = whole
             for key in above:
-                batch = batch.leaf(key)
+                batch = batch[key]
             yield entry.name, to_rows(batch, [name])[0][name]
         except WireFormatError as error:
             if error.reason not in UNKNOWN:

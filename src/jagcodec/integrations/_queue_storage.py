@@ -221,7 +221,7 @@ class _Places(NamedTuple):
 
     def values(self, name: str) -> list[Any]:
         """One column as TransferQueue has it: a tensor or an object per row."""
-        columns = [values_of_leaf(put.batch.leaf(name)) for put in self.puts]
+        columns = [values_of_leaf(put.batch[name]) for put in self.puts]
         return [columns[which][row] for which, row in zip(self.which, self.rows, strict=True)]
 
 

@@ -280,7 +280,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             whole = concat_rows([batch.select(alike) for batch in batches])
             leaves.update(whole.rows(order).to_tensordict().items())
         for name in apart:
-            values = [value for batch in batches for value in values_of_leaf(batch.leaf(name))]
+            values = [value for batch in batches for value in values_of_leaf(batch[name])]
             leaves[name] = self._pack_field_values([values[row] for row in order])
         return batch_of({name: leaves[name] for name in names}, len(order))
 

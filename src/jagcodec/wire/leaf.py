@@ -11,9 +11,8 @@ import torch
 from jagcodec.memory.tensor_bytes import ByteArray
 from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.frames import Buffers
-from jagcodec.wire.header import Header
 from jagcodec.wire.narrow import widened
-from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Node, runs_of
+from jagcodec.wire.schema import DOCUMENT_ROWS, INTEGER_ROWS, Group, Node, runs_of
 from jagcodec.wire.spec import BITS, BLOBS, PLAIN, STORED_WIDTHS, TORCH_DTYPES, Kind
 
 MOST_RANGES = 4096
@@ -38,12 +37,12 @@ class FieldSchema(NamedTuple):
 _OBJECTS = (Kind.NON_TENSOR_DATA, Kind.NON_TENSOR_ROWS, Kind.NON_TENSOR_STACK)
 
 
-def field_of(header: Header, node: Node, rows: int) -> FieldSchema:
+def field_of(node: Node, numbers: Sequence[int], rows: int) -> FieldSchema:
     """The header's description of a column of `rows` rows."""
     kind = node.kind
     if kind is not Kind.JAGGED and kind is not Kind.TENSOR:
         return FieldSchema("object" if kind in _OBJECTS else kind.name.lower(), None, None)
-    dims: list[int | None] = [*header.numbers[node.dims : node.end]]
+    dims: list[int | None] = [*numbers[node.dims : node.end]]
     if kind is Kind.JAGGED:
         dims[node.fields[2] - 1] = None
     else:
@@ -51,11 +50,10 @@ def field_of(header: Header, node: Node, rows: int) -> FieldSchema:
     return FieldSchema(kind.name.lower(), torch_dtype(node.fields[0]), (rows, *dims))
 
 
-def rows_of_node(header: Header, node: Node) -> int | None:
+def rows_of_node(node: Node, numbers: Sequence[int], groups: Sequence[Group]) -> int | None:
     """The number of rows that a column claims; None if it has no rows."""
-    numbers = header.numbers
     if node.kind in (Kind.JAGGED, Kind.NON_TENSOR_ROWS):
-        return header.groups[numbers[node.number + 3]].rows
+        return groups[numbers[node.number + 3]].rows
     if node.kind in INTEGER_ROWS:
         return numbers[node.children[1].dims]
     return numbers[node.dims] if node.end > node.dims else None

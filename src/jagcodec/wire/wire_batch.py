@@ -59,12 +59,7 @@ class As(Enum):
 
 
 class Column(NamedTuple):
-    """A column of a batch.
-
-    Attributes:
-        source: What reads it.
-        key: By what the source knows it.
-    """
+    """A column of a batch: what reads it, and by what key."""
 
     source: ColumnSource
     key: Any
@@ -72,22 +67,15 @@ class Column(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ColumnSource:
-    """What a batch is over: one message, or several (`batch/join.py`).
+    """What a batch is over: one message, or several (`batch/join.py`)."""
 
-    Attributes:
-        names: Of all columns.
-        sizes: (N, ...): the batch size, of all rows.
-        device: Where tensors go; None leaves them where their cells are.
-        allow_pickle: Whether pickled objects are unpickled, and pickled again to be sent on.
-    """
-
-    names: Sequence[str]
-    sizes: Sequence[int]
-    device: torch.device | None
-    allow_pickle: bool
+    names: Sequence[str]  # of all columns
+    sizes: Sequence[int]  # (N, ...): the batch size, of all rows
+    device: torch.device | None  # where tensors go; None leaves them where their cells are
+    allow_pickle: bool  # whether pickled objects are unpickled, and pickled again to be sent on
 
     def columns(self) -> Mapping[str, Column]:
-        """All columns, by name; not kept here, since each keeps its source."""
+        """All columns, by name; not kept here, because each keeps its source."""
         raise NotImplementedError
 
     def meta(self) -> dict[str, Any]:
@@ -126,11 +114,14 @@ class ColumnSource:
 class WireBatch(OpenBatch):
     """A batch of columns over one message or several; made by `open_wire`.
 
-    It is a view: `select` and `rows` choose without reading, and what is chosen is read, column by
-    column, when a tensor is asked for: ``batch["ids"]`` reads one, as `leaf` does, and names are
-    asked for as of a dict (``"ids" in batch``, `keys`, iteration), while ``len(batch)`` is N. It
-    keeps its messages alive. A contiguous range of rows of one writable message aliases it;
-    anything else is copied. `encode` accepts it, with all of its options.
+    It is a view: `select` and `rows` choose without reading, and ``batch["ids"]`` reads one column:
+    a tensor, a non-tensor leaf, or for a nested batch a `WireBatch` (of several messages, a
+    TensorDict). Names are asked for as of a dict (``"ids" in batch``, `keys`, iteration), while
+    ``len(batch)`` is N. It keeps its messages alive. A contiguous range of rows of one writable
+    message aliases it; anything else is copied. `encode` accepts it, with all of its options.
+
+    Whatever reads columns raises WireFormatError if one is malformed, and ArgumentError if those of
+    several messages differ.
 
     Example:
         >>> import torch
@@ -152,7 +143,7 @@ class WireBatch(OpenBatch):
         columns: Mapping[str, Column] | None = None,
         chosen: ChosenRows | None = None,
     ) -> None:
-        """Use `open_wire`. Without `columns`: all those of the source."""
+        """Use `open_wire`; without `columns`, all those of the source."""
         self.source: ColumnSource = source
         self.chosen: ChosenRows | None = chosen
         self._columns = columns
@@ -193,9 +184,6 @@ class WireBatch(OpenBatch):
         """Values of the whole batch: `meta` of `encode`, or what is next to the batch in
         a dict or a `BatchedDataDict`. Of rows of several messages what all of them agree on; of
         columns of several, what none contradicts. A new dict each time; no column is read.
-
-        Raises:
-            WireFormatError: It is malformed.
         """
         return self.source.meta()
 
@@ -220,7 +208,7 @@ class WireBatch(OpenBatch):
                 "WireBatch[name]",
                 f"expected the name of a column, found {describe(name)}; rows(index) chooses rows",
             )
-        return self.leaf(name)
+        return self._read({name: self._column(name, "__getitem__")}, As.LEAF)[name]
 
     def keys(self) -> tuple[str, ...]:
         """`fields`, under the name that dicts have for it."""
@@ -264,9 +252,7 @@ class WireBatch(OpenBatch):
         """The chosen columns and rows as a TensorDict, as `decode` would make it.
 
         Raises:
-            WireFormatError: A field is malformed.
-            ArgumentError: Rows were chosen of a column whose rows torch cannot choose; or
-                columns of several messages differ.
+            ArgumentError: Rows were chosen of a column whose rows torch cannot choose.
         """
         return self.tensordict_of(self._read(self.by_name, As.LEAVES))
 
@@ -287,10 +273,6 @@ class WireBatch(OpenBatch):
             as `encode` makes them of this batch, which accepts options. Columns that are stored
             narrow stay narrow. Both are only to be read: they alias the messages wherever that
             needs no copy.
-
-        Raises:
-            WireFormatError: A field is malformed.
-            UnsupportedTypeError: As `encode`.
         """
         frames = self.source.cut(self)
         return encode(self, allow_pickle=self.source.allow_pickle) if frames is None else frames
@@ -309,26 +291,10 @@ class WireBatch(OpenBatch):
         columns = self.by_name.items()
         return [path for name, (source, key) in columns for path in source.narrow_names(name, key)]
 
-    def leaf(self, name: str) -> Any:
-        """One column as a tensor, a non-tensor leaf, or for a nested batch a `WireBatch`.
-
-        Of several messages, a nested batch is a TensorDict.
-
-        Raises:
-            ArgumentKeyError: There is no such column.
-            WireFormatError: It is malformed.
-            ArgumentError: Columns of several messages differ.
-        """
-        return self._read({name: self._column(name, "leaf")}, As.LEAF)[name]
-
     def row_lengths(self, name: str) -> IntArray | None:
         """(N,) lengths of the chosen rows of a jagged column; None for any other column.
 
         Reads the offsets of its ragged group and nothing else.
-
-        Raises:
-            ArgumentKeyError: There is no such column.
-            WireFormatError: It is malformed.
         """
         source, key = self._column(name, "row_lengths")
         return source.row_lengths(name, key, self.chosen)
@@ -337,7 +303,7 @@ class WireBatch(OpenBatch):
         """Each column with its name, in the form from which a rectangle is cheapest.
 
         A jagged one is a `RaggedView` over the messages, objects are an object array, and any
-        other is what `leaf` gives. Views are only to be read.
+        other is what ``batch[name]`` gives. Views are only to be read.
         """
         return list(self._read(self.by_name, As.VIEW).items())
 
@@ -384,14 +350,7 @@ class WireBatch(OpenBatch):
 
 
 class MessageColumns(ColumnSource):
-    """The columns of a batch in one message, each known by its node.
-
-    Attributes:
-        message: The open message.
-        node: The one whose children are the columns.
-        beside: What is in the message next to the batch: by name, or a mapping without one.
-        whole: Whether the batch is all of the message.
-    """
+    """The columns of a batch in one message, each known by its node."""
 
     __slots__ = ("_slicer", "beside", "message", "node", "whole")
 
@@ -409,9 +368,10 @@ class MessageColumns(ColumnSource):
         self.device: torch.device | None = message.device
         self.allow_pickle: bool = message.allow_pickle
         self.message: Message = message
-        self.node: Node = node
+        self.node: Node = node  # whose children are the columns
+        # What is in the message next to the batch: by name, or a mapping without one.
         self.beside: Sequence[tuple[str | None, Node]] = beside
-        self.whole: bool = whole
+        self.whole: bool = whole  # whether the batch is all of the message
         self._slicer: tuple[tuple[str, ...], Slicer | None] | None = None
 
     def columns(self) -> Mapping[str, Column]:
@@ -439,7 +399,7 @@ class MessageColumns(ColumnSource):
         return meta
 
     def schema(self, key: Node, rows: int) -> FieldSchema:
-        return field_of(self.message.header, key, rows)
+        return field_of(key, self.message.numbers, rows)
 
     def row_lengths(self, name: str, key: Node, chosen: ChosenRows | None) -> IntArray | None:
         if key.kind is not _JAGGED:
@@ -642,11 +602,7 @@ def open_whole(source: Any, path: str) -> WireBatch:
 
 
 def batch_of_message(message: Message) -> WireBatch:
-    """The batch of an open message: its value, or the one batch in a dict; and what is next to it.
-
-    Raises:
-        WireFormatError: There is not exactly one.
-    """
+    """The one batch of an open message, and what is next to it."""
     found = batch_in(message.header.schema.root)
     if found is None:
         expected = "a TensorDict, of a BatchedDataDict, or of a dict with one TensorDict"
@@ -686,7 +642,7 @@ def _sizes_of(message: Message, node: Node, around: Sequence[int]) -> list[int]:
 def _rows_of(message: Message, columns: Sequence[Node]) -> int:
     """The number of rows that columns of a dict claim; each is checked again when it is read."""
     for node in columns:
-        rows = rows_of_node(message.header, node)
+        rows = rows_of_node(node, message.numbers, message.header.groups)
         if rows is not None:
             # As for a TensorDict, which says how many rows it has.
             if rows > max(MAX_UNBACKED_ROWS, sum(message.header.sizes)):
