@@ -17,6 +17,7 @@ from jagcodec import (
     materialize,
     open_wire,
     pack_jagged_fields,
+    select_rows,
     stack_or_nest,
     to_rows,
 )
@@ -275,6 +276,24 @@ def test_conjugated_cells_are_padded_as_what_they_are():
     column = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
     found = materialize({"x": column}, pad_to_seqlen=2)["x"]
     assert found.tolist() == [[1 - 2j, 0], [3 + 1j, 0]]
+
+
+def test_chosen_rows_of_a_small_message_are_padded_as_those_of_a_batch():
+    cells = torch.arange(40)
+    columns = {
+        "ids": cells[:20].view(5, 4),
+        "logprobs": cells.view(5, 4, 2).float(),
+        "reward": torch.arange(10.0).view(5, 2),
+        "mask": cells[:20].view(5, 4) % 3 == 0,
+    }
+    names = ["ids", "logprobs", "mask"]
+    td = pack_jagged_fields(columns, lengths=[2, 3, 1, 4, 0], token_aligned_fields=names)
+    td["turns"] = ids(1, 2, 3, 4, 5)["ids"]
+    pads = {"ids": -1, "logprobs": 0.5}
+    for index in (slice(None), slice(1, 4), slice(2, 3), [3, 0, 3, 1], [4], slice(0, 0)):
+        opened = open_wire(encode(td)).rows(index)
+        expected = materialize(select_rows(td, index), "padded", pads)
+        assert_same(materialize(opened, "padded", pads), expected)
 
 
 # --- memory ------------------------------------------------------------------------------------
