@@ -172,6 +172,12 @@ def _trees() -> dict[str, Any]:
     jagged = torch.nested.nested_tensor(
         [torch.randn(n, generator=generator) for n in (2, 0, 5)], layout=torch.jagged
     )
+    payloads = {
+        "one": NonTensorData({"k": 1}, batch_size=[3]),
+        "each": NonTensorStack("a", "b", "c"),
+        "x": torch.ones(3),
+    }
+    types = ("i1", "u2", ">i4", "f2", "f8", "c8", "M8[s]")
     return {
         "scalars": [
             None,
@@ -187,9 +193,7 @@ def _trees() -> dict[str, Any]:
             slice(1, 2),
         ],
         "containers": {"set": {1, 2}, "frozen": frozenset("a"), "tuple": (1, (2,)), 3: []},
-        "arrays": [
-            np.arange(5).astype(dtype) for dtype in ("i1", "u2", ">i4", "f2", "f8", "c8", "M8[s]")
-        ],
+        "arrays": [np.arange(5).astype(dtype) for dtype in types],
         "strings": [np.array(["a", "bcd"]), np.array([b"a", b"bc"])],
         "numpy scalars": [np.int16(4), np.float64(0.1), np.bool_(True)],
         "tensors": [
@@ -202,14 +206,7 @@ def _trees() -> dict[str, Any]:
         "torch types": [torch.float32, torch.device("cpu"), torch.Size((2, 3))],
         "jagged": [jagged, jagged * 2],
         "nested TensorDict": TensorDict({"in": inner, "j": jagged}, batch_size=[3]),
-        "non-tensors": TensorDict(
-            {
-                "one": NonTensorData({"k": 1}, batch_size=[3]),
-                "each": NonTensorStack("a", "b", "c"),
-                "x": torch.ones(3),
-            },
-            batch_size=[3],
-        ),
+        "non-tensors": TensorDict(payloads, batch_size=[3]),
         "views of one tensor": list(torch.arange(4000).view(40, 100).unbind()),
         "large": [torch.arange(100_000), np.arange(70_000.0)],
     }
@@ -217,24 +214,17 @@ def _trees() -> dict[str, Any]:
 
 def _errors() -> Iterator[tuple[str, Made]]:
     columns: dict[str, Any] = {"ids": torch.ones(2, 3)}
-    frames = jagcodec.encode_fields(
-        columns, lengths=torch.tensor([2, 3]), token_aligned_fields=["ids"]
-    )
 
-    def lengths(*numbers: int) -> Made:
-        return lambda: jagcodec.decode(
-            jagcodec.encode_fields(
-                columns, lengths=torch.tensor(numbers), token_aligned_fields=["ids"]
-            )
-        )
+    def encoded(*lengths: int) -> Any:
+        numbers = torch.tensor(lengths)
+        return jagcodec.encode_fields(columns, lengths=numbers, token_aligned_fields=["ids"])
 
-    yield "error: a length below 0", lengths(-1, 2)
-    yield "a length past the width", lengths(2, 4)
+    frames = encoded(2, 3)
+    yield "error: a length below 0", lambda: jagcodec.decode(encoded(-1, 2))
+    yield "a length past the width", lambda: jagcodec.decode(encoded(2, 4))
     yield "error: an object that cannot be encoded", lambda: jagcodec.encode(object())
-    yield (
-        "error: a row past the width asked",
-        lambda: jagcodec.materialize(jagcodec.open_wire(frames), pad_to_seqlen=2),
-    )
+    wide = "error: a row past the width asked"
+    yield wide, lambda: jagcodec.materialize(jagcodec.open_wire(frames), pad_to_seqlen=2)
     yield "error: a frame too few", lambda: jagcodec.decode(frames[:-1])
     yield "error: no message", lambda: jagcodec.decode([b"nothing"])
 

@@ -71,7 +71,12 @@ def measure_small(seconds: float, rows: Sequence[int] = SMALL_ROWS) -> dict[str,
         part = small(make_small_batch(number, pads=ZEROS))
         ms = times(part.calls, seconds, 3 * SMALL_CALLS)
         found[str(number)] = summary({k: medians(each) for k, each in ms.items()}, part.ratios)
-    calls = calls_of_one_batch(make_small_batch(rows[-1], pads=ZEROS))
+    frames = copied(part.calls["encode"]())
+    calls: Calls = {
+        "encode_fields": part.calls["encode"],
+        "decode": lambda: jagcodec.decode(frames),
+        "open_wire + materialize": lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
+    }
     package = Path(jagcodec.__file__).parent
     functions = {name: functions_entered(call, package) for name, call in calls.items()}
     return {"rows": found, "functions": functions}
@@ -132,17 +137,6 @@ def tensors_of(arrays: Mapping[str, Any]) -> Columns:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def calls_of_one_batch(batch: Batch) -> Calls:
-    """The calls whose functions are counted."""
-    encode = small(batch).calls["encode"]
-    frames = copied(encode())
-    return {
-        "encode_fields": encode,
-        "decode": lambda: jagcodec.decode(frames),
-        "open_wire + materialize": lambda: jagcodec.materialize(jagcodec.open_wire(frames)),
-    }
-
-
 # --- inputs ------------------------------------------------------------------------------------
 
 
@@ -171,11 +165,6 @@ def padded(samples: Iterable[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         if name != "reward"
     }
     return {**columns, "reward": torch.tensor([row["reward"] for row in rows])}
-
-
-def message_of(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The message of rows, as it arrives."""
-    return copied(jagcodec.encode_rows(samples))
 
 
 # --- parts -------------------------------------------------------------------------------------
@@ -246,7 +235,7 @@ def to_one_batch(samples: Sequence[Mapping[str, Any]], calls: Calls) -> Part:
 def join(rows: int) -> Part:
     """Messages of one row to one padded batch: as lists of frames, and opened one by one."""
     samples = make_samples(rows)
-    messages = [message_of([sample]) for sample in samples]
+    messages = [copied(jagcodec.encode_rows([sample])) for sample in samples]
     pickles = [pickle.dumps(sample, protocol=5) for sample in samples]
     blobs = [jagcodec.to_blob(message) for message in messages]
     calls: Calls = {
@@ -267,9 +256,12 @@ def parts(rows: int) -> Part:
     """Eight messages to one padded batch, compared with one message of all rows."""
     samples = make_samples(rows)
     size = -(-rows // 8)
-    eight = [message_of(samples[start : start + size]) for start in range(0, rows, size)]
+    eight = [
+        copied(jagcodec.encode_rows(samples[start : start + size]))
+        for start in range(0, rows, size)
+    ]
     blobs = [jagcodec.to_blob(message) for message in eight]
-    one = message_of(samples)
+    one = copied(jagcodec.encode_rows(samples))
     calls: Calls = {
         "8 messages": lambda: jagcodec.materialize(eight),
         "8 open": lambda: opened_and_joined(blobs),
@@ -284,7 +276,7 @@ def split(rows: int) -> Part:
     `slices` cuts the padded columns row by row.
     """
     samples = make_samples(rows)
-    batch = jagcodec.open_wire(message_of(samples))
+    batch = jagcodec.open_wire(copied(jagcodec.encode_rows(samples)))
     columns = padded(samples)
     lengths = [len(sample["input_ids"]) for sample in samples]
 
@@ -313,7 +305,7 @@ def split(rows: int) -> Part:
 def budget(rows: int) -> Part:
     """Micro-batches within a token budget, all materialized, and the whole batch at once."""
     samples = make_samples(rows)
-    frames = message_of(samples)
+    frames = copied(jagcodec.encode_rows(samples))
     lengths = [len(sample["input_ids"]) for sample in samples]
     most = max(sum(lengths) // 25, *lengths)
 
