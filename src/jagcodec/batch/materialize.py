@@ -102,21 +102,18 @@ def materialize(
 
     Args:
         td: A batch: a TensorDict of batch size (N, ...), a dict of columns, or a `BatchedDataDict`;
-            or a message, whose columns then go straight from it to where they are wanted: its
-            frames, a blob, or a `WireBatch`. Or a list of batches: the rows of all of them, one
-            batch after the other, as `concat_rows` joins them.
+            or a message (frames, a blob, a `WireBatch`), whose cells are copied once. Or a list of
+            batches: their rows, one batch after the other, as `concat_rows` joins them.
         layout: ``"padded"`` pads each jagged column (N, j, ...) to its longest row;
             ``"jagged"`` passes it through; ``"packed"`` makes a `PackedColumn` of it.
-        pad_value_dict: Column name to pad value; cells of columns not named have all bits 0,
-            which is 0 (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact,
-            and fractions rounded to the column's dtype as torch does; what would become another
-            integer, infinity or zero by that is an error. Names that are not columns are ignored,
-            so that one dict serves every batch, as they are in the other arguments that take
-            names. A column inside a nested TensorDict is looked up by its tuple of names, as
-            tensordict does.
-        pad_to_seqlen: In the padded layout, the width of every jagged column, and of every
-            narrower rectangle that `token_aligned_fields` includes; 0 means the longest row. In
-            every layout, what no row of a jagged column may be longer than.
+        pad_value_dict: Column name to pad value; other columns are padded with bits 0, which is 0
+            (in ``float8_e8m0fnu``, which has no zero, 2**-127). Integers are exact, and fractions
+            are rounded to the column's dtype as torch does, but never to infinity or zero. Here
+            and in other arguments, names that are not columns are ignored, so that one dict serves
+            every batch; a column inside a nested TensorDict is a tuple of names.
+        pad_to_seqlen: The most tokens of a row, in every layout. If padded, also the width of
+            every jagged column, and of every narrower rectangle that `token_aligned_fields`
+            includes. 0 means the longest row.
         pad_to_multiple: In the padded layout, widths are rounded up to a multiple of this, as
             sequence parallelism and fp8 kernels want.
         padding_side: Where pad cells go, for all columns or by name ("right" for the rest).
@@ -124,15 +121,14 @@ def materialize(
             responses begin, at one column of cells (`prompt_width`).
         prompt_lengths: For ``"left_right"``: (N,) tokens of each row that are prompt (a
             tensor, an array, a list or a tuple), or the name of the rectangular column of them.
-        prompt_width: For ``"left_right"``: cells for prompts; 0 means the longest prompt. What
-            no prompt may be longer than.
+        prompt_width: For ``"left_right"``: cells for prompts, and the most tokens of a prompt; 0
+            means the longest prompt.
         token_aligned_fields: Which *rectangles* (N, S, ...) are padded as a jagged column of N
             rows of S cells is. Readers such as NeMo-RL's stack rows that happen to be equally
             long, and a rank that has such rows must not end up narrower than the others. None
-            means all of two dims or more, except those that are wider than `pad_to_seqlen`,
-            which keep their width. Names mean these alone, and none of them may be wider; an
-            empty collection means no rectangle, for batches with image grids. Columns of one
-            dim have nothing to widen.
+            means all of two dims or more that are not wider than `pad_to_seqlen`. Names mean these
+            alone, and none of them may be wider; an empty collection means no rectangle, for
+            batches with image grids.
         keep_jagged: Names of columns that stay as they are in any layout, and of any length:
             rows whose length is not counted in tokens, such as image patches.
         attention_mask_of: Name of a column that is padded; the result then has
@@ -143,10 +139,9 @@ def materialize(
         pin_memory: Make the rectangles in page-locked memory, from which copies to an
             accelerator run by themselves (`non_blocking`). Needs an accelerator.
         out: Memory for the rectangles, to be reused from step to step: what an earlier call
-            returned (a mapping from names to tensors, nested as the batch is; each is written,
-            and must be of just the right shape, dtype and device; columns that it lacks are
-            allocated), or one writable CPU buffer for all of them of any size that suffices,
-            pinned or not. Whatever was in it is overwritten.
+            returned (names to tensors of the right shape, dtype and device, nested as the batch
+            is; columns that it lacks are allocated), or one writable CPU buffer that is large
+            enough for all. It is overwritten.
         strict: Refuse names in `pad_value_dict`, a `padding_side` by name, `token_aligned_fields`
             and `keep_jagged` that are not those of columns.
         container: Called with the dict of columns; what it returns is returned. Nested
@@ -400,23 +395,18 @@ class _Plan:
 
     def _strided(self, leaf: torch.Tensor, rows: StridedRows, key: Key) -> RaggedView:
         """A strided nested tensor, whose rows may be ragged in several dims."""
-        if self.layout == "packed" and len(rows.dims) > 1:
-            raise ArgumentError(
-                "bad_shape",
-                path_of(key),
-                f"expected rows that differ in one dim, found {len(rows.dims)} that differ; "
-                "use layout='padded', or name the column in keep_jagged",
-            )
+        dims = len(rows.dims)
+        if self.layout == "packed" and dims > 1:
+            detail = f"expected rows that differ in one dim, found {dims}; name it in keep_jagged"
+            raise ArgumentError("bad_shape", path_of(key), detail)
         # A few numbers can name shapes as large as they like: a row without cells has them, too.
         own = leaf.numel() * leaf.itemsize + 8 * len(rows.rows) * leaf.dim()
         padded = rows.padded_cells * leaf.itemsize
         if padded > max(own**2, DEFAULT_LIMITS.expanded):
-            raise ArgumentError(
-                "too_large",
-                path_of(key),
-                f"expected rows whose shapes are about the same, found {own} bytes that padding "
-                f"makes {padded}; name the column in keep_jagged",
+            detail = (
+                f"expected rows of similar shapes, found {own} bytes that padding makes {padded}"
             )
+            raise ArgumentError("too_large", path_of(key), f"{detail}; name it in keep_jagged")
         return rows.view(self._pad_bits(leaf.dtype, key))
 
     def _ragged(self, view: RaggedView, key: Key) -> Any:
@@ -447,12 +437,9 @@ class _Plan:
             return self._moved(leaf)
         rows, held = leaf.shape[:2]
         if self.aligned is not None and 0 < self.width < held:
-            raise ArgumentError(
-                "row_too_long",
-                path_of(key),
-                f"expected a rectangle of at most pad_to_seqlen={self.width} cells, found "
-                f"{held}; raise pad_to_seqlen, or leave the column out of token_aligned_fields",
-            )
+            detail = f"expected at most pad_to_seqlen={self.width} cells, found {held}; "
+            detail += "raise it, or leave the column out of token_aligned_fields"
+            raise ArgumentError("row_too_long", path_of(key), detail)
         lengths = np.full(rows, held, dtype=np.int64)
         row_splits = self._pool.unique(RowSplits.from_lengths(lengths))
         # One that is wider than `pad_to_seqlen` may be an image grid.
@@ -462,12 +449,9 @@ class _Plan:
             self._placed[key] = row_splits, None, width, leaf.device
             return leaf
         if leaf.layout is not torch.strided or leaf.is_quantized:
-            raise ArgumentError(
-                "bad_shape",
-                path_of(key),
-                f"expected a strided rectangle to make {width} cells wide, found {describe(leaf)}; "
-                "name the per-token columns in token_aligned_fields, and not this one",
-            )
+            detail = f"expected a strided rectangle to make {width} cells wide, found "
+            detail += f"{describe(leaf)}; leave it out of token_aligned_fields"
+            raise ArgumentError("bad_shape", path_of(key), detail)
         if leaf.requires_grad and not torch.is_grad_enabled():
             leaf = leaf.detach()
         return self._add(full_rows(self._moved(leaf), row_splits), left_pad, width, key)
@@ -507,13 +491,14 @@ class _Plan:
         for name, mask in self.masks.items():
             where = f"materialize(attention_mask_of={name!r})"
             if name not in self._placed:
-                expected = "expected the name of a column that is padded, or of a rectangle that"
-                found = f"token_aligned_fields names, found {name!r:.80} among"
-                detail = f"{expected} {found} {sorted(columns)!r:.200}"
+                detail = (
+                    "expected the name of a column that is padded, or that token_aligned_fields "
+                )
+                detail += f"includes, found {name!r:.80} among {sorted(columns)!r:.200}"
                 raise ArgumentKeyError("no_such_field", where, detail)
             if mask in columns:
-                detail = f"expected no column {mask!r} in the batch, found one; pass "
-                detail += f"attention_mask_of={{{name!r}: 'another name'}}"
+                remedy = f"attention_mask_of={{{name!r}: 'another name'}}"
+                detail = f"expected no column {mask!r}, found one; pass {remedy}"
                 raise ArgumentError("conflict", where, detail)
             row_splits, left_pad, width, device = self._placed[name]
             ones = torch.ones(row_splits.total, dtype=torch.bool, device=device)

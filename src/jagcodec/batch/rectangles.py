@@ -80,12 +80,9 @@ def place_prompts(
     wrong = np.flatnonzero(prompts > lengths)
     if len(wrong):
         row = int(wrong[0])
-        raise ArgumentError(
-            "bad_length",
-            f"{path}, row {row}",
-            f"expected a prompt within its row of {lengths[row]} tokens, found "
-            f"{prompts[row]}; give columns without prompts another padding_side by name",
-        )
+        found = f"expected a prompt within its row of {lengths[row]}, found {prompts[row]} tokens; "
+        found += "give columns without prompts another padding_side by name"
+        raise ArgumentError("bad_length", f"{path}, row {row}", found)
     longest = int(prompts.max(initial=0))
     prompt_width = prompt_width or longest
     if longest > prompt_width:
@@ -110,12 +107,8 @@ def too_long_in(row_splits: RowSplits, width: int, path: str) -> ArgumentError:
 
 
 def _too_long(path: str, row: int, width: int, found: Any) -> ArgumentError:
-    return ArgumentError(
-        "row_too_long",
-        f"{path}, row {row}",
-        f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; "
-        "raise pad_to_seqlen or shorten the row",
-    )
+    detail = f"expected rows of at most pad_to_seqlen={width} tokens, found {found}; raise it"
+    return ArgumentError("row_too_long", f"{path}, row {row}", detail)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -137,12 +130,9 @@ def allocate_rectangles(rectangles: list[Rectangle], out: Any, pin_memory: bool)
         if isinstance(error, ArgumentError):
             raise
         largest = max(wanted, key=lambda rectangle: math.prod(rectangle.shape))
-        raise ArgumentError(
-            "too_large",
-            "materialize",
-            f"expected rectangles that fit in memory, found one of {largest.shape} for "
-            f"{_shown(largest.key)}: {error!s:.200}",
-        ) from error
+        found = f"one of {largest.shape} for {_shown(largest.key)}: {error!s:.200}"
+        detail = f"expected rectangles that fit in memory, found {found}"
+        raise ArgumentError("too_large", "materialize", detail) from error
 
 
 def _given(rectangle: Rectangle, out: Any) -> bool:
@@ -162,14 +152,12 @@ def _given(rectangle: Rectangle, out: Any) -> bool:
         and not found.requires_grad
     )
     if not fits:
-        shown = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
-        raise ArgumentError(
-            "bad_shape",
-            f"materialize(out)[{_shown(rectangle.key)}]",
-            f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
-            f"{rectangle.device} that needs no gradient, found {shown}{describe(found)}; leave "
-            "the column out, or pass one buffer for all",
+        dtype = f"{found.dtype} " if isinstance(found, torch.Tensor) else ""
+        detail = f"expected a contiguous {rectangle.dtype} tensor {rectangle.shape} on "
+        detail += (
+            f"{rectangle.device} without a gradient, found {dtype}{describe(found)}; leave it out"
         )
+        raise ArgumentError("bad_shape", f"materialize(out)[{_shown(rectangle.key)}]", detail)
     _check_reusable(rectangle)
     rectangle.tensor = found
     rectangle.data = as_bytes(found) if found.is_cpu else None
@@ -180,12 +168,9 @@ def _given(rectangle: Rectangle, out: Any) -> bool:
 def _check_reusable(rectangle: Rectangle) -> None:
     """Refuse to write what autograd follows over memory that an earlier step may still need."""
     if _needs_gradient(rectangle.view):
-        raise ArgumentError(
-            "conflict",
-            f"materialize(out)[{_shown(rectangle.key)}]",
-            "expected a column that autograd does not follow, found one that needs a gradient; "
-            "leave the memory of its rectangle to torch, or call materialize under torch.no_grad()",
-        )
+        where = f"materialize(out)[{_shown(rectangle.key)}]"
+        detail = "expected a column without a gradient, found one with it; use torch.no_grad()"
+        raise ArgumentError("conflict", where, detail)
 
 
 def _needs_gradient(view: RaggedView) -> bool:
@@ -199,8 +184,7 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
     rest: list[Copy] = []  # of rows in runs, after the last of each
     for rectangle in rectangles:
         view, left_pad, bits = rectangle.view, rectangle.left_pad, rectangle.pad_bits
-        data = rectangle.data
-        width = rectangle.width
+        data, width = rectangle.data, rectangle.width
         fresh = rectangle.zeroed and not any(bits)
         task: Pad | None = None
         if data is None:
@@ -218,25 +202,18 @@ def fill_rectangles(rectangles: list[Rectangle], *, reused: bool) -> None:
                 task = Pad(data, view.memory, starts, lengths, left_pad, width, cell, bits)
         else:
             task = pad_task(view, data, width, left_pad, bits)
-        if task is not None:
-            if fresh:
-                copies.append(rows_only(task))
-            else:
-                pads.append(task)
+        if task is not None and fresh:
+            copies.append(rows_only(task))
+        elif task is not None:
+            pads.append(task)
         elif isinstance(view.memory, torch.Tensor):
             _fill_by_torch(rectangle, fresh)
     if reused and not _are_apart([*copies, *pads], rest):
-        raise ArgumentError(
-            "conflict",
-            "materialize(out)",
-            "expected separate memory for each column, apart from the batch, found an overlap",
-        )
-    if copies:
-        copy_all(copies)
-    if pads:
-        pad_all(pads)
-    if rest:
-        copy_all(rest)
+        detail = "expected separate memory for each column, apart from the batch, found an overlap"
+        raise ArgumentError("conflict", "materialize(out)", detail)
+    copy_all(copies)
+    pad_all(pads)
+    copy_all(rest)
 
 
 def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
@@ -246,12 +223,9 @@ def _fill_by_torch(rectangle: Rectangle, fresh: bool) -> None:
     except NotImplementedError as error:
         if not _needs_gradient(view):
             raise
-        raise ArgumentError(
-            "bad_dtype",
-            path_of(rectangle.key),
-            f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; detach the "
-            "column, or call materialize under torch.no_grad()",
-        ) from error
+        detail = f"expected a dtype whose gradients torch can pad, found {rectangle.dtype}; "
+        detail += "detach the column, or use torch.no_grad()"
+        raise ArgumentError("bad_dtype", path_of(rectangle.key), detail) from error
 
 
 def _are_apart(tasks: Sequence[Copy | Pad], rest: Sequence[Copy]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,19 +29,12 @@ WORTH = 0.05
 class ColumnTax:
     """One column, in bytes.
 
-    Attributes:
-        name: The column; names of nested columns are joined with dots.
-        layout: ``"jagged"``, ``"rectangular"``, ``"object"`` or ``"other"``: how it is sent.
-        padded_bytes: Its size as a rectangle.
-        wire_bytes: Its size in a message.
-        narrow_bytes: The same with `narrow`. This and the next two are None if they were not
-            measured.
-        elide_bytes: With `elide`; cells that columns share count for the first of them.
-        both_bytes: With both.
+    Bytes are those of a rectangle, and of messages without options, with `narrow`, with `elide`,
+    and with both; None if they were not measured. Cells that columns share count for the first.
     """
 
-    name: str
-    layout: str
+    name: str  # names of nested columns are joined with dots
+    layout: str  # "jagged", "rectangular", "object" or "other": how it is sent
     padded_bytes: int
     wire_bytes: int
     narrow_bytes: int | None = None
@@ -60,19 +53,12 @@ _FORMS = ("padded", "wire", "narrow", "elide", "both")
 
 @dataclass(frozen=True)
 class PaddingTax:
-    """A batch, in bytes. `str()` of it is a table.
-
-    Attributes:
-        rows: N.
-        fill: Share of the padded cells that are tokens, 0 to 1; 1 if nothing is jagged.
-        columns: One `ColumnTax` per column.
-        overhead: What a message adds to its columns: header, row offsets, alignment, `meta`.
-    """
+    """A batch, in bytes. `str()` of it is a table."""
 
     rows: int
-    fill: float
+    fill: float  # share of the padded cells that are tokens, 0 to 1; 1 if nothing is jagged
     columns: tuple[ColumnTax, ...]
-    overhead: ColumnTax
+    overhead: ColumnTax  # what a message adds to its columns: header, offsets, gaps, `meta`
 
     @property
     def total(self) -> ColumnTax:
@@ -258,15 +244,25 @@ def _checked_width(longest: int, width: int | None, path: str) -> int:
 
 
 def _table(tax: PaddingTax) -> list[str]:
-    parts = (*tax.columns, tax.overhead, tax.total)
     forms = [form for form in _FORMS if getattr(tax.overhead, f"{form}_bytes") is not None]
-    names = [shown(part.name, 32) for part in parts]
-    width = max(map(len, names))
-    head = f"{'column':<{width}}  {'layout':<11}" + "".join(f"  {f'{x} B':>13}" for x in forms)
+    rows = []
+    for part in (*tax.columns, tax.overhead, tax.total):
+        cells = [f"{getattr(part, f'{form}_bytes'):,}" for form in forms]
+        saved = "" if part is tax.overhead else f"{part.saved_percent:.1f}%"
+        rows.append((shown(part.name, 32), part.layout, *cells, saved))
+    head = ("column", "layout", *(f"{form} B" for form in forms), "saved")
     lines = [f"{tax.rows} rows, {tax.fill:.1%} of the padded cells are tokens"]
-    lines.append(f"{head}  {'saved':>7}")
-    for part, name in zip(parts, names, strict=True):
-        cells = "".join(f"  {getattr(part, f'{form}_bytes'):>13,}" for form in forms)
-        saved = "" if part is tax.overhead else f"{part.saved_percent:6.1f}%"
-        lines.append(f"{name:<{width}}  {part.layout:<11}{cells}  {saved:>7}".rstrip())
+    lines += table(head, rows, right=range(2, len(head)))
     return [*lines, tax.advice] if tax.advice else lines
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """Lines of cells in columns as wide as they must be; those of `right` are numbers."""
+    widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

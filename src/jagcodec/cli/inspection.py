@@ -16,7 +16,6 @@ from jagcodec.cli.text import (
     json_text,
     name_text,
     size_text,
-    table,
 )
 from jagcodec.errors import JagcodecError, WireFormatError
 
@@ -136,6 +135,8 @@ def _lines(
     tax: PaddingTax | None,
     unknown: str | None,
 ) -> list[str]:
+    from jagcodec.batch.tax import table
+
     stored = [word for word in ("narrow", "elide") if getattr(found, word)]
     lines = [_first_line(name, found, stored)]
     if tax is not None:

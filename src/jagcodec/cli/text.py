@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
 from typing import Any
 
 from jagcodec.errors import brief, shown
@@ -13,18 +12,6 @@ from jagcodec.errors import brief, shown
 def name_text(name: str) -> str:
     """A name that a stranger may have chosen, on one line."""
     return shown(name, 32)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    """Lines of cells in columns as wide as they must be; those of `right` are numbers."""
-    widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
 
 
 def counted(number: int, one: str) -> str:
