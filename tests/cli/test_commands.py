@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from jagcodec import (
     BatchedDataDict,
+    WireFormatError,
     __version__,
     cli,
     dump,
@@ -21,7 +23,10 @@ from jagcodec import (
     padding_tax,
     to_blob,
 )
-from jagcodec.cli.text import cells_text
+from jagcodec.batch.describe import check_message, describe_message, open_source
+from jagcodec.cli.text import cells_text, size_text
+from tests.wire import cases
+from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
 LENGTHS = [3, 5, 1, 5]
 COLUMNS = {
@@ -83,13 +88,10 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
     assert "reward" in out
     assert "ids" not in out
     assert "saves" not in out
-
-
-def test_json_of_chosen_columns_has_no_others(run, tmp_path):
-    file = tmp_path / "beside.jag"
-    dump({"td": batch(), "step": 3}, file)
+    path = file.with_name("next to a batch.jag")
+    dump({"td": batch(), "step": 3}, path)
     for chosen in ("ids", "$.step"):
-        found = json.loads(run("inspect", file, "--columns", chosen, "--json")[1])
+        found = json.loads(run("inspect", path, "--columns", chosen, "--json")[1])
         assert [column["name"] for column in found["columns"]] == [chosen]
 
 
@@ -140,40 +142,6 @@ def test_tax_of_lengths(run, tmp_path, monkeypatch):
     assert found["total"]["padded_bytes"] == 3 * 12 * 8
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "expected a JSON list of whole numbers; "),
-        (b"[1, 2", "expected a JSON list of whole numbers"),
-        (b"[" * 100_000, "expected a JSON list of whole numbers"),
-        (b'{"a": 1}', "expected a JSON list of whole numbers, found a dict of 1"),
-        (b"7.5", "found 7.5"),
-        (b"\xff\xfe\x00", "expected a JSON list of whole numbers"),
-        (b"[1, 2.5]", "row 1: expected a whole number of tokens, found 2.5"),
-        (b"[true]", "row 0: expected a whole number of tokens, found True"),
-        (b'[1, "\\u001b[31m"]', "row 1: expected a whole number of tokens"),
-        (b"[3, -1]", "row 1: expected a length of 0 or more"),
-        (b"[100000000000000000000]", "expected"),
-        (bytes(to_blob(encode(1))), "found a message; use jagcodec inspect"),
-    ],
-)
-def test_tax_of_a_file_without_lengths(run, tmp_path, data, said):
-    path = tmp_path / "lengths"
-    path.write_bytes(data)
-    status, out, err = run("tax", path)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"jagcodec: error: {path}")
-    assert err.count("\n") == 1
-    assert "\x1b" not in err
-    assert said in err
-
-
-def test_tax_of_rows_that_are_wider_than_the_width(run, tmp_path):
-    path = tmp_path / "lengths.json"
-    path.write_text("[3, 9]")
-    assert "expected rows of at most 4 tokens, found 9" in run("tax", path, "--width", 4)[2]
-
-
 def test_interrupted(run, tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -208,7 +176,7 @@ def test_arguments_that_do_not_parse(file, arguments, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["inspect", "FILE", "--row", "4"], "batch.jag: expected rows of 0 to 3, found 4"),
+        (["inspect", "FILE", "--row", "4"], "FILE.jag: expected rows of 0 to 3, found 4"),
         (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
         (["inspect", "NOWHERE"], "No such file"),
         (["inspect", "FOLDER"], "Is a directory"),
@@ -221,22 +189,39 @@ def test_arguments_that_do_not_parse(file, arguments, said, capsys):
         (["diff", "FILE", "FILE", "--columns", "nothing"], "found 'nothing'"),
         (["export", "DAMAGED", "x.jsonl"], "expected a CRC-32"),
         (["export", "FILE", "x.jsonl", "--columns", "nothing"], "found 'nothing'"),
+        (["inspect", "/dev/zero"], "this is not a jagcodec blob"),
+        (["verify", "/dev/zero"], "this is not a jagcodec blob"),
         (["tax", "NOWHERE"], "No such file"),
         (["tax", "FOLDER"], "Is a directory"),
+        (["tax", "FILE"], "found a message; use jagcodec inspect"),
+        (["tax", b"[3, 9]", "--width", "4"], "expected rows of at most 4 tokens, found 9"),
+        (["tax", b""], "expected a JSON list of whole numbers; "),
+        (["tax", b"[1, 2"], "expected a JSON list of whole numbers"),
+        (["tax", b"[" * 100_000], "expected a JSON list of whole numbers"),
+        (["tax", b"\xff\xfe\x00"], "expected a JSON list of whole numbers"),
+        (["tax", b'{"a": 1}'], "expected a JSON list of whole numbers, found a dict of 1"),
+        (["tax", b"7.5"], "found 7.5"),
+        (["tax", b"[1, 2.5]"], "row 1: expected a whole number of tokens, found 2.5"),
+        (["tax", b"[true]"], "row 0: expected a whole number of tokens, found True"),
+        (["tax", b'[1, "\\u001b[31m"]'], "row 1: expected a whole number of tokens"),
+        (["tax", b"[3, -1]"], "row 1: expected a length of 0 or more"),
+        (["tax", b"[100000000000000000000]"], "expected"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, file, tmp_path, arguments, said):
     data = file.read_bytes()
     damaged = bytearray(data)
     damaged[-3] ^= 1
-    names = {"FILE": file, "NOWHERE": tmp_path / "nowhere", "FOLDER": tmp_path}
-    for name, content in (("TEXT", b"one two"), ("CUT", data[:-1]), ("DAMAGED", damaged)):
-        names[name] = tmp_path / name
+    files = {"FILE": data, "TEXT": b"one two", "CUT": data[:-1], "DAMAGED": damaged}
+    names: dict[Any, Any] = {"NOWHERE": tmp_path / "nowhere", "FOLDER": tmp_path}
+    for name, content in (*files.items(), *((x, x) for x in arguments if type(x) is bytes)):
+        names[name] = tmp_path / ("bytes" if type(name) is bytes else f"{name}.jag")
         names[name].write_bytes(content)
     status, out, err = run(*(names.get(argument, argument) for argument in arguments))
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert err.startswith("jagcodec: error: ")
+    assert "\x1b" not in err
     assert said in err
 
 
@@ -342,6 +327,151 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(run, tmp_path, ending)
     assert sorted(tmp_path.iterdir()) == sorted([source, out])
 
 
+# --- golden messages ---------------------------------------------------------------------------
+
+
+def golden(name):
+    return message_of(kept(name))
+
+
+def described(source):
+    return describe_message(open_source(source, "message"))
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """(name) -> the file of a golden message."""
+
+    def stored(name):
+        path = tmp_path / f"{name}.jag"
+        path.write_bytes(to_blob(golden(name)))
+        return path
+
+    return stored
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_messages_are_described_verified_and_compared(name, run, stored):
+    path = stored(name)
+    status, out, err = run("inspect", path)
+    assert (status, err) == (0, "")
+    assert f"{size_text(path.stat().st_size)} in" in out
+    status, out, err = run("inspect", path, "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["bytes"] == path.stat().st_size
+    assert found["checksum"] == ("checksum" in kept(name)["options"])
+    entries = found["columns"]
+    # All bytes belong to a column, or to none.
+    assert sum(entry["bytes"] for entry in entries) + found["overhead"] == found["plain_bytes"]
+    assert found["overhead"] > 0
+    for entry in entries:
+        if entry["rows"] is not None:
+            assert entry["name"] in found["rows_of"][entry["rows"]]["columns"]
+    status, out, err = run("verify", path)
+    assert (status, err) == (0, "")
+    assert ("not read" in out) == (name == "pickle")
+    status, out, err = run("verify", path, "--json")
+    assert (status, json.loads(out)[0]["sound"]) == (0, True)
+    # It is the same as itself, and as no other.
+    other = stored("small_batch" if name != "small_batch" else "rollout")
+    if name == "pickle":  # whose value cannot be looked at
+        for left in (path, other):
+            status, out, err = run("diff", left, path)
+            assert (status, out) == (2, "")
+            assert "pickle" in err
+        return
+    assert run("diff", path, path) == (0, "", "")
+    status, out, err = run("diff", other, path)
+    assert (status, out.count("\n"), err) == (1, 1, "")
+    status, out, _ = run("diff", other, path, "--json")
+    assert (status, json.loads(out)["same"]) == (1, False)
+    status, out, err = run("inspect", path, "--row", "0")
+    if status == 2:  # a value that is not a batch of rows
+        assert "expected the message of a TensorDict" in err or "expected batch size" in err
+        return
+    assert (status, out[:6], err) == (0, "row 0\n", "")
+    status, out, _ = run("inspect", path, "--row", "0", "--json")
+    assert (status, json.loads(out)["row"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("lazy_stack", ("$", "lazy_stack", None, None, 24)),
+        ("tensor_views", ("$", "tensor_views", "int16", (3, None, 2), 60)),
+        ("strided_nested", ("$", "strided_nested", "float32", None, 48)),
+    ],
+)
+def test_rows_that_are_separate_tensors_are_one_value(name, column):
+    (found,) = described(golden(name)).columns
+    assert (found.name, found.kind, found.dtype, found.shape, found.bytes) == column
+
+
+def test_the_bytes_of_a_list_are_those_of_its_items():
+    ids = torch.ones(2, 3)
+    (found,) = described(encode({"mixed": [ids, ids.int(), 1]})).columns
+    assert (found.name, found.kind, found.bytes) == ("$.mixed", "list", 24 + 24 + 1)
+
+
+@pytest.mark.parametrize("name", [*cases.GOOD])
+def test_good_messages_are_described_and_sound(name):
+    message = message_of(load("good.json")[name])
+    found = described(message)
+    assert sum(c.bytes for c in found.columns) + found.overhead > 0
+    assert check_message(message)[1] == {}
+
+
+@pytest.mark.parametrize("name", [*cases.BAD])
+def test_bad_messages_are_not_sound_for_the_reason_that_decode_gives(name):
+    entry = load("bad.json")[name]
+    message = message_of(entry)
+    if entry["reason"] in ("unknown_type", "pickle_refused"):
+        # What this process does not know says nothing of the message.
+        assert check_message(message)[1]
+        return
+    with pytest.raises(WireFormatError) as raised:
+        check_message(message)
+    assert raised.value.reason == entry["reason"]
+
+
+def test_messages_with_the_same_values_stored_otherwise_are_the_same(run, stored):
+    assert run("diff", stored("rollout"), stored("rollout_narrow")) == (0, "", "")
+
+
+def test_types_that_are_not_registered_are_named_and_the_rest_described(stored, tmp_path):
+    """In another process, because this one knows the type."""
+    path, other, batch = stored("user"), stored("rollout"), tmp_path / "batch.jag"
+    points = NonTensorStack(Point(1, 2), Point(3, 4))
+    dump(TensorDict({"ids": torch.arange(2), "points": points}, [2]), batch)
+    code = """
+import sys
+from typing import Any
+from jagcodec.cli import main
+path, other, batch = sys.argv[1:]
+for command in (
+    ["inspect", path],
+    ["inspect", batch, "--row", "1"],
+    ["inspect", batch, "--row", "1", "--json"],
+    ["verify", path, other],
+    ["diff", batch, batch, "--columns", "ids"],
+):
+    assert main(command) == 0, command
+assert main(["diff", batch, batch]) == 2
+"""
+    command = [sys.executable, "-c", code, str(path), str(other), str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "ids     1\npoints  unknown: " in done.stdout
+    assert '"unknown": "' in done.stdout
+    assert "golden.Point" in done.stdout
+    assert "2 values of types that are not known here" in done.stdout
+    assert "points" in done.stderr
+
+
+# --- text and streams --------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -416,10 +546,3 @@ def test_a_closed_pipe_is_quiet(file):
         )
     assert done.stderr == b""
     assert done.returncode == 141
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_what_never_ends_is_no_message(run, command):
-    status, out, err = run(command, "/dev/zero")
-    assert (status, out) == (2, "")
-    assert "this is not a jagcodec blob" in err

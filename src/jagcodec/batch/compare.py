@@ -320,15 +320,8 @@ def _cell_of(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _first_byte(a: ByteArray, b: ByteArray) -> int | None:
-    """Where bytes differ first; compared piece by piece, because each comparison needs memory."""
-    for start in range(0, len(a), _PIECE):
-        places = np.flatnonzero(a[start : start + _PIECE] != b[start : start + _PIECE])
-        if len(places):
-            return start + int(places[0])
-    return None
-
-
-_PIECE = 1 << 24
+    differs = a != b
+    return int(differs.argmax()) if differs.any() else None
 
 
 def _cell_texts(a: torch.Tensor, b: torch.Tensor) -> list[str]:
