@@ -132,13 +132,15 @@ def strided_nested_tensors(draw: Draw) -> torch.Tensor:
 
 
 @st.composite
-def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 1) -> TensorDict:
+def tensordicts(
+    draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 1, lazy: bool = True
+) -> TensorDict:
     """A TensorDict of one batch dim with leaves of every kind, nested to `depth`."""
     payloads = _scalars if payloads is None else payloads
     rows = draw(st.integers(0, 3))
     leaves: dict[str, Any] = {}
     for i in range(draw(st.integers(0, 4))):
-        kinds = ["tensor", "parameter", "jagged", "data", "stack", "lazy"]
+        kinds = ["tensor", "parameter", "jagged", "data", "stack", *(["lazy"] if lazy else [])]
         kind = draw(st.sampled_from([*kinds, *(["nested"] if depth else [])]))
         if kind == "tensor":
             leaves[f"f{i}"] = draw(tensors((rows, *draw(st.lists(st.integers(0, 3), max_size=1)))))
@@ -159,7 +161,8 @@ def tensordicts(draw: Draw, payloads: Strategy[Any] | None = None, depth: int = 
             ]
             leaves[f"f{i}"] = LazyStackedTensorDict(*members, stack_dim=0)
         elif kind == "nested":
-            inner = draw(tensordicts(payloads, depth - 1).filter(lambda t: t.shape[0] == rows))
+            nested = tensordicts(payloads, depth - 1, lazy)
+            inner = draw(nested.filter(lambda t: t.shape[0] == rows))
             leaves[f"f{i}"] = inner
     return TensorDict(leaves, batch_size=[rows])
 

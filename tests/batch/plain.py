@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from tensordict import (
-    LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
     TensorDict,
@@ -22,12 +21,6 @@ def table(batch, count=None):
     """The rows of a batch, of which there are `count` if a dict does not say so."""
     if isinstance(batch, WireBatch):
         batch = batch.to_tensordict()
-    if isinstance(batch, LazyStackedTensorDict):
-        assert batch.stack_dim == 0
-        return [
-            {k: (v.dtype, bits(v)) for k, v in member.items()}  # type: ignore[arg-type]
-            for member in batch.tensordicts
-        ]
     if isinstance(batch, TensorDictBase):
         assert count in (None, batch.batch_size[0])
         count = batch.batch_size[0]

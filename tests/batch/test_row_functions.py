@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -49,14 +49,6 @@ from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
 
-def has_lazy(td):
-    return any(
-        (isinstance(leaf, LazyStackedTensorDict) and not isinstance(leaf, NonTensorStack))
-        or (isinstance(leaf, TensorDict) and has_lazy(leaf))
-        for _, leaf in td.items()
-    )
-
-
 def batch_of(*rows, **more):
     ids = stack_or_nest([torch.tensor(row) for row in rows], always_nest=True)
     return TensorDict({"ids": ids, **more}, [len(rows)])
@@ -68,10 +60,9 @@ def nest(*lengths, fill=1.0):
 
 @given(st.data())
 def test_columns_of_every_kind_are_lists_of_rows(data):
-    td = data.draw(tensordicts())
+    td = data.draw(tensordicts(lazy=False))
     rows = td.batch_size[0]
     index, chosen = data.draw(indices(rows))
-    assume(not has_lazy(td) or (rows and chosen))
     before = table(td)
     expected = [before[i] for i in chosen]
     for batch in (td, open_wire(encode(td)), open_wire(Store(encode(td)))):
@@ -81,7 +72,7 @@ def test_columns_of_every_kind_are_lists_of_rows(data):
         again = decode(encode(found))
         assert (again.names, list(again.keys())) == (td.names, list(td.keys()))
         assert table(again) == expected
-        parts = split_rows(batch, data.draw(st.integers(1, rows + (not has_lazy(td)))))
+        parts = split_rows(batch, data.draw(st.integers(1, rows + 1)))
         assert table(concat_rows(parts)) == before
         assert table(concat_rows([found, batch, found])) == expected + before + expected
     assert table(concat_rows([encode(td), encode(td, narrow=True)])) == before * 2
@@ -104,28 +95,31 @@ def test_a_jagged_column_of_any_kind(column, data):
     assert list(map(bits, column_of({"x": column}, "x"))) == rows_of(column)
 
 
-def test_stacks_of_more_batch_dims():
-    stack = NonTensorStack(*(NonTensorStack(NonTensorData(i), NonTensorData(-i)) for i in range(3)))
-    td = TensorDict({"x": stack, "w": NonTensorData("w", batch_size=[3, 2])}, [3, 2])
-    back = select_rows(td, [2, 0])
-    assert back.batch_size == (2, 2)
-    assert back.get("x").tolist() == [[2, -2], [0, 0]]
-    assert concat_rows([back, td]).get("x").tolist() == [[2, -2], [0, 0], [0, 0], [1, -1], [2, -2]]
-    other = TensorDict({**dict(td.items()), "w": NonTensorData("v", batch_size=[3, 2])}, [3, 2])
-    with pytest.raises(ArgumentError, match=r"\['w'\].*flatten the batch"):
-        concat_rows([td, other])
-    numbers = TensorDict({"x": torch.arange(4).view(2, 2), "n": {"y": torch.ones(2, 2, 3)}}, [2, 2])
-    assert to_rows(numbers, as_="list")[1] == {"x": [2, 3], "n": {"y": [[1.0] * 3] * 2}}
+def test_batches_of_more_batch_dims():
+    whole = NonTensorData("w", batch_size=[2, 2])
+    td = TensorDict(
+        {"x": torch.arange(4).view(2, 2), "n": {"y": torch.ones(2, 2, 3)}, "w": whole}, [2, 2]
+    )
+    back = select_rows(td, [1])
+    assert (back.batch_size, back.get("w").batch_size) == ((1, 2), (1, 2))
+    assert concat_rows([back, td])["x"].tolist() == [[2, 3], [0, 1], [2, 3]]
+    assert to_rows(td, as_="list")[1] == {"x": [2, 3], "n": {"y": [[1.0] * 3] * 2}, "w": "w"}
 
 
-def test_sparse_and_strided_nested_columns():
-    shapes = torch.nested.nested_tensor([torch.ones(2, 1), torch.ones(1, 3)], layout=torch.strided)
-    td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes}, [2])
-    back = concat_rows([select_rows(td, [1]), td])
-    assert back["coo"].to_dense().tolist() == [[0, 1], [1, 0], [0, 1]]
-    assert [row.shape for row in back["shapes"].unbind()] == [(1, 3), (2, 1), (1, 3)]
+def test_strided_nested_columns():
+    cells = torch.arange(5.0, requires_grad=True)
+    rows = [cells[:2].view(2, 1), cells[2:].view(1, 3)]
+    shapes = torch.nested.as_nested_tensor(rows, layout=torch.strided)
+    none = torch.nested.as_nested_tensor([], layout=torch.strided)
+    back = concat_rows([select_rows({"x": shapes}, [1]), {"x": none}, {"x": shapes}])["x"]
+    assert [row.shape for row in back.unbind()] == [(1, 3), (2, 1), (1, 3)]
+    back.unbind()[0].sum().backward()
+    assert cells.grad.tolist() == [0, 0, 1, 1, 1]
+    turned = concat_rows([{"x": shapes.detach().transpose(1, 2)}, {"x": shapes.detach()}])["x"]
+    assert [row.tolist() for row in turned.unbind()[:2]] == [[[0, 1]], [[2], [3], [4]]]
+    td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes.detach()}, [2])
     assert [row.to_dense().tolist() for row in column_of(td, "coo")] == [[1, 0], [0, 1]]
-    assert column_of(td, "shapes", "list") == [[[1.0], [1.0]], [[1.0, 1.0, 1.0]]]
+    assert column_of(td, "shapes", "list") == [[[0.0], [1.0]], [[2.0, 3.0, 4.0]]]
     assert [row.shape for row in column_of(td, "shapes", "numpy")] == [(2, 1), (1, 3)]
 
 
@@ -447,9 +441,7 @@ def test_numpy_columns():
 TD = batch_of([1], [1] * 4, [1])
 TWO = TensorDict({"ids": nest(1, 2), "other": nest(4, 2)}, [2])
 LAZY = LazyStackedTensorDict(*[TensorDict({"x": torch.ones(i)}, []) for i in (1, 2)])
-LAZY_ROWS = LazyStackedTensorDict(
-    *[TensorDict({"x": torch.ones(2, i)}, [2]) for i in (1, 2)], stack_dim=1
-)
+STACK = NonTensorStack(*(NonTensorStack(NonTensorData(i), NonTensorData(-i)) for i in range(3)))
 CSR = {"x": torch.eye(2).to_sparse_csr()}
 COO = {"x": torch.eye(2).to_sparse()}
 LOW = {"x": torch.ones(2, dtype=torch.bfloat16)}
@@ -477,12 +469,14 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((TD, [True]), ArgumentTypeError, r"select_rows\(index\)"),
         ((TD, "x"), ArgumentTypeError, r"select_rows\(index\)"),
         (([1, 2], [0]), ArgumentTypeError, r"select_rows\(batch\)"),
-        ((CSR, [0]), ArgumentError, "csr"),
+        ((CSR, [0]), ArgumentError, r"csr; call \.to_dense"),
+        ((COO, [0]), ArgumentError, r"coo; call \.to_dense"),
         ((packed([0, 1], [1, 3]), [0]), ArgumentError, "that never fall"),
         ((packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
         ((packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
         ((packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
-        (({"x": LAZY_ROWS}, [0]), ArgumentError, r"\['x'\].*stack along the rows"),
+        (({"x": LAZY}, [0]), ArgumentError, r"\['x'\].*lazy stack.*contiguous"),
+        ((TensorDict({"x": STACK}, [3]), [0]), ArgumentError, r"\['x'\].*flatten the batch"),
     ],
     repeat_rows: [
         ((TD, -1), ArgumentError, r"repeat_rows\(times\).*0 or more, found -1"),

@@ -47,7 +47,7 @@ def select_rows(batch: Any, index: Any) -> Any:
     Args:
         batch: A TensorDict of batch size (N, ...), a `WireBatch`, a `BatchedDataDict`, or a dict
             of columns. Columns may be jagged (any ragged dim, holes, offsets of any integer
-            width), rectangular, sparse (COO), packed, non-tensor, nested, numpy arrays or lists.
+            width), strided nested, rectangular, packed, non-tensor, nested, numpy arrays or lists.
         index: A slice, integers (list, tensor, array; negative ones count from the end; they
             may repeat), N booleans, or one integer for a batch of one row.
 
@@ -62,7 +62,7 @@ def select_rows(batch: Any, index: Any) -> Any:
     Raises:
         ArgumentIndexError: A row does not exist.
         ArgumentTypeError: `batch` has no rows to choose, or `index` has another type.
-        ArgumentError: A column's layout has no rows to choose (CSR and its kin).
+        ArgumentError: A column is sparse, a lazy stack, or a stack of objects of several dims.
 
     The name and the order of arguments follow `torch.index_select`.
 

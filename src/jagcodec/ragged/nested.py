@@ -217,7 +217,8 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         return torch.nested.as_nested_tensor([], layout=torch.strided, **options)
     if values.storage_offset():  # which torch passes over
-        values = from_words(as_words(values).clone(), values.dtype)
+        grad = values.requires_grad
+        values = values.clone() if grad else from_words(as_words(values).clone(), values.dtype)
     strides = np.ones_like(shapes)
     for dim in range(shapes.shape[1] - 1, 0, -1):
         np.multiply(strides[:, dim], shapes[:, dim], out=strides[:, dim - 1])
@@ -227,13 +228,15 @@ def strided_nested(values: torch.Tensor, shapes: IntArray) -> torch.Tensor:
     return torch._nested_view_from_buffer(values, *parts)
 
 
-def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray] | None:
+def strided_parts(nested: torch.Tensor) -> tuple[torch.Tensor, IntArray]:
     """The cells of a strided nested tensor end to end, and the (N, rank) shapes of its components.
 
-    None if that needs a copy: components that are apart, none, or gradients.
+    Copied if the components are apart, or need gradients.
     """
-    if nested.requires_grad or not nested.size(0) or not nested.is_contiguous():
-        return None
+    if nested.requires_grad or not nested.is_contiguous():
+        rows = nested.unbind()
+        shapes = np.array([row.shape for row in rows], dtype=np.int64)
+        return torch.cat([row.reshape(-1) for row in rows]), shapes
     inner: Any = nested
     shapes = inner._nested_tensor_size().numpy()
     return nested.values()[: int(shapes.prod(axis=1).sum())], shapes

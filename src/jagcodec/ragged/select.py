@@ -58,10 +58,6 @@ def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> An
     A range of a contiguous tensor is a slice of it, as torch makes them: it holds the tensor's
     storage, and stays right when that moves to shared memory. Everything else is copied once.
     Leaves of equal rows share the row splits in `pool`.
-
-    Raises:
-        ArgumentError: Its rows cannot be chosen (CSR and other compressed layouts).
-        ArgumentTypeError: It is not a column.
     """
     return _Choice(chosen, pool, operator.is_).of([leaf], path)
 
@@ -76,12 +72,6 @@ def join_leaves(
     """The rows of one column of several batches, one batch after the other; of these the chosen.
 
     Copied once, or twice if rows are chosen. `same` compares what belongs to whole batches.
-
-    Raises:
-        ArgumentError: They differ in dtype, device, layout or the shape of a row, or their rows
-            cannot be joined or chosen.
-        ArgumentKeyError: Nested batches do not have the same columns.
-        ArgumentTypeError: They are not one kind of column.
     """
     return _Choice(chosen, pool, same).of(leaves, path)
 
@@ -94,43 +84,16 @@ class _Choice(NamedTuple):
     same: Callable[[Any, Any], bool]
 
     def of(self, leaves: Sequence[Any], path: str) -> Any:
-        first = leaves[0]
-        if _are(leaves, torch.Tensor) and type(first) is not UnbatchedTensor:
-            return self._tensors(leaves, path)
-        if _are(leaves, dict):
-            return self._batches(leaves, path)
-        if _are(leaves, UnbatchedTensor):
-            tensors = [unbatched_parts(leaf)[1] for leaf in leaves]
-            remedy = "make it a column with a row for each"
-            return unbatched_of(None, self._the_same(tensors, "UnbatchedTensor", remedy, path))
-        if _are(leaves, np.ndarray):
-            _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
-            _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
-            whole = first if self._one(leaves) else np.concatenate(leaves)
-            return whole if self.chosen is None else whole[_index(self.chosen)]
-        if _are(leaves, list):
-            return self._listed(itertools.chain.from_iterable(leaves))
-        if _are(leaves, PackedColumn):
-            views = [view_of_varlen(leaf, path) for leaf in leaves]
-            return varlen_column(self._view(views, path), path)
-        if all(map(is_non_tensor, leaves)):
-            return self._objects(leaves, path)
-        if _are(leaves, LazyStackedTensorDict):
-            return self._members(leaves, path)
-        if all(is_tensorclass(leaf) and not is_non_tensor(leaf) for leaf in leaves):
-            return self._tensorclasses(leaves, path)
-        lazy = any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves)
-        if _are(leaves, TensorDictBase) and not lazy:
-            return self._batches(leaves, path)
-        kinds = [type(leaf).__name__ for leaf in leaves]
-        odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
-        if not odd:
-            raise not_a_column(first, path)
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{path} of batch {odd}",
-            f"expected one kind of column in all batches, found {kinds[0]} and {kinds[odd]}",
-        )
+        kinds = list(map(_kind, leaves))
+        kind = kinds[0]
+        odd = next((i for i, other in enumerate(kinds) if other is not kind), 0)
+        if odd:
+            found = f"{type(leaves[0]).__name__} and {type(leaves[odd]).__name__}"
+            detail = f"expected one kind of column in all batches, found {found}"
+            raise ArgumentTypeError("bad_type", f"{path} of batch {odd}", detail)
+        if kind is None:
+            raise not_a_column(leaves[0], path)
+        return _WAYS[kind](self, leaves, path)
 
     def _one(self, leaves: Sequence[Any]) -> bool:
         """Whether rows are chosen of one column, which need not be copied first."""
@@ -139,6 +102,24 @@ class _Choice(NamedTuple):
     def _listed(self, items: Iterable[Any]) -> list[Any]:
         listed = list(items)
         return listed if self.chosen is None else [listed[i] for i in self.chosen]
+
+    def _lists(self, leaves: Sequence[list[Any]], path: str) -> list[Any]:
+        return self._listed(itertools.chain.from_iterable(leaves))
+
+    def _arrays(self, leaves: Sequence[Any], path: str) -> Any:
+        _check_equal([leaf.dtype for leaf in leaves], "dtype", path)
+        _check_equal([leaf.shape[1:] for leaf in leaves], "row shape", path)
+        whole = leaves[0] if self._one(leaves) else np.concatenate(leaves)
+        return whole if self.chosen is None else whole[_index(self.chosen)]
+
+    def _unbatched(self, leaves: Sequence[Any], path: str) -> Any:
+        tensors = [unbatched_parts(leaf)[1] for leaf in leaves]
+        remedy = "make it a column with a row for each"
+        return unbatched_of(None, self._the_same(tensors, "UnbatchedTensor", remedy, path))
+
+    def _packed(self, leaves: Sequence[PackedColumn], path: str) -> PackedColumn:
+        views = [view_of_varlen(leaf, path) for leaf in leaves]
+        return varlen_column(self._view(views, path), path)
 
     def _view(self, views: Sequence[RaggedView], path: str) -> RaggedView:
         """The rows of several views, end to end."""
@@ -172,35 +153,23 @@ class _Choice(NamedTuple):
             if isinstance(chosen, range):
                 return whole[chosen.start : chosen.stop]
             return whole if chosen is None else take_rows(whole, chosen)
-        if first.layout is torch.sparse_coo:
-            _check_equal([leaf.sparse_dim() for leaf in leaves], "number of sparse dims", path)
-            return _sparse_rows(leaves, chosen, path)
-        raise ArgumentError(
-            "bad_option",
-            path,
-            "expected columns whose rows can be chosen and joined, found a "
-            f"{first.layout}; select the others",
-        )
+        detail = f"expected a column whose rows can be chosen and joined, found a {first.layout}; "
+        raise ArgumentError("bad_option", path, detail + "call .to_dense() or select the others")
 
     def _strided_nested(self, leaves: Sequence[torch.Tensor], path: str) -> torch.Tensor:
-        parts = [strided_parts(leaf) for leaf in leaves]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts) and len({shapes.shape[1] for _, shapes in known}) == 1:
-            shapes = np.concatenate([shapes for _, shapes in known])
-            lengths = [RowSplits.from_lengths(each.prod(axis=1)) for _, each in known]
-            cells = zip(known, lengths, strict=True)
-            view = self._view([end_to_end(values, rows) for (values, _), rows in cells], path)
-            if self.chosen is not None:
-                shapes = shapes[np.asarray(self.chosen, dtype=np.int64)]
-            return strided_nested(values_of(view), shapes)
-        members = [member for leaf in leaves for member in leaf.unbind()]
-        _check_equal([member.dim() for member in members], "number of dims", path)
-        return torch.nested.as_nested_tensor(
-            self._listed(members),
-            dtype=leaves[0].dtype,
-            device=leaves[0].device,
-            layout=torch.strided,
-        )
+        parts = [strided_parts(leaf) for leaf in leaves if leaf.size(0)]
+        if not parts:
+            return leaves[0]
+        _check_equal([shapes.shape[1] for _, shapes in parts], "number of dims", path)
+        sizes = [shapes.prod(axis=1) for _, shapes in parts]
+        views = [
+            end_to_end(values, RowSplits.from_lengths(each))
+            for (values, _), each in zip(parts, sizes, strict=True)
+        ]
+        shapes = np.concatenate([shapes for _, shapes in parts])
+        if self.chosen is not None:
+            shapes = shapes[_index(self.chosen)]
+        return strided_nested(values_of(self._view(views, path)), shapes)
 
     def _objects(self, leaves: Sequence[Any], path: str) -> Any:
         first = leaves[0]
@@ -210,23 +179,14 @@ class _Choice(NamedTuple):
         whole = not any(stacks) and not any(map(holds_rows, leaves))
         if whole and (len(leaves) == 1 or all(self.same(first.data, x.data) for x in leaves)):
             return type(first)(first.data, batch_size=[self._count(leaves), *rest[0]])
-        if rest[0] and all(stacks):
-            return self._members(leaves, path)
         if rest[0]:
-            raise ArgumentError(
-                "bad_option",
-                path,
-                "expected objects of one batch dim, found some of several that differ; "
-                "flatten the batch, or select the other columns",
-            )
+            detail = "expected objects of one batch dim, or one for the whole batch, found a stack "
+            detail += "of several dims; flatten the batch, or select the other columns"
+            raise ArgumentError("bad_option", path, detail)
         items = self._listed(itertools.chain.from_iterable(map(_payloads, leaves)))
         if all(map(holds_rows, leaves)):
             return NonTensorData(object_array(items), batch_size=[len(items)])
         return leaf_of_rows(items)
-
-    def _members(self, leaves: Sequence[Any], path: str) -> Any:
-        members = (member for leaf in leaves for member in _members_of_stack(leaf, path))
-        return _stack_like(self._listed(members), leaves[0])
 
     def _tensorclasses(self, leaves: Sequence[Any], path: str) -> Any:
         _check_equal([type(leaf).__name__ for leaf in leaves], "tensorclass", path)
@@ -237,6 +197,10 @@ class _Choice(NamedTuple):
 
     def _batches(self, leaves: Sequence[Any], path: str) -> Any:
         """Batches of the same columns, each column joined; in the order of the first."""
+        if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
+            detail = "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
+            detail += "shapes; call .contiguous() on it, or make columns of its rows"
+            raise ArgumentError("bad_option", path, detail)
         batches = [dict(leaf.items()) for leaf in leaves]
         rows = 0
         if not isinstance(leaves[0], dict):
@@ -267,10 +231,29 @@ class _Choice(NamedTuple):
         return values[0]
 
 
-def _are(leaves: Sequence[Any], kind: type) -> bool:
-    return isinstance(leaves[0], kind) and (
-        len(leaves) == 1 or all(isinstance(leaf, kind) for leaf in leaves)
-    )
+_WAYS: dict[Any, Callable[[_Choice, Sequence[Any], str], Any]] = {
+    UnbatchedTensor: _Choice._unbatched,
+    torch.Tensor: _Choice._tensors,
+    dict: _Choice._batches,
+    np.ndarray: _Choice._arrays,
+    list: _Choice._lists,
+    PackedColumn: _Choice._packed,
+    TensorDictBase: _Choice._batches,
+    NonTensorData: _Choice._objects,
+    is_tensorclass: _Choice._tensorclasses,
+}
+"""How rows of each kind of column are joined and chosen."""
+
+_TYPES = tuple(kind for kind in _WAYS if isinstance(kind, type))
+
+
+def _kind(leaf: Any) -> Any:
+    """The key of a column in `_WAYS`; None if it is not a column."""
+    if is_non_tensor(leaf):
+        return NonTensorData
+    known = next((kind for kind in _TYPES if isinstance(leaf, kind)), None)
+    tensorclass = known in (None, TensorDictBase) and is_tensorclass(leaf)
+    return is_tensorclass if tensorclass else known
 
 
 def _index(chosen: Chosen) -> Any:
@@ -363,47 +346,3 @@ def like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
         return batch_of(columns, rows)
     sizes = [rows, *batch.batch_size[1:]]
     return TensorDict(columns, batch_size=sizes, names=names, device=batch.device)
-
-
-def _members_of_stack(stack: LazyStackedTensorDict, path: str) -> list[Any]:
-    """The rows of a lazy stack, which may be a `NonTensorStack`."""
-    if stack.stack_dim:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected a stack along the rows, found one along dim {stack.stack_dim}; call "
-            ".contiguous() on it",
-        )
-    return stack.tensordicts
-
-
-def _stack_like(members: Sequence[Any], stack: Any) -> Any:
-    """A lazy stack of other rows."""
-    if members:
-        return type(stack)(*members, stack_dim=0)
-    if isinstance(stack, NonTensorStack):
-        return NonTensorData(None, batch_size=[0, *stack.batch_size[1:]])
-    raise ArgumentError(
-        "bad_rows",
-        "rows of a lazy stack",
-        "expected at least one row, found none: a lazy stack of no rows has no columns",
-    )
-
-
-def _sparse_rows(leaves: Sequence[torch.Tensor], chosen: Chosen | None, path: str) -> torch.Tensor:
-    """The rows of COO tensors, which torch joins and chooses."""
-    whole = leaves[0]
-    try:
-        if chosen is None or len(leaves) > 1:
-            whole = torch.cat(list(leaves))
-        if chosen is None:
-            return whole
-        index = torch.as_tensor(np.asarray(chosen, dtype=np.int64), device=whole.device)
-        return whole.index_select(0, index)
-    except RuntimeError as error:
-        raise ArgumentError(
-            "bad_option",
-            path,
-            f"expected a sparse column of a dtype that torch {torch.__version__} supports, found "
-            f"{whole.dtype}; call .to_dense() or select the other columns",
-        ) from error
