@@ -335,243 +335,172 @@ def test_ends_of_large_rectangles(kernel, cell, threads):
     assert np.array_equal(starts + lengths, ends)
 
 
-def ends_task(**changes):
-    """A good task: three rows of 4 cells of 2 bytes, every 5 cells; some of it changed."""
-    args = {"src": bytes(28), "stride": 5, "width": 4, "cell": 2}
-    args |= {"starts": ints([7, 7, 7]), "lengths": ints([7, 7, 7])}
-    return tuple((args | changes).values())
-
-
-BAD_ENDS = {
-    "short src": {"src": bytes(26)},
-    "no src": {"src": b""},
-    "ragged src": {"src": bytes(29)},
-    "wide": {"width": 5},
-    "no width": {"width": 0},
-    "negative width": {"width": -4},
-    "huge width": {"width": 2**62},
-    "long stride": {"stride": 6},
-    "negative stride": {"stride": -5},
-    "huge stride": {"stride": 2**62},
-    "no cell": {"cell": 0},
-    "fewer lengths": {"lengths": ints([7, 7])},
-    "int32": {"starts": np.zeros(3, np.int32)},
-    "strided": {"lengths": ints([7] * 6)[::2]},
-    "read-only": {"starts": memoryview(ints([7] * 3)).toreadonly()},
-    "no numbers": {"starts": None},
-}
-
-
-@needs_compiled
-@pytest.mark.parametrize("changes", BAD_ENDS.values(), ids=BAD_ENDS)
-def test_bad_ends_are_refused_before_a_number_is_written(changes):
-    assert compiled.ends([ends_task()], 1) is None
-    bad, good = ends_task(**changes), ends_task()
-    with pytest.raises((ValueError, TypeError, BufferError)):
-        compiled.ends([good, bad], 1)
-    assert good[-1].tolist() == [7, 7, 7]
-
-
-@needs_compiled
-def test_ends_are_not_written_over_what_is_read():
-    numbers = ints(range(12))
-    cells = numbers.view(np.uint8)
-    for starts, lengths in (
-        (numbers[:3], ints([7] * 3)),
-        (ints([7] * 3), numbers[9:]),
-        (numbers[:0], numbers[:0]),
-        (same := ints([7] * 3), same),
-    ):
-        task = (cells, 4, 4, 8, starts, lengths)
-        if len(starts):
-            with pytest.raises(ValueError, match="overlap"):
-                compiled.ends([task], 1)
-        else:
-            compiled.ends([task], 1)
-    assert numbers.tolist() == list(range(12))
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_no_tasks_are_nothing_to_do(kernel):
+def test_nothing_to_do(kernel):
     assert kernel.copy([], 2) is None
     assert kernel.pad((), 2) is None
-
-
-@pytest.mark.parametrize("width", [2**62, 2**63 - 1])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_without_rows_a_width_may_be_of_any_size(kernel, width):
-    """Of which the bytes, width * cell, wrap around to 0."""
     empty, nothing = ints([]), np.empty(0, dtype=np.uint8)
-    assert kernel.ends([(nothing, 0, width, 4, empty, ints([]))], 1) is None
-    assert kernel.pad([(nothing, nothing, empty, empty, None, width, 4, b"ab")], 1) is None
+    for width in (2**62, 2**63 - 1):  # whose bytes, width * cell, wrap around to 0
+        assert kernel.ends([(nothing, 0, width, 4, empty, ints([]))], 1) is None
+        assert kernel.pad([(nothing, nothing, empty, empty, None, width, 4, b"ab")], 1) is None
 
 
 # --- what the compiled kernel refuses ----------------------------------------------------------
 
-HUGE = 2**62
+HUGE, MOST, LEAST = 2**62, 2**63 - 1, -(2**63)
+
+# A copy of two rows of 2 and 1 cells of 4 bytes; a pad of such rows to width 3; and the ends of
+# three rows of 4 cells of 2 bytes, every 5 cells.
+STARTS, LENGTHS = ints([0, 4]), ints([2, 1])
+GOOD: dict[str, Any] = {
+    "copy": rowcopy.Copy(
+        np.zeros(12, np.uint8), np.arange(20, dtype=np.uint8), None, STARTS, LENGTHS, 4
+    ),
+    "pad": rowcopy.Pad(
+        np.zeros(24, np.uint8), np.zeros(20, np.uint8), STARTS, LENGTHS, ints([1, 2]), 3, 4, b"ab"
+    ),
+    "ends": rowcopy.Ends(np.zeros(28, np.uint8), 5, 4, 2, ints([7, 7, 7]), ints([7, 7, 7])),
+}
+WRITTEN = {"copy": ["dst"], "pad": ["dst"], "ends": ["starts", "lengths"]}
 
 
-def copy_task(**changes):
-    """A good task: a copy of two rows of 2 and 1 cells of 4 bytes; some of it changed."""
-    args = {
-        "dst": bytearray(12),
-        "src": bytes(20),
-        "dst_starts": None,
-        "src_starts": ints([0, 4]),
-        "lengths": ints([2, 1]),
-        "cell": 4,
-    }
-    return tuple((args | changes).values())
-
-
-def pad_task(**changes):
-    """A good task: a pad of two rows to width 3; some of it changed."""
-    args = {
-        "dst": bytearray(24),
-        "src": bytes(20),
-        "starts": ints([0, 4]),
-        "lengths": ints([2, 1]),
-        "left_pad": ints([1, 2]),
-        "width": 3,
-        "cell": 4,
-        "pad_bits": b"ab",
-    }
-    return tuple((args | changes).values())
+def task(kind, **changes):
+    """A good task, some of it changed; what it writes is its own."""
+    own = {name: getattr(GOOD[kind], name).copy() for name in WRITTEN[kind]}
+    return GOOD[kind]._replace(**own | changes)
 
 
 @needs_compiled
 def test_good_arguments_are_good():
-    for threads in (-1, 0, 1, 2**40):
-        assert compiled.copy([copy_task()], threads) is None
-        assert compiled.pad([pad_task(), pad_task()], threads) is None
+    for kind in GOOD:
+        for threads in (-1, 0, 1, 2**40):
+            assert getattr(compiled, kind)([task(kind), task(kind)], threads) is None
     number = np.int64(4)  # not an int, but a whole number
-    assert compiled.copy((copy_task(cell=number),), number) is None
-    assert compiled.pad([pad_task(cell=number, width=np.int32(3))], number) is None
+    assert compiled.copy((task("copy", cell_bytes=number),), number) is None
+    assert compiled.pad([task("pad", cell_bytes=number, width=np.int32(3))], number) is None
 
 
 SHARED = bytearray(40)
 NUMBERS = np.frombuffer(SHARED, dtype=np.int64)  # zeros, which suit everything
-UNALIGNED = np.frombuffer(bytearray(17), dtype=np.uint8)[1:].view(np.int64)
-
-BAD_COPIES = {
-    "short dst": {"dst": bytearray(8)},
-    "long dst": {"dst": bytearray(16)},
-    "ragged dst": {"dst": bytearray(13)},
-    "ragged src": {"src": bytes(19)},
-    "short src": {"src": bytes(16)},
-    "no src": {"src": b""},
-    "negative start": {"src_starts": ints([-1, 4])},
-    "start past the end": {"src_starts": ints([0, 5])},
-    "huge start": {"src_starts": ints([0, HUGE])},
-    "least start": {"src_starts": ints([0, -(2**63)])},
-    "greatest start": {"src_starts": ints([2**63 - 1, 0])},
-    "negative length": {"lengths": ints([-1, 4])},
-    "huge length": {"lengths": ints([HUGE, 1])},
-    "lengths that add up to nothing": {"lengths": ints([HUGE] * 4), "src_starts": ints([0] * 4)},
-    "fewer starts": {"src_starts": ints([0])},
-    "more starts": {"src_starts": ints([0, 4, 4])},
-    "src end to end": {"src_starts": None},
-    "stride past the end": {"src_starts": 5},
-    "negative stride": {"src_starts": -1},
-    "huge stride": {"src_starts": HUGE},
-    "greatest stride": {"src_starts": 2**63 - 1, "lengths": ints([1, 1, 1])},
-    "stride above 64 bits": {"src_starts": 2**64},
-    "dst stride past the end": {"dst_starts": 3},
-    "float stride": {"src_starts": 3.0},
-    "dst out of bounds": {"dst_starts": ints([0, 3])},
-    "dst before": {"dst_starts": ints([-1, 0])},
-    "int32": {"lengths": np.array([2, 1], dtype=np.int32)},
-    "uint64": {"lengths": np.array([2, 1], dtype=np.uint64)},
-    "float64": {"lengths": np.array([2.0, 1.0])},
-    "big-endian": {"lengths": np.array([2, 1], dtype=">i8")},
-    "bytes": {"lengths": bytes(16)},
-    "matrix": {"lengths": ints([[2, 1]])},
-    "unaligned": {"src_starts": UNALIGNED},
-    "strided starts": {"src_starts": ints([0, 9, 4, 9])[::2]},
-    "no cell": {"cell": 0},
-    "negative cell": {"cell": -4},
-    "huge cell": {"cell": HUGE},
-    "read-only dst": {"dst": bytes(12)},
-    "read-only array": {"dst": np.zeros(12, np.uint8).data.toreadonly()},
-    "strided dst": {"dst": np.zeros(24, np.uint8)[::2]},
-    "strided src": {"src": np.zeros(40, np.uint8)[::2]},
-    "overlap": {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]},
-    "dst over its lengths": {
-        "dst_starts": 0,
-        "dst": memoryview(SHARED)[12:24],
-        "lengths": NUMBERS[:2],
-    },
-    "dst over its starts": {"dst": memoryview(SHARED)[4:16], "src_starts": NUMBERS[:2]},
-    "no buffer": {"src": 5},
-    "no buffers": {"src": ()},
-    "one of several is no buffer": {"src": (bytes(20), 5)},
-    "one of several is strided": {"src": (np.zeros(40, np.uint8)[::2],)},
-    "from one buffer into the next": {"src": (bytes(15), bytes(30)), "src_starts": ints([0, 12])},
-    "behind all buffers": {"src": (bytes(15), bytes(5)), "src_starts": ints([0, 20])},
-    "before all buffers": {"src": (bytes(20), bytes(20)), "src_starts": ints([0, -4])},
-    "greatest start of several": {"src": (bytes(20),), "src_starts": ints([0, 2**63 - 1])},
-    "huge length of several": {"src": (bytes(20),), "lengths": ints([2**62, 1])},
-    "negative length of several": {"src": (bytes(20),), "lengths": ints([-1, 4])},
-    "a stride into several": {"src": (bytes(20),), "src_starts": 1},
-    "several end to end": {"src": (bytes(12),), "src_starts": None},
-    "one of several is written": {"dst": memoryview(SHARED)[18:30], "src": (bytes(20), SHARED)},
-    "lists": {"lengths": [2, 1]},
+WIDE = np.zeros(80, np.uint8)[::2]
+LISTS: dict[tuple[str, str], list[Any]] = {
+    ("copy", "lengths"): [[-1, 4], [HUGE, 1]],
+    ("copy", "dst_starts"): [[0, 3], [-1, 0]],
+    ("copy", "src_starts"): [[-1, 4], [0, 5], [0, HUGE], [0, LEAST], [MOST, 0], [0], [0, 4, 4]],
+    ("pad", "lengths"): [[-1, 1]],
+    ("pad", "starts"): [[0, -1], [0, 5], [0, MOST], [0]],
+    ("pad", "left_pad"): [[2, 2], [-1, 2], [HUGE, 2], [1]],
+    ("ends", "lengths"): [[7, 7]],
 }
+OTHERS: dict[tuple[str, str], list[Any]] = {
+    ("copy", "dst"): [bytearray(8), bytearray(16), bytearray(13), bytes(12), WIDE[:12]],
+    ("copy", "src"): [bytes(19), bytes(16), b"", WIDE[:20], 5, (), (bytes(20), 5), (WIDE[:20],)],
+    ("copy", "src_starts"): [None, 5, -1, HUGE, 2**64, 3.0],
+    ("copy", "dst_starts"): [3],
+    ("copy", "cell_bytes"): [0, -4, HUGE],
+    ("pad", "dst"): [*map(bytearray, (20, 28, 25)), bytes(24), WIDE[:24]],
+    ("pad", "width"): [4, -3, HUGE, 0],
+    ("pad", "starts"): [None, 5, -1],
+    ("pad", "pad_bits"): [b"", b"abc"],
+    ("pad", "cell_bytes"): [0],
+    ("ends", "src"): [bytes(26), b"", bytes(29)],
+    ("ends", "width"): [5, 0, -4, HUGE],
+    ("ends", "stride"): [6, -5, HUGE],
+    ("ends", "cell_bytes"): [0],
+    ("ends", "starts"): [None, ints([7] * 3).data.toreadonly()],
+}
+BAD = [
+    *((kind, {name: ints(found)}) for (kind, name), all_ in LISTS.items() for found in all_),
+    *((kind, {name: found}) for (kind, name), all_ in OTHERS.items() for found in all_),
+]
+BAD += [
+    ("copy", {"dst": np.zeros(12, np.uint8).data.toreadonly()}),
+    ("copy", {"lengths": ints([HUGE] * 4), "src_starts": ints([0] * 4)}),  # which add up to 0
+    ("copy", {"src_starts": MOST, "lengths": ints([1, 1, 1])}),
+    # over what is read
+    ("copy", {"dst": memoryview(SHARED)[18:30], "src": memoryview(SHARED)[:20]}),
+    ("copy", {"dst": memoryview(SHARED)[12:24], "dst_starts": 0, "lengths": NUMBERS[:2]}),
+    ("copy", {"dst": memoryview(SHARED)[4:16], "src_starts": NUMBERS[:2]}),
+    ("copy", {"dst": memoryview(SHARED)[18:30], "src": (bytes(20), SHARED)}),
+    ("pad", {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]}),
+    ("pad", {"dst": memoryview(SHARED)[15:39], "left_pad": NUMBERS[:2]}),
+    # several buffers: from one into the next, past all of them, before them, by stride, end to end
+    ("copy", {"src": (bytes(15), bytes(30)), "src_starts": ints([0, 12])}),
+    ("copy", {"src": (bytes(15), bytes(5)), "src_starts": ints([0, 20])}),
+    ("copy", {"src": (bytes(20), bytes(20)), "src_starts": ints([0, -4])}),
+    ("copy", {"src": (bytes(20),), "src_starts": ints([0, MOST])}),
+    ("copy", {"src": (bytes(20),), "lengths": ints([HUGE, 1])}),
+    ("copy", {"src": (bytes(20),), "lengths": ints([-1, 4])}),
+    ("copy", {"src": (bytes(20),), "src_starts": 1}),
+    ("copy", {"src": (bytes(12),), "src_starts": None}),
+    ("pad", {"width": MOST, "dst": bytearray(0)}),  # where width and rows overflow
+    ("pad", {"lengths": ints([4, 1]), "left_pad": None}),
+    ("pad", {"pad_bits": bytes(20), "cell_bytes": 20, "width": 0, "dst": bytearray(0)}),
+]
 
-BAD_PADS = {
-    "short dst": {"dst": bytearray(20)},
-    "long dst": {"dst": bytearray(28)},
-    "ragged dst": {"dst": bytearray(25)},
-    "wide": {"width": 4},
-    "negative width": {"width": -3},
-    "huge width": {"width": HUGE},
-    "width and rows that overflow": {"width": 2**63 - 1, "dst": bytearray(0)},
-    "width 0": {"width": 0},
-    "too long": {"lengths": ints([4, 1]), "left_pad": None},
-    "left pad too long": {"left_pad": ints([2, 2])},
-    "negative left pad": {"left_pad": ints([-1, 2])},
-    "huge left pad": {"left_pad": ints([HUGE, 2])},
-    "negative length": {"lengths": ints([-1, 1])},
-    "negative start": {"starts": ints([0, -1])},
-    "start past the end": {"starts": ints([0, 5])},
-    "greatest start": {"starts": ints([0, 2**63 - 1])},
-    "fewer left pads": {"left_pad": ints([1])},
-    "fewer starts": {"starts": ints([0])},
-    "no starts": {"starts": None},
-    "stride past the end": {"starts": 5},
-    "negative stride": {"starts": -1},
-    "no pad bits": {"pad_bits": b""},
-    "pad bits of 3 bytes in a cell of 4": {"pad_bits": b"abc"},
-    "pad bits of 20 bytes": {"pad_bits": bytes(20), "cell": 20, "width": 0, "dst": bytearray(0)},
-    "strided left pads": {"left_pad": ints([1, 9, 2, 9])[::2]},
-    "read-only dst": {"dst": bytes(24)},
-    "strided dst": {"dst": np.zeros(48, np.uint8)[::2]},
-    "overlap": {"dst": memoryview(SHARED)[16:], "src": memoryview(SHARED)[:20]},
-    "dst over its left pads": {"dst": memoryview(SHARED)[15:39], "left_pad": NUMBERS[:2]},
-    "no cell": {"cell": 0},
+
+def _unaligned(numbers):
+    moved = np.frombuffer(bytearray(1 + numbers.nbytes), np.uint8)[1:].view(np.int64)
+    moved[:] = numbers
+    return moved
+
+
+FORMS: dict[str, Any] = {
+    "int32": lambda numbers: numbers.astype(np.int32),
+    "uint64": lambda numbers: numbers.astype(np.uint64),
+    "float64": lambda numbers: numbers.astype(np.float64),
+    "big-endian": lambda numbers: numbers.astype(">i8"),
+    "bytes": bytes,
+    "matrix": lambda numbers: numbers[None],
+    "list": lambda numbers: numbers.tolist(),
+    "strided": lambda numbers: np.repeat(numbers, 2)[::2],
+    "unaligned": _unaligned,
+}
+NUMBERS_OF = {
+    "copy": ["dst_starts", "src_starts", "lengths"],
+    "pad": ["starts", "lengths", "left_pad"],
+    "ends": ["starts", "lengths"],
 }
 
 
-def refuses(function, bad, good):
-    before = bytes(bad[0])
+def is_refused(kind, changes):
+    """With the bad task before, after and between good ones; no byte is written."""
+    bad, good = (tuple(task(kind, **each)) for each in (changes, {}))
+    outs = [x for x in (*bad, *good) if isinstance(x, (bytearray, np.ndarray, memoryview))]
+    before = [bytes(out) for out in outs]
     for tasks in ([bad], [good, bad], (bad, good)):
-        good[0][:] = bytes(len(good[0]))
         with pytest.raises((ValueError, TypeError, BufferError, OverflowError)):
-            function(tasks, 1)
-        assert bytes(bad[0]) == before
-        assert not any(good[0])
+            getattr(compiled, kind)(tasks, 1)
+        assert [bytes(out) for out in outs] == before
 
 
 @needs_compiled
-@pytest.mark.parametrize("changes", BAD_COPIES.values(), ids=BAD_COPIES)
-def test_bad_copies_are_refused_before_a_byte_is_written(changes):
-    refuses(compiled.copy, copy_task(**changes), copy_task(src=bytes(range(20))))
+@pytest.mark.parametrize(
+    ("kind", "changes"), BAD, ids=[f"{i} {kind} {[*c]}" for i, (kind, c) in enumerate(BAD)]
+)
+def test_bad_tasks_are_refused_before_a_byte_is_written(kind, changes):
+    is_refused(kind, changes)
 
 
 @needs_compiled
-@pytest.mark.parametrize("changes", BAD_PADS.values(), ids=BAD_PADS)
-def test_bad_pads_are_refused_before_a_byte_is_written(changes):
-    refuses(compiled.pad, pad_task(**changes), pad_task())
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", GOOD)
+def test_numbers_are_aligned_contiguous_int64_of_one_dim(kind, form):
+    for name in NUMBERS_OF[kind]:
+        good = ints([0, 2]) if name == "dst_starts" else getattr(GOOD[kind], name)
+        assert getattr(compiled, kind)([task(kind, **{name: good.copy()})], 1) is None
+        is_refused(kind, {name: FORMS[form](good)})
+
+
+@needs_compiled
+def test_ends_are_not_written_over_what_is_read():
+    numbers, same = ints(range(12)), ints([7] * 3)
+    cells = numbers.view(np.uint8)
+    for starts, lengths in ((numbers[:3], same), (same, numbers[9:]), (same, same)):
+        with pytest.raises(ValueError, match="overlap"):
+            compiled.ends([(cells, 4, 4, 8, starts, lengths)], 1)
+    assert compiled.ends([(cells, 4, 4, 8, numbers[:0], numbers[:0])], 1) is None
+    assert numbers.tolist() == list(range(12))
 
 
 @needs_compiled
@@ -580,14 +509,14 @@ def test_no_task_writes_what_another_uses(name):
     """Numbers that changed after they were checked would send rows anywhere."""
     memory = bytearray(16)
     numbers = np.frombuffer(memory, dtype=np.int64)
-    mine = copy_task(dst=memory, lengths=ints([1, 3]), src_starts=ints([0, 0]))
+    mine = task("copy", dst=memory, lengths=ints([1, 3]), src_starts=ints([0, 0]))
     use = {"dst": {"dst": memory, "dst_starts": 0}, "src": {"src": memory, "src_starts": 0}}
-    other = copy_task(**use.get(name, {"lengths": ints([0, 0]), "dst_starts": 0, name: numbers}))
+    other = task("copy", **use.get(name, {"lengths": ints([0, 0]), "dst_starts": 0, name: numbers}))
     for tasks in ([mine, other], [other, mine]):
         with pytest.raises(ValueError, match="expected what is written apart from all else"):
             compiled.copy(tasks, 1)
         assert memory == bytes(16)
-    assert compiled.copy([mine, copy_task(src=mine[1])], 1) is None  # sources may be shared
+    assert compiled.copy([mine, task("copy", src=mine[1])], 1) is None  # sources may be shared
 
 
 @needs_compiled
@@ -603,38 +532,35 @@ def test_a_rectangle_is_not_written_over_the_offsets_of_its_rows():
 @needs_compiled
 def test_a_refusal_names_the_row():
     with pytest.raises(ValueError, match=r"src, row 1: expected cells within 5, found 1 from 5 on"):
-        compiled.copy([copy_task(src_starts=ints([0, 5]))], 1)
+        compiled.copy([task("copy", src_starts=ints([0, 5]))], 1)
     with pytest.raises(ValueError, match=r"dst, row 0: expected cells within a width of 3"):
-        compiled.pad([pad_task(left_pad=ints([2, 2]))], 1)
+        compiled.pad([task("pad", left_pad=ints([2, 2]))], 1)
+
+
+NO_TASKS = [([bad], 1) for bad in (5, [1, 2], (), (b"", b""))]
 
 
 @needs_compiled
-@pytest.mark.parametrize("function", ["copy", "pad"])
-@pytest.mark.parametrize("tasks", [[5], [[1, 2]], [()], 7, [(b"", b"")]], ids=repr)
-def test_what_is_no_task_is_refused(function, tasks):
+@pytest.mark.parametrize("kind", GOOD)
+@pytest.mark.parametrize(
+    "arguments", [(7, 1), *NO_TASKS, (), ([],), ([], 1, 2), ([], "1"), ([], 1.0)], ids=repr
+)
+def test_wrong_arguments_are_refused(kind, arguments):
     with pytest.raises(TypeError):
-        getattr(compiled, function)(tasks, 1)
-
-
-@needs_compiled
-@pytest.mark.parametrize("function", ["copy", "pad", "ends"])
-@pytest.mark.parametrize("arguments", [(), ([],), ([], 1, 2), ([], "1"), ([], 1.0)], ids=repr)
-def test_wrong_arguments_are_refused(function, arguments):
-    with pytest.raises(TypeError):
-        getattr(compiled, function)(*arguments)
+        getattr(compiled, kind)(*arguments)
 
 
 @needs_compiled
 def test_numbers_of_another_task_are_checked_against_this_one():
     lengths, starts = ints([2, 1]), ints([0, 4])
-    good = copy_task(lengths=lengths, src_starts=starts)
+    good = task("copy", lengths=lengths, src_starts=starts)
     for changes, match in (
         ({"src": bytes(16)}, "src, row 1"),
         ({"dst": bytearray(8)}, "dst, row 1"),
         ({"src_starts": ints([0])}, "src_starts: expected 2 numbers, found 1"),
         ({"lengths": ints([3])}, "src_starts: expected 1 numbers, found 2"),
     ):
-        bad = copy_task(**({"lengths": lengths, "src_starts": starts} | changes))
+        bad = task("copy", **({"lengths": lengths, "src_starts": starts} | changes))
         with pytest.raises(ValueError, match=match):
             compiled.copy([good, bad], 1)
 
@@ -642,11 +568,11 @@ def test_numbers_of_another_task_are_checked_against_this_one():
 @needs_compiled
 def test_buffers_are_let_go_whether_the_copy_fails_or_not():
     dst = bytearray(12)
-    compiled.copy([copy_task(dst=dst)], 1)
+    compiled.copy([task("copy", dst=dst)], 1)
     with pytest.raises(ValueError, match="row 1"):
-        compiled.copy([copy_task(dst=dst, src_starts=ints([0, 5]))], 1)
+        compiled.copy([task("copy", dst=dst, src_starts=ints([0, 5]))], 1)
     with pytest.raises(ValueError, match="starts"):
-        compiled.pad([pad_task(dst=dst, starts=ints([0]))], 1)
+        compiled.pad([task("pad", dst=dst, starts=ints([0]))], 1)
     dst.append(0)  # a BufferError while anything holds it
 
 

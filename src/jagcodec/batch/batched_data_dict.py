@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -98,11 +99,8 @@ class BatchedDataDict(dict[str, Any]):
         others = (row_count(other, key) for key, other in self.items() if key != name)
         rows = next((count for count in others if count is not None), None)
         if found is not None and rows not in (None, found):
-            raise ArgumentError(
-                "row_mismatch",
-                f"BatchedDataDict[{name!r}]",
-                f"expected {rows} rows like the other columns, found {found}",
-            )
+            detail = f"expected {rows} rows like the other columns, found {found}"
+            raise ArgumentError("row_mismatch", f"BatchedDataDict[{name!r}]", detail)
         super().__setitem__(name, column)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
@@ -134,7 +132,7 @@ class BatchedDataDict(dict[str, Any]):
             elif isinstance(column, torch.Tensor):
                 kept[id(column)] = without_rest(column)
         columns = {name: kept.get(id(column), column) for name, column in self.items()}
-        return _restored, (type(self), columns, self.meta_info)
+        return partial(type(self), meta_info=self.meta_info), (columns,)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={len(self)}, columns={list(self)})"
@@ -175,12 +173,10 @@ class BatchedDataDict(dict[str, Any]):
     @staticmethod
     def concat(batches: Iterable[Self]) -> Self:
         """One batch after the other; see `concat_rows`."""
-        listed = list(batches)
+        listed, where = list(batches), "BatchedDataDict.concat"
         if not listed:
-            raise ArgumentError(
-                "bad_option", "BatchedDataDict.concat", "expected batches, found none"
-            )
-        joined: Self = concat_leaves(listed, RowSplitsPool(), "BatchedDataDict.concat")
+            raise ArgumentError("bad_option", where, "expected batches, found none")
+        joined: Self = concat_leaves(listed, RowSplitsPool(), where)
         joined.meta_info = agreed([batch.meta_info for batch in listed])
         return joined
 
@@ -226,16 +222,9 @@ class BatchedDataDict(dict[str, Any]):
 
 
 def _conflict(where: str, expected: str) -> ArgumentError:
-    return ArgumentError(
-        "conflict",
-        f"BatchedDataDict.{where}",
-        f"expected {expected:.80} under one name in both, found others; "
-        "rename or drop one of the two",
-    )
-
-
-def _restored(cls: type[Self], columns: dict[str, Any], meta_info: dict[str, Any]) -> Self:
-    return cls(columns, meta_info=meta_info)
+    detail = f"expected {expected:.80} under one name in both, found others; "
+    detail += "rename or drop one of the two"
+    return ArgumentError("conflict", f"BatchedDataDict.{where}", detail)
 
 
 def _state(batch: BatchedDataDict) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from jagcodec._arguments import known_names
 from jagcodec.batch.compare import agreed
@@ -16,9 +16,9 @@ from jagcodec.errors import ArgumentError, ArgumentTypeError, WireFormatError, d
 from jagcodec.memory.buffers import MessageLike
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
-from jagcodec.ragged.non_tensor import is_non_tensor, payloads_of_stack, rows_of_leaf
+from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import like
+from jagcodec.ragged.select import lazy_stack, like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns
@@ -37,45 +37,23 @@ _BATCHES = (dict, TensorDictBase, WireBatch)
 
 
 def opened(source: Any, where: str) -> Any:
-    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet.
-
-    Raises:
-        ArgumentTypeError: `source` is not a batch, or it is a lazy stack.
-        ArgumentError: It has no batch dim.
-        WireFormatError: A message is malformed.
-    """
+    """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
     if isinstance(source, LazyStackedTensorDict):
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; "
-            "call .contiguous() on it, or make columns of its rows with stack_or_nest",
-        )
+        raise lazy_stack(where)
     if isinstance(source, TensorDictBase) and not source.batch_dims:
-        raise ArgumentError(
-            "bad_shape",
-            where,
-            "expected batch size (N, ...), found no batch dim; set batch_size = [N]",
-        )
+        detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
+        raise ArgumentError("bad_shape", where, detail)
     if isinstance(source, _BATCHES):
         return source
     if _is_message(source):
         return open_whole(source, where)
-    raise ArgumentTypeError(
-        "bad_type",
-        where,
-        "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a message, "
-        f"or a blob), found {describe(source)}",
-    )
+    detail = "expected a batch (a TensorDict, a dict of columns, a WireBatch, the frames of a "
+    detail += f"message, or a blob), found {describe(source)}"
+    raise ArgumentTypeError("bad_type", where, detail)
 
 
 def several(batches: Iterable[Any], where: str) -> list[Any]:
-    """The batches of a list, in any forms.
-
-    Raises:
-        ArgumentTypeError: It is one batch.
-        ArgumentError: It is empty.
-    """
+    """The batches of a list, in any forms."""
     one = isinstance(batches, _BATCHES) or bytes_of(batches) is not None
     listed = [] if one else list(batches)
     if one or (listed and not are_several(listed)):
@@ -114,11 +92,7 @@ def is_encoded(batch: Any) -> bool:
 
 
 def row_count_of(batch: Any, where: str) -> int:
-    """N, of an open batch.
-
-    Raises:
-        ArgumentError: Its columns differ in their number of rows.
-    """
+    """N, of an open batch."""
     if isinstance(batch, dict):
         return row_counts(batch, where) or 0
     return int(batch.batch_size[0])
@@ -216,8 +190,7 @@ def _column(leaf: Any, rows: int, path: str, how: _Reading) -> Any:
     if isinstance(leaf, PackedColumn):
         return view_of_varlen(leaf, path)
     if is_non_tensor(leaf):
-        payloads = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
-        return list(rows_of_leaf(leaf, rows)) if payloads is None else payloads
+        return rows_of_leaf(leaf, rows)
     if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1:
         return list(leaf)
     if isinstance(leaf, _BATCHES):

@@ -11,24 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    TensorDict,
-    TensorDictBase,
-)
+from tensordict import TensorDict, TensorDictBase
 
 from jagcodec.batch.compare import same_values
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.tensor_bytes import as_words, from_words
 from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import (
-    is_jagged,
-    nested_tensor,
-    view_of,
-)
-from jagcodec.ragged.non_tensor import (
-    is_non_tensor,
-    leaf_of_rows,
-)
+from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
+from jagcodec.ragged.non_tensor import is_non_tensor, leaf_of_rows
 from jagcodec.ragged.row_index import Chosen
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import join_leaves, like, not_a_column
@@ -37,11 +27,7 @@ from jagcodec.ragged.views import end_to_end
 
 
 def row_count(column: Any, path: str) -> int | None:
-    """N, for any column; None for a dict without columns, which has any number of rows.
-
-    Raises:
-        ArgumentTypeError: It is not a column.
-    """
+    """N, for any column; None for a dict without columns, which has any number of rows."""
     if isinstance(column, torch.Tensor):
         if column.is_nested or column.dim():
             return int(column.size(0))
@@ -61,22 +47,14 @@ def row_count(column: Any, path: str) -> int | None:
 
 
 def row_counts(columns: Mapping[str, Any], path: str) -> int | None:
-    """N of a dict of columns; None if it is empty.
-
-    Raises:
-        ArgumentError: They have not all as many rows.
-        ArgumentTypeError: One is not a column.
-    """
+    """N of a dict of columns, which must all have as many rows; None if it is empty."""
     rows: int | None = None
     for name, column in columns.items():
         found = row_count(column, f"{path}[{name!r}]")
         rows = found if rows is None else rows
         if found not in (None, rows):
-            raise ArgumentError(
-                "row_mismatch",
-                f"{path}[{name!r}]",
-                f"expected {rows} rows like the columns before it, found {found}",
-            )
+            detail = f"expected {rows} rows like the columns before it, found {found}"
+            raise ArgumentError("row_mismatch", f"{path}[{name!r}]", detail)
     return rows
 
 
@@ -108,9 +86,7 @@ def leaf_of_column(column: Any, path: str) -> Any:
     if isinstance(column, np.ndarray):
         return torch.as_tensor(column)
     if isinstance(column, dict):
-        leaves = {
-            name: leaf_of_column(inner, f"{path}[{name!r}]") for name, inner in column.items()
-        }
+        leaves = {k: leaf_of_column(inner, f"{path}[{k!r}]") for k, inner in column.items()}
         return TensorDict(leaves, batch_size=[row_counts(column, path) or 0])
     return column
 

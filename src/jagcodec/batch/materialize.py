@@ -359,7 +359,7 @@ class _Plan:
             elif isinstance(leaf, np.ndarray):
                 columns[name] = leaf
             elif is_non_tensor(leaf):
-                columns[name] = rows_of_leaf(leaf, batch.batch_size[0])
+                columns[name] = object_array(rows_of_leaf(leaf, batch.batch_size[0]))
             elif type(leaf) is list:
                 columns[name] = object_array(leaf)
             elif isinstance(leaf, (TensorDictBase, WireBatch, Columns)):

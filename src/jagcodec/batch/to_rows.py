@@ -17,13 +17,12 @@ from jagcodec.errors import ArgumentTypeError, describe
 from jagcodec.memory.tensor_bytes import number_array
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
 from jagcodec.wire.lowered import Columns
 
 RowsAs = Literal["tensor", "numpy", "list"]
 """What `to_rows` makes of the rows of tensors and arrays."""
-
-_FORMS = get_args(RowsAs)
 
 
 def to_rows(
@@ -55,26 +54,22 @@ def to_rows(
         A new list. Python objects are the objects of the batch; one that belongs to the whole batch
         is in every row. Rows of a batch within the batch, a tensorclass among them, are dicts.
         Tensors and arrays are views of the column, so a row that is kept keeps the column, and
-        writing to one writes to the batch; gradients flow through tensors. Copied once, all rows
-        together, are: jagged columns with holes between the rows, tensors on a
+        writing to one writes to the batch; gradients flow through tensors. Three kinds of columns
+        are copied once, all rows together: jagged ones with holes between the rows, tensors on a
         device for arrays, and what `decode` copies of a message, such as read-only frames.
 
     Raises:
-        ArgumentError: `as_` is not one of these, `batch` has no batch dim, or columns differ in
-            their number of rows.
+        ArgumentError: `as_` is unknown, `batch` has no batch dim, or columns differ in their rows.
         ArgumentKeyError: A name is not that of a column.
         ArgumentTypeError: `batch` is not a batch, `columns` is not a list of names, or a column's
-            dtype or layout has no rows of this form, as bfloat16 has no arrays; it is named.
+            dtype or layout has no rows of this form, as bfloat16 has no arrays.
         WireFormatError: A message is malformed.
     """
     where = "to_rows"
-    check_option(as_, _FORMS, f"{where}(as_)")
+    check_option(as_, get_args(RowsAs), f"{where}(as_)")
     if isinstance(columns, str) or not isinstance(columns, (Iterable, type(None))):
-        raise ArgumentTypeError(
-            "bad_type",
-            f"{where}(columns)",
-            f"expected a list of names, found {describe(columns)}; put one name in a list",
-        )
+        detail = f"expected a list of names, found {describe(columns)}; put one name in a list"
+        raise ArgumentTypeError("bad_type", f"{where}(columns)", detail)
     return _Making(as_).samples(columns_of(batch, where, names=columns, kept=True), where)
 
 
@@ -83,8 +78,8 @@ class _Making:
 
     def __init__(self, form: RowsAs) -> None:
         self._form = form
-        # Row lengths as torch wants them, by the identity of the row splits, which are kept.
-        self._lengths: dict[int, tuple[Any, list[int]]] = {}
+        # Row lengths as torch wants them, by the row splits.
+        self._lengths: dict[RowSplits, list[int]] = {}
 
     def samples(self, batch: Columns, path: str) -> list[dict[str, Any]]:
         """One dict per row."""
@@ -119,11 +114,10 @@ class _Making:
         if not row_splits.rows:
             return []
         values = values_of(view)
-        known = self._lengths.get(id(row_splits))
-        if known is None:
-            known = self._lengths[id(row_splits)] = row_splits, row_splits.lengths.tolist()
         if self._form == "tensor":
-            return list(torch.split_with_sizes(values, known[1], dim))
+            if row_splits not in self._lengths:
+                self._lengths[row_splits] = row_splits.lengths.tolist()
+            return list(torch.split_with_sizes(values, self._lengths[row_splits], dim))
         array = self._numbers(values, path)
         ends = itertools.pairwise(row_splits.host.tolist())
         if self._form == "list" and not dim:  # in one pass, and not row by row
@@ -141,12 +135,9 @@ class _Making:
             return [self._value(row, path) for row in column.unbind()]
         elif column.layout is torch.strided:
             return self._array(self._numbers(column, path), path)
-        raise ArgumentTypeError(
-            "bad_type",
-            path,
-            f"expected a column that has rows as_={self._form!r}, found a {column.layout}"
-            + ("; use as_='tensor'" if column.layout is torch.sparse_coo else "; leave it out"),
-        )
+        remedy = "use as_='tensor'" if column.layout is torch.sparse_coo else "leave it out"
+        detail = f"expected a column that has rows as_={self._form!r}, found a {column.layout}; "
+        raise ArgumentTypeError("bad_type", path, detail + remedy)
 
     def _array(self, column: npt.NDArray[Any], path: str) -> list[Any]:
         if self._form == "list":
@@ -161,9 +152,8 @@ class _Making:
         try:
             return list(torch.from_numpy(own).unbind())
         except TypeError as error:  # a long double
-            raise ArgumentTypeError(
-                "bad_dtype", path, f"expected a dtype that torch has, found {column.dtype}"
-            ) from error
+            detail = f"expected a dtype that torch has, found {column.dtype}"
+            raise ArgumentTypeError("bad_dtype", path, detail) from error
 
     def _value(self, tensor: torch.Tensor, path: str) -> Any:
         """One tensor that is a row."""
@@ -179,9 +169,6 @@ class _Making:
         try:
             return number_array(tensor, widened=self._form == "list")
         except (TypeError, RuntimeError) as error:
-            raise ArgumentTypeError(
-                "bad_dtype",
-                path,
-                f"expected a dtype that has rows as_={self._form!r}, found {tensor.dtype}; use "
-                "as_='tensor', or leave the column out",
-            ) from error
+            detail = f"expected a dtype that has rows as_={self._form!r}, found {tensor.dtype}; "
+            detail += "use as_='tensor', or leave the column out"
+            raise ArgumentTypeError("bad_dtype", path, detail) from error

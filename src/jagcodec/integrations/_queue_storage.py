@@ -115,7 +115,7 @@ def content_of(body: Any, where: str) -> Any:
 def values_of_leaf(leaf: Any) -> list[Any]:
     """The rows of a column as TransferQueue has them: tensors and objects."""
     if is_non_tensor(leaf):
-        return list(rows_of_leaf(leaf, len(leaf)))
+        return rows_of_leaf(leaf, len(leaf))
     return list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor | TensorDictBase) else list(leaf)
 
 

@@ -206,7 +206,6 @@ def same_width_ints(dtype: torch.dtype) -> torch.dtype:
 def refill(tensor: torch.Tensor, pattern: bytes) -> torch.Tensor:
     """Every element of a tensor with the bits `pattern`; on a device without a wait for it."""
     words = as_words(tensor)
-    word_dtype = np.dtype(str(words.dtype).removeprefix("torch."))
-    for i, word in enumerate(np.frombuffer(pattern, word_dtype).tolist()):
+    for i, word in enumerate(np.frombuffer(pattern, NUMPY_DTYPES[words.dtype]).tolist()):
         words[..., i].fill_(word)
     return tensor

@@ -332,7 +332,7 @@ def _listed(column: Any, path: str) -> Sequence[Any]:
         if strided and column.dim():
             return list(column.detach().unbind())
     elif is_non_tensor(column) and column.batch_dims:
-        return list(rows_of_leaf(column, column.batch_size[0]))
+        return rows_of_leaf(column, column.batch_size[0])
     elif isinstance(column, np.ndarray):
         if column.ndim:
             return list(column)

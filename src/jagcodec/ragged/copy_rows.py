@@ -11,7 +11,14 @@ import torch
 
 from jagcodec import rowcopy
 from jagcodec.memory.blocks import allocate_together
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes, contiguous_bits, from_bytes
+from jagcodec.memory.tensor_bytes import (
+    ByteArray,
+    IntArray,
+    array_bytes,
+    as_bytes,
+    contiguous_bits,
+    from_bytes,
+)
 from jagcodec.ragged.views import RaggedView
 from jagcodec.rowcopy import Copy, Pad, Starts, torch_ops
 
@@ -23,7 +30,8 @@ def values_of(view: RaggedView) -> torch.Tensor:
     if view.starts is None:
         if isinstance(view.memory, torch.Tensor):
             return view.memory if view.memory.requires_grad else contiguous_bits(view.memory)
-        return from_bytes(_flat(view.memory), view.dtype, view.shape)
+        memory: Any = view.memory
+        return from_bytes(array_bytes(memory), view.dtype, view.shape)
     (values,) = gathered([view])
     return values
 
@@ -98,11 +106,6 @@ def _cells_and_runs(view: RaggedView, *, by_row: bool) -> tuple[torch.Tensor, In
     return values.reshape(cells, *view.shape[view.ragged_dim :]), starts, lengths
 
 
-def _flat(memory: Any) -> ByteArray:
-    flat: ByteArray = memory.reshape(-1).view(np.uint8)
-    return flat
-
-
 # --- apart -------------------------------------------------------------------------------------
 
 
@@ -119,7 +122,7 @@ def pad_task(
     memory = view.memory
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
     if not isinstance(source, tuple) and (source.dtype != np.uint8 or source.ndim != 1):
-        source = _flat(source)
+        source = array_bytes(source)
     starts, lengths = _runs(view, by_row=True)
     if starts is None:
         starts = view.row_starts()

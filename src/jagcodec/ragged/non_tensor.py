@@ -88,14 +88,15 @@ def fits_into(leaf: Any, td: TensorDictBase) -> bool:
     return bool(leaf.batch_size[: td.batch_dims] == td.batch_size)
 
 
-def rows_of_leaf(leaf: Any, rows: int) -> ObjectArray:
-    """A non-tensor leaf as an (N,) object array; a payload of the whole batch fills all rows."""
+def rows_of_leaf(leaf: Any, rows: int) -> list[Any]:
+    """The objects of a non-tensor leaf, one per row; one of the whole batch fills all rows."""
     if isinstance(leaf, NonTensorStack):
-        items = [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
-    else:
-        payload = unwrap_wire_stripped_payload(leaf)
-        items = list(payload) if _is_object_array_of(payload, rows) else [payload] * rows
-    return object_array(items)
+        payloads = payloads_of_stack(leaf)
+        if payloads is not None:
+            return payloads
+        return [unwrap_wire_stripped_payload(item) for item in leaf.tolist()]
+    payload = unwrap_wire_stripped_payload(leaf)
+    return list(payload) if _is_object_array_of(payload, rows) else [payload] * rows
 
 
 def holds_rows(leaf: Any) -> bool:

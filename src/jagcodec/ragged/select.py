@@ -40,7 +40,6 @@ from jagcodec.ragged.non_tensor import (
     is_non_tensor,
     leaf_of_rows,
     object_array,
-    payloads_of_stack,
     rows_of_leaf,
     tensorclass_of,
     unbatched_of,
@@ -183,7 +182,8 @@ class _Choice(NamedTuple):
             detail = "expected objects of one batch dim, or one for the whole batch, found a stack "
             detail += "of several dims; flatten the batch, or select the other columns"
             raise ArgumentError("bad_option", path, detail)
-        items = self._listed(itertools.chain.from_iterable(map(_payloads, leaves)))
+        payloads = (rows_of_leaf(leaf, leaf.batch_size[0]) for leaf in leaves)
+        items = self._listed(itertools.chain.from_iterable(payloads))
         if all(map(holds_rows, leaves)):
             return NonTensorData(object_array(items), batch_size=[len(items)])
         return leaf_of_rows(items)
@@ -198,9 +198,7 @@ class _Choice(NamedTuple):
     def _batches(self, leaves: Sequence[Any], path: str) -> Any:
         """Batches of the same columns, each column joined; in the order of the first."""
         if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
-            detail = "expected a TensorDict, found a lazy stack, whose rows may differ in keys and "
-            detail += "shapes; call .contiguous() on it, or make columns of its rows"
-            raise ArgumentError("bad_option", path, detail)
+            raise lazy_stack(path)
         batches = [dict(leaf.items()) for leaf in leaves]
         rows = 0
         if not isinstance(leaves[0], dict):
@@ -260,12 +258,6 @@ def _index(chosen: Chosen) -> Any:
     return slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
 
 
-def _payloads(leaf: Any) -> Iterable[Any]:
-    """The objects of a leaf, one per row."""
-    found = payloads_of_stack(leaf) if isinstance(leaf, NonTensorStack) else None
-    return rows_of_leaf(leaf, leaf.batch_size[0]) if found is None else found
-
-
 def _layout(leaf: torch.Tensor) -> str:
     return "jagged" if is_jagged(leaf) else "nested" if leaf.is_nested else str(leaf.layout)
 
@@ -292,6 +284,13 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
         f"columns), found {type(column).__name__}; values of the whole batch go into meta_info, "
         "and rows through pack_rows or encode_rows",
     )
+
+
+def lazy_stack(path: str) -> ArgumentTypeError:
+    """The error for a batch that is a lazy stack."""
+    detail = "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; "
+    detail += "call .contiguous() on it, or make columns of its rows with stack_or_nest"
+    return ArgumentTypeError("bad_type", path, detail)
 
 
 def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:

@@ -13,20 +13,14 @@ from jagcodec.ragged.views import RaggedView, end_to_end
 
 
 class StridedRows:
-    """The rows of a strided nested tensor (N, r...), which may be ragged in any of their dims.
-
-    Attributes:
-        rows: N tensors of one dim or more.
-        dims: The dims of the nested tensor that differ by row.
-        ragged_dim: The one in which a row is long or short: the only one that differs, or else 1.
-        row_splits: How long the rows are in it.
-    """
+    """The rows of a strided nested tensor (N, r...), which may be ragged in any of their dims."""
 
     def __init__(self, nested: torch.Tensor) -> None:
         self.rows: list[torch.Tensor] = list(nested.unbind())
         shapes = np.array([row.shape for row in self.rows], dtype=np.int64)
         differs = (shapes != shapes[:1]).any(axis=0)
-        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero(differs)]
+        self.dims: list[int] = [1 + int(dim) for dim in np.flatnonzero(differs)]  # by row
+        # The one in which a row is long or short: the only one that differs, or else 1.
         self.ragged_dim: int = self.dims[0] if len(self.dims) == 1 else 1
         lengths: IntArray = shapes[:, self.ragged_dim - 1].copy()
         self.row_splits: RowSplits = RowSplits.from_lengths(lengths)

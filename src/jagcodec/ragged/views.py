@@ -27,29 +27,21 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True, eq=False)  # which is made in half the time of a named tuple
 class RaggedView:
-    """N rows of a column in memory. Making one copies nothing.
+    """N rows of a column in memory. Making one copies nothing."""
 
-    Attributes:
-        memory: A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells
-            in row-major order, an array of anything; or several buffers in each of which some of
-            the rows are.
-        dtype: Of the cells.
-        shape: (A..., M, B...): M cells are along the ragged dim, in each of A runs.
-        ragged_dim: Of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`.
-        starts: Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i
-            begins at ``i * s``; None if the rows are end to end and fill M. In several
-            buffers: (N,) bytes, as if the buffers were end to end, and `ragged_dim` is 1.
-        row_splits: How long the rows are.
-        runs: (N, K) where a row is K runs of cells, which are not end to end: how long they are.
-            `starts` are (N, K) then, and `ragged_dim` is 1.
-    """
-
+    # A tensor whose dims are `shape`; or contiguous CPU memory that holds such cells in row-major
+    # order, an array of anything; or several buffers, each with some of the rows.
     memory: torch.Tensor | npt.NDArray[Any] | tuple[ByteArray, ...]
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    ragged_dim: int
+    dtype: torch.dtype  # of the cells
+    shape: tuple[int, ...]  # (A..., M, B...): M cells along the ragged dim, in each of A runs
+    ragged_dim: int  # of the column (N, A..., j, B...): dim ``ragged_dim - 1`` of `shape`
+    # Where rows begin among the M cells: (N,) numbers, or a stride s, so that row i begins at
+    # ``i * s``; None if the rows are end to end and fill M. In several buffers: (N,) bytes, as if
+    # the buffers were end to end, and `ragged_dim` is 1.
     starts: IntArray | int | None
     row_splits: RowSplits
+    # (N, K) if each row is K runs of cells that are apart: how long they are. `starts` are (N, K)
+    # then, and `ragged_dim` is 1.
     runs: IntArray | None = None
 
     @property
@@ -143,12 +135,9 @@ def rows_of_rectangle(
     width = dims[1]
     if row_splits.max > width:
         row = int(np.argmax(row_splits.lengths > width))
-        raise ArgumentError(
-            "bad_length",
-            f"{path}, row {row}",
-            f"expected a length of at most {width} (the padded width), "
-            f"found {row_splits.lengths[row]}",
-        )
+        detail = f"expected a length of at most {width} (the padded width), "
+        detail += f"found {row_splits.lengths[row]}"
+        raise ArgumentError("bad_length", f"{path}, row {row}", detail)
     if array is not None and array.flags.c_contiguous:
         shape = (dims[0] * width, *dims[2:])
         return RaggedView(array, padded.dtype, shape, 1, width, row_splits)
