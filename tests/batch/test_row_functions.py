@@ -475,7 +475,7 @@ REFUSED: dict[Any, list[tuple[Any, type[Exception], str]]] = {
         ((packed(0, 3, 1), [0]), ArgumentError, r"expected \(N \+ 1,\) cu_seqlens"),
         ((packed(1, 2, 3), [0]), ArgumentError, "cu_seqlens"),
         ((packed(0, -1, 3), [0]), ArgumentError, "cu_seqlens"),
-        (({"x": LAZY}, [0]), ArgumentTypeError, r"\['x'\].*lazy stack.*contiguous"),
+        (({"x": LAZY}, [0]), ArgumentError, r"\['x'\].*lazy stack.*contiguous"),
         ((TensorDict({"x": STACK}, [3]), [0]), ArgumentError, r"\['x'\].*flatten the batch"),
     ],
     repeat_rows: [

@@ -18,7 +18,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.select import lazy_stack, like
+from jagcodec.ragged.select import LAZY_STACK, like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns
@@ -39,7 +39,7 @@ _BATCHES = (dict, TensorDictBase, WireBatch)
 def opened(source: Any, where: str) -> Any:
     """A batch in memory unchanged; a message as a `WireBatch`, of which nothing was read yet."""
     if isinstance(source, LazyStackedTensorDict):
-        raise lazy_stack(where)
+        raise ArgumentTypeError("bad_type", where, LAZY_STACK)
     if isinstance(source, TensorDictBase) and not source.batch_dims:
         detail = "expected batch size (N, ...), found no batch dim; set batch_size = [N]"
         raise ArgumentError("bad_shape", where, detail)

@@ -50,6 +50,11 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.varlen import PackedColumn, varlen_column, view_of_varlen
 from jagcodec.ragged.views import RaggedView, end_to_end
 
+LAZY_STACK = (
+    "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; call "
+    ".contiguous() on it, or make columns of its rows with stack_or_nest"
+)
+
 
 def select_leaf(leaf: Any, chosen: Chosen, pool: RowSplitsPool, path: str) -> Any:
     """These rows of a column, or of a batch of any open form but a message, in this order.
@@ -198,7 +203,7 @@ class _Choice(NamedTuple):
     def _batches(self, leaves: Sequence[Any], path: str) -> Any:
         """Batches of the same columns, each column joined; in the order of the first."""
         if any(isinstance(leaf, LazyStackedTensorDict) for leaf in leaves):
-            raise lazy_stack(path)
+            raise ArgumentError("bad_option", path, LAZY_STACK)
         batches = [dict(leaf.items()) for leaf in leaves]
         rows = 0
         if not isinstance(leaves[0], dict):
@@ -284,13 +289,6 @@ def not_a_column(column: Any, path: str) -> ArgumentTypeError:
         f"columns), found {type(column).__name__}; values of the whole batch go into meta_info, "
         "and rows through pack_rows or encode_rows",
     )
-
-
-def lazy_stack(path: str) -> ArgumentTypeError:
-    """The error for a batch that is a lazy stack."""
-    detail = "expected a TensorDict, found a lazy stack, whose rows may differ in keys and shapes; "
-    detail += "call .contiguous() on it, or make columns of its rows with stack_or_nest"
-    return ArgumentTypeError("bad_type", path, detail)
 
 
 def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
