@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -323,37 +325,25 @@ def test_a_writer_killed_at_any_call_loses_the_open_step_at_most(tmp_path):
     assert leftovers > 5
 
 
-WRITES_FOR_EVER = """
-import itertools, sys
-from jagcodec import pack_rows
-from jagcodec.record import RecordWriter
+def test_readers_read_while_steps_are_written_and_deleted(tmp_path):
+    def write():
+        with RecordWriter(tmp_path, keep=2) as writer:
+            for step in range(60):
+                ids = [[step] * n for n in (40_000, 0, 3)]
+                writer.write(step, pack_rows([{"ids": row, "reward": float(step)} for row in ids]))
 
-with RecordWriter(sys.argv[1], keep=2) as writer:
-    for step in itertools.count():
-        ids = [[step] * n for n in (40_000, 0, 3)]
-        writer.write(step, pack_rows([{"ids": row, "reward": float(step)} for row in ids]))
-        print(step, flush=True)
-"""
-
-
-def test_readers_read_while_steps_are_written_deleted_and_their_writer_killed(tmp_path):
-    command = [sys.executable, "-c", WRITES_FOR_EVER, str(tmp_path)]
-    reader, reads, gone = RecordReader(tmp_path), 0, 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        while reads < 100 or not gone:
-            steps = reader.steps
-            assert steps == tuple(range(steps[0], steps[-1] + 1))
-            for step in (steps[0], steps[-1]):
-                try:
-                    assert step_of(load(reader.file(step))) == step
-                    opened = open_wire(reader.file(step))
-                    assert opened.rows([2])["ids"].values().tolist() == [step] * 3
-                    reads += 1
-                except FileNotFoundError:
-                    gone += 1
-        process.kill()
+    reader, thread = RecordReader(tmp_path), threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive():
+        steps = reader.steps
+        assert steps == tuple(range(steps[0], steps[-1] + 1)) if steps else True
+        for step in steps:
+            with suppress(FileNotFoundError):
+                assert step_of(load(reader.file(step))) == step
+                opened = open_wire(reader.file(step))
+                assert opened.rows([2])["ids"].values().tolist() == [step] * 3
+    thread.join()
+    assert reader.steps == (58, 59)
 
 
 # --- what is refused ---------------------------------------------------------------------------
