@@ -233,15 +233,14 @@ def _columns(
             if named is not None and name in named and len(shape) > 1:
                 stay.append(name)
             continue
-        path = f"{where}({name!r})"
         if strict:
             if column.dtype in LENGTH_DTYPES:
-                integers.append((path, column))
+                integers.append((f"{where}({name!r})", column))
         elif not looked and array is not None and array.dtype.kind in "iu":
-            warn_of_leftovers(array, row_splits, path)
+            warn_of_leftovers(array, row_splits, f"{where}({name!r})")
             looked = True
         rectangle = column.detach() if array is None else column
-        view = rows_of_rectangle(rectangle, row_splits, path, array)
+        view = rows_of_rectangle(rectangle, row_splits, where, array)
         columns[name] = view if masked is None else masked.rows(view)
     if integers and row_splits is not None:
         valid = np.arange(row_splits.max) < row_splits.lengths[:, None]
