@@ -91,24 +91,15 @@ def check(holds: bool, what: str) -> None:
         raise SystemExit(f"VERIFICATION FAILED: {what}")
 
 
-def difference(found: Columns, expected: Columns) -> str:
-    """The first column that differs in dtype, shape or any bit; empty if none does."""
-    if list(found.keys()) != list(expected.keys()):
-        return f"columns {list(found.keys())}"
+def same_columns(found: Columns, expected: Columns, what: str) -> None:
+    """Make sure that columns are the same in dtype, shape and every bit."""
+    check(list(found.keys()) == list(expected.keys()), f"{what}: columns {list(found.keys())}")
     for name, column in expected.items():
         mine = found[name]
-        if mine.dtype != column.dtype or mine.shape != column.shape:
-            return f"column {name!r}, a {mine.dtype} tensor of shape {tuple(mine.shape)}"
+        alike = mine.dtype == column.dtype and mine.shape == column.shape
+        check(alike, f"{what}: column {name!r}, a {mine.dtype} tensor of {tuple(mine.shape)}")
         pairs = zip(_pieces(mine), _pieces(column), strict=True)
-        if not all(np.array_equal(a, b) for a, b in pairs):
-            return f"column {name!r}"
-    return ""
-
-
-def same_columns(found: Columns, expected: Columns, what: str) -> None:
-    """Make sure that columns are the same, bit for bit."""
-    wrong = difference(found, expected)
-    check(not wrong, f"{what}: {wrong}")
+        check(all(np.array_equal(a, b) for a, b in pairs), f"{what}: column {name!r}")
 
 
 def _pieces(tensor: torch.Tensor) -> list[Any]:

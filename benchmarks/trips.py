@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine import quieted
-from benchmarks.measure import Step, check, collector_off, difference, in_turns, walk
+from benchmarks.measure import Step, collector_off, in_turns, same_columns, walk
 from benchmarks.shapes import Batch, lengths_of, make_batch
 from benchmarks.sides import SIDES, Side, receive
 
@@ -60,7 +60,7 @@ class Runner:
             gc.collect()
             with collector_off():
                 trip, rectangles = self.run()
-            check(not (wrong := difference(rectangles, self.batch.columns)), wrong)
+            same_columns(rectangles, self.batch.columns, "a trip")
         return trip
 
     def _copy(self, frames: Sequence[Any]) -> list[bytearray | bytes]:

@@ -34,7 +34,8 @@ from jagcodec import (
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
 from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
-from tests.helpers import Store, nested, receive
+from tests.helpers import Store, nested
+from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
 from tests.wire.forge import jagged, message, tensor, tensordict
 from tests.wire.readers import outcome
@@ -64,10 +65,6 @@ def row_of(i, length):
         },
         [1],
     )
-
-
-def bytes_of(frames):
-    return receive(frames, bytes)
 
 
 LENGTHS = [3, 0, 5, 5, 1, 7, 2]

@@ -64,12 +64,6 @@ IN_MEMORY: dict[str, Any] = {
         materialize(td.exclude(*UNPACKED), "packed"), meta_info=meta
     ),
 }
-KINDS: dict[str, type] = {
-    "TensorDict": TensorDict,
-    "dict": dict,
-    "BatchedDataDict": BatchedDataDict,
-    "packed": BatchedDataDict,
-}
 FORMS = st.sampled_from([*IN_MEMORY, *MESSAGES])
 
 
@@ -101,9 +95,9 @@ def made(form, numbers, tag, step, options):
     if form in MESSAGES:
         held = MESSAGES[form](encode(td, meta=meta, **OPTIONS[options]))
         return Batch(held, rows, list(td.keys()), WireBatch, False, meta)
-    held, kind = IN_MEMORY[form](td, meta), KINDS[form]
-    kept = meta if kind is BatchedDataDict else None
-    return Batch(held, rows, list(held.keys()), kind, form == "packed", kept)
+    held = IN_MEMORY[form](td, meta)
+    kept = meta if type(held) is BatchedDataDict else None
+    return Batch(held, rows, list(held.keys()), type(held), form == "packed", kept)
 
 
 BATCHES = st.builds(
