@@ -307,29 +307,20 @@ def _check_side_by_side(batches: Sequence[Any], replace: bool, where: str) -> No
         path = f"{where}(batches[{i}])"
         found = row_count_of(batch, path)
         if found != rows:
-            raise ArgumentError(
-                "row_mismatch",
-                path,
-                f"expected {rows} rows, like the first batch, found {found}",
-            )
+            detail = f"expected {rows} rows, like the first batch, found {found}"
+            raise ArgumentError("row_mismatch", path, detail)
         for name in names.intersection(batch.keys()) if not replace else ():
-            raise ArgumentError(
-                "conflict",
-                f"{path}[{name!r}]",
-                "expected a new name, found a column of it in an earlier batch; pass "
-                "replace=True, or select the others",
-            )
+            detail = "expected a new name, found a column of it in an earlier batch; pass "
+            detail += "replace=True, or select the others"
+            raise ArgumentError("conflict", f"{path}[{name!r}]", detail)
         names.update(batch.keys())
         for name, lengths in row_lengths_of(batch, path).items() if i and known else ():
             if not any(np.array_equal(lengths, other) for other in known.values()):
                 of_first, expected = next(iter(known.items()))
                 row = int(np.flatnonzero(lengths != expected)[0])
-                raise ArgumentError(
-                    "bad_length",
-                    f"{path}[{name!r}], row {row}",
-                    f"expected {expected[row]} tokens like {of_first!r} of the first batch, "
-                    f"found {lengths[row]}",
-                )
+                detail = f"expected {expected[row]} tokens like {of_first!r} of the first batch, "
+                detail += f"found {lengths[row]}"
+                raise ArgumentError("bad_length", f"{path}[{name!r}], row {row}", detail)
 
 
 def _chosen(batch: Any, chosen: Chosen, where: str) -> Any:

@@ -157,9 +157,8 @@ def _collect() -> None:
 
 def _wanted(text: str) -> bool:
     if text not in ("", "0", "1"):
-        raise ArgumentError(
-            "bad_option", "JAGCODEC_KEEP_BLOCKS", f"expected 0 or 1, found {text!r}"
-        )
+        detail = f"expected 0 or 1, found {text!r}"
+        raise ArgumentError("bad_option", "JAGCODEC_KEEP_BLOCKS", detail)
     return text != "0"
 
 
@@ -225,11 +224,8 @@ def _block(size: int, out: ByteArray | None, pin_memory: bool) -> Block:
     if out is not None:
         start = -address(out) % ALIGNMENT
         if len(out) < start + size:
-            raise ArgumentError(
-                "too_large",
-                "out",
-                f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}",
-            )
+            detail = f"expected {size + ALIGNMENT} bytes to write to, found {len(out)}"
+            raise ArgumentError("too_large", "out", detail)
         return Block(out[start : start + size], False)
     if pin_memory:
         return Block(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), False)

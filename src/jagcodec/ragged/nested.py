@@ -20,13 +20,7 @@ from torch.nested._internal.nested_tensor import (
 
 from jagcodec.errors import ArgumentError
 from jagcodec.memory.staging import HostCopies
-from jagcodec.memory.tensor_bytes import (
-    IntArray,
-    as_words,
-    from_words,
-    plain_array,
-    to_device,
-)
+from jagcodec.memory.tensor_bytes import IntArray, as_words, from_words, plain_array, to_device
 from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool, read_lengths
 from jagcodec.ragged.views import NestedParts, RaggedView
 
@@ -107,9 +101,8 @@ def read_rows(lengths: Any, path: str, *, rows: int | None = None) -> RowSplits:
     if view.ragged_dim != 1:
         raise ArgumentError("bad_shape", path, f"expected ragged dim 1, found {view.ragged_dim}")
     if rows is not None and view.row_splits.rows != rows:
-        raise ArgumentError(
-            "row_mismatch", path, f"expected {rows} rows, found {view.row_splits.rows}"
-        )
+        detail = f"expected {rows} rows, found {view.row_splits.rows}"
+        raise ArgumentError("row_mismatch", path, detail)
     return view.row_splits
 
 
@@ -133,12 +126,9 @@ def nested_tensor(values: torch.Tensor, row_splits: RowSplits, ragged_dim: int =
     if offsets is None:
         offsets = _new_offsets(row_splits, device)
     if values.requires_grad:
+        lengths = {"min_seqlen": row_splits.min, "max_seqlen": row_splits.max}
         return torch.nested.nested_tensor_from_jagged(
-            values,
-            offsets,
-            jagged_dim=ragged_dim,
-            min_seqlen=row_splits.min,
-            max_seqlen=row_splits.max,
+            values, offsets, jagged_dim=ragged_dim, **lengths
         )
     # What that call comes down to where no gradient has to pass; three times as fast, and without
     # the warning about fx tracing that torch 2.13 logs in every process.
@@ -188,10 +178,8 @@ def _new_offsets(row_splits: RowSplits, device: torch.device) -> torch.Tensor:
 
 def _new_bounds(row_splits: RowSplits) -> dict[str, torch.Tensor]:
     """The lengths of the shortest and longest row, as all columns of these rows share them."""
-    bounds = {
-        "min_seqlen": _store_val_in_tensor(row_splits.min),
-        "max_seqlen": _store_val_in_tensor(row_splits.max),
-    }
+    lengths = {"min_seqlen": row_splits.min, "max_seqlen": row_splits.max}
+    bounds = {name: _store_val_in_tensor(length) for name, length in lengths.items()}
     # Torch does so in each constructor, in steps that two threads must not make at once. Marked
     # before another thread can have them, they stay as they are.
     for bound in bounds.values():

@@ -30,21 +30,16 @@ def choose_rows(index: Any, rows: int, where: str) -> Chosen:
     if array.dtype == bool and array.shape == (rows,):
         return np.flatnonzero(array)
     if array.dtype.kind not in "iu" or array.ndim > 1:
-        raise ArgumentTypeError(
-            "bad_type",
-            where,
-            f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
-            f"{array.shape}",
-        )
+        detail = f"expected a slice, integers, or {rows} booleans, found {array.dtype} of shape "
+        raise ArgumentTypeError("bad_type", where, f"{detail}{array.shape}")
     if array.dtype == np.uint64:  # which alone may hold more than int64
         array = np.minimum(array, np.iinfo(np.int64).max)
     array = np.atleast_1d(array).astype(np.int64)
     low, high = int(array.min(initial=0)), int(array.max(initial=0))
     if low < -rows or high >= rows > 0 or (not rows and len(array)):
         wrong = array[(array < -rows) | (array >= rows)]
-        raise ArgumentIndexError(
-            "no_such_row", where, f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
-        )
+        detail = f"expected rows of 0 to {rows - 1}, found {wrong[0]}"
+        raise ArgumentIndexError("no_such_row", where, detail)
     return np.where(array < 0, array + rows, array) if low < 0 else array
 
 

@@ -225,12 +225,9 @@ class _Choice(NamedTuple):
         """What belongs to the whole batch, of batches that have the same."""
         for i, value in enumerate(values[1:], 1):
             if not self.same(values[0], value):
-                raise ArgumentError(
-                    "conflict",
-                    f"{path} of batch {i}",
-                    f"expected {expected}, which belongs to all rows, as in batch 0, found "
-                    f"another; {remedy}",
-                )
+                detail = f"expected {expected}, which belongs to all rows, as in batch 0, found "
+                detail += f"another; {remedy}"
+                raise ArgumentError("conflict", f"{path} of batch {i}", detail)
         return values[0]
 
 
@@ -273,22 +270,18 @@ _PACK = "; pack a column the same way in every batch: pack_per_token_field, alwa
 def _check_equal(found: Sequence[Any], what: str, path: str, remedy: str = "") -> None:
     for i, value in enumerate(found):
         if value != found[0]:
-            raise ArgumentError(
-                "bad_shape",
-                f"{path} of batch {i}",
-                f"expected {what} {found[0]} like batch 0, found {value}{remedy}",
-            )
+            detail = f"expected {what} {found[0]} like batch 0, found {value}{remedy}"
+            raise ArgumentError("bad_shape", f"{path} of batch {i}", detail)
 
 
 def not_a_column(column: Any, path: str) -> ArgumentTypeError:
     """The error for a leaf without rows."""
-    return ArgumentTypeError(
-        "bad_type",
-        path,
-        f"expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
-        f"columns), found {type(column).__name__}; values of the whole batch go into meta_info, "
-        "and rows through pack_rows or encode_rows",
+    detail = (
+        "expected a column of N rows (a tensor, an array, a list, a PackedColumn, or a dict of "
     )
+    detail += f"columns), found {type(column).__name__}; values of the whole batch go into "
+    detail += "meta_info, and rows through pack_rows or encode_rows"
+    return ArgumentTypeError("bad_type", path, detail)
 
 
 def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Sequence[str]:
@@ -299,12 +292,10 @@ def same_fields(batches: Iterable[tuple[int, Sequence[str]]], where: str) -> Seq
             first = names
             continue
         for name in dict.fromkeys(first).keys() ^ dict.fromkeys(names).keys():
-            raise ArgumentKeyError(
-                "no_such_field",
-                f"{where} of batch {i}",
-                f"expected the columns of the first batch, found {name!r} "
-                f"{'missing' if name in first else 'in addition'}; select those that all have",
-            )
+            how = "missing" if name in first else "in addition"
+            detail = f"expected the columns of the first batch, found {name!r} {how}; select those "
+            detail += "that all have"
+            raise ArgumentKeyError("no_such_field", f"{where} of batch {i}", detail)
     return first or ()
 
 
@@ -313,13 +304,8 @@ def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragge
     rows = _index(chosen)
     row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
     memory = view.memory
-    if (
-        isinstance(chosen, range)
-        and isinstance(memory, torch.Tensor)
-        and view.starts is None
-        and view.ragged_dim == 1
-        and memory.is_contiguous()
-    ):
+    in_order = view.starts is None and view.ragged_dim == 1 and isinstance(chosen, range)
+    if in_order and isinstance(memory, torch.Tensor) and memory.is_contiguous():
         first = int(view.row_splits.host[chosen.start])
         return end_to_end(memory[first : first + row_splits.total], row_splits)
     values = values_of(view.choose(rows, row_splits))

@@ -36,12 +36,10 @@ def varlen_column(view: RaggedView, path: str) -> PackedColumn:
     """The rows of a view as a varlen column; those of one `RowSplits` share all but the values."""
     row_splits = view.row_splits
     if row_splits.total > np.iinfo(np.int32).max:
-        raise ArgumentError(
-            "bad_length",
-            path,
+        detail = (
             f"expected fewer than 2**31 tokens for int32 cu_seqlens, found {row_splits.total}; "
-            "split the batch",
         )
+        raise ArgumentError("bad_length", path, detail + "split the batch")
     values = values_of(view)
     cu_seqlens, position_ids = row_splits.varlen(values.device)
     return PackedColumn(values, cu_seqlens, row_splits.max, position_ids)
@@ -52,18 +50,12 @@ def view_of_varlen(column: PackedColumn, path: str) -> RaggedView:
     offsets = column.cu_seqlens.detach().cpu().numpy().astype(np.int64)
     row_splits = RowSplits.from_offsets(offsets) if offsets.ndim == 1 else None
     if row_splits is None:
-        raise ArgumentError(
-            "bad_shape",
-            path,
-            "expected (N + 1,) cu_seqlens from 0 that never fall, "
-            f"found {offsets.reshape(-1)[:8].tolist()} of shape {offsets.shape}",
-        )
+        detail = "expected (N + 1,) cu_seqlens from 0 that never fall, "
+        detail += f"found {offsets.reshape(-1)[:8].tolist()} of shape {offsets.shape}"
+        raise ArgumentError("bad_shape", path, detail)
     fits = [dim for dim in (0, 1) if column.values.shape[dim : dim + 1] == (row_splits.total,)]
     if len(fits) != 1:
-        raise ArgumentError(
-            "bad_shape",
-            path,
-            f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
-            f"shape {tuple(column.values.shape)}; choose rows before materialize(layout='packed')",
-        )
+        detail = f"expected values with one dim of {row_splits.total} tokens by cu_seqlens, found "
+        detail += f"shape {tuple(column.values.shape)}; choose rows before "
+        raise ArgumentError("bad_shape", path, detail + "materialize(layout='packed')")
     return end_to_end(column.values, row_splits, 1 + fits[0])
