@@ -173,7 +173,7 @@ def test_strided_nested_columns_are_joined_and_sparse_ones_refused(dtype):
     td = TensorDict({"a": nested, "coo": torch.eye(2).to_sparse()}, [2])
     assert_same(joined([td, td], "open")["a"].unbind(), nested.unbind() * 2)
     with pytest.raises(ArgumentError, match=r"'coo'.*call \.to_dense"):
-        joined([td, td], "open").leaf("coo")
+        _ = joined([td, td], "open")["coo"]
 
 
 # --- what is read, and when --------------------------------------------------------------------
