@@ -304,10 +304,11 @@ def _select_view(view: RaggedView, chosen: Chosen, pool: RowSplitsPool) -> Ragge
     rows = _index(chosen)
     row_splits = pool.unique(RowSplits.from_lengths(view.row_splits.lengths[rows]))
     memory = view.memory
-    in_order = view.starts is None and view.ragged_dim == 1 and isinstance(chosen, range)
-    if in_order and isinstance(memory, torch.Tensor) and memory.is_contiguous():
+    in_order = view.starts is None and view.ragged_dim == 1
+    if in_order and isinstance(chosen, range) and isinstance(memory, torch.Tensor):
         first = int(view.row_splits.host[chosen.start])
-        return end_to_end(memory[first : first + row_splits.total], row_splits)
+        if memory.is_contiguous():
+            return end_to_end(memory[first : first + row_splits.total], row_splits)
     values = values_of(view.choose(rows, row_splits))
     return end_to_end(values, row_splits, view.ragged_dim)
 
