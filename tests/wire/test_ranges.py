@@ -11,10 +11,12 @@ from tensordict import NonTensorStack, TensorDict
 from jagcodec import (
     BatchedDataDict,
     WireFormatError,
+    concat_rows,
     decode,
     dump,
     encode,
     encode_fields,
+    materialize,
     open_wire,
     select_rows,
     stack_or_nest,
@@ -208,6 +210,23 @@ def test_complex_cells_at_any_address_that_numpy_allows(at):
     for rows in ([0, 1, 2], [1, 2], [2, 0]):
         for found in (opened.rows(rows).to_tensordict(), decode(opened.rows(rows).to_frames())):
             assert_same(found, select_rows(batch, rows))
+
+
+@pytest.mark.parametrize(
+    "options", [{"narrow": True}, {"elide": True, "narrow": True}, {"compress": "zstd"}]
+)
+def test_messages_that_share_or_are_compressed_are_joined_with_others(options):
+    batches = [rollouts(seed, prompts) for seed, prompts in ((0, 3), (1, 1), (2, 2))]
+    plain = [encode(td) for td in batches]
+    messages = [encode(batches[0], **options), plain[1], [to_blob(encode(batches[2], **options))]]
+    for chosen in (slice(None), [23, 0, 12, 12, 13, 5], slice(8, 20)):
+        ours, theirs = (concat_rows(m).rows(chosen) for m in (messages, plain))
+        assert_same(ours.to_tensordict(), theirs.to_tensordict())
+        assert_same(decode(ours.to_frames()), theirs.to_tensordict())
+        for name in ours.fields:
+            assert ours.row_lengths(name).tolist() == theirs.row_lengths(name).tolist()
+    for name, column in materialize(plain).items():
+        assert_same(materialize(messages)[name], column)
 
 
 def test_the_rows_of_a_dict_whose_first_column_is_a_list_of_views():
