@@ -40,7 +40,6 @@ _NOT_READERS = [
 with atheris.instrument_imports(include=["jagcodec"], exclude=_NOT_READERS):
     # With the modules of jagcodec that it needs: the package itself imports none.
     import target
-    from inputs import mutated
 
 # Address space on top of what the libraries take.
 _MEMORY = 2 << 30
@@ -54,7 +53,7 @@ def _limit_memory() -> None:
 
 
 def _mutated(data: bytes, most: int, seed: int) -> bytes:
-    return mutated(data, most, seed, atheris.Mutate)
+    return target.mutated(data, most, seed, atheris.Mutate)
 
 
 def main() -> int:

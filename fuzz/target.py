@@ -1,24 +1,31 @@
 """What the fuzzer runs: any bytes -> the frames of a message -> the readers -> a verdict.
 
 Needs no atheris, so that `tests/repo/test_fuzz_corpus.py` replays the corpus through the same
-functions. How bytes become frames is in `inputs.py`.
+functions. An input is a byte that says how the message is read, and its frames; each comes after
+four bytes of its length, so that libFuzzer may change anything. Most of the time `mutated` changes
+an input instead, with the damage that `tests/wire/` does to messages, so that lengths, counts and
+checksums fit.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import random
+import struct
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import torch
-from inputs import blob, frames_of
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
@@ -27,7 +34,56 @@ from jagcodec.errors import REASONS, ArgumentError, UnsupportedTypeError, WireFo
 from jagcodec.wire import blobs, decoder, elide, wire_batch
 from jagcodec.wire.encoder import encode
 from jagcodec.wire.limits import Limits
+from jagcodec.wire.registry import register_type
 from jagcodec.wire.spec import BLOB_MAGIC, MAGIC
+from tests.wire.damage import damaged
+from tests.wire.forge import blob
+from tests.wire.grown import drawn
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass
+class Sampling:
+    """A registered type, which messages of the corpus hold."""
+
+    temperature: float
+    stop: Any = ()
+
+
+register_type(Sampling, "fuzz.Sampling")
+
+
+def frames_of(data: bytes) -> tuple[int, list[bytes]]:
+    """How an input is read, and the frames in it; the last may be shorter than it says."""
+    frames, at = [], 1
+    while at + _LENGTH.size <= len(data):
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        frames.append(data[at : at + size])
+        at += size
+    return data[0] if data else 0, frames
+
+
+def input_of(how: int, frames: list[bytes]) -> bytes:
+    """The input of these frames."""
+    return bytes([how]) + b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
+
+
+def mutated(data: bytes, most: int, seed: int, mutate: Callable[[bytes, int], bytes]) -> bytes:
+    """Another input like this one; now and then a new message, or what libFuzzer makes of it."""
+    rng = random.Random(seed)
+    kind = rng.random()
+    if kind < 0.1:
+        return mutate(data, most)
+    how, frames = frames_of(data)
+    if kind < 0.25 or not frames:
+        frames = drawn(rng.randrange(1 << 32)).make(rng.randrange(1, 5))
+    if kind < 0.3:
+        how = rng.randrange(256)
+    made = input_of(how, damaged(frames, rng))
+    return made if len(made) <= most else data
+
 
 START = b"\x84" + bytes([0xA0 | len(MAGIC)]) + MAGIC.encode()
 # What one input may add to the peak of resident memory. Inputs are a few KB.
@@ -79,10 +135,8 @@ class Target:
     def __call__(self, data: bytes) -> None:
         """Give one input to one reader.
 
-        Raises:
-            BrokenPromiseError: What was read cannot be read again, is something else for another
-                reader, or took memory out of proportion. Whatever else comes out is what the
-                reader should not have raised.
+        `BrokenPromiseError` if what was read cannot be read again, is something else for another
+        reader, or took memory out of proportion; else what the reader should not have raised.
         """
         message, reader, deep = self.message(data)
         self._peak = self._peak or _peak()

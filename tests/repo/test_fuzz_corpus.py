@@ -35,11 +35,6 @@ def target():
         sys.path.remove(str(FUZZ))
 
 
-@pytest.fixture
-def inputs(target):
-    return sys.modules["inputs"]
-
-
 def test_every_input_gives_a_value_or_the_error(target, tmp_path):
     run = target.Target(tmp_path / "blob")
     for name, data in CORPUS.items():
@@ -55,21 +50,21 @@ def test_every_input_gives_a_value_or_the_error(target, tmp_path):
     assert run.counts.values > len(CORPUS) / 4
 
 
-def test_an_input_is_its_frames_and_is_mutated_to_others(inputs):
+def test_an_input_is_its_frames_and_is_mutated_to_others(target):
     rng, others = random.Random(0), set()
     for data in CORPUS.values():
-        how, frames = inputs.frames_of(data)
-        assert inputs.input_of(how, frames) == data
+        how, frames = target.frames_of(data)
+        assert target.input_of(how, frames) == data
         for _ in range(3):
             seed = rng.randrange(1 << 32)
-            others.add(inputs.mutated(data, 20_000, seed, lambda data, most: data[:-1]))
+            others.add(target.mutated(data, 20_000, seed, lambda data, most: data[:-1]))
     assert len(others - {*CORPUS.values()}) > 2 * len(CORPUS)
     assert max(map(len, others)) <= 20_000
 
 
-def test_the_target_notices_what_it_looks_for(target, inputs, tmp_path, monkeypatch):
+def test_the_target_notices_what_it_looks_for(target, tmp_path, monkeypatch):
     run = target.Target(tmp_path / "blob")
-    looked_at_closely = inputs.input_of(224, message_of(kept("rollout")))
+    looked_at_closely = target.input_of(224, message_of(kept("rollout")))
     run(looked_at_closely)
     assert (run.counts.inputs, run.counts.values) == (1, 1)
     other = types.SimpleNamespace(to_tensordict=dict)
