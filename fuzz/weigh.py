@@ -30,6 +30,7 @@ from benchmarks import report
 from jagcodec import decode
 from tests.wire.forge import (
     Draft,
+    Part,
     array,
     int64s,
     jagged,
@@ -69,7 +70,7 @@ def _nodes(value: Any, size: int = 0, *kind: Any, group: Sequence[int] = ()) -> 
         frames = [(int64s(1) + bytes(size * n))[: size * n]] if size else []
         return message(node(*kind, children=[value] * n), *frames, groups=groups)
 
-    return Recipe("nodes", make)
+    return Recipe(f"nodes {value.schema if isinstance(value, Part) else value}", make)
 
 
 def _columns_of_one_row(name: str) -> Recipe:
