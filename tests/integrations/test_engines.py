@@ -63,9 +63,12 @@ class TestVllm:
     def test_logprobs_are_those_of_the_sampled_tokens_and_the_first_of_a_prompt_is_zero(
         self, container
     ):
-        prompt = container([None, *at([2, 3], [-1.5, -2.5])])
-        output = sample((7, 8), container(at([7, 8], [-0.5, -2.0])))
-        assert vllm.rows_of([request([1, 2, 3], output, prompt_logprobs=prompt)]) == [
+        prompt = container([None, *at([2, 3], [-1.5, np.float32(-2.5)])])
+        output = sample((7, 8), container(at([7, 8], [-0.5, -2])))
+        rows = vllm.rows_of([request(np.array([1, 2, 3]), output, prompt_logprobs=prompt)])
+        for name, kind in (("prompt_ids", int), ("logprobs", float), ("prompt_logprobs", float)):
+            assert {type(number) for number in rows[0][name]} == {kind}
+        assert rows == [
             {
                 "prompt_ids": [1, 2, 3],
                 "response_ids": [7, 8],
@@ -97,32 +100,26 @@ class TestVllm:
         assert (rows[1]["prompt_ids"], rows[1]["prompt_logprobs"]) == ([1, 2], [0.0, -1.5])
         assert outputs[0].prompt_token_ids == [1, 2]
 
-    def test_numbers_are_those_of_python(self):
-        output = sample(np.array([7, 8]), at([7, 8], [np.float32(-0.5), -1]))
-        (row,) = vllm.rows_of([request(np.array([1, 2]), output)])
-        numbers = row["prompt_ids"] + row["response_ids"] + row["logprobs"]
-        assert [type(number) for number in numbers] == [int] * 4 + [float] * 2
-
     def test_what_was_asked_for_of_no_sample_is_in_no_row(self):
         older = sample([])
         del older.routed_experts
         rows = vllm.rows_of([request(None, sample([7]), older)])
         assert [list(row) for row in rows] == [["response_ids", "finish_reason"]] * 2
 
-    @pytest.mark.parametrize("key", ["logprobs", "routed_experts", "finish_reason"])
+    @pytest.mark.parametrize("key", ["logprobs", "routed_experts", "finish_reason", "prompt"])
     @pytest.mark.parametrize("bad", [0, 1, 2])
     def test_the_first_sample_without_what_others_have_is_named(self, key, bad):
         experts = np.zeros((2, 2, 2), dtype=np.uint8)
         samples = [sample([7], at([7], [-0.5]), routed_experts=experts) for _ in range(3)]
-        for one in samples[bad : 3 if bad == 1 else bad + 1]:
-            setattr(one, key, None)
         outputs = [request([1], samples[0]), request([1], *samples[1:])]
         path = of_vllm(int(bad > 0), int(bad == 2))
+        if key == "prompt":
+            key, path = "prompt_logprobs", of_vllm(1, 0)
+            outputs[0].prompt_logprobs = [None]
+        else:
+            for one in samples[bad : 3 if bad == 1 else bad + 1]:
+                setattr(one, key, None)
         assert_refused(vllm.rows_of, outputs, path, f"expected {key} in all samples or in none")
-
-    def test_a_request_without_prompt_logprobs_among_others_is_named(self):
-        outputs = [request([1], sample([7]), prompt_logprobs=[None]), request([1], sample([7]))]
-        assert_refused(vllm.rows_of, outputs, of_vllm(1, 0), "prompt_logprobs")
 
     @pytest.mark.parametrize(
         ("tokens", "positions", "where", "found"),

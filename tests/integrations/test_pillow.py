@@ -47,17 +47,19 @@ def test_every_mode_comes_back(mode):
     assert image.tobytes() == pixels  # memory of its own
 
 
-def test_palettes_keep_their_alpha():
-    image = make_image("RGBA").quantize(8)
+@pytest.mark.parametrize(
+    "image",
+    [
+        make_image("RGBA").quantize(8),
+        *(Image.new("RGB", (w, h)) for w in (0, 1, 4) for h in (0, 1)),
+    ],
+)
+def test_palettes_keep_their_alpha_and_images_may_be_empty(image):
     found = there_and_back(image)
-    assert found.im.getpalettemode() == image.im.getpalettemode() == "RGBA"
-    assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
-
-
-@pytest.mark.parametrize("size", [(0, 0), (0, 4), (4, 0), (1, 1)])
-def test_images_without_pixels_come_back(size):
-    image = Image.new("RGB", size)
-    assert there_and_back(image) == image
+    assert found == image
+    if image.mode == "P":
+        assert found.im.getpalettemode() == image.im.getpalettemode() == "RGBA"
+        assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
 
 
 @pytest.mark.parametrize("name", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])

@@ -10,7 +10,6 @@ from jagcodec import (
     WireBatch,
     encode,
     open_wire,
-    stack_or_nest,
 )
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
@@ -71,13 +70,6 @@ class TestStore:
         assert not [size for size in sizes if 2**20 < size <= 2**23]
 
     @SIZES
-    def test_a_wire_batch_comes_back_and_goes_on(self, registered, cells_per_token):
-        once = there_and_back(open_wire(encode(make_batch(cells_per_token))))
-        assert type(once) is WireBatch
-        for batch in (once, once.rows(slice(0, 6))):
-            assert_same(there_and_back(batch).to_tensordict(), make_batch(cells_per_token))
-
-    @SIZES
     def test_a_wire_batch_reads_the_store_and_copies_what_it_hands_out(
         self, registered, cells_per_token
     ):
@@ -97,7 +89,8 @@ class TestStore:
 
     def test_only_the_chosen_rows_of_a_wire_batch_are_sent(self, registered):
         wire = open_wire(encode(make_batch(20_000))).select(["logprobs", "message"]).rows([4, 2])
-        found = there_and_back(wire)
+        found = there_and_back(there_and_back(wire))
+        assert type(found) is WireBatch
         assert found.fields == ("logprobs", "message")
         assert sum(memoryview(frame).nbytes for frame in found.to_frames()) < 10_000
 
@@ -181,7 +174,6 @@ class TestWorkers:
             heavy = ("torch", "numpy", "tensordict", "verl", "jagcodec.wire", "jagcodec.memory")
             before = [name for name in ("jagcodec", *heavy) if name in sys.modules]
             import torch
-            from tensordict import TensorDict
 
             columns = {
                 name: torch.nested.nested_tensor(
@@ -195,18 +187,6 @@ class TestWorkers:
         assert before == ["jagcodec"]  # which imports nothing heavy by itself
         assert shares_offsets(found)
         assert [row.tolist() for row in found["ids"].unbind()] == [[1.5] * 2, [2.5] * 3]
-
-    def test_one_that_is_sent_a_batch_first_sends_one_too(self, registered):
-        @ray.remote
-        def back(td):
-            td["logprobs"] = td["ids"] * 2
-            return td
-
-        rows = [torch.ones(2), torch.ones(1)]
-        td = TensorDict({"ids": stack_or_nest(rows, always_nest=True)}, batch_size=[2])
-        found = get(back.options(**new_worker("is sent")).remote(td))
-        assert shares_offsets(found)
-        assert [row.tolist() for row in found["logprobs"].unbind()] == [[2.0, 2.0], [2.0]]
 
 
 # --- the hook, in processes of its own -----------------------------------------------------------
@@ -245,17 +225,6 @@ print(before, names, written(batch())[0], data.batch["a"].tolist(), data.meta_in
 """
         assert python(TOOLS + code).stdout == "['ray'] ['verl'] ['verl'] [0, 1, 2] {'step': 3}\n"
 
-    def test_unregister_undoes_it_and_it_can_be_called_again(self, python):
-        code = """
-setup()
-from jagcodec.integrations.ray import unregister
-unregister()
-first = written(batch())[0]
-setup()
-print(first, written(batch())[0])
-"""
-        assert python(TOOLS + code).stdout == "[] ['ray']\n"
-
     def test_options_of_the_user_are_kept(self, python):
         """Those of a call before the hook, and of one after it."""
         code = """
@@ -267,6 +236,7 @@ register(allow_pickle=True)
 setup()
 first = written(paths)[1] == paths
 unregister()
+assert written(batch())[0] == []
 setup()
 try:
     written(paths)

@@ -1,7 +1,6 @@
 """verl's own classes on the wire and through a real Ray, worker groups of verl included."""
 
 import enum
-import pickle
 import warnings
 
 import numpy as np
@@ -115,6 +114,12 @@ def wire_bytes(data, **options):
     return sum(memoryview(frame).nbytes for frame in encode(data, **options))
 
 
+def unchecked(data, **parts):
+    """What verl's constructor would refuse, but verl itself sends."""
+    vars(data).update(parts)
+    return data
+
+
 class TestFrames:
     def test_a_dataproto_comes_back(self):
         data = make_dataproto()
@@ -153,16 +158,11 @@ class TestFrames:
             DataProto.from_dict(tensors={"ids": torch.zeros(900, 0)}),
             DataProto.from_dict(tensors={"ids": torch.zeros(2, 900)}),
             DataProto.from_dict(tensors={"ids": torch.ones(2, 3, 900, dtype=torch.bool)}),
+            unchecked(DataProto(), non_tensor_batch={"list": ["no", "array"]}, meta_info=None),
         ],
-        ids=["empty", "meta", "objects", "no columns", "no rows", "no width", "zeros", "3-d"],
+        ids=str,
     )
     def test_batches_at_the_edge_come_back(self, data):
-        assert_same(there_and_back(data), data)
-
-    def test_what_verl_sends_without_a_look_comes_back(self):
-        data = make_dataproto()
-        data.non_tensor_batch["list"] = ["no", "array"]  # which its constructor would refuse
-        data.meta_info = None
         assert_same(there_and_back(data), data)
 
     def test_other_leaves_come_back_in_their_places(self):
@@ -177,13 +177,6 @@ class TestFrames:
         found = there_and_back(data)
         assert list(found.batch.keys()) == list(columns)
         assert_same(found, data)
-
-    def test_metrics_come_back(self):
-        metric = Metric("max")
-        metric.extend([0.5, 2.0])
-        found = there_and_back(DataProto(meta_info={"metrics": {"loss": metric}}))
-        assert found.meta_info["metrics"]["loss"].aggregate() == 2.0
-        assert found.meta_info["metrics"]["loss"].aggregation == metric.aggregation
 
 
 class TestTensorDicts:
@@ -206,17 +199,19 @@ class TestTensorDicts:
         padded = found["input_ids"].to_padded_tensor(0)
         assert padded.shape[1] == max(map(len, td["input_ids"].unbind()))
 
-    def test_payloads_come_back(self):
+    def test_what_comes_back_goes_on_in_verl(self):
+        metric = Metric("max")
+        metric.extend([0.5, 2.0])
         td = tu.get_tensordict(
             {"ids": torch.arange(2), "turn_scores": [[], [0.5, {"a": None}]]},
-            {"metrics": {"loss": Metric("mean", 1.0)}, "validate": False},
+            {"metrics": {"loss": metric}, "validate": False},
         )
         found = decode(encode(td))
         assert tu.get(found, "turn_scores") == [[], [0.5, {"a": None}]]
         assert tu.get(found, "validate") is False
-        assert tu.get(found, "metrics")["loss"].aggregate() == 1.0
+        assert tu.get(found, "metrics")["loss"].aggregate() == 2.0
+        assert tu.get(found, "metrics")["loss"].aggregation == metric.aggregation
 
-    def test_what_comes_back_goes_on_in_verl(self):
         td = self.no_padding()
         halves = [decode(encode(half)) for half in tu.chunk_tensordict(td, 2)]
         found = tu.concat_tensordict(halves)
@@ -239,11 +234,6 @@ def get(reference):
 
 
 class TestRay:
-    def test_it_is_this_wire(self, installed):
-        dumped = ray.cloudpickle.dumps(make_dataproto(), protocol=5, buffer_callback=lambda b: None)
-        assert b"jagcodec.integrations.verl" in dumped
-        assert b"torch" not in dumped  # no state of verl's own
-
     def test_arguments_and_results_of_workers(self, installed):
         @ray.remote
         def work(data, more):
@@ -338,17 +328,6 @@ class TestRay:
         found = group.back(td)
         assert [row.tolist() for row in found["ids"].unbind()] == [row.tolist() for row in rows]
         assert tu.get(found, "step") == 3
-
-    def test_unregister_restores(self, cluster):
-        integration.install()
-        integration.install()
-        data = make_dataproto()
-        reference = ray.put(data)
-        unregister()
-        assert_same(get(reference), data)  # it stays readable
-        assert b"jagcodec" not in ray.cloudpickle.dumps(data)
-        assert_same(get(ray.put(data)), pickle.loads(pickle.dumps(data)))
-        unregister()
 
     def test_members_of_enums_arrive_as_themselves(self, installed):
         data = make_dataproto()

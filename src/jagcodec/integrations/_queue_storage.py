@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorData, TensorDictBase
 from transfer_queue.storage.simple_storage import StorageUnitData
 
+from jagcodec import concat_rows
 from jagcodec._arguments import check_options
 from jagcodec._version import __version__
-from jagcodec.errors import ArgumentTypeError, TransportError, WireFormatError, brief
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray, array_bytes, as_bytes
+from jagcodec.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    TransportError,
+    WireFormatError,
+    brief,
+)
 from jagcodec.pack.tensors import stack_or_nest
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import nested_tensor
+from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.dtypes import DTYPES
 from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.limits import DEFAULT_LIMITS, Limits
-from jagcodec.wire.lowered import Documents
+from jagcodec.wire.limits import DEFAULT_LIMITS, NO_LIMITS, Limits
 from jagcodec.wire.wire_batch import WireBatch, open_wire
 
 NAME = "SimpleStorage"
@@ -54,23 +55,19 @@ class StorageOptions:
         """A message with these columns."""
         return encode(columns, narrow=self.narrow, allow_pickle=self.allow_pickle, meta=meta)
 
-    def open(self, frames: Any) -> WireBatch:
+    def open(self, frames: Any, limits: Limits | None = None) -> WireBatch:
         """The batch in a message."""
-        return open_wire(frames, allow_pickle=self.allow_pickle, limits=self.limits)
+        return open_wire(frames, allow_pickle=self.allow_pickle, limits=limits or self.limits)
 
 
 def options_of(config: Mapping[str, Any]) -> StorageOptions:
     """The options in the configuration of the backend."""
     where = f"backend.{NAME}.jagcodec"
-    given = config.get("jagcodec")
-    values = _known({} if given is None else given, StorageOptions, where)
+    values = _known(config.get("jagcodec"), StorageOptions, where)
     for name in ("allow_pickle", "narrow"):
         if type(values.get(name, False)) is not bool:
-            raise ArgumentTypeError(
-                "bad_type",
-                f"{where}.{name}",
-                f"expected true or false, found {brief(values[name])}",
-            )
+            found = f"expected true or false, found {brief(values[name])}"
+            raise ArgumentTypeError("bad_type", f"{where}.{name}", found)
     if "limits" in values:
         values["limits"] = Limits(**_known(values["limits"], Limits, f"{where}.limits"))
     return StorageOptions(**values)
@@ -78,10 +75,11 @@ def options_of(config: Mapping[str, Any]) -> StorageOptions:
 
 def _known(given: Any, fields: Any, where: str) -> dict[str, Any]:
     """A mapping of the fields of a dataclass, as a dict."""
+    if given is None:
+        return {}
     if not isinstance(given, Mapping):
-        raise ArgumentTypeError(
-            "bad_type", where, f"expected a mapping of options, found {type(given).__name__}"
-        )
+        found = f"expected a mapping of options, found {type(given).__name__}"
+        raise ArgumentTypeError("bad_type", where, found)
     check_options(given, [field.name for field in dataclasses.fields(fields)], where)
     return dict(given)
 
@@ -97,12 +95,11 @@ def body_of(frames: Sequence[Any]) -> dict[str, Any]:
 
 def content_of(body: Any, where: str) -> Any:
     """What a peer sent under `MESSAGE`, if it uses this version of this backend."""
-    if isinstance(body, Mapping) and list(body) == [MESSAGE]:
+    names = list(body) if isinstance(body, Mapping) else []
+    if names == [MESSAGE]:
         return body[MESSAGE]
-    names = [name for name in body if isinstance(name, str)] if isinstance(body, Mapping) else []
-    found = next(
-        (name for name in names if name.startswith("jagcodec ")), "TransferQueue's own format"
-    )
+    ours = [name for name in names if str(name).startswith("jagcodec ")]
+    found = ours[0] if ours else "TransferQueue's own format"
     raise TransportError(
         "peer_failed",
         where,
@@ -112,6 +109,46 @@ def content_of(body: Any, where: str) -> Any:
     )
 
 
+# --- columns -----------------------------------------------------------------------------------
+
+
+def sendable(data: Any) -> Columns:
+    """The columns of a put: rows of tensors as jagged ones where they are equal in all but length.
+
+    TransferQueue nests rows of tensors, so a rectangle comes back jagged too.
+    """
+    splits: dict[int, RowSplits] = {}
+    rows = len(data)
+
+    def column(leaf: Any) -> Any:
+        if isinstance(leaf, NonTensorData):
+            return column_of(_dealt(leaf.data, rows))
+        if is_non_tensor(leaf):
+            return leaf
+        if not isinstance(leaf, torch.Tensor) or not leaf.numel():
+            return values_of_leaf(leaf)
+        if is_jagged(leaf):
+            view = view_of(leaf, "put")
+            return view if view.ragged_dim == 1 else values_of_leaf(leaf)
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            return values_of_leaf(leaf)
+        if leaf.dim() == 1:
+            return leaf
+        length, cells = leaf.shape[1], leaf.detach().cpu().flatten(0, 1).contiguous()
+        if length not in splits:
+            splits[length] = RowSplits.from_lengths(np.full(rows, length))
+        return RaggedView(cells, cells.dtype, cells.shape, 1, None, splits[length])
+
+    return Columns(rows, {name: column(leaf) for name, leaf in data.items()})
+
+
+def _dealt(payload: Any, rows: int) -> list[Any]:
+    """One item per row of a payload of that many items; any other one belongs to every row."""
+    items = isinstance(payload, torch.Tensor | np.ndarray) and len(payload.shape) > 0
+    deal = (items or type(payload) is list) and len(payload) == rows
+    return list(payload) if deal else [payload] * rows
+
+
 def values_of_leaf(leaf: Any) -> list[Any]:
     """The rows of a column as TransferQueue has them: tensors and objects."""
     if is_non_tensor(leaf):
@@ -119,110 +156,63 @@ def values_of_leaf(leaf: Any) -> list[Any]:
     return list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor | TensorDictBase) else list(leaf)
 
 
+def column_of(values: list[Any]) -> Any:
+    """Values as one column, where their dtypes and inner dims allow it."""
+    kinds = {
+        (row.dtype, row.dim(), row.shape[1:], row.layout) if type(row) is torch.Tensor else None
+        for row in values
+    }
+    return stack_or_nest(values) if len(kinds) == 1 and None not in kinds else values
+
+
+def rows_of(
+    batches: Sequence[WireBatch],
+    index: Sequence[int],
+    names: Iterable[str],
+    read: Callable[[WireBatch], Iterable[tuple[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """These rows of several messages: the columns that can be read as one, and values of others.
+
+    Rows of others differ in dtype, rank or inner dims: TransferQueue's own code joins them.
+    """
+    names = tuple(names)
+    parts = [batch if batch.fields == names else batch.select(names) for batch in batches]
+    whole = (concat_rows(parts) if len(parts) > 1 else parts[0]).rows(index)
+    try:
+        return dict(read(whole)), {}
+    except (ArgumentError, ArgumentTypeError):
+        if len(names) > 1:
+            each = [rows_of(batches, index, [name], read) for name in names]
+            columns = {name: column for found, _ in each for name, column in found.items()}
+            return columns, {name: rows for _, found in each for name, rows in found.items()}
+    return {}, {names[0]: values_of_rows(batches, index, names[0])}
+
+
+def values_of_rows(batches: Sequence[WireBatch], index: Sequence[int], name: str) -> list[Any]:
+    """Rows of one column as TransferQueue has them."""
+    values = [value for batch in batches for value in values_of_leaf(batch[name])]
+    return [values[row] for row in index]
+
+
 # --- rows in a storage unit --------------------------------------------------------------------
 
 
-class _Cells(NamedTuple):
-    """A column of tensors: where its rows are in contiguous memory."""
-
-    memory: ByteArray
-    kind: tuple[torch.dtype, tuple[int, ...], bool]  # dtype, inner dims, whether rows have no dim
-    starts: IntArray  # (N,) in bytes
-    lengths: IntArray  # (N,) in cells
-
-
-class _Put:
-    """A message that a storage unit received; freed with the last of its rows."""
-
-    def __init__(self, batch: WireBatch) -> None:
-        self.batch = batch
-
-    @cached_property
-    def columns(self) -> dict[str, Any]:
-        """Name to `_Cells`, to `Documents` that stay packed, or to a list of N values."""
-        return {name: _stored(column) for name, column in self.batch.to_encode().columns.items()}
-
-
-def _stored(column: Any) -> Any:
-    """A column of a message in one of the forms of `_Put.columns`."""
-    if type(column) is Documents:
-        return column
-    if type(column) is RaggedView:
-        if column.ragged_dim > 1 or not column.cell_bytes:
-            return values_of_leaf(
-                nested_tensor(values_of(column), column.row_splits, column.ragged_dim)
-            )
-        memory: Any = column.memory
-        data = as_bytes(memory) if isinstance(memory, torch.Tensor) else array_bytes(memory)
-        kind = column.dtype, tuple(column.shape[1:]), False
-        starts = column.row_starts() * column.cell_bytes
-        return _Cells(data, kind, starts, column.row_splits.lengths)
-    if type(column) is np.ndarray and column.size:
-        return _rectangle(array_bytes(column), DTYPES[column.dtype.name], column.shape)
-    if type(column) is torch.Tensor and is_rectangle(column) and column.numel():
-        return _rectangle(as_bytes(column), column.dtype, tuple(column.shape))
-    return values_of_leaf(column)
-
-
-def _rectangle(memory: ByteArray, dtype: Any, shape: tuple[int, ...]) -> _Cells:
-    rows, length, *inner = *shape, *([1] if len(shape) == 1 else [])
-    starts = np.arange(rows) * (len(memory) // rows)
-    return _Cells(memory, (dtype, tuple(inner), len(shape) == 1), starts, np.full(rows, length))
-
-
-def is_rectangle(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
 class _Row(NamedTuple):
-    """A row of the queue, as a row of a message."""
+    """A row of the queue, as a row of a message, which is freed with the last of its rows."""
 
-    put: _Put
+    batch: WireBatch
     row: int
 
 
-class _Places(NamedTuple):
-    """Where N rows are: row i is row `rows[i]` of ``puts[which[i]]``."""
-
-    puts: list[_Put]
-    which: list[int]
-    rows: list[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[_Row]) -> _Places:
-        numbers: dict[int, int] = {}
-        which = [numbers.setdefault(id(row.put), len(numbers)) for row in rows]
-        puts = list({id(row.put): row.put for row in rows}.values())
-        return cls(puts, which, [row.row for row in rows])
-
-    def column(self, name: str) -> Any:
-        """One column: a `RaggedView`; of rows without dims a tensor; `Documents`; else values."""
-        columns = [put.columns[name] for put in self.puts]
-        kinds = {column.kind if type(column) is _Cells else type(column) for column in columns}
-        if len(kinds) == 1 and type(columns[0]) is _Cells:
-            view = self._view(columns)
-            return values_of(view) if columns[0].kind[2] else view
-        if kinds == {Documents}:
-            pairs = zip(self.which, self.rows, strict=True)
-            return Documents([columns[which].rows[row] for which, row in pairs])
-        return self.values(name)
-
-    def _view(self, columns: list[_Cells]) -> RaggedView:
-        """The rows in place, in several memories: starts count bytes, as if they were one."""
-        bases = itertools.accumulate((len(column.memory) for column in columns), initial=0)
-        firsts = [0, *itertools.accumulate(len(column.starts) for column in columns)]
-        chosen = np.array(firsts)[self.which] + self.rows
-        starts = np.concatenate([c.starts + base for c, base in zip(columns, bases, strict=False)])
-        lengths = np.concatenate([column.lengths for column in columns])[chosen]
-        splits = RowSplits.from_lengths(lengths)
-        dtype, inner, _ = columns[0].kind
-        memory = tuple(column.memory for column in columns)
-        return RaggedView(memory, dtype, (splits.total, *inner), 1, starts[chosen], splits)
-
-    def values(self, name: str) -> list[Any]:
-        """One column as TransferQueue has it: a tensor or an object per row."""
-        columns = [values_of_leaf(put.batch[name]) for put in self.puts]
-        return [columns[which][row] for which, row in zip(self.which, self.rows, strict=True)]
+def _places(rows: Sequence[_Row]) -> tuple[list[WireBatch], list[int]]:
+    """The messages of some rows, and the rows of these end to end."""
+    firsts: dict[WireBatch, int] = {}
+    end = 0
+    for batch, _ in rows:
+        if batch not in firsts:
+            firsts[batch] = end
+            end += len(batch)
+    return list(firsts), [firsts[batch] + row for batch, row in rows]
 
 
 class RowStorage(StorageUnitData):  # type: ignore[misc]
@@ -239,23 +229,34 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
             raise WireFormatError(
                 "bad_rows", "put", f"expected {len(global_indexes)} rows, found {len(batch)}"
             )
-        put = _Put(batch)
-        rows = [_Row(put, row) for row in range(len(batch))]
+        rows = [_Row(batch, row) for row in range(len(batch))]
         super().put_data(dict.fromkeys(batch.fields, rows), global_indexes)
 
     def get_data(self, fields: Any, global_indexes: list[int]) -> dict[str, Any]:
         """A message with these columns of these rows."""
+        found = super().get_data(content_of(fields, "get"), global_indexes)
+        groups: dict[tuple[int, ...], list[str]] = {}  # of columns in the same messages
+        for name, rows in found.items():
+            groups.setdefault(tuple(map(id, rows)), []).append(name)
         columns: dict[str, Any] = {}
-        places, known = None, None
-        for name, rows in super().get_data(content_of(fields, "get"), global_indexes).items():
-            if places is None or rows != known:  # columns of the same puts have the same places
-                places, known = _Places.of(rows), rows
-            columns[name] = places.column(name)
+        scattered: list[str] = []
+        for names in groups.values():
+            batches, index = _places(found[names[0]])
+            one, other = rows_of(batches, index, names, lambda b: b.to_encode().columns.items())
+            columns |= one | other
+            if len(batches) > max(1, len(index) // 4):
+                scattered += list(one)
         apart = [name for name, column in columns.items() if _holds_tensors(column)]
-        message = self.options.encode(
-            Columns(len(global_indexes), columns), {APART: apart} if apart else None
-        )
-        return body_of(message)
+        batch = Columns(len(global_indexes), {name: columns[name] for name in found})
+        frames = self.options.encode(batch, {APART: apart} if apart else None)
+        if scattered:  # from now on this message holds the rows, so the next get is faster
+            kept = self.options.open(frames, NO_LIMITS)
+            rows = [_Row(kept, row) for row in range(len(kept))]
+            for name in set(scattered).difference(apart):
+                self.field_data[name].update(zip(global_indexes, rows, strict=True))
+        return body_of(frames)
+
+    # Checkpoints have TransferQueue's format: a queue without jagcodec can load them.
 
     @classmethod
     def of_stock(cls, data: StorageUnitData, options: StorageOptions) -> RowStorage:
@@ -272,7 +273,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
         data = StorageUnitData(self.storage_size)
         data._active_keys = set(self._active_keys)
         for name, rows in self.field_data.items():
-            values = _Places.of(list(rows.values())).values(name)
+            values = values_of_rows(*_places(list(rows.values())), name)
             # Copied: a pickled view brings all of its storage.
             values = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
             data.field_data[name] = dict(zip(rows, values, strict=True))
@@ -280,18 +281,7 @@ class RowStorage(StorageUnitData):  # type: ignore[misc]
 
 
 def _holds_tensors(column: Any) -> bool:
-    """Whether rows that differ in dtype, rank or inner dims came as a list of values."""
+    """Whether a column is a list of values with tensors among them."""
     return type(column) is list and any(
         isinstance(value, torch.Tensor | TensorDictBase) for value in column
     )
-
-
-def column_of(values: Any) -> Any:
-    """Values as one column, where their dtypes and inner dims allow it."""
-    if not isinstance(values, list):
-        return values
-    kinds = {
-        (row.dtype, row.dim(), row.shape[1:], row.layout) if type(row) is torch.Tensor else None
-        for row in values
-    }
-    return stack_or_nest(values) if len(kinds) == 1 and None not in kinds else values

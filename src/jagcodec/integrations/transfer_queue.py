@@ -6,7 +6,8 @@ unpickles the configuration that `transfer_queue.init` fetches from the controll
 
 A put sends one jagcodec message to each storage unit. A unit keeps the messages that it receives,
 and the place of each row in them. It answers a get with one message, in which each column is one
-block. The controller and all other messages stay TransferQueue's.
+block. If that joined rows of many puts, the unit keeps the answer in their place. The controller
+and all other messages stay TransferQueue's.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import asyncio
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 
-from jagcodec import concat_rows
 from jagcodec.errors import (
     ArgumentError,
     JagcodecError,
@@ -32,12 +33,11 @@ from jagcodec.errors import (
     brief,
 )
 from jagcodec.integrations._needed import needed
-from jagcodec.memory.tensor_bytes import IntArray
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import batch_of
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire.encoder import Columns, encode
-from jagcodec.wire.wire_batch import WireBatch, open_wire
+from jagcodec.wire.encoder import encode
+from jagcodec.wire.wire_batch import open_wire
 
 with needed(__name__, "TransferQueue: pip install 'TransferQueue>=0.1.9'"):
     import ray
@@ -70,10 +70,11 @@ try:
         RowStorage,
         StorageOptions,
         body_of,
-        column_of,
         content_of,
         options_of,
-        values_of_leaf,
+        rows_of,
+        sendable,
+        values_of_rows,
     )
 except ImportError as _error:
     raise _changed(f"all modules and names of 0.1.11 ({_error})") from _error
@@ -143,40 +144,34 @@ class _JagcodecStorageUnit(_Stock):  # type: ignore[misc]
     def _reply(self, kind: Any, body: dict[str, Any]) -> Any:
         return ZMQMessage.create(kind, self.storage_unit_id, body)
 
-    # Checkpoints have TransferQueue's format: a queue without jagcodec can load them. Its code sees
-    # its own storage for a moment; a unit has one thread for all requests.
+    # TransferQueue's code sees its own storage for a moment. A unit has one thread for requests.
+
+    @contextmanager
+    def _stock_rows(self) -> Iterator[None]:
+        rows = self.storage_data
+        self.storage_data = rows.as_stock()
+        try:
+            yield
+        finally:
+            self.storage_data = rows
 
     def _handle_save_checkpoint(self, request: Any) -> Any:
-        rows, self.storage_data = self.storage_data, self.storage_data.as_stock()
-        try:
+        with self._stock_rows():
             return super()._handle_save_checkpoint(request)
-        finally:
-            self.storage_data = rows
 
     def _handle_load_checkpoint(self, request: Any) -> Any:
-        rows, loaded = self.storage_data, simple_storage.StorageUnitData(self.storage_unit_size)
-        loaded._active_keys = set(rows._active_keys)  # TransferQueue counts them
-        self.storage_data = loaded
-        try:
-            response = super()._handle_load_checkpoint(request)
-            if response.body["success"]:
-                rows = RowStorage.of_stock(loaded, rows.options)
-        except JagcodecError as error:
-            response.body = {"success": False, "message": str(error)}
-        finally:
-            self.storage_data = rows
+        with self._stock_rows():
+            response, loaded = super()._handle_load_checkpoint(request), self.storage_data
+        if response.body["success"]:
+            try:
+                self.storage_data = RowStorage.of_stock(loaded, self.storage_data.options)
+            except JagcodecError as error:
+                response.body = {"success": False, "message": str(error)}
         return response
 
 
 class _StorageUnitInfo(ZMQServerInfo):  # type: ignore[misc]
     """The address of a storage unit of this backend."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.speaks = MESSAGE
-
-    def __repr__(self) -> str:  # in the log of `transfer_queue.init`
-        return f"<{self.speaks} storage unit {self.id} at {self.ip}:{self.ports}>"
 
 
 # --- clients -----------------------------------------------------------------------------------
@@ -231,8 +226,15 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             requests.append(self._attempts("get", unit, rows, request))
         replies = await asyncio.gather(*requests)
         batches = [self._options.open(content_of(body, "get")) for _, body in replies]
+        # The rows of all storage units as one batch, in the order that was asked for.
         places = np.concatenate([group.batch_positions for group in groups.values()])
-        return self._joined(batches, names, np.argsort(places))
+        index = np.argsort(places).tolist()
+        apart = {name for batch in batches for name in batch.meta.get(APART, ())}
+        alike = [name for name in names if name not in apart]
+        leaves, values = rows_of(batches, index, alike, lambda b: b.to_tensordict().items())
+        values |= {name: values_of_rows(batches, index, name) for name in apart}
+        leaves |= {name: self._pack_field_values(rows) for name, rows in values.items()}
+        return batch_of({name: leaves[name] for name in names}, metadata.size)
 
     def _groups(self, metadata: BatchMeta) -> dict[str, Any]:
         """The rows of each storage unit; one of another version reports it by itself."""
@@ -250,8 +252,7 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
 
     def _messages(self, data: TensorDict, groups: Sequence[list[int]]) -> list[list[Any]]:
         """The rows of each group of positions as a message."""
-        columns = Columns(len(data), {name: _sendable(leaf) for name, leaf in data.items()})
-        pickle = self._options.allow_pickle
+        columns, pickle = sendable(data), self._options.allow_pickle
         try:
             if len(groups) == 1:
                 return [self._options.encode(columns)]
@@ -263,41 +264,6 @@ class _JagcodecStorageManager(AsyncSimpleStorageManager):  # type: ignore[misc]
             ) from error
         batch = open_wire(frames, allow_pickle=pickle)
         return [self._options.encode(batch.rows(rows).to_encode()) for rows in groups]
-
-    def _joined(
-        self, batches: list[WireBatch], names: Sequence[str], order: IntArray
-    ) -> TensorDict:
-        """The rows of all storage units as one batch, in this order."""
-        apart = {name for batch in batches for name in batch.meta.get(APART, ())}
-        schemas = [batch.schema for batch in batches]
-        for name in names:
-            kinds = {(s[name].kind, s[name].dtype, (s[name].shape or ())[1:]) for s in schemas}
-            if len(kinds) > 1:
-                apart.add(name)
-        alike = [name for name in names if name not in apart]
-        leaves: dict[str, Any] = {}
-        if alike:
-            whole = concat_rows([batch.select(alike) for batch in batches])
-            leaves.update(whole.rows(order).to_tensordict().items())
-        for name in apart:
-            values = [value for batch in batches for value in values_of_leaf(batch[name])]
-            leaves[name] = self._pack_field_values([values[row] for row in order])
-        return batch_of({name: leaves[name] for name in names}, len(order))
-
-
-def _sendable(leaf: Any) -> Any:
-    """A column of a put, with one value per row."""
-    # A NonTensorData around N items is one item per row. Any other one belongs to every row.
-    if not isinstance(leaf, NonTensorData):
-        return leaf
-    payload, rows = leaf.data, len(leaf)
-    if isinstance(payload, torch.Tensor):
-        deal = payload.dim() > 0 and payload.size(0) == rows
-    elif isinstance(payload, np.ndarray):
-        deal = payload.ndim > 0 and len(payload) == rows
-    else:
-        deal = type(payload) is list and len(payload) == rows
-    return column_of(list(payload) if deal else [payload] * rows)
 
 
 def field_schema(data: TensorDict) -> dict[str, dict[str, Any]]:
@@ -331,25 +297,6 @@ def _field(dtype: torch.dtype | None, shape: torch.Size | None) -> dict[str, Any
 # --- registration ------------------------------------------------------------------------------
 
 
-class _UnitActors:
-    """Stands where TransferQueue's code that places storage units expects its own actor class."""
-
-    def __init__(
-        self, options: StorageOptions, chosen: Mapping[str, Any] = types.MappingProxyType({})
-    ):
-        self._options, self._chosen = options, chosen
-
-    def options(self, **given: Any) -> _UnitActors:
-        """Options of Ray, with those that were set on TransferQueue's class."""
-        stock = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
-        return _UnitActors(self._options, stock)
-
-    def remote(self, **arguments: Any) -> Any:
-        """Start a storage unit."""
-        actor = ray.remote(_JagcodecStorageUnit).options(**self._chosen)
-        return actor.remote(options=self._options, **arguments)
-
-
 def start_units(conf: Any) -> dict[str, Any]:
     """Start the storage units, where and as TransferQueue would start its own."""
     config = conf.backend[NAME]
@@ -360,8 +307,9 @@ def start_units(conf: Any) -> dict[str, Any]:
             "expected false, because storage units of jagcodec keep rows in memory, found true; "
             "set it to false, or do not import jagcodec.integrations.transfer_queue",
         )
+    unit = partial(_unit_actor, options_of(config))
     place = simple_storage_bootstrap.initialize_simple_storage.__wrapped__
-    names = {**place.__globals__, "SimpleStorageUnit": _UnitActors(options_of(config))}
+    names = {**place.__globals__, "SimpleStorageUnit": types.SimpleNamespace(options=unit)}
     try:
         controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
         content_of({ray.get(controller.__ray_call__.remote(_message)): None}, "the controller")
@@ -370,6 +318,13 @@ def start_units(conf: Any) -> dict[str, Any]:
         raise _not_importable(error) from error
     _logger.info(f"{MESSAGE} runs the storage units: {', '.join(handles)}")
     return handles
+
+
+def _unit_actor(options: StorageOptions, **given: Any) -> Any:
+    """Stands for ``SimpleStorageUnit.options(...)``, with the options that class was given."""
+    chosen = simple_storage.SimpleStorageUnit.options(**given).bind().get_options()
+    actor = ray.remote(_JagcodecStorageUnit).options(**chosen)
+    return types.SimpleNamespace(remote=partial(actor.remote, options=options))
 
 
 def _message(_: Any) -> str:
@@ -394,41 +349,32 @@ def _not_importable(error: Exception) -> Exception:
 _RELIED_ON: dict[Any, str] = {
     AsyncSimpleStorageManager: """
         __init__(controller_info, config)
-        put_data(data, metadata, data_parser)
-        get_data(metadata)
+        put_data(data, metadata, data_parser); get_data(metadata)
         notify_data_update(partition_id, global_indexes, field_schema)
-        _group_by_hash(global_indexes)
-        _pack_field_values(values)
+        _group_by_hash(global_indexes); _pack_field_values(values)
         _put_to_single_storage_unit(global_indexes, storage_data, target_storage_unit)
         _get_from_single_storage_unit(global_indexes, fields, target_storage_unit)
     """,
     _Stock: """
-        get_zmq_server_info()
-        _handle_put(data_parts)
-        _handle_get(data_parts)
-        _handle_save_checkpoint(data_parts)
-        _handle_load_checkpoint(data_parts)
+        get_zmq_server_info(); _handle_put(data_parts); _handle_get(data_parts)
+        _handle_save_checkpoint(data_parts); _handle_load_checkpoint(data_parts)
     """,
     simple_storage.StorageUnitData: """
-        __init__(storage_size)
-        put_data(field_data, global_indexes)
-        get_data(fields, global_indexes)
-        clear(keys)
+        __init__(storage_size); put_data(field_data, global_indexes)
+        get_data(fields, global_indexes); clear(keys)
     """,
-    ZMQServerInfo: """
-        __init__(role, id, ip, ports)
-    """,
+    ZMQServerInfo: "__init__(role, id, ip, ports)",
 }
 
 
 def _check_version() -> None:
     """Refuse a TransferQueue in which something that this module builds on has changed."""
     for cls, methods in _RELIED_ON.items():
-        for method in methods.strip().splitlines():
+        for method in re.findall(r"\w+\(.*?\)", methods):
             name, *parameters = re.findall(r"\w+", method)
             known = inspect.signature(getattr(cls, name, lambda: None)).parameters
             if not hasattr(cls, name) or not set(parameters).issubset(known):
-                raise _changed(f"{cls.__name__}.{method.strip()}")
+                raise _changed(f"{cls.__name__}.{method}")
     place = getattr(simple_storage_bootstrap.initialize_simple_storage, "__wrapped__", None)
     if place is None or "SimpleStorageUnit" not in place.__code__.co_names:
         raise _changed("initialize_simple_storage(conf), which starts each SimpleStorageUnit")
