@@ -17,7 +17,7 @@ from jagcodec._arguments import known_names
 from jagcodec.batch.compare import WHOLE, Difference, each_difference
 from jagcodec.errors import WireFormatError, child_path
 from jagcodec.memory.buffers import MessageLike
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.wire.checks import inside
 from jagcodec.wire.decoder import build
 from jagcodec.wire.frames import Reading, blob_end, buffer_bytes, is_blob
@@ -172,19 +172,18 @@ def describe_message(found: OpenMessage) -> MessageDescription:
         columns=columns,
         meta=names_of_meta(message.meta),
         rows_of=tuple(
-            _row_lengths(tuple(names), message.row_splits(group).lengths)
+            _row_lengths(tuple(names), message.row_splits(group))
             for group, (_, names) in walk.groups.items()
         ),
         overhead=plain - sum(column.bytes for column in columns),
     )
 
 
-def _row_lengths(columns: tuple[str, ...], lengths: IntArray) -> RowLengths:
-    if not len(lengths):
+def _row_lengths(columns: tuple[str, ...], splits: RowSplits) -> RowLengths:
+    if not splits.rows:
         return RowLengths(columns, 0, 0)
-    mean, median = float(lengths.mean()), float(np.median(lengths))
-    least, most = int(lengths.min()), int(lengths.max())
-    return RowLengths(columns, len(lengths), int(lengths.sum()), least, mean, median, most)
+    mean, median = splits.total / splits.rows, float(np.median(splits.lengths))
+    return RowLengths(columns, splits.rows, splits.total, splits.min, mean, median, splits.max)
 
 
 def has_checksums(message: Message) -> bool:

@@ -262,12 +262,12 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
     jagged: list[Any] = []
     end, group, total = 0, -1, 0
     for name, node in columns.items():
-        dims = numbers[node.dims : node.end]
-        if node.kind is _TENSOR and dims[:1] == [rows]:
+        kind = node.kind
+        if kind is _TENSOR and numbers[node.dims : node.end][:1] == [rows]:
             continue
-        if node.kind is not _JAGGED:
+        if kind is not _JAGGED:
             return None
-        buffer, at, stored, own = numbers[node.number : node.number + 4]
+        buffer, at, stored, own, cells, *inner = numbers[node.number : node.end]
         if own != group:
             try:
                 group, splits = own, message.row_splits(own)
@@ -278,17 +278,16 @@ def padded_columns(batch: Any, pads: Mapping[Any, Any]) -> dict[str, Any] | None
             except WireFormatError:
                 return None
             lengths, place = splits.lengths, (splits.rows, splits.max)
+            padded_cells = splits.rows * splits.max
         spelled, _, ragged_dim = node.fields
-        dtype = NAMED_ARRAYS.get(spelled)
-        size = node.itemsize
+        dtype, size = NAMED_ARRAYS.get(spelled), node.itemsize
         bits: bytes | None = _ZEROS[size]
         if name in pads:
             bits = bits_of(pads[name], torch_dtype(spelled))
-        inner = dims[1:]
         for extent in inner:
             size *= extent
-        held = place[0] * place[1] * size
-        plain = stored == PLAIN and ragged_dim == 1 and dims[0] == total
+        held = padded_cells * size
+        plain = stored == PLAIN and ragged_dim == 1 and cells == total
         if dtype is None or bits is None or not plain or not 0 < held <= _SMALL:
             return None
         data = frames[buffer][at : at + total * size]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ from jagcodec.cli.arguments import Commands, add_columns, add_message
 from jagcodec.cli.files import display_name, naming, read_message
 from jagcodec.cli.text import counted, name_text
 from jagcodec.errors import ArgumentError, brief, shown
+
+ENDINGS = (".parquet", ".arrow", ".jsonl")
 
 
 def add_to(commands: Commands) -> None:
@@ -35,16 +38,16 @@ def run(options: argparse.Namespace) -> int:
     from jagcodec.wire.files import file_path, write_whole
     from jagcodec.wire.wire_batch import open_whole
 
-    ending = next((x for x in WRITERS if options.target.lower().endswith(x)), "")
-    if not ending:
+    ending = os.path.splitext(options.target)[1].lower()
+    if ending not in ENDINGS:
         found = display_name(options.target)
-        options.fail(f"expected OUT with an ending of {', '.join(WRITERS)}, found {found}")
+        options.fail(f"expected OUT with an ending of {', '.join(ENDINGS)}, found {found}")
     with naming(options.file, "to_arrow(batch)"):
         batch = open_whole(read_message(options.file), display_name(options.file))
         left = names_of_meta(lambda: batch.meta)
         if options.columns is not None:
             batch = batch.select(options.columns)
-        data = WRITERS[ending](batch)
+        data = _json_lines(batch) if ending == ".jsonl" else _arrow_file(batch, ending)
     where = file_path(options.target, "OUT", "a file to write")
     with naming(options.target):
         write_whole(where, [data], where)
@@ -58,24 +61,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parquet(batch: Any) -> bytes:
+def _arrow_file(batch: Any, ending: str) -> bytes:
     from jagcodec.integrations.arrow import to_arrow
 
     table, stream = to_arrow(batch), io.BytesIO()  # which names the extra if it is missing
+    import pyarrow.ipc
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(table, stream)
-    return stream.getvalue()
-
-
-def _arrow(batch: Any) -> bytes:
-    from jagcodec.integrations.arrow import to_arrow
-
-    table, stream = to_arrow(batch), io.BytesIO()
-    import pyarrow.ipc
-
-    with pyarrow.ipc.new_file(stream, table.schema) as writer:
-        writer.write_table(table)
+    if ending == ".parquet":
+        pyarrow.parquet.write_table(table, stream)
+    else:
+        with pyarrow.ipc.new_file(stream, table.schema) as writer:
+            writer.write_table(table)
     return stream.getvalue()
 
 
@@ -99,7 +96,3 @@ def _line(columns: dict[str, list[Any]], row: int) -> str:
             )
             raise ArgumentError("bad_type", f"column {brief(name)}, row {row}", detail) from error
     return f"{{{', '.join(cells)}}}\n"
-
-
-WRITERS = {".parquet": _parquet, ".arrow": _arrow, ".jsonl": _json_lines}
-"""What OUT may end in, and the function that gives the bytes of such a file."""
