@@ -57,10 +57,15 @@ def run(capsys):
     return run
 
 
+def printed(run, *arguments):
+    """What a command prints that succeeds."""
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "")
+    return out
+
+
 def test_inspect_prints_columns_rows_and_bytes(run, file):
-    status, out, _ = run("inspect", file)
-    assert status == 0
-    lines = out.splitlines()
+    lines = printed(run, "inspect", file).splitlines()
     assert lines[0] == (
         f"{file}: TensorDict of 4 rows, {file.stat().st_size} B in 2 frames; checksums verified"
     )
@@ -78,13 +83,11 @@ def test_inspect_prints_columns_rows_and_bytes(run, file):
 
 
 def test_inspect_of_one_row_and_chosen_columns(run, file):
-    status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward")
-    assert status == 0
-    assert out == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
-    status, out, _ = run("inspect", file, "--row", 1, "--columns", "ids,reward", "--json")
+    row = ("inspect", file, "--row", 1, "--columns", "ids,reward")
+    assert printed(run, *row) == "row 1\nids     [6000 7000 8000 9000 10000]\nreward  1.0\n"
     expected = {"ids": [6000, 7000, 8000, 9000, 10000], "reward": 1.0}
-    assert json.loads(out) == {"row": 1, "columns": expected}
-    status, out, _ = run("inspect", file, "--columns", "reward", "--no-taxes")
+    assert json.loads(printed(run, *row, "--json")) == {"row": 1, "columns": expected}
+    out = printed(run, "inspect", file, "--columns", "reward", "--no-taxes")
     assert "reward" in out
     assert "ids" not in out
     assert "saves" not in out
@@ -97,10 +100,8 @@ def test_inspect_of_one_row_and_chosen_columns(run, file):
 
 def test_inspect_reads_standard_input(run, file, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    status, out, _ = run("inspect", "-", "--json")
-    assert status == 0
-    assert json.loads(out)["file"] == "standard input"
-    assert json.loads(out)["tax"]["rows"] == 4
+    found = json.loads(printed(run, "inspect", "-", "--json"))
+    assert (found["file"], found["tax"]["rows"]) == ("standard input", 4)
 
 
 def test_inspect_says_which_options_a_message_has(run, tmp_path):
@@ -113,8 +114,7 @@ def test_inspect_says_which_options_a_message_has(run, tmp_path):
 
 
 def test_help(run, capsys):
-    status, out, err = run()
-    assert (status, err) == (0, "")
+    out = printed(run)
     assert out.startswith("usage: jagcodec")
     for command in ("inspect", "diff", "verify", "export", "tax", "doctor"):
         assert command in out
@@ -134,8 +134,7 @@ def test_tax_of_lengths(run, tmp_path, monkeypatch):
     path.write_bytes(b"[1, 2, 9]")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[1, 2, 9]")))
     for name in ("-", path):
-        status, out, _ = run("tax", name)
-        assert status == 0
+        out = printed(run, "tax", name)
         assert out == f"{padding_tax([1, 2, 9])}\n"
         assert out.splitlines()[2].split() == ["tokens", "jagged", "216", "96", "55.6%"]
     found = json.loads(run("tax", path, "--width", 12, "--json")[1])
@@ -290,8 +289,8 @@ def test_export_writes_the_rows(run, file, tmp_path, ending):
     if ending != "jsonl":
         pytest.importorskip("pyarrow")
     out = tmp_path / f"rows.{ending}"
-    status, printed, err = run("export", file, out)
-    assert (status, printed) == (0, f"{out}: 4 rows, 3 columns\n")
+    status, text, err = run("export", file, out)
+    assert (status, text) == (0, f"{out}: 4 rows, 3 columns\n")
     assert err == "jagcodec: left out, because it belongs to the whole batch: step\n"
     expected = [
         {"ids": ids[:n], "logprobs": logprobs[:n], "reward": reward}
@@ -353,12 +352,8 @@ def stored(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_messages_are_described_verified_and_compared(name, run, stored):
     path = stored(name)
-    status, out, err = run("inspect", path)
-    assert (status, err) == (0, "")
-    assert f"{size_text(path.stat().st_size)} in" in out
-    status, out, err = run("inspect", path, "--json")
-    assert (status, err) == (0, "")
-    found = json.loads(out)
+    assert f"{size_text(path.stat().st_size)} in" in printed(run, "inspect", path)
+    found = json.loads(printed(run, "inspect", path, "--json"))
     assert found["bytes"] == path.stat().st_size
     assert found["checksum"] == ("checksum" in kept(name)["options"])
     entries = found["columns"]
@@ -368,11 +363,8 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
     for entry in entries:
         if entry["rows"] is not None:
             assert entry["name"] in found["rows_of"][entry["rows"]]["columns"]
-    status, out, err = run("verify", path)
-    assert (status, err) == (0, "")
-    assert ("not read" in out) == (name == "pickle")
-    status, out, err = run("verify", path, "--json")
-    assert (status, json.loads(out)[0]["sound"]) == (0, True)
+    assert ("not read" in printed(run, "verify", path)) == (name == "pickle")
+    assert json.loads(printed(run, "verify", path, "--json"))[0]["sound"]
     # It is the same as itself, and as no other.
     other = stored("small_batch" if name != "small_batch" else "rollout")
     if name == "pickle":  # whose value cannot be looked at
@@ -391,8 +383,7 @@ def test_golden_messages_are_described_verified_and_compared(name, run, stored):
         assert "expected the message of a TensorDict" in err or "expected batch size" in err
         return
     assert (status, out[:6], err) == (0, "row 0\n", "")
-    status, out, _ = run("inspect", path, "--row", "0", "--json")
-    assert (status, json.loads(out)["row"]) == (0, 0)
+    assert json.loads(printed(run, "inspect", path, "--row", "0", "--json"))["row"] == 0
 
 
 @pytest.mark.parametrize(
@@ -491,8 +482,9 @@ def test_cells_are_shortened_and_safe_to_print(value, text):
 
 
 def jagcodec(*arguments, **options):
-    command = [sys.executable, "-m", "jagcodec", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, timeout=120, **options)
+    command = [sys.executable, "-m", "jagcodec", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, timeout=120, **streams)
 
 
 def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
@@ -501,8 +493,7 @@ def test_numbers_of_more_digits_than_python_writes(run, tmp_path):
         dump([number, {number}], path)
     batch = tmp_path / "batch.jag"
     dump(TensorDict({"n": NonTensorStack(10**5000, 1)}, [2]), batch)
-    status, out, _ = run("inspect", batch, "--row", "0", "--json")
-    assert status == 0
+    out = printed(run, "inspect", batch, "--row", "0", "--json")
     assert json.loads(out)["columns"]["n"] == "an int of 16610 bits"
     status, out, _ = run("diff", one, other)
     assert status == 1
@@ -523,13 +514,7 @@ def test_standard_streams_that_are_closed(file, closed):
 def test_names_of_files_that_a_terminal_cannot_print(file):
     odd = os.fsencode(file.parent) + b"/\xff\n.jag"
     os.rename(file, odd)
-    done = subprocess.run(
-        [sys.executable, "-m", "jagcodec", "verify", odd],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
-        timeout=120,
-        check=False,
-    )
+    done = jagcodec("verify", odd, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"})
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 1
     assert b"\\udcff\\n.jag: sound" in done.stdout
@@ -537,12 +522,8 @@ def test_names_of_files_that_a_terminal_cannot_print(file):
 
 def test_a_closed_pipe_is_quiet(file):
     """As of `head`, which closes it after a few lines."""
-    code = "import subprocess, sys; sys.exit(0)"
-    command = [sys.executable, "-m", "jagcodec", "inspect", str(file), "--json"]
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as reader:
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE) as reader:
         reader.wait()
-        done = subprocess.run(
-            command, stdout=reader.stdin, stderr=subprocess.PIPE, timeout=120, check=False
-        )
+        done = jagcodec("inspect", file, "--json", stdout=reader.stdin)
     assert done.stderr == b""
     assert done.returncode == 141
