@@ -188,8 +188,8 @@ class RecordReader:
         (7,) tensor([3]) tensor([0.5000, 1.0000])
 
     `load` reads a step whole and compares all checksums. `open_wire` maps it and reads columns when
-    they are asked for. Both raise FileNotFoundError for a step that was deleted. A batch that is
-    open stays valid when its step is deleted.
+    they are asked for; the batch stays valid when its step is deleted. Both raise
+    FileNotFoundError for a step that is not there.
 
     Args:
         directory: That of a `RecordWriter`, which need not be open.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from jagcodec._arguments import check_rectangle
-from jagcodec.errors import ArgumentError, ArgumentTypeError, describe
+from jagcodec.errors import ArgumentError, ArgumentTypeError, Reason, describe
 from jagcodec.memory.staging import HostCopies
 from jagcodec.memory.tensor_bytes import contiguous_bits, plain_array
 from jagcodec.pack.checks import warn_of_leftovers, warn_of_rectangle
@@ -132,9 +132,9 @@ def stack_or_nest(
 
     Args:
         tensors: One tensor per row, of one dtype, device and number of dims.
-        always_nest: Make a jagged tensor of equal shapes too. Choosing by "are
-            the shapes equal" flips a batch's layout when lengths coincide, and trainers that
-            expect one layout crash (verl-project/verl#6407, #7661).
+        always_nest: Make a jagged tensor of equal shapes too. Otherwise the layout of a batch
+            changes when its lengths coincide, and trainers that expect one layout crash
+            (verl-project/verl#6407, #7661).
         ragged_dim: The dim of the result that is ragged, 1 being the first of a row: 2 for rows
             (3, n) of MRoPE position ids. None means the dim that differs, or 1 if all are equal.
 
@@ -164,14 +164,19 @@ def stack_or_nest(
         return torch.empty(0)
     for i, tensor in enumerate(tensors):
         check_rectangle(tensor, f"{where}(tensors[{i}])")
-    for what in ("dtype", "device"):
+    for what in ("dtype", "device", "ndim"):
         found = [getattr(tensor, what) for tensor in tensors]
-        for i, each in enumerate(found):
-            if each != found[0]:
-                detail = f"expected {what} {found[0]} like tensors[0], found {each}"
-                raise ArgumentError("bad_dtype", f"{where}(tensors[{i}])", detail)
+        if found.count(found[0]) < len(found):
+            i = next(i for i, each in enumerate(found) if each != found[0])
+            detail = f"expected {what} {found[0]} like tensors[0], found {found[i]}"
+            reason: Reason = "bad_shape" if what == "ndim" else "bad_dtype"
+            raise ArgumentError(reason, f"{where}(tensors[{i}])", detail)
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    dim = _differing_dim(shapes, where)
+    differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+    if len(differing) > 1:
+        detail = f"expected rows that differ in one dim, found dims {differing} differing"
+        raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
+    dim = differing[0] if differing else None
     if dim is None and not always_nest:
         return torch.stack(tensors)
     if ragged_dim is not None:
@@ -188,18 +193,6 @@ def stack_or_nest(
         raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
     lengths = np.array([shape[dim] for shape in shapes], dtype=np.int64)
     return nested_tensor(torch.cat(tensors, dim=dim), RowSplits.from_lengths(lengths), dim + 1)
-
-
-def _differing_dim(shapes: list[tuple[int, ...]], where: str) -> int | None:
-    for i, shape in enumerate(shapes):
-        if len(shape) != len(shapes[0]):
-            detail = f"expected {len(shapes[0])} dims like tensors[0], found shape {shape}"
-            raise ArgumentError("bad_shape", f"{where}(tensors[{i}])", detail)
-    differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
-    if len(differing) > 1:
-        detail = f"expected rows that differ in one dim, found dims {differing} differing"
-        raise ArgumentError("bad_shape", f"{where}(tensors)", detail)
-    return differing[0] if differing else None
 
 
 # --- jagged -> jagged --------------------------------------------------------------------------
@@ -265,10 +258,8 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
         if r > n:
             detail = f"expected a response within its row of {n} tokens, found {r}"
             raise ArgumentError("bad_length", f"{where}(response_mask), row {row}", detail)
-        detail = (
-            f"expected a prompt before the response, found {r} response tokens in a row of {n}: "
-            "no position predicts the first of them; keep at least a begin-of-sequence token"
-        )
+        detail = f"expected a prompt before the response, found {r} response tokens in a row of "
+        detail += f"{n}: no position predicts the first; keep at least a begin-of-sequence token"
         raise ArgumentError("empty_prompt", f"{where}(full), row {row}", detail)
     starts = np.where(responses > 0, view.row_starts() + prompts - 1, 0)
     responses_in_place = replace(view, starts=starts, row_splits=mask.row_splits)
