@@ -20,9 +20,9 @@ from jagcodec.ragged.non_tensor import is_non_tensor, rows_of_leaf
 from jagcodec.ragged.row_splits import RowSplitsPool
 from jagcodec.ragged.select import LAZY_STACK, like
 from jagcodec.ragged.varlen import PackedColumn, view_of_varlen
+from jagcodec.wire.checks import in_message
 from jagcodec.wire.frames import buffer_bytes, is_blob
 from jagcodec.wire.lowered import Columns
-from jagcodec.wire.stacked import in_message
 from jagcodec.wire.wire_batch import WireBatch, open_whole
 
 Batch: TypeAlias = TensorDictBase | WireBatch | dict[str, Any]
@@ -119,8 +119,10 @@ def opened_each(batches: Sequence[Any], where: str) -> list[Any]:
     open_ones = []
     for i, batch in enumerate(batches):
         path = f"{where}(batches[{i}])"
-        with in_message(i):
+        try:
             open_ones.append(opened(batch, path))
+        except WireFormatError as error:
+            raise in_message(error, i) from error
         row_count_of(open_ones[i], path)  # which checks a dict of columns
     return open_ones
 

@@ -1,29 +1,26 @@
 """`concat_rows` and `join_columns`: several batches as one.
 
-Making a join reads no payload. Jagged columns, rectangles and documents of messages
-in memory are then read in place: one kernel call writes the rows of all messages to one rectangle.
-Whatever else messages hold is read from each, and put together as `concat_rows` does it.
+Making a join reads no payload. Jagged columns, rectangles and documents of messages in memory are
+then read in place: one kernel call writes the rows of all messages to one rectangle. Other columns
+are read from each message, and put together as `concat_rows` does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from jagcodec.batch.compare import agreed
 from jagcodec.batch.leaves import concat_leaves
-from jagcodec.batch.messages import Messages
-from jagcodec.errors import (
-    ArgumentError,
-    WireFormatError,
-)
-from jagcodec.memory.tensor_bytes import ByteArray, IntArray
+from jagcodec.errors import ArgumentError, WireFormatError
+from jagcodec.memory.tensor_bytes import ByteArray, IntArray, as_bytes
 from jagcodec.ragged.copy_rows import gathered, values_of
 from jagcodec.ragged.nested import is_jagged, nested_tensor, view_of
 from jagcodec.ragged.non_tensor import leaf_of_rows, object_array
@@ -31,14 +28,228 @@ from jagcodec.ragged.row_splits import RowSplits, RowSplitsPool
 from jagcodec.ragged.select import same_fields
 from jagcodec.ragged.views import RaggedView, concat_views
 from jagcodec.wire import documents
-from jagcodec.wire.checks import INT64_MAX, fail
+from jagcodec.wire.checks import INT64_MAX, fail, in_message
+from jagcodec.wire.dtypes import torch_dtype
 from jagcodec.wire.leaf import FieldSchema
 from jagcodec.wire.limits import DEFAULT_LIMITS
 from jagcodec.wire.lowered import Documents
 from jagcodec.wire.message import ChosenRows
-from jagcodec.wire.spec import Kind
-from jagcodec.wire.stacked import Frames, Stack, in_message, open_stacks, stacked
+from jagcodec.wire.narrow import widened
+from jagcodec.wire.schema import Node
+from jagcodec.wire.spec import BITS, INDIRECT, PLAIN, STORED_WIDTHS, Kind
+from jagcodec.wire.stacked import InMemory, open_together
 from jagcodec.wire.wire_batch import As, Column, ColumnSource, MessageColumns, WireBatch, open_whole
+
+# --- several messages as one table -------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """The place of a column in several messages. Each array has one number for each message."""
+
+    kind: Kind
+    name: str  # of the dtype of its cells; uint8 of documents
+    inner: tuple[int, ...]  # dims of a cell
+    start: IntArray  # bytes before its first cell, as if all frames were end to end
+    cells: IntArray  # how many it has; bytes of documents
+    stored: IntArray  # how its cells are stored
+    group: IntArray | None  # its ragged group; None of a rectangle
+
+    @property
+    def narrow(self) -> bool:
+        return bool((self.stored != PLAIN).any())
+
+
+class _Rows(NamedTuple):
+    """The rows of a column in several messages."""
+
+    splits: RowSplits
+    begins: IntArray  # (N,) at which cell of its message each begins
+    cells: IntArray  # (messages,) how many cells they have
+
+
+_FEW_ROWS = 8
+"""Of each message, on average; the starts of so few need less memory than the messages."""
+
+
+class Messages:
+    """All rows of several messages in memory, one message after the other.
+
+    The numbers of all headers are one array, so that the number of steps does not depend on how
+    many messages there are.
+    """
+
+    def __init__(self, counts: IntArray, messages: Sequence[InMemory]) -> None:
+        """Messages of (messages,) `counts` of rows."""
+        packed = [message.numbers for message in messages]
+        buffers = [message.buffers for message in messages]
+        self.all = messages
+        self._counts = counts
+        self._first_rows = counts.cumsum() - counts
+        self._numbers = np.frombuffer(b"".join(packed), dtype=np.int64)
+        self._first_numbers = _starts_of(packed)[:-1] // 8
+        self._buffers: tuple[ByteArray, ...] = tuple(chain.from_iterable(buffers))
+        self._first_buffers = _starts_of(buffers)[:-1]
+        self._starts = _starts_of(self._buffers)
+        self._first_groups = self._first_numbers.copy()
+        members: dict[int, list[int]] = {}
+        for i, message in enumerate(messages):
+            members.setdefault(id(message.node), []).append(i)
+        self._schemas: list[tuple[Node, IntArray]] = []
+        for same in members.values():
+            first, index = messages[same[0]], np.array(same)
+            self._schemas.append((first.node, index))
+            self._first_groups[index] += first.first_group
+        self._columns: dict[str, tuple[_Place, RaggedView] | None] = {}
+        self._rows: dict[bytes, _Rows | None] = {}
+
+    def column(self, name: str) -> tuple[_Place, RaggedView] | None:
+        """The rows of a column in place; those of a rectangle are one cell each.
+
+        None if they have to be read from each message: messages differ in the column, its rows are
+        indirect, or it is of another kind. Also if it is not sound, for the reader to report it.
+        """
+        if name not in self._columns:
+            found = None
+            with suppress(WireFormatError):  # a dtype that this torch lacks
+                place = self._place(name)
+                view = None if place is None else self._view(place)
+                found = None if place is None or view is None else (place, view)
+            self._columns[name] = found
+        return self._columns[name]
+
+    def _place(self, name: str) -> _Place | None:
+        at = self._first_numbers.copy()
+        form: tuple[Kind, str, int] | None = None
+        for node, members in self._schemas:
+            column = node.children[node.fields[-1].index(name)]
+            own = _form_of(column)
+            form = form or own
+            if own is None or own != form:
+                return None
+            at[members] += column.number
+        if form is None:
+            return None
+        kind, dtype, width = form
+        numbers = self._numbers[at[:, None] + np.arange(width)]
+        buffer, offset, stored = numbers[:, :3].T
+        group = None if kind is Kind.TENSOR else numbers[:, 3]
+        dims = numbers[:, 3 if group is None else 4 :]
+        cells, inner = dims[:, 0], tuple(dims[0, 1:].tolist())
+        if (dims[:, 1:] != inner).any():
+            return None
+        some = (cells > 0) & (math.prod(inner) > 0)
+        if not some.all():  # empty columns may be anywhere
+            buffer, offset, stored = buffer * some, offset * some, stored * some
+        if (stored >= INDIRECT).any():
+            return None
+        start = self._starts[self._first_buffers + buffer] + offset
+        return _Place(kind, dtype, inner, start, cells, stored, group)
+
+    def _view(self, place: _Place) -> RaggedView | None:
+        dtype = torch_dtype(place.name)
+        cell = math.prod(place.inner) * dtype.itemsize
+        if place.group is None and not (cell and (place.cells == self._counts).all()):
+            return None  # before anything is made for each of the rows, which nothing vouches for
+        rows = self._rows_of(place.group)
+        if rows is None or (rows.cells != place.cells).any():
+            return None
+        memory, start = self._buffers, place.start
+        if place.narrow:
+            memory, start = self._widened(place, dtype.itemsize)
+        shape = (rows.splits.total, *place.inner)
+        few = rows.splits.rows <= _FEW_ROWS * len(self._counts)
+        if not few and cell * rows.splits.total < 8 * rows.splits.rows:
+            # Rows that need less memory than their starts.
+            of_messages = RowSplits.from_lengths(rows.cells)
+            data = gathered([RaggedView(memory, dtype, shape, 1, start, of_messages)])[0]
+            return RaggedView(as_bytes(data), dtype, shape, 1, None, rows.splits)
+        starts = rows.begins * cell + np.repeat(start, self._counts)
+        return RaggedView(memory, dtype, shape, 1, starts, rows.splits)
+
+    def _widened(self, place: _Place, itemsize: int) -> tuple[tuple[ByteArray, ...], IntArray]:
+        """Memory in which all cells are as wide as their dtype, widened together; `start` in it."""
+        memory, end = [*self._buffers], int(self._starts[-1])
+        starts = place.start.copy()
+        for stored in np.unique(place.stored[place.stored != PLAIN]).tolist():
+            members = np.flatnonzero(place.stored == stored)
+            counts = place.cells[members] * math.prod(place.inner)
+            sizes = (counts + 7) // 8 if stored == BITS else counts * STORED_WIDTHS[stored][0]
+            if stored == BITS:  # of each message whole bytes
+                counts = 8 * sizes
+            runs = RowSplits.from_lengths(sizes)
+            narrow = RaggedView(self._buffers, torch.uint8, (runs.total,), 1, starts[members], runs)
+            total = int(counts.sum())
+            wide = widened(as_bytes(gathered([narrow])[0]), stored, place.name, total)
+            starts[members] = end + (counts.cumsum() - counts) * itemsize
+            memory.append(wide)
+            end += len(wide)
+        return tuple(memory), starts
+
+    def _rows_of(self, group: IntArray | None) -> _Rows | None:
+        """The rows in a ragged group of each message, or of rectangles; None if not sound."""
+        key = b"" if group is None else group.tobytes()
+        if key not in self._rows:
+            ones = np.ones(int(self._counts.sum()), dtype=np.int64) if group is None else None
+            lengths = ones if group is None else self._lengths(group)
+            self._rows[key] = None if lengths is None else self._begun(lengths)
+        return self._rows[key]
+
+    def _begun(self, lengths: IntArray) -> _Rows | None:
+        if len(lengths) * int(lengths.max(initial=0)) >= 1 << 62:
+            return None  # cells of no bytes may be many
+        splits = RowSplits.from_lengths(lengths)
+        begins = splits.host[self._first_rows]
+        cells = splits.host[self._first_rows + self._counts] - begins
+        return _Rows(splits, splits.starts - np.repeat(begins, self._counts), cells)
+
+    def _lengths(self, group: IntArray) -> IntArray | None:
+        """The lengths of the rows in a ragged group of each message; None if they are not sound."""
+        at = self._first_groups + 5 * group
+        buffer, offset, rows, low, high = self._numbers[at[:, None] + np.arange(5)].T
+        if (rows != self._counts).any():
+            return None
+        lengths = np.repeat(high, rows)
+        many = np.flatnonzero(rows > 1)
+        if not len(many):
+            return lengths
+        frames = (self._first_buffers[many] + buffer[many]).tolist()
+        places = zip(frames, (rows[many] + 1).tolist(), offset[many].tolist(), strict=True)
+        # A copy: offsets that were checked must not change with the messages' memory.
+        offsets = np.concatenate(
+            [np.frombuffer(self._buffers[i], np.int64, count, at) for i, count, at in places]
+        )
+        firsts = (rows[many] + 1).cumsum() - rows[many] - 1
+        steps = np.delete(offsets[1:] - offsets[:-1], firsts[1:] - 1)
+        begins = firsts - np.arange(len(many))
+        if (
+            offsets[firsts].any()
+            or (offsets < 0).any()
+            or (np.minimum.reduceat(steps, begins) != low[many]).any()
+            or (np.maximum.reduceat(steps, begins) != high[many]).any()
+        ):
+            return None
+        lengths[np.repeat(rows > 1, rows)] = steps
+        return lengths
+
+
+def _starts_of(parts: Sequence[Sized]) -> IntArray:
+    """Where each begins if they are end to end, and where the last ends."""
+    starts = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=starts[1:])
+    return starts
+
+
+def _form_of(node: Node) -> tuple[Kind, str, int] | None:
+    """Kind, dtype and how many numbers of a column that can be read in place; None of another."""
+    kind, fields = node.kind, node.fields
+    if kind is Kind.NON_TENSOR_ROWS:
+        dtype = "uint8"
+    elif (kind is Kind.TENSOR and fields[1]) or (kind is Kind.JAGGED and fields[2] == 1):
+        dtype = fields[0]
+    else:
+        return None
+    return kind, dtype, node.end - node.number
+
 
 # --- rows one after the other ------------------------------------------------------------------
 
@@ -47,26 +258,18 @@ class JoinedRows(ColumnSource):
     """The rows of several batches, one batch after the other. A column is known by its name."""
 
     def __init__(
-        self,
-        names: Sequence[str],
-        counts: Sequence[int],
-        parts: list[Any],
-        messages: Messages | None,
+        self, names: Sequence[str], counts: list[int], parts: list[Any], messages: Messages | None
     ) -> None:
-        """Batches of some `counts` of rows.
+        """Rows of `parts`, each a `WireBatch` or a message that is opened if it must be.
 
-        Args:
-            names: Of the columns.
-            counts: As above.
-            parts: A `WireBatch` for each; or its message, which is opened when it is needed.
-            messages: What they are in; None if columns have to be read from each by itself.
+        `messages` are what they are in; None if each has to be read by itself.
         """
         rows = sum(counts)
         if rows > INT64_MAX:
             raise fail("bad_rows", f"expected fewer than 2**63 rows in all, found {rows}")
         if isinstance(parts[0], WireBatch):
-            like = parts[0].source
-            super().__init__(names, [rows, *like.sizes[1:]], like.device, like.allow_pickle)
+            first = parts[0].source
+            super().__init__(names, [rows, *first.sizes[1:]], first.device, first.allow_pickle)
         else:
             super().__init__(names, [rows], None, allow_pickle=False)
         self._counts = counts
@@ -78,64 +281,62 @@ class JoinedRows(ColumnSource):
         return {name: Column(self, name) for name in self.names}
 
     def parts(self) -> Iterator[WireBatch]:
-        """All of the batches."""
         return map(self._part, range(len(self._parts)))
 
     def _part(self, index: int) -> WireBatch:
         part = self._parts[index]
         if not isinstance(part, WireBatch):
-            part = self._parts[index] = open_one(index, part)
+            part = self._parts[index] = _open_one(index, part)
         return part
 
     def meta(self) -> dict[str, Any]:
-        return agreed([self._meta(i) for i in dict.fromkeys(self._metas_from())])
+        return agreed([self._part(i).meta for i in dict.fromkeys(self._metas_from())])
 
     def metas(self) -> list[dict[str, Any]]:
-        return [self._meta(i) for i in self._metas_from()]
+        return [self._part(i).meta for i in self._metas_from()]
 
-    def _meta(self, index: int | None) -> dict[str, Any]:
-        return {} if index is None else self._part(index).meta
-
-    def _metas_from(self) -> list[int | None]:
-        """For each batch, the index of the batch to read its `meta` from; None: it has none."""
-        if self._messages is None:
-            return list(range(len(self._parts)))
-        first: dict[Any, int | None] = {None: None}
-        return [first.setdefault(known, i) for i, known in enumerate(self._messages.metas)]
+    def _metas_from(self) -> list[int]:
+        """For each batch, the first that has the same `meta`, as its header shows unread."""
+        first: dict[Any, int] = {}
+        messages = self._messages.all if self._messages else [None] * len(self._parts)
+        keys = map(_meta_key, self._parts, messages)
+        return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
     def schema(self, key: str, rows: int) -> FieldSchema:
         kind, dtype, shape = self._part(0).select([key]).schema[key]
         return FieldSchema(kind, dtype, shape if shape is None else (rows, *shape[1:]))
 
     def row_lengths(self, name: str, key: str, chosen: ChosenRows | None) -> IntArray | None:
-        kind, view = self._in_place(key)
-        found = [part.row_lengths(key) for part in self.parts()] if view is None else []
-        if view is not None and kind is Kind.JAGGED:
-            found = [view.row_splits.lengths]
-        known = [lengths for lengths in found if lengths is not None]
-        if not known or len(known) < len(found):
+        found = self._in_place(key)
+        if found is None:
+            each = [part.row_lengths(key) for part in self.parts()]
+        else:
+            each = [found[1].row_splits.lengths] if found[0] is Kind.JAGGED else [None]
+        known = [lengths for lengths in each if lengths is not None]
+        if len(known) < len(each):
             return None
         lengths = np.concatenate(known)
         return lengths if chosen is None else lengths[chosen.at]
 
     def narrow_names(self, name: str, key: str) -> list[tuple[str, ...]]:
-        place = None if self._messages is None else self._messages.place(key)
-        if place is not None:
-            return [(name,)] if place.narrow else []
+        found = None if self._messages is None else self._messages.column(key)
+        if found is not None:
+            return [(name,)] if found[0].narrow else []
         each = [part.select([key]).narrow_names() for part in self.parts()]
         return list(dict.fromkeys(chain.from_iterable(each)))
 
     def read(self, keys: Mapping[str, str], chosen: ChosenRows | None, form: As) -> dict[str, Any]:
         leaves = form is As.LEAF or form is As.LEAVES
-        columns: dict[str, Any] = {}
-        copied: dict[str, tuple[Kind, RaggedView]] = {}
+        columns: dict[str, Any] = dict.fromkeys(keys)
+        copied: list[tuple[str, Kind, RaggedView]] = []
         for name in keys:
-            kind, view = self._in_place(name, chosen)
-            columns[name] = view
-            if view is not None and (leaves or kind is not Kind.JAGGED):
-                copied[name] = kind, view
-        values = gathered(view for _, view in copied.values())
-        for (name, (kind, view)), data in zip(copied.items(), values, strict=True):
+            found = self._in_place(name, chosen)
+            if found is not None and (leaves or found[0] is not Kind.JAGGED):
+                copied.append((name, *found))
+            elif found is not None:
+                columns[name] = found[1]
+        values = gathered(view for _, _, view in copied)
+        for (name, kind, view), data in zip(copied, values, strict=True):
             columns[name] = data
             if kind is Kind.JAGGED:
                 columns[name] = nested_tensor(data, view.row_splits)
@@ -154,24 +355,19 @@ class JoinedRows(ColumnSource):
 
     def _in_place(
         self, name: str, chosen: ChosenRows | None = None
-    ) -> tuple[Kind, RaggedView | None]:
-        """The rows of a column in place; also of a rectangle and of documents.
-
-        None if they have to be read from each batch.
-        """
-        messages = self._messages
-        view = None if messages is None else messages.view(name)
-        if messages is None or view is None:
-            return Kind.JAGGED, None
+    ) -> tuple[Kind, RaggedView] | None:
+        """The rows of a column in place; None if they have to be read from each batch."""
+        found = None if self._messages is None else self._messages.column(name)
+        if found is None:
+            return None
+        place, view = found
         row_splits, starts = view.row_splits, view.starts
         if chosen is not None:
             row_splits, starts = chosen.among(0, row_splits)
             if view.starts is not None:
                 starts = view.row_starts()[chosen.at]
         row_splits = self._pool_of(chosen).unique(row_splits)
-        if chosen is not None or row_splits is not view.row_splits:
-            view = replace(view, starts=starts, row_splits=row_splits)
-        return messages.kind(name), view
+        return place.kind, replace(view, starts=starts, row_splits=row_splits)
 
     def _pool_of(self, chosen: ChosenRows | None) -> RowSplitsPool:
         return self._pool if chosen is None else chosen.pool
@@ -184,13 +380,15 @@ class JoinedRows(ColumnSource):
         wanted, order = self._rows_of_parts(chosen)
         for i, rows in wanted:
             batch = self._part(i).select(names)
-            with in_message(i):
-                batch = batch if rows is None else batch.rows(rows)
+            batch = batch if rows is None else batch.rows(rows)
+            try:
                 on_host = self.device is None
                 columns = batch.columns() if on_host else [(n, batch[n]) for n in names]
                 for name, column in columns:
                     nested = isinstance(column, WireBatch)
                     each[name].append(column.to_tensordict() if nested else column)
+            except WireFormatError as error:
+                raise in_message(error, i) from error
         pool = self._pool_of(chosen)
         return {name: _together(name, columns, order, pool) for name, columns in each.items()}
 
@@ -260,6 +458,66 @@ def _leaf(column: Any) -> Any:
     return leaf_of_rows(list(column)) if isinstance(column, np.ndarray) else column
 
 
+def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
+    """The rows of several batches, as chosen in each: a `WireBatch`, frames or a blob each.
+
+    `where` is what errors call it; those of a damaged message name it.
+    """
+    parts: list[Any] = []
+    for source in sources:
+        joined = source.source if isinstance(source, WireBatch) and source.chosen is None else None
+        if isinstance(joined, JoinedRows):
+            parts += [part.select(source.fields) for part in joined.parts()]
+        else:  # the caller may change a list of frames before a column is read
+            parts.append(list(source) if isinstance(source, list) else source)
+    messages: list[InMemory | None] = [None] * len(parts)
+    if not any(isinstance(part, WireBatch) for part in parts):
+        messages = open_together(parts, where, DEFAULT_LIMITS)
+    counts: list[int] = []
+    fields: list[tuple[int, Sequence[str]]] = []
+    inner: Sequence[int] = []
+    for i, message in enumerate(messages):
+        if message is not None:
+            counts.append(message.rows)
+            fields.append((i, message.node.fields[-1]))
+            continue
+        if not isinstance(parts[i], WireBatch):
+            parts[i] = _open_one(i, parts[i])
+        batch: WireBatch = parts[i]
+        source, sizes = batch.source, batch.source.sizes
+        inner = inner if i else sizes[1:]
+        if sizes[1:] != inner:
+            raise ArgumentError(
+                "bad_shape",
+                f"{where} of batch {i}",
+                f"expected batch dims {list(inner)} after the first, like batch 0, "
+                f"found {list(sizes[1:])}",
+            )
+        counts.append(len(batch))
+        fields.append((i, batch.fields))
+        if isinstance(source, MessageColumns) and batch.chosen is None:
+            messages[i] = source.in_memory()
+    names = same_fields(fields, where)
+    table = None
+    if all(messages):
+        table = Messages(np.array(counts, dtype=np.int64), messages)  # type: ignore[arg-type]
+    return WireBatch(JoinedRows(names, counts, parts, table))
+
+
+def _open_one(index: int, source: Any) -> WireBatch:
+    try:
+        return open_whole(source, f"message {index}")
+    except WireFormatError as error:
+        raise in_message(error, index) from error
+
+
+def _meta_key(part: Any, message: InMemory | None) -> Any:
+    """Equal keys have equal `meta`s."""
+    if isinstance(part, WireBatch):
+        return part.source.meta_key()
+    return message and (id(message.node), message.values)
+
+
 # --- columns side by side ----------------------------------------------------------------------
 
 
@@ -295,74 +553,6 @@ class JoinedColumns(ColumnSource):
         if isinstance(column, RaggedView):
             return replace(column, row_splits=pool.unique(column.row_splits))
         return column
-
-
-# --- several messages --------------------------------------------------------------------------
-
-
-def join_rows(sources: Iterable[Any], where: str) -> WireBatch:
-    """The rows of several open batches, as chosen in each, or of messages that are opened together.
-
-    Args:
-        sources: A `WireBatch`, frames or a blob each.
-        where: What errors call it.
-
-    Raises:
-        ArgumentKeyError: They do not have the same columns.
-        ArgumentError: They differ in their batch dims after the first.
-        WireFormatError: One is damaged, or not the message of a batch; the error names it.
-    """
-    parts: list[Any] = []
-    for source in sources:
-        joined = source.source if isinstance(source, WireBatch) and source.chosen is None else None
-        if isinstance(joined, JoinedRows):
-            parts += [part.select(source.fields) for part in joined.parts()]
-        else:  # the caller may change a list of frames before a column is read
-            parts.append(list(source) if isinstance(source, list) else source)
-    stacks: list[Stack] = []
-    frames: list[Sequence[ByteArray] | None] = [None] * len(parts)
-    if not any(isinstance(part, WireBatch) for part in parts):
-        stacks, frames = open_stacks(parts, where, DEFAULT_LIMITS)
-    counts = np.zeros(len(parts), dtype=np.int64)
-    fields: dict[int, Sequence[str]] = {}
-    for stack in stacks:
-        counts[stack.members] = stack.numbers[:, stack.node.dims]
-        fields[int(stack.members[0])] = stack.node.fields[-1]
-    inner: Sequence[int] = []
-    opened: list[tuple[int, MessageColumns]] = []
-    for i, part in enumerate(parts):
-        if frames[i] is not None:
-            continue
-        if not isinstance(part, WireBatch):
-            part = parts[i] = open_one(i, part)
-        source, counts[i], fields[i] = part.source, len(part), part.fields
-        inner = inner if i else source.sizes[1:]
-        if source.sizes[1:] != inner:
-            raise ArgumentError(
-                "bad_shape",
-                f"{where} of batch {i}",
-                f"expected batch dims {list(inner)} after the first, like batch 0, "
-                f"found {list(source.sizes[1:])}",
-            )
-        if isinstance(source, MessageColumns) and part.chosen is None:
-            frames[i] = source.frames
-            opened.append((i, source))
-    names = same_fields(sorted(fields.items()), where)
-    messages = None
-    held = [each for each in frames if each is not None]
-    if len(held) == len(parts):
-        stacks += stacked((i, source.message.header, source.node) for i, source in opened)
-        messages = Messages(counts, stacks, Frames.of(held))
-        for i, source in opened:
-            if source.beside:
-                messages.metas[i] = i
-    return WireBatch(JoinedRows(names, counts.tolist(), parts, messages))
-
-
-def open_one(index: int, source: Any) -> WireBatch:
-    """One of several messages, opened; an error names it."""
-    with in_message(index):
-        return open_whole(source, f"message {index}")
 
 
 def side_by_side(batches: Sequence[WireBatch]) -> WireBatch:

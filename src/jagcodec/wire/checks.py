@@ -36,6 +36,11 @@ def inside(error: WireFormatError, step: Any) -> WireFormatError:
     return WireFormatError(error.reason, path, error.detail)
 
 
+def in_message(error: WireFormatError, index: int) -> WireFormatError:
+    """An error of one of several messages, with its number in front of the path."""
+    return WireFormatError(error.reason, f"message {index}: {error.path}", error.detail)
+
+
 def expect(ok: bool, reason: Reason, expected: str, found: Any, path: str = "$") -> None:
     """Refuse what is not `ok`."""
     if not ok:

@@ -6,8 +6,7 @@ other is opened by itself: then `read_header` decides whether it is valid, and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,128 +17,35 @@ from jagcodec.errors import WireFormatError
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.wire import documents
 from jagcodec.wire.frames import frame_arrays, is_blob
-from jagcodec.wire.header import NO_VALUES, Header, behind_numbers, header_parts
+from jagcodec.wire.header import NO_VALUES, behind_numbers, header_parts
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.schema import Node, Schema, read_schema
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
-class StackedCells(NamedTuple):
-    """The place of a column in several messages.
+class InMemory(NamedTuple):
+    """A sound message with its frames in memory."""
 
-    Attributes:
-        buffer: (messages,), as are the next three.
-        offset: In the buffer.
-        stored: How its cells are stored.
-        group: Its ragged group; None of a rectangle.
-        dims: (messages, rank); the last of documents is how many bytes they have.
-    """
-
-    buffer: IntArray
-    offset: IntArray
-    stored: IntArray
-    group: IntArray | None
-    dims: IntArray
+    node: Node  # of the batch; its last field names the columns, its children
+    rows: int
+    first_group: int  # which of the numbers is the first of a ragged group
+    numbers: bytes  # those of its header
+    values: bytes  # the packed documents in it
+    buffers: Sequence[ByteArray]  # the frames after it
 
 
-class Stack(NamedTuple):
-    """Messages with one schema, and with as many ragged groups and frames each.
+class _Stack(NamedTuple):
+    """Headers with one schema, and with as many ragged groups and frames each."""
 
-    Attributes:
-        node: The batch in the schema: its last field names the columns, its children.
-        members: Which messages they are, in ascending order.
-        numbers: (messages, K) the numbers of their headers.
-        groups: (messages, groups, 5) the numbers of their ragged groups, as in `Group`.
-        values: The packed documents in the header of each.
-    """
-
-    node: Node
-    members: IntArray
-    numbers: IntArray
-    groups: IntArray
+    schema: Schema
+    members: IntArray  # which messages they are, in ascending order
+    numbers: IntArray  # (messages, K)
+    groups: IntArray  # (messages, groups, 5): as in `Group`
     values: Sequence[bytes]
 
-    def cells(self, node: Node) -> StackedCells:
-        """The numbers of one of `_IN_PLACE`."""
-        own = self.numbers[:, node.number : node.end]
-        if node.kind is Kind.TENSOR:
-            return StackedCells(own[:, 0], own[:, 1], own[:, 2], None, own[:, 3:])
-        return StackedCells(own[:, 0], own[:, 1], own[:, 2], own[:, 3], own[:, 4:])
 
-
-class Frames(NamedTuple):
-    """The frames after the headers of several messages, one message after the other.
-
-    Attributes:
-        buffers: All of them.
-        starts: (buffers + 1,) where each starts if they are end to end, and where the last ends.
-        first: (messages,) the first of each message.
-    """
-
-    buffers: tuple[ByteArray, ...]
-    starts: IntArray
-    first: IntArray
-
-    @classmethod
-    def of(cls, frames: Sequence[Sequence[ByteArray]]) -> Frames:
-        """Of the frames of each message."""
-        buffers = tuple(chain.from_iterable(frames))
-        held = np.fromiter(map(len, frames), dtype=np.int64, count=len(frames))
-        starts = np.zeros(len(buffers) + 1, dtype=np.int64)
-        sizes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
-        np.add.accumulate(sizes, out=starts[1:])
-        return cls(buffers, starts, held.cumsum() - held)
-
-
-@contextmanager
-def in_message(index: int) -> Iterator[None]:
-    """Errors inside name the message."""
-    try:
-        yield
-    except WireFormatError as error:
-        path = f"message {index}: {error.path}"
-        raise WireFormatError(error.reason, path, error.detail) from error
-
-
-def stacked(batches: Iterable[tuple[int, Header, Node]]) -> list[Stack]:
-    """Batches in messages whose headers were read, each with its place among all messages."""
-    alike: dict[tuple[int, int, int], tuple[Node, list[int], list[Header]]] = {}
-    for i, header, node in batches:
-        key = (id(node), len(header.groups), len(header.sizes))
-        _, members, headers = alike.setdefault(key, (node, [], []))
-        members.append(i)
-        headers.append(header)
-    stacks = []
-    for (_, groups, frames), (node, members, headers) in alike.items():
-        first = headers[0].schema.numbers + 2
-        # Without the sizes of compressed frames and without checksums, which only some may have.
-        width = first + 5 * groups + frames
-        packed = b"".join([header.packed_numbers[: 8 * width] for header in headers])
-        numbers = np.frombuffer(packed, dtype=np.int64).reshape(len(members), width)
-        values = [header.packed_values for header in headers]
-        stacks.append(
-            Stack(node, np.array(members), numbers, _groups(numbers, first, groups), values)
-        )
-    return stacks
-
-
-def _groups(numbers: IntArray, first: int, groups: int) -> IntArray:
-    return numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
-
-
-# --- opening -----------------------------------------------------------------------------------
-
-
-def open_stacks(
-    sources: Sequence[Any], where: str, limits: Limits
-) -> tuple[list[Stack], list[Sequence[ByteArray] | None]]:
-    """The messages that are sound at first sight, and the frames after the header of each.
-
-    None in place of the frames of a message that is to be opened by itself.
-
-    Raises:
-        ArgumentTypeError: One of `sources` is neither a list of frames nor a blob.
-    """
+def open_together(sources: Sequence[Any], where: str, limits: Limits) -> list[InMemory | None]:
+    """The messages that are sound at first sight; None for one that must be opened by itself."""
     headers: list[ByteArray] = []
     behind: list[Sequence[ByteArray]] = []
     # Headers of as many bytes before as many frames, most of which differ in their numbers alone.
@@ -149,8 +55,7 @@ def open_stacks(
         headers.append(header)
         behind.append(frames)
         alike.setdefault((len(header), len(frames)), []).append(i)
-    stacks: list[Stack] = []
-    found: list[Sequence[ByteArray] | None] = [None] * len(behind)
+    found: list[InMemory | None] = [None] * len(behind)
     for (_, held), members in alike.items():
         if not held and is_blob(headers[members[0]]):
             continue
@@ -158,16 +63,21 @@ def open_stacks(
         shaped = np.array(sizes, dtype=np.int64).reshape(len(members), held)
         own = [headers[i] for i in members]
         stack = _open_alike(own, np.array(members), shaped, limits)
-        if stack is not None:
-            stacks.append(stack)
-            for i in stack.members.tolist():
-                found[i] = behind[i]
-    return stacks, found
+        if stack is None:
+            continue
+        node, first = stack.schema.root, stack.schema.numbers + 2
+        whole, width = stack.numbers.tobytes(), 8 * stack.numbers.shape[1]
+        rows = stack.numbers[:, node.dims].tolist()
+        each = zip(stack.members.tolist(), rows, stack.values, strict=True)
+        for at, (i, count, values) in enumerate(each):
+            numbers = whole[at * width : (at + 1) * width]
+            found[i] = InMemory(node, count, first, numbers, values, behind[i])
+    return found
 
 
 def _open_alike(
     headers: Sequence[ByteArray], members: IntArray, sizes: IntArray, limits: Limits
-) -> Stack | None:
+) -> _Stack | None:
     """The messages that are like the first, and sound at first sight."""
     size = len(headers[0])
     # A copy: what was checked must not change with the messages' memory.
@@ -199,15 +109,16 @@ def _open_alike(
     packed = [values] * len(headers)
     if (matrix[:, last:] != matrix[0, last:]).any():
         packed = [whole[at - len(values) : at] for at in range(size, len(whole) + 1, size)]
-    stack = Stack(schema.root, members, numbers, _groups(numbers, first, groups), packed)
+    ragged = numbers[:, first : first + 5 * groups].reshape(len(numbers), groups, 5)
+    stack = _Stack(schema, members, numbers, ragged, packed)
     with np.errstate(over="ignore", invalid="ignore"):
-        sound = _sound(schema, stack, sizes, size, limits)
+        sound = _sound(stack, sizes, size, limits)
     if sound.all():
         return stack
     if not sound.any():
         return None
     packed = [v for v, fits in zip(packed, sound.tolist(), strict=True) if fits]
-    return Stack(schema.root, members[sound], numbers[sound], stack.groups[sound], packed)
+    return _Stack(schema, members[sound], numbers[sound], stack.groups[sound], packed)
 
 
 _IN_PLACE = (Kind.TENSOR, Kind.JAGGED, Kind.NON_TENSOR_ROWS)
@@ -215,13 +126,13 @@ _BATCHES = (Kind.TENSORDICT, Kind.NON_TENSOR_DATA)
 
 
 def _sound(
-    schema: Schema, stack: Stack, sizes: IntArray, header_bytes: int, limits: Limits
+    stack: _Stack, sizes: IntArray, header_bytes: int, limits: Limits
 ) -> npt.NDArray[np.bool_]:
     """Which messages of a stack are sound at first sight; the others may be, too.
 
     As `read_header` checks them one by one. `sizes` are those of their frames, (messages, frames).
     """
-    numbers, (count, groups) = stack.numbers, stack.groups.shape[:2]
+    schema, numbers, (count, groups) = stack.schema, stack.numbers, stack.groups.shape[:2]
     held, first = sizes.shape[1], schema.numbers + 2
     # Rows that no cell vouches for have one dim.
     simple = all(

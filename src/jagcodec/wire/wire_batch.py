@@ -18,7 +18,7 @@ from tensordict import TensorDict, UnbatchedTensor
 from jagcodec._arguments import known_names, unknown_name
 from jagcodec.errors import ArgumentTypeError, JagcodecError, WireFormatError, describe
 from jagcodec.memory.buffers import WireSource
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, IntArray
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, IntArray
 from jagcodec.ragged.non_tensor import (
     batch_of,
     is_leaf,
@@ -44,6 +44,7 @@ from jagcodec.wire.registry import BATCHED_DATA_DICT
 from jagcodec.wire.schema import LEAVES, Node
 from jagcodec.wire.slicing import Slicer, slicer_of
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
+from jagcodec.wire.stacked import InMemory
 
 _JAGGED, _TENSOR = Kind.JAGGED, Kind.TENSOR
 _IN_ROWS = (_JAGGED, _TENSOR, Kind.NON_TENSOR_ROWS)
@@ -85,6 +86,10 @@ class ColumnSource:
     def metas(self) -> list[dict[str, Any]]:
         """See `WireBatch.metas`."""
         return [self.meta()]
+
+    def meta_key(self) -> Any:
+        """Equal keys have equal `meta`s."""
+        return id(self)
 
     def schema(self, key: Any, rows: int) -> FieldSchema:
         """The schema of a column, for `rows` chosen rows."""
@@ -378,11 +383,14 @@ class MessageColumns(ColumnSource):
         nodes = zip(self.names, self.node.children, strict=True)
         return {name: Column(self, node) for name, node in nodes}
 
-    @property
-    def frames(self) -> Sequence[ByteArray] | None:
-        """The buffers with the rows of columns; None unless for tensors on the host."""
-        flat = len(self.sizes) == 1 and self.device is None
-        return self.message.arrays if flat else None
+    def in_memory(self) -> InMemory | None:
+        """What a join reads rows from; None unless they are for tensors on the host."""
+        buffers, header = self.message.arrays, self.message.header
+        if buffers is None or len(self.sizes) > 1 or self.device is not None:
+            return None
+        first, rows = header.schema.numbers + 2, self.sizes[0]
+        packed, values = header.packed_numbers, header.packed_values
+        return InMemory(self.node, rows, first, packed, values, buffers)
 
     def meta(self) -> dict[str, Any]:
         message = self.message
@@ -397,6 +405,9 @@ class MessageColumns(ColumnSource):
             meta.update(value if name is None else {name: value})
         meta.update(message.meta())
         return meta
+
+    def meta_key(self) -> Any:
+        return id(self) if self.beside else (id(self.node), self.message.header.packed_values)
 
     def schema(self, key: Node, rows: int) -> FieldSchema:
         return field_of(key, self.message.numbers, rows)
@@ -457,7 +468,7 @@ class MessageColumns(ColumnSource):
         return None if known[1] is None else known[1].cut(index.start, index.stop)
 
     def _slicer_of(self, batch: WireBatch) -> Slicer | None:
-        if not self.beside and self.frames is not None:
+        if not self.beside and self.in_memory() is not None:
             nodes = {name: column.key for name, column in batch.by_name.items()}
             with suppress(WireFormatError):  # which the reader of the column raises
                 return slicer_of(self.message, nodes, self.sizes[0])
