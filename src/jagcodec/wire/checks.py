@@ -66,12 +66,6 @@ def cells_of(shape: Any) -> int:
     return 0 if 0 in shape else nonzero
 
 
-def list_of(value: Any, what: str) -> list[Any]:
-    """Refuse anything but a list."""
-    expect(type(value) is list, "bad_record", f"a list of {what}", value)
-    return value  # type: ignore[no-any-return]
-
-
 def check_distinct(keys: Sequence[Any], what: str, run: int = 1) -> None:
     """Refuse keys that a stranger chose to collide in the table that Python makes of them."""
     # `run`: how many neighbouring places Python tries before it jumps: 1 in a dict, 10 in a set.

@@ -20,6 +20,7 @@ from tests.wire.forge import (
     rows_node,
     tensor,
     tensordict,
+    user,
 )
 
 INNER = row_message(message(tensor(), b"\7"))
@@ -69,6 +70,7 @@ MORE = {
         "bad_record: a scalar of three fields": message(record("SCALAR", "<i4", b"1234", 5)),
         "bad_record: a BIG_INT without a field": message(record("BIG_INT")),
         "bad_value: a bool in a torch.Size": message(record("USER", "torch.Size", [True])),
+        "bad_value: a type of device with a line break": message(user("torch.device", "cuda\n", 0)),
         "unknown_kind: a timestamp of 4 bytes": timestamp(b"\xd6\xff\0\0\0\5"),
         "unknown_kind: a timestamp of 8 bytes": timestamp(b"\xd7\xff" + bytes(8)),
         "unknown_kind: a timestamp behind 500 bytes of 255": timestamp(
