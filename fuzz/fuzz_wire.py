@@ -33,7 +33,6 @@ torch.set_num_threads(1)
 _NOT_READERS = [
     "jagcodec.wire.encoder",
     "jagcodec.wire.lowering",
-    "jagcodec.wire.tensor_views",
     "jagcodec.pack.fields",
     "jagcodec.batch.tax",
 ]

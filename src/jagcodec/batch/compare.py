@@ -23,7 +23,7 @@ from jagcodec.memory.tensor_bytes import ByteArray, as_bytes, as_words
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import is_jagged, view_of
 from jagcodec.ragged.non_tensor import fields_of, unbatched_parts
-from jagcodec.wire.numpy_dtypes import cell_bytes
+from jagcodec.wire.dtypes import cell_bytes
 from jagcodec.wire.registry import registered_name, state_of
 
 

@@ -171,12 +171,12 @@ _CPU = torch.device("cpu")
 
 def allocate_together(sizes: Sequence[int]) -> list[ByteArray]:
     """New memory of each of these sizes, in one block that is freed with the last of them."""
-    starts, end = [], 0
+    parts, start = [], 0
+    block = new_block(sum([(size + ALIGNMENT - 1) & -ALIGNMENT for size in sizes])).data
     for size in sizes:
-        starts.append(end)
-        end += (size + ALIGNMENT - 1) & -ALIGNMENT
-    block = new_block(end).data
-    return [block[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        parts.append(block[start : start + size])
+        start += (size + ALIGNMENT - 1) & -ALIGNMENT
+    return parts
 
 
 @dataclass(slots=True)

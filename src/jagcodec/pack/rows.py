@@ -19,7 +19,7 @@ from jagcodec.errors import (
     brief,
     describe,
 )
-from jagcodec.memory.tensor_bytes import plain_array
+from jagcodec.memory.tensor_bytes import plain_arrays
 from jagcodec.pack.cells import Rows, cells_of_rows, misfit
 from jagcodec.pack.fields import tensordict_of
 from jagcodec.ragged.nested import is_jagged
@@ -32,9 +32,9 @@ from jagcodec.wire.encoder import Columns, EncodeOptions, meta_document, pending
 from jagcodec.wire.frames import Frame, frames_of
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.leaf import FieldSchema
-from jagcodec.wire.lowered import InOrder
-from jagcodec.wire.place import frames_in_order
-from jagcodec.wire.spec import Code
+from jagcodec.wire.lowered import Item
+from jagcodec.wire.place import frames_of_items
+from jagcodec.wire.spec import PLAIN, Code
 
 
 def pack_rows(
@@ -229,22 +229,24 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
     if type(row) is not dict:
         return None
     check_fields(row, f"{where}(rows), row 0")
-    columns: list[InOrder] = []
+    items: list[int | Item] = [1]
     nodes: list[tuple[Any, ...]] = []
-    for name, value in row.items():
+    arrays = plain_arrays(row.values())
+    for (name, value), array in zip(row.items(), arrays, strict=True):
         kind = type(value)
         number = _NUMBERS.get(kind)
         if number is not None:
             pack, node = number
             try:
-                columns.append((memoryview(pack.pack(value)), None, (1,)))
+                items.append((memoryview(pack.pack(value)), PLAIN, None, (1,)))
             except (struct.error, OverflowError):
                 return None  # an error follows
             nodes.append(node)
             continue
         if kind is str:
             packed = memoryview(documents.packer().pack(value))
-            columns.append((packed, (len(packed), len(packed), b""), (len(packed),)))
+            size = len(packed)
+            items.append((packed, PLAIN, (1, size, size, b""), (size,)))
             nodes.append((Code.NON_TENSOR_ROWS,))
             continue
         if kind is list or kind is tuple:
@@ -254,13 +256,13 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
                 raise misfit(error, f"{where}({name!r})") from None
             value = made.values if type(made) is Rows else None
         elif kind is torch.Tensor:
-            value = plain_array(value)
+            value = array
         if type(value) is not np.ndarray:
             return None
         dtype, shape = NUMPY_NAMES.get(value.dtype), value.shape
         if dtype is None or not shape or not value.flags.c_contiguous:
             return None
-        columns.append((value, (shape[0], shape[0], b""), shape))
+        items.append((value, PLAIN, (1, shape[0], shape[0], b""), shape))
         nodes.append((Code.JAGGED, dtype, len(shape), 1))
     tree = (Code.TENSORDICT, 1, tuple(row), *nodes)
     values, meta = NO_VALUES, options.get("meta")
@@ -268,7 +270,7 @@ def _frames_of_row(row: Any, where: str, options: EncodeOptions) -> list[Frame] 
         pickles = options.get("allow_pickle", False)
         document = meta_document(meta, pickles, options.get("default"))
         values = documents.packer().pack([document])
-    return frames_in_order(tree, 1, columns, values)
+    return frames_of_items(tree, items, values)
 
 
 # --- arguments ---------------------------------------------------------------------------------

@@ -58,14 +58,12 @@ def gathered(views: Iterable[RaggedView]) -> list[torch.Tensor]:
 
 def copy_task(view: RaggedView, out: ByteArray) -> Copy:
     """What puts the rows of a view in CPU memory end to end into `out`, which has their size."""
-    starts: Starts | None
-    if view.ragged_dim == 1 and view.runs is None:  # as most are
-        starts, lengths = view.starts, view.row_splits.lengths
-    else:
-        starts, lengths = _runs(view, by_row=False)
-    memory = view.memory
+    memory, splits = view.memory, view.row_splits
+    if type(memory) is np.ndarray and view.ragged_dim == 1 and view.runs is None:  # as most are
+        cell_bytes = len(out) // (splits.total or 1)
+        return Copy(out, memory, None, view.starts, splits.lengths, cell_bytes)
     source = as_bytes(memory) if isinstance(memory, torch.Tensor) else memory
-    return Copy(out, source, None, starts, lengths, view.cell_bytes)
+    return Copy(out, source, None, *_runs(view, by_row=False), view.cell_bytes)
 
 
 def _on_host(view: RaggedView) -> bool:

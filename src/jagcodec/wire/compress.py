@@ -53,7 +53,7 @@ def usable_level(compress: Any) -> int:
 def compressed(message: PendingMessage, level: int) -> PendingMessage:
     """A message without checksums, with its large frames compressed where that saves bytes."""
     library = zstandard()
-    frames = written(message.buffers, message.write)
+    frames = written(message)
     compress = lambda i: library.ZstdCompressor(level=level).compress(frames[i])  # noqa: E731
     large = {i: len(frame) for i, frame in enumerate(frames) if len(frame) >= _SMALLEST}
     sent = list(frames)

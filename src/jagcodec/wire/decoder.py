@@ -37,8 +37,9 @@ from jagcodec.ragged.non_tensor import (
 )
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.ragged.views import RaggedView
-from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.wire import documents
 from jagcodec.wire.checks import bad, cells_of, inside
+from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.frames import writable
 from jagcodec.wire.limits import Limits
 from jagcodec.wire.lowered import Documents
@@ -189,14 +190,14 @@ def _dict(message: Message, node: Node, budget: Budget) -> dict[Any, Any]:
 
 
 def _array(message: Message, node: Node, budget: Budget) -> AnyArray:
-    dtype = numpy_dtypes.dtype_of(node.fields[0])
+    dtype = numpy_dtype(node.fields[0])
     shape = message.shape(node)
     size = math.prod(shape) * dtype.itemsize
     alignment = math.gcd(dtype.alignment, 16)
     buffer, offset = message.numbers[node.number : node.number + 2]
     data = message.bytes_at(buffer, offset, size, alignment)
     array: AnyArray = np.ndarray(shape, dtype=dtype, buffer=data)
-    numpy_dtypes.check_text(array)
+    check_text(array)
     return array
 
 

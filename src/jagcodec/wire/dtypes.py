@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from jagcodec.errors import WireFormatError, brief
-from jagcodec.memory.tensor_bytes import NUMPY_DTYPES
+from jagcodec.memory.tensor_bytes import NUMPY_DTYPES, ByteArray, array_bytes
 from jagcodec.wire.checks import fail
 from jagcodec.wire.spec import TORCH_DTYPES
 
@@ -34,3 +37,45 @@ def unknown_dtype(name: str) -> WireFormatError:
     """The error of a dtype that this torch does not have."""
     expected = f"expected a dtype of torch {torch.__version__}"
     return fail("unknown_dtype", f"{expected}, found {brief(name)}")
+
+
+# --- numpy -------------------------------------------------------------------------------------
+
+
+def numpy_name(dtype: np.dtype[Any]) -> str | None:
+    """Numpy's own name of a dtype; None for one that cannot be encoded.
+
+    Those have fields, are long doubles, strings of variable width, or another package's.
+    """
+    if dtype.kind not in "biufcmMSUV" or dtype.char in "gG" or dtype.names is not None:
+        return None
+    known = np.dtype(dtype.str)
+    # Types that other packages add (ml_dtypes) pass for void.
+    # C has two names for a 64-bit integer, and numpy a type for each; they are one dtype.
+    same = known.type is dtype.type or dtype.kind in "iu"
+    return dtype.str if known == dtype and same else None
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a checked name."""
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError) as error:
+        expected = f"expected a dtype of numpy {np.__version__}"
+        raise fail("unknown_dtype", f"{expected}, found {error!s:.200}") from error
+
+
+def cell_bytes(array: np.ndarray[Any, Any]) -> ByteArray:
+    """The cells of an array in order."""
+    if array.nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    return array_bytes(array if array.flags.c_contiguous else array.copy(order="C"))
+
+
+def check_text(array: np.ndarray[Any, Any]) -> None:
+    """Refuse code points that do not exist: numpy fails with a SystemError when it meets them."""
+    if array.dtype.kind == "U" and array.nbytes:
+        order = ">" if array.dtype.byteorder == ">" else "<"
+        points = np.array(array, order="C").reshape(-1).view(f"{order}u4")
+        if (points > 0x10FFFF).any():
+            raise ValueError(f"{int(points.max()):#x}, which is not a code point")

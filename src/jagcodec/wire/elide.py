@@ -19,7 +19,7 @@ from jagcodec import rowcopy
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
 from jagcodec.rowcopy import Copy
-from jagcodec.wire.lowered import Cells, EndToEnd, Packed, Run
+from jagcodec.wire.lowered import Cells, EndToEnd, Run
 from jagcodec.wire.spec import MOST_RUNS, RUN_NUMBERS, TORCH_DTYPES
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -42,22 +42,13 @@ _MOST_SORTED = 32 << 20  # bytes of rows that are sorted to find those that star
 _AT_ONCE = 1 << 20  # bytes that are put together to be compared, so that they stay in a cache
 
 
-def elide(items: Sequence[Any]) -> list[Any]:
-    """The items, with what columns and rows of documents repeat sent once."""
-    made: list[Any] = [_once(item) if type(item) is Packed else item for item in items]
-    columns = {i: item for i, item in enumerate(items) if _is_looked_at(item)}
-    for i, runs in zip(columns, _found(list(columns.values())), strict=True):
-        if runs is not None:
-            made[i] = made[i]._replace(runs=runs)
-    return made
-
-
 # --- documents ---------------------------------------------------------------------------------
 
 
-def _once(documents: Packed) -> Packed:
-    """Rows of documents with those that are one object, or else equal and large, sent once."""
-    rows = documents.rows
+def equal_documents(rows: Sequence[Sequence[Any]]) -> tuple[list[int] | None, bool]:
+    """For each row of documents the first that is the same, if some are sent once: those that are
+    one object, or else equal and large. And whether they are one object.
+    """
     first: dict[Any, int] = {}
     like = [first.setdefault(id(row), i) for i, row in enumerate(rows)]
     one_object = len(first) < len(rows)
@@ -70,9 +61,8 @@ def _once(documents: Packed) -> Packed:
                     like[i] = other
     saved = sum(_size(row) for i, row in enumerate(rows) if like[i] != i)
     # Offsets of all bytes take no more than these.
-    if saved <= TABLE + 8 * len(rows) + 2 * SLACK:
-        return documents
-    return documents._replace(like=like, one_object=one_object)
+    pays = saved > TABLE + 8 * len(rows) + 2 * SLACK
+    return (like, one_object) if pays else (None, False)
 
 
 def _size(row: Sequence[Any]) -> int:
@@ -92,11 +82,19 @@ def _equal_pieces(a: Any, b: Any) -> bool:
 # --- columns -----------------------------------------------------------------------------------
 
 
-def _is_looked_at(item: Any) -> bool:
-    """Whether an item is a column in which something may repeat."""
-    if type(item) is not EndToEnd or len(item.cells.data) < FEWEST or not item.shape:
-        return False
-    return item.splits is None or item.ragged_dim == 1
+def elide(columns: Sequence[EndToEnd]) -> list[EndToEnd]:
+    """The columns, with runs of cells that are sent once where that pays."""
+    made = list(columns)
+    looked = [i for i, column in enumerate(columns) if _is_looked_at(column)]
+    for i, runs in zip(looked, _found([columns[i] for i in looked]), strict=True):
+        made[i] = columns[i]._replace(runs=runs)
+    return made
+
+
+def _is_looked_at(column: EndToEnd) -> bool:
+    """Whether something may repeat in a column."""
+    known = column.splits is None or column.ragged_dim == 1
+    return known and len(column.cells.data) >= FEWEST and len(column.shape) > 0
 
 
 def _cell(column: EndToEnd) -> int:

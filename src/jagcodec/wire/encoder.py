@@ -18,16 +18,12 @@ from jagcodec._arguments import check_known
 from jagcodec.errors import ArgumentTypeError, UnsupportedTypeError, brief, describe
 from jagcodec.memory.buffers import Target
 from jagcodec.memory.staging import HostCopies
-from jagcodec.ragged.copy_rows import values_of
-from jagcodec.ragged.nested import view_of_parts
-from jagcodec.ragged.row_splits import RowSplitsPool
-from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
 from jagcodec.wire.compress import Compress, compressed, usable_level
 from jagcodec.wire.frames import Frame, PendingMessage, frames_of, write_to, written
 from jagcodec.wire.header import is_accepted, with_checksums
-from jagcodec.wire.lowered import Columns, Name, OpenBatch, Ragged
+from jagcodec.wire.lowered import Columns, Name, OpenBatch
 from jagcodec.wire.lowering import Lowering
-from jagcodec.wire.place import Placing
+from jagcodec.wire.place import PlacingAll
 
 __all__ = ["Columns", "EncodeOptions", "MsgpackEncoder", "encode", "pending"]
 
@@ -126,7 +122,7 @@ def encode(
         torch.multiprocessing calls, because it moves the memory away from under the frame.
         Buffers below 16 KiB are copied into frame 1. Tensors on other devices are copied to one
         block, for CUDA of pinned memory, which lives as long as one of its frames; the device is
-        waited for once (a jagged one with holes is compacted on its device first).
+        waited for once.
         With `out`, the size of the blob that was written.
 
     Example of `out`:
@@ -201,17 +197,14 @@ def pending(
         lowering.values.append(meta_document(meta, allow_pickle, default))
     lowered = lowering.finished(tree)
     copies = HostCopies()
-    if lowering.on_devices:
-        copies.fetch(lowering.on_devices)
-        lowered = lowered._replace(items=_compacted(lowered.items, copies))
-    narrows = bool(narrow)
-    message = Placing(copies).message(lowered, narrows=narrows, elides=elide)
+    copies.fetch(lowering.on_devices)
+    message = PlacingAll(copies, narrows=bool(narrow), elides=elide).all_of(lowered)
     if elide and not is_accepted(message.header, message.documents):
-        message = Placing(copies).message(lowered, narrows=narrows)
+        message = PlacingAll(copies, narrows=bool(narrow)).all_of(lowered)
     if level is not None:
         message = compressed(message, level)
     if checksum:
-        frames = written(message.buffers, message.write)
+        frames = written(message)
         header = with_checksums(message.header, [zlib.crc32(frame.data) for frame in frames])
         message = PendingMessage(header, [*frames])
     return message
@@ -253,24 +246,6 @@ def meta_document(meta: Any, allow_pickle: bool, default: Callable[[Any], Any] |
             "or a value next to the batch: encode({'batch': batch, 'more': value})",
         )
     return document
-
-
-def _compacted(items: list[Any], copies: HostCopies) -> list[Any]:
-    """The items with every jagged column of a device that has holes compacted there, and fetched.
-
-    Together, and so with one more wait for the device.
-    """
-    pool = RowSplitsPool()
-    views: dict[int, RaggedView] = {}
-    for i, item in enumerate(items):
-        if type(item) is Ragged and type(item.source) is NestedParts:
-            values = item.source.values
-            if item.source.lengths is not None and not values.is_cpu:
-                view = view_of_parts(item.source, item.path, pool, copies)
-                views[i] = end_to_end(values_of(view), view.row_splits, view.ragged_dim)
-    compacted: Any = [view.memory for view in views.values()]
-    copies.fetch(compacted)
-    return [item._replace(source=views[i]) if i in views else item for i, item in enumerate(items)]
 
 
 class MsgpackEncoder:

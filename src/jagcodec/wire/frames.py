@@ -7,7 +7,7 @@ and the frames of the payload, each at a multiple of 64 bytes, the bytes between
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -175,33 +175,38 @@ def _check_whole(blob: ByteArray, size: int, path: str) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-class PendingMessage(NamedTuple):
+class PendingMessage:
     """A message, some of whose buffers are not written yet."""
 
-    header: bytes
-    buffers: list[ByteArray | int]  # bytes, or the size of a buffer that is not written yet
-    # Fills memory for all of these in one call.
-    write: Callable[[list[ByteArray]], None] = lambda memory: None
-    sources: Callable[[], list[np.ndarray[Any, Any]]] = list  # the memory that `write` reads
-    documents: int = 0  # bytes of indirect documents that become objects
+    __slots__ = ("buffers", "documents", "header")
+
+    def __init__(self, header: bytes, buffers: list[Any]) -> None:
+        self.header = header
+        self.buffers = buffers  # bytes, or the size of a buffer that is not written yet
+        self.documents = 0  # bytes of indirect documents that become objects
+
+    def write(self, targets: list[ByteArray]) -> None:
+        """Write the buffers that are not written yet to those of all `targets` in their places."""
+
+    def sources(self) -> list[np.ndarray[Any, Any]]:
+        """The memory that `write` reads."""
+        return []
 
 
 def frames_of(message: PendingMessage) -> list[Frame]:
     """The frames of a message: new ones in one allocation, which is freed with the last of them."""
-    return [message.header, *[part.data for part in written(message.buffers, message.write)]]
+    return [message.header, *[part.data for part in written(message)]]
 
 
-def written(
-    buffers: list[ByteArray | int], write: Callable[[list[ByteArray]], None]
-) -> list[ByteArray]:
-    """The buffers of a `PendingMessage`, all of them written."""
+def written(message: PendingMessage) -> list[ByteArray]:
+    """The buffers of a message, all of them written."""
+    buffers = message.buffers
     if int not in map(type, buffers):
-        return buffers  # type: ignore[return-value]
-    sizes = [part for part in buffers if isinstance(part, int)]
-    memory = allocate_together(sizes)
-    write(memory)
-    fresh = iter(memory)
-    return [next(fresh) if isinstance(part, int) else part for part in buffers]
+        return buffers
+    fresh = iter(allocate_together([part for part in buffers if type(part) is int]))
+    whole = [next(fresh) if type(part) is int else part for part in buffers]
+    message.write(whole)
+    return whole
 
 
 def blob_size(message: PendingMessage) -> int:
@@ -244,16 +249,15 @@ def write_blob(message: PendingMessage, target: ByteArray) -> int:
         expected = "expected memory apart from what is encoded, found an overlap"
         remedy = "write to memory that no tensor of the value uses"
         raise ArgumentError("conflict", "buffer", f"{expected}; {remedy}")
-    rest: list[ByteArray] = []
+    targets: list[ByteArray] = []
     end = 0
     for part, begin, length in zip(parts, [0, *starts], _sizes(parts), strict=True):
         target[end:begin] = 0
         end = begin + length
-        if isinstance(part, int):
-            rest.append(target[begin:end])
-        else:
+        targets.append(target[begin:end])
+        if not isinstance(part, int):
             target[begin:end] = part
-    message.write(rest)
+    message.write(targets[1:])
     return size
 
 

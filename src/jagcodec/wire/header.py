@@ -103,8 +103,8 @@ def _with_numbers(schema: bytes, numbers: bytes, added: Sequence[int], values: b
 
 def _joined(start: bytes, numbers: bytes, values: bytes) -> bytes:
     # What msgpack makes of the map, which takes longer to begin than this does.
-    parts = start, _BEFORE_NUMBERS, _bin_start(numbers), numbers, behind_numbers(values)
-    return b"".join(parts)
+    middle = _BEFORE_NUMBERS, _bin_start(numbers), numbers
+    return b"".join((start, *middle, _BEFORE_VALUES, _bin_start(values), values))
 
 
 def _until_numbers(schema: bytes) -> bytes:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
 from jagcodec.memory.tensor_bytes import ByteArray, IntArray
 from jagcodec.ragged.row_splits import RowSplits
@@ -16,26 +15,12 @@ from jagcodec.ragged.views import NestedParts, RaggedView
 from jagcodec.wire.narrow import narrowed
 from jagcodec.wire.spec import PLAIN
 
-REMEDY = (
-    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
-    "type with register_type (datetime, enums and others of the standard library: "
-    "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
-)
-"""What to do about a value that cannot be encoded."""
-
-REMEDY_OF_BATCHES = (
-    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
-)
-"""What to do about a batch of another type."""
-
 
 class Columns(NamedTuple):
     """N rows, as a TensorDict of them would hold: what `encode_fields` passes to `encode`.
 
-    Attributes:
-        rows: N.
-        columns: Name to a tensor, or the array over its memory; to a `RaggedView`; to a list of N
-            objects, or the `Documents` of them; or to any other leaf of a TensorDict.
+    A column is a tensor, or the array over its memory; a `RaggedView`; a list of N objects, or the
+    `Documents` of them; or any other leaf of a TensorDict.
     """
 
     rows: int
@@ -68,44 +53,34 @@ class OpenBatch:
 Tree: TypeAlias = Any
 """A tuple: a node of a schema. Anything else: a document, of a value that needs no buffers."""
 
+Rows: TypeAlias = RowSplits | tuple[int, int, int, bytes]
+"""The rows of a column: their splits; or their number, the lengths of the shortest and the longest,
+and the offsets, if there are several."""
 
-class Dense(NamedTuple):
-    """Cells that need a place: of a tensor, of an array, of tensors end to end, of a view's rows.
+Item: TypeAlias = tuple[Any, int | None, Rows | None, tuple[int, ...]]
+"""What has a place, and the numbers around it: contiguous memory, of which only the bytes count, or
+a `RaggedView` of rows that are apart; how it is stored, if that is a number of its node; the rows
+of its ragged group, if it has one; and its dims. A plain tuple, because a message of one row needs
+little else."""
 
-    Its numbers are buffer and offset; and how the cells are stored, where `dtype` names the torch
-    dtype that they have. With `narrow`, integers are stored in as few bytes as hold them.
-    """
 
-    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView
-    dtype: str | None
+class UnreadCells(NamedTuple):
+    """An `Item` of torch's cells before they are read: on any device, with or without gaps."""
+
+    source: torch.Tensor | np.ndarray[Any, Any] | Sequence[torch.Tensor] | RaggedView | NestedParts
+    dtype: str | None  # torch's name; None of cells that are stored as they are
+    dims: tuple[int, ...] = ()  # of a rectangle
     narrow: bool = False
+    path: str = ""  # of jagged cells, for errors
 
-
-class Ragged(NamedTuple):
-    """A jagged column: numbers of a Dense, the group, and the dims of its values.
-
-    One that needs no more than to be copied, of rows in memory on the host, is a `RaggedView`.
-    """
-
-    source: RaggedView | NestedParts
-    dtype: str
-    path: str
-    narrow: bool = False
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it is a jagged column."""
+        return type(self.source) is RaggedView or type(self.source) is NestedParts
 
 
 class ColumnDict(dict[str, Any]):
     """The columns of a batch that is a dict, such as a `BatchedDataDict`."""
-
-
-InOrder: TypeAlias = tuple[
-    "memoryview | np.ndarray[Any, Any] | RaggedView",
-    "tuple[int, int, bytes] | None",
-    "tuple[int, ...]",
-]
-"""A plain column: contiguous memory in which its rows are end to end, and of which only the bytes
-count, or rows of an array that are apart; its shortest and its longest row, and of several rows the
-offsets once they are end to end, or None of a rectangle; and the dims of its values, or how many
-bytes of documents there are. A plain tuple, because a message of one row takes little else."""
 
 
 class Documents(NamedTuple):
@@ -117,35 +92,13 @@ class Documents(NamedTuple):
     rows: Sequence[bytes] | Sequence[Lowered]
 
 
-class Packed(NamedTuple):
-    """`Documents` as bytes.
-
-    Attributes:
-        blobs: Whether each row is a message of its own.
-        rows: The buffers of each; of a row that is a message of its own, several.
-        like: For each row the first that has the same bytes, where some are sent once.
-        one_object: Whether such rows are one object, and not just equal.
-    """
-
-    blobs: bool
-    rows: list[list[Any]]
-    like: list[int] | None = None
-    one_object: bool = False
-
-
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Cells:
-    """Cells end to end, which columns may share: equal only to themselves, as keys of a dict.
-
-    Attributes:
-        data: Their bytes.
-        dtype: What the wire calls their dtype; None of bytes that mean nothing.
-        narrow: Whether they are integers that are stored narrow.
-    """
+    """Cells end to end, which columns may share: equal only to themselves, as keys of a dict."""
 
     data: ByteArray
-    dtype: str | None = None
-    narrow: bool = False
+    dtype: str | None = None  # None of bytes that mean nothing
+    narrow: bool = False  # whether they are integers that are stored narrow
 
     @classmethod
     def of_index(cls, starts: IntArray) -> Cells:
@@ -163,58 +116,27 @@ class Cells:
 
 
 class Run(NamedTuple):
-    """A run of each row of a column.
-
-    Attributes:
-        splits: How long they are.
-        cells: Their place.
-        starts: At which cell each begins, an index; None: all of them at the first.
-    """
+    """A run of each row of a column."""
 
     splits: RowSplits
     cells: Cells
-    starts: Cells | None
+    starts: Cells | None  # at which cell each begins, an index; None: all of them at the first
 
 
 class EndToEnd(NamedTuple):
-    """A column whose cells are end to end, to be stored in another way.
-
-    Attributes:
-        cells: All of them.
-        splits: Its rows; None of a rectangle.
-        shape: (A..., total, B...), or the dims of a rectangle.
-        ragged_dim: As of a `RaggedView`; 0 of a rectangle.
-        runs: What its rows are sent as instead, if that is less.
-    """
+    """A column whose cells are end to end, to be stored in another way."""
 
     cells: Cells
-    splits: RowSplits | None
-    shape: tuple[int, ...]
-    ragged_dim: int
-    runs: list[Run] | None = None
+    splits: RowSplits | None  # None of a rectangle
+    shape: tuple[int, ...]  # (A..., total, B...), or the dims of a rectangle
+    ragged_dim: int  # as of a `RaggedView`; 0 of a rectangle
+    runs: list[Run] | None = None  # what its rows are sent as instead, if that is less
 
 
 class Lowered(NamedTuple):
-    """A value that is ready to be placed.
+    """A value that is ready to be placed."""
 
-    Attributes:
-        schema: Nested tuples; None for a value that is one document.
-        items: In the order of the schema's walk: numbers, and what needs a place.
-        values: The documents, in the same order, packed.
-        unbacked: Paths and numbers of rows that the payload has to vouch for.
-    """
-
-    schema: Any
-    items: list[Any]
-    values: bytes
-    unbacked: Sequence[tuple[str, int]] = ()
-
-
-def refusal_of(value: Any, why: str) -> str:
-    """The text of an error for a value that cannot be encoded."""
-    cls = type(value)
-    builtin = cls.__module__ == "builtins"
-    name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
-    if not why:
-        why = REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else REMEDY
-    return f"{name} cannot be encoded{why}"
+    schema: Any  # nested tuples; None for a value that is one document
+    items: list[Any]  # in the order of the schema's walk: numbers, and what needs a place
+    values: bytes  # the documents, in the same order, packed
+    unbacked: Sequence[tuple[str, int]] = ()  # paths and numbers of rows without data so far

@@ -19,7 +19,7 @@ from tensordict import (
 
 from jagcodec import cells
 from jagcodec.errors import JagcodecError, Reason, UnsupportedTypeError, WireFormatError, child_path
-from jagcodec.memory.tensor_bytes import IntArray
+from jagcodec.memory.tensor_bytes import IntArray, as_bytes
 from jagcodec.ragged.copy_rows import values_of
 from jagcodec.ragged.nested import NESTED_TENSOR, is_jagged, parts_of
 from jagcodec.ragged.non_tensor import (
@@ -32,22 +32,22 @@ from jagcodec.ragged.non_tensor import (
     stack_dim_name,
     tensordict_of_view,
 )
-from jagcodec.ragged.views import NestedParts, RaggedView, end_to_end
-from jagcodec.wire import documents, numpy_dtypes
+from jagcodec.ragged.row_index import joined_ranges
+from jagcodec.ragged.row_splits import RowSplits
+from jagcodec.ragged.views import RaggedView, end_to_end
+from jagcodec.wire import documents
 from jagcodec.wire.checks import check_distinct
 from jagcodec.wire.documents import TAGS
-from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES
+from jagcodec.wire.dtypes import NUMPY_NAMES, TORCH_NAMES, cell_bytes, numpy_name
 from jagcodec.wire.header import NO_VALUES
 from jagcodec.wire.lowered import (
     ColumnDict,
     Columns,
-    Dense,
     Documents,
     Lowered,
     Name,
-    Ragged,
     Tree,
-    refusal_of,
+    UnreadCells,
 )
 from jagcodec.wire.registry import registered_name, state_of
 from jagcodec.wire.spec import (
@@ -62,7 +62,6 @@ from jagcodec.wire.spec import (
     Code,
     Kind,
 )
-from jagcodec.wire.tensor_views import Merged, merge
 
 # What msgpack gives back as it was.
 _NATIVE = frozenset((str, int, float, bool, type(None)))
@@ -215,7 +214,12 @@ class Lowering:
         return path
 
     def _refusal(self, value: Any, why: str = "") -> UnsupportedTypeError:
-        return self._refused("unsupported_type", refusal_of(value, why))
+        cls = type(value)
+        builtin = cls.__module__ == "builtins"
+        name = cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"
+        if not why:
+            why = _REMEDY_OF_BATCHES if isinstance(value, TensorDictBase) else _REMEDY
+        return self._refused("unsupported_type", f"{name} cannot be encoded{why}")
 
     # Python
 
@@ -223,9 +227,9 @@ class Lowering:
         if len(values) >= LONG_LIST and (packed := cells.pack(values)) is not None:
             return [TAGS[Kind.NUMBERS], *packed]
         if values and type(values[0]) is torch.Tensor:
-            merged = merge(values)
-            if merged is not None:
-                return self._views(merged)
+            views = _views_of_one_storage(values)
+            if views is not None:
+                return self._views(*views)
         trees, nodes = self._items(values)
         return (Code.LIST, *trees) if nodes else trees
 
@@ -291,7 +295,7 @@ class Lowering:
     def _bytes(self, value: bytes) -> Tree:
         if len(value) < INLINE_BYTES:
             return value
-        self.items += (Dense(np.frombuffer(value, dtype=np.uint8), None), len(value))
+        self.items.append((memoryview(value), None, None, (len(value),)))
         return (Code.BYTES,)
 
     # Rows of objects
@@ -334,19 +338,19 @@ class Lowering:
             self._rows(array.flat)
             self.items += shape
             return (Code.OBJECT_ARRAY, len(shape))
-        name = numpy_dtypes.name_of(dtype)
+        name = numpy_name(dtype)
         if name is None:
             return self._without_dtype(array)
-        self.items += (Dense(array, None), *shape)
+        self.items.append(UnreadCells(array, None, shape))
         return (Code.ARRAY, name, len(shape))
 
     def _scalar(self, value: np.generic) -> Tree:
         if not type(value).__module__.startswith("numpy"):
             raise self._refusal(value)
-        name = numpy_dtypes.name_of(value.dtype)
+        name = numpy_name(value.dtype)
         if name is None:
             return self._without_dtype(value)
-        return [TAGS[Kind.SCALAR], name, numpy_dtypes.cell_bytes(np.asarray(value)).tobytes()]
+        return [TAGS[Kind.SCALAR], name, cell_bytes(np.asarray(value)).tobytes()]
 
     def _without_dtype(self, value: Any) -> Tree:
         """An array or a scalar of a dtype that messages do not have."""
@@ -359,11 +363,13 @@ class Lowering:
     def _tensor(self, tensor: torch.Tensor) -> Tree:
         if is_jagged(tensor):
             parts = parts_of(tensor)
-            holes = () if parts.lengths is None else (parts.lengths,)
+            name = self._torch_dtype(parts.values)
             if not parts.values.is_cpu:
                 # Tensors with holes are compacted on their device: only rows leave it.
-                self.on_devices += (parts.offsets, *(holes or (parts.values,)))
-            return self._jagged(parts, parts.values, parts.ragged_dim)
+                holes = parts.lengths
+                self.on_devices += (parts.offsets, parts.values if holes is None else holes)
+            self.items.append(UnreadCells(parts, name, (), self._column[1], "jagged tensor"))
+            return (Code.JAGGED, name, parts.values.dim(), parts.ragged_dim)
         if type(tensor) not in TENSOR_TYPES:
             raise self._refusal(tensor)
         if tensor.layout is torch.strided:
@@ -393,39 +399,26 @@ class Lowering:
             raise self._refusal(tensor, f" with {rank} dims: the limit is {MAX_NDIM}")
         if not tensor.is_cpu:
             self.on_devices.append(tensor)
-        self.items.append(Dense(tensor, name, self._column[1]))
-        self.items += shape
+        self.items.append(UnreadCells(tensor, name, tuple(shape), self._column[1]))
         return (Code.TENSOR, name, rank)
 
     def _plain(self, indices: torch.Tensor) -> Tree:
         """A tensor that is never stored narrow."""
         tree = self._dense(indices)
-        shape = indices.shape
-        self.items[-1 - len(shape) :] = (Dense(indices, None), PLAIN, *shape)
+        self.items[-1] = UnreadCells(indices, None, (PLAIN, *indices.shape))
         return tree
 
-    def _jagged(
-        self, source: RaggedView | NestedParts, like: torch.Tensor | None, dim: int
-    ) -> Tree:
-        if like is not None:
-            name, rank = self._torch_dtype(like), like.dim()
-        else:
-            view: Any = source
-            name, rank = TORCH_NAMES[view.dtype], len(view.shape)
-        self.items.append(Ragged(source, name, "jagged tensor", self._column[1]))
-        return (Code.JAGGED, name, rank, dim)
-
-    def _views(self, merged: Merged) -> Tree:
-        view = merged.view
-        name = TORCH_NAMES[view.dtype]
+    def _views(self, view: RaggedView, bounds: IntArray) -> Tree:
+        memory: Any = view.memory
         shape = view.values_shape
-        self.items += (Dense(view, None), PLAIN, *shape)
-        base = (Code.TENSOR, name, len(shape))
-        return (Code.TENSOR_VIEWS, base, self._integers(merged.bounds))
+        data = as_bytes(memory) if view.starts is None else view
+        self.items.append((data, PLAIN, None, shape))
+        base = (Code.TENSOR, TORCH_NAMES[view.dtype], len(shape))
+        return (Code.TENSOR_VIEWS, base, self._integers(bounds))
 
     def _integers(self, rows: IntArray) -> Tree:
         """A TENSOR of rows of int64s, which is never stored narrow."""
-        self.items += (Dense(rows, None), PLAIN, *rows.shape)
+        self.items.append((rows, PLAIN, None, rows.shape))
         return (Code.TENSOR, "int64", 2)
 
     def _strided_nested(self, tensor: torch.Tensor) -> Tree:
@@ -438,7 +431,7 @@ class Lowering:
         # Without dims a component has a 1 for its one cell: every component has bytes.
         sizes = np.array(shapes if rank else [[1]] * len(shapes), dtype=np.int64)
         cells = sum(component.numel() for component in components)
-        self.items += (Dense(components, None), PLAIN, cells)
+        self.items.append(UnreadCells(components, None, (PLAIN, cells)))
         rows = self._integers(sizes.reshape(len(shapes), rank or 1))
         return (Code.STRIDED_NESTED, rank, (Code.TENSOR, name, 1), rows)
 
@@ -458,18 +451,14 @@ class Lowering:
                 dtype = TORCH_NAMES.get(column.dtype)
                 if dtype is None or isinstance(column.memory, torch.Tensor):
                     self._path.append(name)
-                    view, dtype = self._rows_of_tensor(column)
+                    column, dtype = self._rows_of_tensor(column)
                     self._path.pop()
-                    items.append(Ragged(view, dtype, name, narrow))
-                else:
-                    items.append(Ragged(column, dtype, name, True) if narrow else column)
+                items.append(UnreadCells(column, dtype, (), narrow))
                 nodes.append((Code.JAGGED, dtype, len(column.shape), column.ragged_dim))
             elif kind is np.ndarray:
                 dtype = NUMPY_NAMES[column.dtype]
-                shape = column.shape
-                items.append(Dense(column, dtype, narrow))
-                items += shape
-                nodes.append((Code.TENSOR, dtype, len(shape)))
+                items.append(UnreadCells(column, dtype, column.shape, narrow))
+                nodes.append((Code.TENSOR, dtype, column.ndim))
             elif kind is Documents:
                 items.append(column)
                 nodes.append((Code.NON_TENSOR_ROWS,))
@@ -606,6 +595,15 @@ class Lowering:
         self.items += batch_size
 
 
+_REMEDY = (
+    "; convert it to a type of encode's list (dict(x), tuple(x), str(x), x.value), register its "
+    "type with register_type (datetime, enums and others of the standard library: "
+    "jagcodec.stdlib.register_stdlib_types), or pass allow_pickle=True on both sides"
+)
+_REMEDY_OF_BATCHES = (
+    "; convert it with TensorDict(dict(x.items()), x.batch_size), or register its type"
+)
+
 TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, MemoryMappedTensor))
 
 
@@ -653,3 +651,57 @@ def _handler(kind: type) -> Callable[[Lowering, Any], Tree] | None:
     if registered_name(kind) is not None:
         return Lowering._registered
     return next((handler for base, handler in _BASES if issubclass(kind, base)), None)
+
+
+def _views_of_one_storage(values: Sequence[Any]) -> tuple[RaggedView, IntArray] | None:
+    """Plain tensors over one storage as a view of it without the gaps between them, and their
+    (N, 2) starts and ends among its cells; None if they are not that.
+
+    TransferQueue sends thousands of row views, which would be a frame each.
+    """
+    first = values[0]
+    if len(values) < 2 or not _viewable(first):
+        return None
+    storage = first.untyped_storage().data_ptr()
+    cell = tuple(first.shape[1:])
+    for value in values:
+        if (
+            type(value) is not torch.Tensor
+            or value.dtype != first.dtype
+            or tuple(value.shape[1:]) != cell
+            or not _viewable(value)
+            or value.untyped_storage().data_ptr() != storage
+        ):
+            return None
+
+    inner = first.shape[1:].numel()
+    places = np.array([value.storage_offset() for value in values], dtype=np.int64)
+    lengths = np.array([value.shape[0] for value in values], dtype=np.int64)
+    # An empty view may be anywhere; put it where it makes no gap.
+    places[lengths == 0] = places[lengths > 0].min() if lengths.any() else 0
+    if ((places - places.min()) % inner).any():
+        return None
+    starts = (places - places.min()) // inner
+    ends = starts + lengths
+
+    firsts, lasts, moves = joined_ranges(starts, ends)
+    span = first.as_strided((int(lasts[-1]) * inner,), (1,), int(places.min())).view(-1, *cell)
+    pieces = None if len(firsts) == 1 else firsts
+    row_splits = RowSplits.from_lengths(lasts - firsts)
+    view = RaggedView(span, span.dtype, tuple(span.shape), 1, pieces, row_splits)
+    return view, np.stack([starts + moves, ends + moves], axis=1)
+
+
+def _viewable(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type == "cpu"
+        and value.dim() > 0
+        and value.shape[1:].numel() > 0
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    )

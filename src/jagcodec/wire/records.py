@@ -10,9 +10,9 @@ import numpy as np
 
 from jagcodec import cells
 from jagcodec.errors import WireFormatError
-from jagcodec.wire import numpy_dtypes
 from jagcodec.wire.checks import bad, check_distinct, expect, inside
 from jagcodec.wire.documents import RECORDS
+from jagcodec.wire.dtypes import check_text, numpy_dtype
 from jagcodec.wire.limits import exceeded
 from jagcodec.wire.registry import restore
 from jagcodec.wire.schema import numpy_itemsize
@@ -109,8 +109,8 @@ def _scalar_record(_: bool, dtype: Any, data: Any) -> Any:
     fits = type(data) is bytes and len(data) == itemsize
     expect(fits, "bad_record", f"{itemsize} bytes", data)
     own = np.frombuffer(bytearray(data), dtype=np.uint8)
-    array: Any = np.ndarray((), dtype=numpy_dtypes.dtype_of(dtype), buffer=own)
-    numpy_dtypes.check_text(array)
+    array: Any = np.ndarray((), dtype=numpy_dtype(dtype), buffer=own)
+    check_text(array)
     return array[()]
 
 

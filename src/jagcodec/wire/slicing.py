@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from jagcodec.wire.frames import Frame
 from jagcodec.wire.leaf import leaf_of
-from jagcodec.wire.lowered import InOrder
+from jagcodec.wire.lowered import Item
 from jagcodec.wire.message import Message
-from jagcodec.wire.place import frames_in_order
+from jagcodec.wire.place import frames_of_items
 from jagcodec.wire.schema import Node
 from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
@@ -48,30 +48,31 @@ class Slicer:
 
     def cut(self, start: int, stop: int) -> list[Frame]:
         """The frames of rows `start` to `stop`, of which there are some."""
-        columns: list[InOrder] = []
-        known: dict[int, tuple[int, int, bytes]] = {}  # columns share their offsets
+        items: list[int | Item] = [stop - start]
+        known: dict[int, tuple[int, int, int, bytes]] = {}  # columns share their offsets
         for data, cell, offsets, dims in self._columns:
             if offsets is None:
-                shape = (stop - start, *dims)
-                columns.append((data[start * cell : stop * cell], None, shape))
+                cut = data[start * cell : stop * cell]
+                items.append((cut, PLAIN, None, (stop - start, *dims)))
                 continue
             first, last = offsets[start], offsets[stop]
             own = known.get(id(offsets))
             if own is None:
                 own = known[id(offsets)] = _rows_of(offsets[start : stop + 1])
-            columns.append((data[first * cell : last * cell], own, (last - first, *dims)))
-        return frames_in_order(self._tree, stop - start, columns, self._values)
+            cut = data[first * cell : last * cell]
+            items.append((cut, PLAIN, own, (last - first, *dims)))
+        return frames_of_items(self._tree, items, self._values)
 
 
-def _rows_of(offsets: list[int]) -> tuple[int, int, bytes]:
-    """The rows between offsets, as `InOrder` has them."""
+def _rows_of(offsets: list[int]) -> tuple[int, int, int, bytes]:
+    """The rows between offsets, as an `Item` has them."""
     if len(offsets) == 2:
         length = offsets[1] - offsets[0]
-        return length, length, b""
+        return 1, length, length, b""
     lengths = [b - a for a, b in pairwise(offsets)]
     first = offsets[0]
     packed = struct.pack(f"<{len(offsets)}q", *[offset - first for offset in offsets])
-    return min(lengths), max(lengths), packed
+    return len(lengths), min(lengths), max(lengths), packed
 
 
 def slicer_of(message: Message, nodes: Mapping[str, Node], rows: int) -> Slicer | None:
