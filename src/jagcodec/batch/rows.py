@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -121,25 +121,21 @@ def repeat_rows(batch: Any, times: Times, *, interleave: bool = True) -> Any:
     return _chosen(source, repeated_rows(rows, times, interleave), where)
 
 
+class _SplitOptions(TypedDict, total=False):
+    """Options of `split_rows`."""
+
+    sizes: Sequence[int] | None
+    max_tokens: int | None
+    lengths: Lengths | None
+
+
 @overload
-def split_rows(
-    batch: B,
-    parts: int | None = ...,
-    *,
-    sizes: Sequence[int] | None = ...,
-    max_tokens: int | None = ...,
-    lengths: Lengths | None = ...,
-) -> list[B]: ...
+def split_rows(batch: B, parts: int | None = ..., **options: Unpack[_SplitOptions]) -> list[B]: ...
 
 
 @overload
 def split_rows(
-    batch: MessageLike,
-    parts: int | None = ...,
-    *,
-    sizes: Sequence[int] | None = ...,
-    max_tokens: int | None = ...,
-    lengths: Lengths | None = ...,
+    batch: MessageLike, parts: int | None = ..., **options: Unpack[_SplitOptions]
 ) -> list[WireBatch]: ...
 
 
