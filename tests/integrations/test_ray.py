@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from jagcodec import (
     BatchedDataDict,
@@ -174,6 +173,7 @@ class TestWorkers:
             heavy = ("torch", "numpy", "tensordict", "verl", "jagcodec.wire", "jagcodec.memory")
             before = [name for name in ("jagcodec", *heavy) if name in sys.modules]
             import torch
+            from tensordict import TensorDict
 
             columns = {
                 name: torch.nested.nested_tensor(
