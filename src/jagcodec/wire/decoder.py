@@ -1,7 +1,4 @@
-"""`decode`: the nodes of an open message to Python values.
-
-`decode` builds all of a message; `open_wire` asks for chosen columns and rows (see `lazy`).
-"""
+"""`decode`: the nodes of an open message to Python values."""
 
 from __future__ import annotations
 
@@ -267,13 +264,12 @@ def _sparse_coo(message: Message, node: Node, budget: Budget) -> torch.Tensor:
 
 
 def _dense_children(message: Message, node: Node, budget: Budget) -> list[torch.Tensor]:
-    """The parts of a sparse tensor, the last of which are its values."""
+    """The indices and the values of a sparse tensor."""
     for child in node.children:
         if child.kind is not Kind.TENSOR:
             raise bad("a dense tensor", child.kind.name)
-    for child in node.children[:-1]:
-        if message.numbers[child.number + 2] != PLAIN:
-            raise bad("indices as wide as their dtype", "narrow ones")
+    if message.numbers[node.children[0].number + 2] != PLAIN:
+        raise bad("indices as wide as their dtype", "narrow ones")
     return _children(message, node, budget)
 
 

@@ -72,19 +72,7 @@ def reading(
 
 
 def open_message(source: Any, where: str, reading: Reading) -> Message:
-    """Open frames or a blob.
-
-    Args:
-        source: The frames, header first, or one buffer. Bytes after the end of a blob are not
-            read.
-        where: The argument of the caller's that it is.
-        reading: How.
-
-    Raises:
-        ArgumentTypeError: `source` is neither a buffer nor a list of them.
-        WireFormatError: The message is cut or damaged, or its frames are not the header's.
-        ArgumentError: Frames are compressed, and the library for that is not installed.
-    """
+    """Open frames, header first, or a blob; bytes after the end of a blob are not read."""
     frames: Sequence[Any] = frame_arrays(source, where)
     if len(frames) == 1 and is_blob(frames[0]):
         header, frames = _split(frames[0], reading.limits)
@@ -454,10 +442,8 @@ class Message(Source):
     def cells_of_rows(
         self, leaf: Leaf, splits: RowSplits | None, chosen: ChosenRows | None
     ) -> tuple[ByteArray, int | None]:
-        """The cells of the chosen rows end to end, read only, and how many along the ragged dim.
-
-        All cells, and None, where it is better to choose them from these.
-        """
+        """The cells of the chosen rows end to end, read only, and how many along the ragged dim."""
+        # All cells, and None, where it is better to choose the rows from these.
         place, inner, in_memory = leaf.place, leaf.inner, self.in_memory
         extent = leaf.shape[leaf.ragged_dim - 1]
         if chosen is None:
