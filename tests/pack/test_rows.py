@@ -193,6 +193,8 @@ WRONG: list[tuple[Any, dict[str, Any], Any, str]] = [
     ({"x": [True, 0.5]}, {}, ArgumentTypeError, r"row 1: .*bools.*0\.5"),
     ({"x": [[True], [1]]}, {}, ArgumentTypeError, "row 1, cell 0: .*bools.*1"),
     ({"x": [[None, [2]], [None, [3]]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
+    ({"x": [[[None, 1], [2, 3]]]}, {}, ArgumentTypeError, "row 0, cell 0: .*None"),
+    ({"x": [[None]]}, {"dtypes": {"x": torch.float32}}, ArgumentTypeError, "row 0, cell 0: .*None"),
     ({"x": [[1], None]}, {}, ArgumentTypeError, "row 1: .*None.*object"),
     ({"x": [None, 1]}, {}, ArgumentTypeError, "row 0: .*None"),
     ({"x": [1, "x"]}, {}, ArgumentTypeError, "row 1: .*'x'"),
