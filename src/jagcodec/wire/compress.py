@@ -111,19 +111,14 @@ def opened_buffers(header: Header, buffers: Sequence[Any], *, lazily: bool) -> S
 
 
 class Compressed:
-    """Ranges of a compressed frame, which is decompressed once, whole, at its first use: read-only.
-
-    Attributes:
-        size: Its bytes before it was compressed.
-    """
+    """Read-only ranges of a compressed frame, which is decompressed whole at its first use."""
 
     __slots__ = ("_data", "_index", "_known", "_stored", "size")
 
     def __init__(self, data: Any, stored: int, size: int, index: int) -> None:
-        """Of `stored` bytes, which `data` has, or gives as ``data(0, stored)``."""
-        self._data = data
+        self._data = data  # `stored` bytes, or a function of an offset and a size
         self._stored = stored
-        self.size: int = size
+        self.size: int = size  # before it was compressed
         self._index = index
         self._known: ByteArray | None = None
 
@@ -132,12 +127,11 @@ class Compressed:
 
     def whole(self) -> ByteArray:
         """All of it."""
-        known = self._known
-        if known is None:
+        if self._known is None:
             # Two threads may both come here: without a lock, none is held while a process forks.
             data = self._data(0, self._stored) if callable(self._data) else self._data
-            known = self._known = _decompressed(data, self.size, self._index)
-        return known
+            self._known = _decompressed(data, self.size, self._index)
+        return self._known
 
 
 def prepare(buffers: Iterable[Any]) -> None:
@@ -156,10 +150,8 @@ def _decompressed(data: ByteArray, size: int, index: int) -> ByteArray:
     try:
         parameters = zstd.get_frame_parameters(stored)
         if stored[:4] != zstd.FRAME_HEADER or parameters.content_size != size:
-            found = f"{stored[:4]!r} and a size of {parameters.content_size}"
-            raise fail(
-                "bad_value", f"expected a zstd frame of {size} bytes, found {found}", path=path
-            )
+            found = f"found {stored[:4]!r} and a size of {parameters.content_size}"
+            raise fail("bad_value", f"expected a zstd frame of {size} bytes, {found}", path=path)
         if parameters.dict_id:
             raise fail("bad_value", "expected zstd without a dictionary, found one", path=path)
         if not stored[4] & _SINGLE_SEGMENT and parameters.window_size > MAX_WINDOW:

@@ -57,12 +57,8 @@ def _tag(code: int, data: bytes) -> Kind:
     """What a tag is read as: the kind of its record."""
     kind = _KINDS.get(code)
     if kind is None:
-        raise WireFormatError(
-            "unknown_kind",
-            "$",
-            f"expected the code of a known record, found {code}; "
-            "the sender may be newer than this reader",
-        )
+        found = f"found {code}; the sender may be newer than this reader"
+        raise WireFormatError("unknown_kind", "$", f"expected the code of a known record, {found}")
     if data:
         raise WireFormatError("bad_record", "$", f"expected an empty tag, found {brief(data)}")
     return kind
@@ -113,11 +109,8 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
                 scanner.skip()
             item = unpacker.unpack()
             if unpacker.tell() != end:
-                raise WireFormatError(
-                    "bad_value",
-                    "$",
-                    f"expected a document that ends at {end}, found {unpacker.tell()}",
-                )
+                found = f"found {unpacker.tell()}"
+                raise WireFormatError("bad_value", "$", f"expected a document up to {end}, {found}")
             items.append(item)
     except WireFormatError as error:
         raise WireFormatError(error.reason, f"$[{rows[len(items)]}]", error.detail) from error
@@ -129,11 +122,8 @@ def unpack_rows(data: bytes, ends: Sequence[int], rows: Sequence[int]) -> list[A
 def not_msgpack(error: Exception, path: str) -> WireFormatError:
     """The error for bytes that msgpack rejects."""
     text = str(error) or type(error).__name__
-    return WireFormatError(
-        "bad_header",
-        path,
-        f"expected whole msgpack, found {text:.200}; it was cut, or frames were joined",
-    )
+    found = f"found {text:.200}; it was cut, or frames were joined"
+    return WireFormatError("bad_header", path, f"expected whole msgpack, {found}")
 
 
 # Below this size unpacking allocates half a megabyte at most on the word of forged counts.

@@ -24,17 +24,12 @@ from jagcodec.wire.spec import NO_INDEX, PLAIN, RUN_NUMBERS
 
 
 class Source(Buffers):
-    """What this needs of an open message.
-
-    Attributes:
-        header: The checked header.
-        widened: Cells that were stored narrow, as wide as their dtype.
-    """
+    """What this needs of an open message."""
 
     __slots__ = ("header", "widened")
 
     header: Header
-    widened: dict[CellPlace, ByteArray]
+    widened: dict[CellPlace, ByteArray]  # cells that were stored narrow, as wide as their dtype
 
     def row_splits(self, group: int) -> RowSplits:
         """The rows of a ragged group."""

@@ -57,9 +57,8 @@ def revived(value: Any, depth: int, most: int, allow_pickle: bool) -> Any:
 def _record(kind: Kind, fields: list[Any], allow_pickle: bool) -> Any:
     names = RECORDS[kind]
     if names[0] != "*items" and len(fields) != len(names):
-        raise WireFormatError(
-            "bad_record", "$", f"expected {len(names)} fields of {kind.name}, found {len(fields)}"
-        )
+        expected = f"expected {len(names)} fields of {kind.name}"
+        raise WireFormatError("bad_record", "$", f"{expected}, found {len(fields)}")
     try:
         return _RECORDS[kind](allow_pickle, *fields)
     except (WireFormatError, MemoryError):

@@ -22,26 +22,18 @@ from jagcodec.wire.spec import MAX_UNBACKED_ROWS, PLAIN, Kind
 
 
 class _Column(NamedTuple):
-    """A column whose rows are end to end.
-
-    Attributes:
-        data: Its bytes.
-        cell: Bytes of one cell, of a row of a rectangle, or 1 of documents.
-        offsets: Where rows begin, in cells; None of a rectangle.
-        dims: Those of a cell; none of documents.
-    """
+    """A column whose rows are end to end."""
 
     data: memoryview
-    cell: int
-    offsets: list[int] | None
-    dims: tuple[int, ...]
+    cell: int  # bytes of one cell, of a row of a rectangle, or 1 of documents
+    offsets: list[int] | None  # where rows begin, in cells; None of a rectangle
+    dims: tuple[int, ...]  # of a cell; () of documents
 
 
 class Slicer:
     """The columns of one message, from which parts are cut out."""
 
     def __init__(self, columns: list[_Column], tree: tuple[Any, ...], values: bytes) -> None:
-        """Use `slicer_of`."""
         self._columns = columns
         self._tree = tree
         self._values = values
