@@ -25,6 +25,7 @@ from jagcodec import (
 )
 from jagcodec.batch.describe import check_message, describe_message, open_source
 from jagcodec.cli.text import cells_text, size_text
+from jagcodec.record import RecordWriter
 from tests.wire import cases
 from tests.wire.test_golden import NAMES, Point, kept, load, message_of
 
@@ -113,6 +114,48 @@ def test_inspect_says_which_options_a_message_has(run, tmp_path):
     assert "stored" in lines[3]
 
 
+def test_all_cells_of_a_row(run, tmp_path):
+    path = tmp_path / "long.jag"
+    columns = {"ids": torch.arange(3000).view(1, 3000), "text": NonTensorStack("x" * 999)}
+    dump(TensorDict(columns, [1]), path)
+    short = printed(run, "inspect", path, "--row", 0)
+    assert "[0 1 2 3 ... 2996 2997 2998 2999]" in short
+    assert len(short) < 400
+    whole = printed(run, "inspect", path, "--row", 0, "--all")
+    assert f"[{', '.join(map(str, range(3000)))}]" in whole
+    assert "x" * 999 in whole
+
+
+def test_inspect_of_a_record_lists_its_steps(run, tmp_path):
+    directory = tmp_path / "steps"
+    with RecordWriter(directory, keep=3) as writer:
+        for step in (1, 20, 300, 4000):
+            writer.write(step, batch())
+    files = [directory / f"step-{step:010d}.jag" for step in (20, 300, 4000)]
+    size = str(files[0].stat().st_size)
+    lines = printed(run, "inspect", directory).splitlines()
+    assert lines[0] == f"{directory}: a record of 3 steps"
+    assert [line.split() for line in lines[1:]] == [
+        ["step", "rows", "bytes", "file"],
+        *(
+            [step, "4", size, str(file)]
+            for step, file in zip(("20", "300", "4000"), files, strict=True)
+        ),
+    ]
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    status, out, err = run("inspect", directory)
+    assert status == 2
+    assert [line.split()[:3] for line in out.splitlines()[3:]] == [
+        ["300", "?", "100"],
+        ["4000", "4", size],
+    ]
+    assert err.startswith(f"jagcodec: error: {files[1]}, ")
+    assert err.count("\n") == 1
+    steps = json.loads(run("inspect", directory, "--json")[1])["steps"]
+    assert [step["rows"] for step in steps] == [4, "?", 4]
+    assert steps[1]["error"].startswith(f"{files[1]}, ")
+
+
 def test_help(run, capsys):
     out = printed(run)
     assert out.startswith("usage: jagcodec")
@@ -160,6 +203,8 @@ def test_interrupted(run, tmp_path, monkeypatch):
         (["tax", "x", "--width", "x"], ": error: "),
         (["inspect", "FILE", "--columns", ","], "expected names with commas between them"),
         (["inspect", "FILE", "--row", "x"], "expected a whole number from 0 on"),
+        (["inspect", "FILE", "--all"], "expected --row N with --all"),
+        (["inspect", ".", "--row", "0"], "expected the file of a step with --row and --columns"),
         (["export", "FILE", "x.npz"], "an ending of .parquet, .arrow, .jsonl"),
         (["export", "FILE", "x"], "an ending of .parquet, .arrow, .jsonl"),
         (["export", "FILE", "-"], "an ending of .parquet, .arrow, .jsonl"),
@@ -178,7 +223,6 @@ def test_arguments_that_do_not_parse(file, arguments, said, capsys):
         (["inspect", "FILE", "--row", "4"], "FILE.jag: expected rows of 0 to 3, found 4"),
         (["inspect", "FILE", "--columns", "nothing"], "expected one of 'ids', 'logprobs'"),
         (["inspect", "NOWHERE"], "No such file"),
-        (["inspect", "FOLDER"], "Is a directory"),
         (["verify", "FOLDER"], "Is a directory"),
         (["inspect", "TEXT"], "preamble: expected 24 bytes, found 7"),
         (["inspect", "CUT"], "expected a blob of at least"),

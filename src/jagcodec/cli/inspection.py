@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,13 @@ from jagcodec.cli.text import (
     cells_json,
     cells_text,
     counted,
+    error_line,
+    json_line,
     json_text,
     name_text,
     size_text,
 )
-from jagcodec.errors import JagcodecError, WireFormatError
+from jagcodec.errors import JagcodecError, WireFormatError, shown
 
 if TYPE_CHECKING:
     from jagcodec.batch.describe import ColumnDescription, Entry, MessageDescription, RowLengths
@@ -32,22 +36,27 @@ def add_to(commands: Commands) -> None:
         help="show what a message holds: columns, rows, bytes",
         description="Show what a message is made of: which options of encode would save bytes, "
         "the columns by size, and how long rows are. Checksums are compared. A type that is not "
-        "registered here is named, and the rest described.",
+        "registered here is named, and the rest described. Of a record, list the steps.",
     )
-    add_message(parser)
+    add_message(parser, help="a message or the directory of a record; - reads standard input")
     parser.add_argument("--row", metavar="N", type=whole, help="print one row of a batch instead")
     add_columns(parser, "print")
+    parser.add_argument("--all", action="store_true", help="with --row, print every cell")
     parser.add_argument(
         "--no-taxes", action="store_true", help="read no cells: do not measure options of encode"
     )
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, fail=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from jagcodec.batch.describe import chosen_entries, describe_message, open_source
 
+    if options.all and options.row is None:
+        options.fail("expected --row N with --all")
+    if os.path.isdir(options.file):
+        return _list_steps(options)
     name = display_name(options.file)
     with naming(options.file, "WireBatch.rows(index)"):
         source = read_message(options.file)
@@ -57,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
             entries = chosen_entries(message, options.columns)
         if options.row is not None:
             cells = dict(_row_of(message.message, entries, options.row))
-            print(_row_json(options.row, cells) if options.json else _row_text(options.row, cells))
+            row = options.row
+            print(_row_json(row, cells) if options.json else _row_text(row, cells, options.all))
             return 0
         found = describe_message(message)
     tax, unknown = None, None
@@ -72,6 +82,39 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(name, found, columns, tax, unknown)))
     return 0
+
+
+def _list_steps(options: argparse.Namespace) -> int:
+    """List the steps of a record, also those that cannot be read."""
+    from jagcodec.batch.tax import table
+    from jagcodec.record import RecordReader
+    from jagcodec.wire.wire_batch import open_wire
+
+    if options.row is not None or options.columns is not None:
+        options.fail("expected the file of a step with --row and --columns, found a directory")
+    reader = RecordReader(options.file)
+    steps: list[dict[str, Any]] = []
+    status = 0
+    for step in reader.steps:
+        file = reader.file(step)
+        found: dict[str, Any] = {"step": step, "rows": "?", "bytes": "?", "file": file}
+        try:
+            found["bytes"] = os.path.getsize(file)
+            with naming(file):
+                found["rows"] = len(open_wire(file))
+        except (JagcodecError, OSError) as error:
+            status = 2
+            found["error"] = str(error)
+            print(error_line(error), file=sys.stderr)
+        steps.append(found)
+    if options.json:
+        print(json_text({"record": options.file, "steps": steps}))
+        return status
+    print(f"{display_name(options.file)}: a record of {counted(len(steps), 'step')}")
+    head = ("step", "rows", "bytes", "file")
+    lines = [[shown(str(found[name]), 4096) for name in head] for found in steps]
+    print("\n".join(table(head, lines, right=(0, 1, 2))))
+    return status
 
 
 def _tax(source: Any) -> tuple[PaddingTax | None, str | None]:
@@ -115,12 +158,13 @@ def _row_json(row: int, cells: dict[str, Any]) -> str:
     return json_text({"row": row, "columns": columns})
 
 
-def _row_text(row: int, cells: dict[str, Any]) -> str:
+def _row_text(row: int, cells: dict[str, Any], whole: bool) -> str:
     width = max((len(name_text(name)) for name in cells), default=0)
     lines = [f"row {row}"]
     for name, value in cells.items():
         unknown = isinstance(value, WireFormatError)
-        text = f"unknown: {value}" if unknown else cells_text(value)
+        cell = json_line if whole else cells_text
+        text = f"unknown: {value}" if unknown else cell(value)
         lines.append(f"{name_text(name):<{width}}  {text}")
     return "\n".join(lines)
 

@@ -90,6 +90,11 @@ def cells_json(value: Any) -> Any:
     return _plain(value)
 
 
+def json_line(value: Any) -> str:
+    """All of a value of a row, on one line."""
+    return json.dumps(cells_json(value))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
