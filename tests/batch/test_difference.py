@@ -1,4 +1,4 @@
-"""The first difference of two batches, against the oracle and against what was changed."""
+"""What is said of messages and of the first difference of two, and how much work that is."""
 
 import math
 import re
@@ -10,12 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from jagcodec import decode, encode, encode_fields, pack_jagged_fields, testing
+from jagcodec import cli, decode, dump, encode, encode_fields, pack_jagged_fields, testing
 from jagcodec.batch.compare import first_difference
-from jagcodec.batch.describe import differences, read_whole
+from jagcodec.batch.describe import (
+    check_message,
+    describe_message,
+    differences,
+    open_source,
+    read_whole,
+)
 from jagcodec.errors import ArgumentKeyError
+from jagcodec.wire import message as messages
+from tests.helpers import nested
 from tests.oracle import is_same
 from tests.strategies import tensordicts, trees
+from tests.wire.forge import jagged, message, tensor, tensordict
 
 VALUES = st.one_of(tensordicts(), trees())
 
@@ -42,31 +51,25 @@ def test_two_batches_differ_where_the_oracle_says_so(a, b):
 
 @given(st.data(), st.sampled_from([torch.int64, torch.float32, torch.bfloat16, torch.bool]))
 def test_the_changed_cell_is_found(data, dtype):
-    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
-    rows = [i for i, length in enumerate(lengths) if length]
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any))
+    where = data.draw(st.sampled_from([i for i, length in enumerate(lengths) if length]))
+    token = data.draw(st.integers(0, lengths[where] - 1))
     cells = torch.zeros(len(lengths), 5, 2, dtype=dtype)
     changed = cells.clone()
-    where = data.draw(st.sampled_from(rows)) if rows else 0
-    token = data.draw(st.integers(0, max(lengths[where] - 1, 0)))
     changed[where, token, 1] = 1
-    batches = [
-        {"first": torch.ones(len(lengths)), "ids": each, "reward": torch.ones(len(lengths))}
+    one = torch.ones(len(lengths))
+    packed = [
+        pack_jagged_fields(
+            {"first": one, "ids": each, "reward": one},
+            lengths=lengths,
+            token_aligned_fields=["ids"],
+        )
         for each in (cells, changed)
     ]
-    names = ["ids"]
-    packed = [
-        pack_jagged_fields(batch, lengths=lengths, token_aligned_fields=names) for batch in batches
-    ]
-    frames = [
-        encode_fields(batch, lengths=lengths, token_aligned_fields=names) for batch in batches
-    ]
-    for found in (first_difference(*packed), message_difference(*frames)):
-        if rows:
-            assert (found.column, found.row, found.cell) == ("ids", where, (token, 1))
-            assert found.what == "value"
-            assert (float(eval(found.left)), float(eval(found.right))) == (0, 1)
-        else:
-            assert found is None
+    for found in (first_difference(*packed), message_difference(*map(encode, packed))):
+        assert (found.column, found.row, found.cell) == ("ids", where, (token, 1))
+        assert found.what == "value"
+        assert (float(eval(found.left)), float(eval(found.right))) == (0, 1)
 
 
 IDS = torch.tensor([[1, 2], [3, 4]])
@@ -78,69 +81,72 @@ def batch(**columns):
     return TensorDict(columns, batch_size=[2])
 
 
+def tags(*values):
+    return batch(tag=NonTensorStack(*values))
+
+
+def in_batch(*lengths):
+    return batch(inner=batch(ids=IDS, x=nested([[1] * n for n in lengths])))
+
+
+SAFE = r"\x1b]0;owned\x07\x1b[2J\u202e"
+UNSAFE = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
 @pytest.mark.parametrize(
     ("left", "right", "said"),
     [
-        ({"ids": IDS}, {"ids": IDS.int()}, "column ids: dtype torch.int64 and torch.int32"),
-        ({"ids": IDS}, {"ids": IDS[:, :1]}, "column ids: shape [2, 2] and [2, 1]"),
-        ({"ids": IDS, "x": IDS}, {"ids": IDS}, "the whole: columns with x and without it"),
-        ({"a": IDS, "b": NAN}, {"b": NAN, "a": IDS}, "the whole: order of columns a, b and b, a"),
+        (batch(ids=IDS), batch(ids=IDS.int()), "column ids: dtype torch.int64 and torch.int32"),
+        (batch(ids=IDS), batch(ids=IDS[:, :1]), "column ids: shape [2, 2] and [2, 1]"),
+        (batch(ids=IDS, x=IDS), batch(ids=IDS), "the whole: columns with x and without it"),
+        (
+            batch(a=IDS, b=NAN),
+            batch(b=NAN, a=IDS),
+            "the whole: order of columns a, b and b, a",
+        ),
         # Dtypes of all columns before the cells of any.
         (
-            {"a": IDS, "b": IDS},
-            {"a": IDS + 1, "b": IDS.int()},
+            batch(a=IDS, b=IDS),
+            batch(a=IDS + 1, b=IDS.int()),
             "column b: dtype torch.int64 and torch.int32",
         ),
-        ({"r": NAN}, {"r": NAN.clone()}, None),
+        (batch(r=NAN), batch(r=NAN.clone()), "None"),
         (
-            {"r": NAN},
-            {"r": OTHER_NAN},
+            batch(r=NAN),
+            batch(r=OTHER_NAN),
             "column r, row 0: value nan (bits 7fc00000) and nan (bits 7fc00001)",
         ),
-        ({"r": torch.zeros(2)}, {"r": -torch.zeros(2)}, "column r, row 0: value 0.0 and -0.0"),
+        (batch(r=torch.zeros(2)), batch(r=-torch.zeros(2)), "column r, row 0: value 0.0 and -0.0"),
         (
-            {"tag": NonTensorStack({"a": [1, 2]}, "x")},
-            {"tag": NonTensorStack({"a": [1, True]}, "x")},
+            tags({"a": [1, 2]}, "x"),
+            tags({"a": [1, True]}, "x"),
             "column tag, row 0, $.a[1]: type int and bool",
         ),
+        (tags("x", "y"), tags("x", "z"), "column tag, row 1: value 'y' and 'z'"),
+        (in_batch(2, 3), in_batch(2, 4), "column inner.x, row 1: tokens 3 and 4"),
+        (batch(**{UNSAFE: IDS}), batch(ids=IDS), f"the whole: columns with {SAFE} and with ids"),
         (
-            {"tag": NonTensorStack("x", "y")},
-            {"tag": NonTensorStack("x", "z")},
-            "column tag, row 1: value 'y' and 'z'",
+            batch(**{UNSAFE: IDS}),
+            batch(**{UNSAFE: IDS + 1}),
+            f"column {SAFE}, row 0, cell [0]: value 1 and 2",
         ),
     ],
 )
 def test_what_is_said(left, right, said):
     for found in (
-        first_difference(batch(**left), batch(**right)),
-        message_difference(encode(batch(**left)), encode(batch(**right))),
+        first_difference(left, right),
+        message_difference(encode(left), encode(right)),
     ):
-        assert str(found).replace("torch.", "") == str(said).replace("torch.", "")
+        assert str(found).replace("torch.", "") == said.replace("torch.", "")
 
 
-def test_nested_batches_and_rows_of_other_lengths():
-    rows = [torch.ones(2), torch.ones(3)]
-    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    longer = torch.nested.nested_tensor([rows[0], torch.ones(4)], layout=torch.jagged)
-    a, b = ({"inner": batch(ids=IDS, x=each)} for each in (jagged, longer))
-    for found in (
-        first_difference(batch(**a), batch(**b)),
-        message_difference(encode(batch(**a)), encode(batch(**b))),
-    ):
-        assert str(found) == "column inner.x, row 1: tokens 3 and 4"
-
-
-def test_what_stands_beside_the_batch_and_meta_are_compared():
+def test_what_is_not_in_the_batch_is_compared_and_columns_are_chosen():
     td = batch(ids=IDS)
     found = message_difference(encode(td, meta={"step": 1}), encode(td, meta={"step": 2}))
     assert str(found) == "column meta, $.step: value 1 and 2"
-    found = message_difference(
-        encode({"td": td, "w": torch.ones(3)}), encode({"td": td, "w": torch.zeros(3)})
-    )
+    ones, zeros = (encode({"td": td, "w": torch.full((3,), x)}) for x in (1, 0))
+    found = message_difference(ones, zeros)
     assert (found.column, found.row) == ("w", 0)
-
-
-def test_chosen_columns_and_names_that_are_none():
     a, b = (encode(batch(ids=IDS, x=x)) for x in (IDS, IDS + 1))
     assert message_difference(a, b, columns=["ids"]) is None
     assert message_difference(a, b, columns=["x"]).column == "x"
@@ -156,10 +162,7 @@ def test_arrays_and_plain_values():
     changed[1, 2] = 7
     found = first_difference({"x": x, "y": rest}, {"x": changed, "y": rest})
     assert (found.column, found.row, found.cell) == ("x", 1, (2,))
-
-
-def test_values_under_keys_that_equal_nothing_are_compared():
-    a, b = ({float("nan"): value} for value in (1, 2))
+    a, b = ({float("nan"): value} for value in (1, 2))  # keys that equal nothing
     assert str(first_difference([a], [b])).endswith("value 1 and 2")
 
 
@@ -176,13 +179,13 @@ def test_what_values_lie_in_is_compared_and_not_only_they():
 
 
 def test_columns_whose_names_would_be_one_are_compared_both():
-    """A key may have a dot in it, or look like the name of what stands beside the batch."""
-    inner = {"a": TensorDict({"b": IDS}, batch_size=[2])}
+    """A key may have a dot in it, or look like the name of a value next to the batch."""
+    inner = {"a": batch(b=IDS)}
     left = encode(batch(**{"a.b": IDS}, **inner))
     assert message_difference(left, encode(batch(**{"a.b": IDS}, **inner))) is None
     for changed in (
         {"a.b": IDS + 1, **inner},
-        {"a.b": IDS, "a": TensorDict({"b": IDS + 1}, batch_size=[2])},
+        {"a.b": IDS, "a": batch(b=IDS + 1)},
         {**inner, "a.b": IDS},
     ):
         assert message_difference(left, encode(batch(**changed))) is not None
@@ -190,9 +193,110 @@ def test_columns_whose_names_would_be_one_are_compared_both():
     assert str(message_difference(one, other)).startswith("column td.$.x, row 0")
 
 
-def test_names_that_a_stranger_chose_are_safe_to_print():
-    name = "\x1b]0;owned\x07\x1b[2J\u202e"
-    found = message_difference(encode(batch(**{name: IDS})), encode(batch(ids=IDS)))
-    assert str(found) == (r"the whole: columns with \x1b]0;owned\x07\x1b[2J\u202e and with ids")
-    changed = message_difference(encode(batch(**{name: IDS})), encode(batch(**{name: IDS + 1})))
-    assert str(changed).isprintable()
+# --- descriptions ------------------------------------------------------------------------------
+
+
+def described(source):
+    return describe_message(open_source(source, "message"))
+
+
+def test_columns_of_a_batch_in_a_batch_have_all_their_keys(tmp_path, capsys):
+    inner = batch(b=batch(c=torch.arange(6).view(2, 3)))
+    td = batch(**{"a.b": torch.zeros(2), "a": inner})
+    assert [(c.name, c.keys) for c in described(encode(td)).columns] == [
+        ("a.b", ("a.b",)),
+        ("a.b.c", ("a", "b", "c")),
+    ]
+    dump(td, tmp_path / "x.jag")
+    assert cli.main(["inspect", str(tmp_path / "x.jag"), "--row", "1"]) == 0
+    assert capsys.readouterr().out == "row 1\na.b    0.0\na.b.c  [3 4 5]\n"
+    dump(batch(**{UNSAFE: IDS}), tmp_path / "y.jag")
+    assert cli.main(["diff", str(tmp_path / "x.jag"), str(tmp_path / "y.jag")]) == 1
+    assert SAFE in capsys.readouterr().out
+
+
+def test_cells_that_columns_share_count_for_the_first():
+    ids = torch.randint(1 << 40, (8, 512), generator=torch.Generator().manual_seed(0))
+    whole = encode_fields({"ids": ids}, lengths=[512] * 8, elide=False)
+    both = encode_fields({"ids": ids, "same": ids.clone()}, lengths=[512] * 8, elide=True)
+    first, second = described(both).columns
+    assert first.bytes == described(whole).columns[0].bytes
+    assert second.stored == "indirect"
+    assert second.bytes < 200
+
+
+def test_meta_that_is_not_known_here_does_not_make_a_message_unsound():
+    frames = encode(batch(x=torch.ones(2)), meta={"own": print}, allow_pickle=True)
+    unknown = check_message(frames)[1]
+    assert list(unknown) == ["meta"]
+    assert "pickle" in unknown["meta"]
+    assert described(frames).meta is None
+
+
+# --- work: a small message must not take an hour -----------------------------------------------
+
+
+@pytest.mark.parametrize("read", [described, lambda m: read_whole(m, "m")])
+def test_no_column_is_compared_with_all_frames(read, monkeypatch):
+    passes = []
+
+    class Sizes(list):
+        def __iter__(self):
+            passes.append(1)
+            return super().__iter__()
+
+    original = vars(messages)["read_header"]
+
+    def counting(*args, **kwargs):
+        header = original(*args, **kwargs)
+        sizes = Sizes(header.sizes)
+        return header._replace(sizes=sizes, stored=sizes)
+
+    monkeypatch.setattr(messages, "read_header", counting)
+    columns = {f"c{i}": tensor(offset=8 * i) for i in range(200)}
+    read(message(tensordict([1], columns), bytes(8 * 200), *[b""] * 200))
+    assert len(passes) < 40
+
+
+COMPARED = []
+
+
+class Number(int):
+    """An integer that notes its comparisons."""
+
+    def __eq__(self, other):
+        COMPARED.append(other)
+        return int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+class Name(str):
+    """A name that notes its comparisons."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        COMPARED.append(other)
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_groups_and_names_are_found_without_a_search():
+    n = 300
+    columns = {f"c{i}": jagged(group=i, shape=[1], offset=8 * i) for i in range(n)}
+    groups = [[0, 0, 1, 1, 1]] * n
+    found = open_source(message(tensordict([1], columns), bytes(8 * n), groups=groups), "x")
+    for entry in found.entries:
+        at = entry.node.number + 3
+        found.message.numbers[at] = Number(found.message.numbers[at])
+    COMPARED.clear()
+    assert [column.rows for column in describe_message(found).columns] == [*range(n)]
+    assert len(COMPARED) < 20 * n
+    left, right = ({Name(f"{side}{i}"): 0 for i in range(n + (side > "a"))} for side in "ab")
+    COMPARED.clear()
+    difference = first_difference(left, right)
+    assert difference is not None
+    assert difference.what == "columns"
+    assert len(COMPARED) < 5 * n
