@@ -1,17 +1,17 @@
-"""Several messages as one batch: how they are read, what is refused, and what they keep."""
+"""Several messages as one batch: how they are read, refused, kept, and what they may cost."""
 
 import itertools
 import pickle
+import tracemalloc
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
+from benchmarks.shapes import DESIGN, PADS, lengths_of, make_batch
 from jagcodec import (
     ArgumentError,
     BatchedDataDict,
@@ -32,13 +32,12 @@ from jagcodec import (
     to_blob,
 )
 from jagcodec.errors import ArgumentKeyError, ArgumentTypeError
-from jagcodec.testing import jagged_batches
 from jagcodec.wire.dtypes import DTYPES
 from tests.helpers import Store, nested
 from tests.helpers import message as bytes_of
 from tests.oracle import assert_same
-from tests.wire.forge import jagged, message, tensor, tensordict
-from tests.wire.readers import outcome
+from tests.wire.forge import jagged, map_of, message, tensor, tensordict
+from tests.wire.readers import outcome, peak_of
 
 KINDS: dict[str, Any] = {
     "frames": lambda frames: frames,
@@ -101,18 +100,6 @@ def test_a_join_is_used_like_one_open_message(kind):
             found[0]  # type: ignore[index]
 
 
-@settings(max_examples=60)
-@given(jagged_batches(), st.data())
-def test_parts_are_the_messages_of_their_rows(batch, data):
-    """Bytes that are cut out of a message are what `encode` makes of the same rows."""
-    td = pack_jagged_fields(batch.fields, lengths=batch.lengths)
-    opened = open_wire(encode(td))
-    start = data.draw(st.integers(0, len(opened)))
-    part = slice(start, data.draw(st.integers(start, len(opened))))
-    found = bytes_of(opened.rows(part).to_frames())
-    assert found == bytes_of(encode(select_rows(decode(encode(td)), part)))
-
-
 def test_parts_of_all_sizes_are_cut_out():
     many = [3, 0, 5, 5, 1, 5000, 2, 0, 4000, 5, 5]
     td = expected([row_of(i, length) for i, length in enumerate(many)])
@@ -122,19 +109,10 @@ def test_parts_of_all_sizes_are_cut_out():
             assert bytes_of(part.to_frames()) == bytes_of(encode(rows, meta={"step": 1}))
 
 
-def test_rectangles_of_many_messages(monkeypatch):
-    options: Any = {"pad_value_dict": {"ids": -1, "pairs": 0.5}, "padding_side": "left"}
-    whole = materialize(WHOLE, **options, pad_to_multiple=4, attention_mask_of="ids")
-    for kind in KINDS:
-        messages = [KINDS[kind](frames) for frames in FRAMES]
-        found = materialize(messages, **options, pad_to_multiple=4, attention_mask_of="ids")
-        assert_same(dict(found), dict(whole))
-    buffers = [bytearray(frame) for frame in FRAMES[0]]
-    with pytest.raises(ArgumentError, match="overlap"):
-        materialize([buffers, FRAMES[1]], out=buffers[1])
+def test_joins_are_those_of_memory_without_the_extension(monkeypatch):
     monkeypatch.setattr(rowcopy, "_active", rowcopy.numpy_kernel)
     assert_same(joined(ROWS).to_tensordict(), WHOLE)
-    assert_same(dict(materialize(FRAMES, **options)), dict(materialize(WHOLE, **options)))
+    assert_same(dict(materialize(FRAMES)), dict(materialize(WHOLE)))
 
 
 def test_messages_of_as_many_rows_in_all_as_messages():
@@ -167,15 +145,6 @@ def test_narrow_cells_of_many_messages_are_widened_together(dtype):
         assert_same(dict(materialize(batch)), dict(materialize(whole)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.uint16])
-def test_strided_nested_columns_are_joined_and_sparse_ones_refused(dtype):
-    nested = torch.nested.as_nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]).to(dtype)
-    td = TensorDict({"a": nested, "coo": torch.eye(2).to_sparse()}, [2])
-    assert_same(joined([td, td], "open")["a"].unbind(), nested.unbind() * 2)
-    with pytest.raises(ArgumentError, match=r"'coo'.*call \.to_dense"):
-        _ = joined([td, td], "open")["coo"]
-
-
 # --- what is read, and when --------------------------------------------------------------------
 
 
@@ -200,13 +169,6 @@ def test_lists_of_frames_may_change_once_they_were_joined():
     assert_same(batch.to_tensordict(), WHOLE)
 
 
-def test_batches_within_messages_of_one_schema_are_told_apart():
-    inner = [TensorDict({"ids": torch.arange(i, i + 3)}, [3]) for i in (0, 100)]
-    outer = open_wire(encode(TensorDict({"p": inner[0], "q": inner[1]}, [3])))
-    found = concat_rows([outer["p"], outer["q"]])
-    assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
-
-
 def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch):
     batch = TensorDict({"a": torch.arange(2), "u": torch.zeros(2, dtype=torch.uint16)}, [2])
     frames = encode(batch)
@@ -219,23 +181,29 @@ def test_a_dtype_that_this_torch_has_not_is_for_who_reads_the_column(monkeypatch
 
 # --- what is refused ---------------------------------------------------------------------------
 
+ZEROS = torch.zeros(1)
+
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_columns_that_differ_are_named(kind):
-    def batch(**columns):
-        return TensorDict({"a": torch.zeros(1), **columns}, [1])
-
-    plain = batch(b=torch.zeros(1))
-    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' missing"):
-        joined([plain, batch()], kind)
-    with pytest.raises(ArgumentKeyError, match=r"batch 1: .*'b' in addition"):
-        joined([batch(), plain], kind)
-    for other in (torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)):
-        with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1"):
-            joined([plain, batch(b=other)], kind).to_tensordict()
-    ragged = nested([[0, 0]], torch.float32)
-    with pytest.raises(ArgumentError, match=r"concat_rows\['b'\] of batch 1.*layout"):
-        materialize(joined([batch(b=torch.zeros(1, 2)), batch(b=ragged)], kind))
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ({"b": ZEROS}, {}, r"batch 1: .*'b' missing"),
+        ({}, {"b": ZEROS}, r"batch 1: .*'b' in addition"),
+        ({"b": ZEROS}, {"b": ZEROS.long()}, r"concat_rows\['b'\] of batch 1"),
+        ({"b": ZEROS}, {"b": ZEROS.view(1, 1)}, r"concat_rows\['b'\] of batch 1"),
+        (
+            {"b": torch.zeros(1, 2)},
+            {"b": nested([[0, 0]], torch.float32)},
+            r"concat_rows\['b'\] of batch 1.*layout",
+        ),
+        ({"b": torch.eye(1).to_sparse()},) * 2 + (r"'b'.*call \.to_dense",),
+    ],
+)
+def test_columns_that_differ_are_named(kind, first, second, text):
+    for read in (lambda batch: batch.to_tensordict(), materialize):
+        with pytest.raises((ArgumentError, ArgumentKeyError), match=text):
+            read(joined([TensorDict({"a": ZEROS, **more}, [1]) for more in (first, second)], kind))
     with pytest.raises(ArgumentError, match="batch dims"):
         joined([TensorDict({}, [1, 2]), TensorDict({}, [1, 3])], kind)
 
@@ -368,7 +336,7 @@ def test_offsets_of_every_message_are_checked():
 # --- what belongs to the whole message ---------------------------------------------------------
 
 
-def test_meta_travels_beside_the_columns():
+def test_meta_travels_next_to_the_columns():
     meta = {"step": 3, "version": ("a", 1), 5: {1, 2}, "big": 1 << 80}
     frames = encode(ROWS[0], meta=meta)
     batch = open_wire(frames)
@@ -377,10 +345,9 @@ def test_meta_travels_beside_the_columns():
     assert_same(decode(frames), decode(FRAMES[0]))
     assert materialize(frames).meta_info == meta
     assert "step" not in materialize(frames, container=dict)
-    for without in (FRAMES[0], encode(ROWS[0], meta={})):
-        assert open_wire(without).meta == {}
-    frames = encode_fields({"x": torch.ones(2)}, lengths=None, meta={"a": None})
-    assert open_wire(frames).meta == {"a": None}
+    for info in ({"a": None}, {}, None):
+        frames = encode_fields({"x": torch.ones(2)}, lengths=None, meta=info)
+        assert open_wire(frames).meta == (info or {})
     with pytest.raises(ArgumentTypeError, match="meta: expected a mapping"):
         encode(ROWS[0], meta=[1])  # type: ignore[call-overload]
     for value in (torch.ones(2), np.ones(2), b"x" * 100_000):
@@ -389,13 +356,17 @@ def test_meta_travels_beside_the_columns():
 
 
 def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_contradicts():
-    metas = [{"step": 3, "worker": i, **({"only": 1} if i else {})} for i in range(3)]
-    messages = [encode(row, meta=meta) for row, meta in zip(ROWS[:3], metas, strict=True)]
+    texts = ("aa", "bb", "c", "", "bb", "aa", "dddd")
+    metas: list[Any] = [{"step": 3, "uid": text} for text in texts]
+    metas[1]["only"] = 1
+    messages = [encode(row, meta=meta) for row, meta in zip(ROWS, metas, strict=True)]
     for batch in (concat_rows(messages), concat_rows(map(open_wire, messages))):
         assert (batch.meta, batch.metas) == ({"step": 3}, metas)
         assert open_wire(batch.to_frames()).meta == {"step": 3}
+        assert batch.metas[0] is not batch.metas[5]
     assert materialize(messages).meta_info == {"step": 3}
-    assert concat_rows([*messages, FRAMES[3]]).meta == {}
+    batch = concat_rows([*messages, FRAMES[0]])
+    assert (batch.meta, batch.metas) == ({}, [*metas, {}])
     metas = [{"step": 3, "worker": 0}, {}, {"step": 3, "worker": 1, "scored": True}]
     batch = join_columns([encode(WHOLE, meta=meta) for meta in metas], replace=True)
     assert (batch.meta, batch.metas) == ({"step": 3, "scored": True}, metas)
@@ -409,33 +380,26 @@ def test_meta_of_a_join_is_what_all_agree_on_and_of_joined_columns_what_none_con
     assert join_columns(forms, replace=True).meta_info == {"step": 7}
 
 
-def test_metas_of_equal_and_other_sizes_stay_with_their_messages():
-    metas = [{"uid": text} for text in ("aa", "bb", "c", "", "bb", "aa", "dddd")]
-    messages = [encode(row, meta=meta) for row, meta in zip(ROWS, metas, strict=True)]
-    batch = concat_rows([*messages, FRAMES[0]])
-    assert (batch.meta, batch.metas) == ({}, [*metas, {}])
-    first, *_, last = concat_rows([messages[0], messages[1], messages[5]]).metas
-    assert first == last
-    assert first is not last
-
-
-def test_batches_in_dicts_and_batched_data_dicts_are_opened():
-    batch = open_wire(encode({"step": 3, "batch": WHOLE, "note": {"a": [1]}}))
-    assert batch.meta == {"step": 3, "note": {"a": [1]}}
-    assert_same(batch.to_tensordict(), WHOLE)
-    info = {"temperature": 0.5}
-    columns = {"x": torch.arange(3), "o": ["a", {"b": 1}, None]}
-    frames = encode(BatchedDataDict(columns, meta_info=info))
-    batch, found = open_wire(frames), materialize(frames)
-    assert (batch.meta, batch.fields, len(batch)) == (info, ("x", "o"), 3)
-    assert (found["x"].tolist(), found["o"].tolist()) == ([0, 1, 2], columns["o"])
-    assert found.meta_info == info
+def test_batches_in_values_are_opened():
+    for value, meta in (
+        ({"step": 3, "batch": WHOLE, "note": {"a": [1]}}, {"step": 3, "note": {"a": [1]}}),
+        (BatchedDataDict(WHOLE.items(), meta_info={"t": 0.5}), {"t": 0.5}),
+    ):
+        frames = encode(value)
+        batch, found = open_wire(frames), materialize(frames)
+        assert batch.meta == found.meta_info == meta
+        assert_same(batch.to_tensordict(), WHOLE)
+        assert_same(dict(found), dict(materialize(WHOLE)))
     two = [encode({"batch": WHOLE, "step": i}) for i in range(2)]
     assert concat_rows(map(open_wire, two)).metas == [{"step": 0}, {"step": 1}]
     assert materialize(two)["ids"].shape == (14, 7)
     for other in ({"a": WHOLE, "b": WHOLE}, [WHOLE], {"step": 3}, BatchedDataDict()):
         with pytest.raises(WireFormatError, match="use decode"):
             open_wire(encode(other))
+    inner = [TensorDict({"ids": torch.arange(i, i + 3)}, [3]) for i in (0, 100)]
+    outer = open_wire(encode(TensorDict({"p": inner[0], "q": inner[1]}, [3])))
+    found = concat_rows([outer["p"], outer["q"]])
+    assert found["ids"].tolist() == [0, 1, 2, 100, 101, 102]
 
 
 # --- options survive ---------------------------------------------------------------------------
@@ -523,3 +487,131 @@ def test_joins_send_pickled_objects_on_unread(allow_pickle):
         assert list(decode(sent, allow_pickle=True)["a"]) == [slice] * len(batch)
         with pytest.raises(WireFormatError, match="without pickle"):
             decode(sent)
+
+
+# --- what messages may cost, whatever they claim -----------------------------------------------
+
+
+def test_a_hundred_thousand_messages():
+    frames = [bytes(f) for f in encode_fields({"ids": torch.arange(2).view(1, 2)}, lengths=[2])]
+    found = materialize([frames] * 100_000)["ids"]
+    assert found.shape == (100_000, 2)
+    assert found[-1].tolist() == [0, 1]
+
+
+def test_columns_of_very_many_dims_are_joined_one_by_one():
+    deep = torch.arange(12).view(2, *[1] * 8, 2, 3)
+    batch = TensorDict({"deep": deep, "flat": torch.ones(2)}, [2])
+    assert_same(concat_rows([encode(batch)] * 3).to_tensordict(), concat_rows([batch] * 3))
+    many = {f"c{i}": tensor("uint8", (), 0, i) for i in range(2000)}
+    many["deep"] = tensor("uint8", (1,) * 64, 0, 2000)
+    frames = message(map_of(many), bytes(2001))
+
+    def refuse():
+        with pytest.raises(JagcodecError):
+            concat_rows([frames] * 16)
+
+    assert peak_of(refuse) < 20 * 16 * len(bytes(frames[0]))
+
+
+def test_rows_that_messages_claim_take_no_memory_for_each():
+    rows = 1 << 22
+    frames = encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows]))
+    assert sum(map(len, frames)) < 200
+
+    def join():
+        batch = concat_rows([frames, frames])
+        assert (len(batch), batch.rows([5, rows + 7])["x"].data) == (2 * rows, 1)
+        assert batch.to_tensordict().batch_size == (2 * rows,)
+        batch = concat_rows([open_wire(frames), open_wire(frames).rows([0]), open_wire(frames)])
+        assert len(batch) == 2 * rows + 1
+        assert batch.to_tensordict().get("x").data == 1
+        assert batch.rows(slice(5, None)).to_tensordict().batch_size == (2 * rows - 4,)
+        assert decode(batch.to_frames()).get("x").data == 1
+
+    assert peak_of(join) < 1 << 20
+
+
+def test_a_dict_of_columns_claims_no_more_rows_than_a_tensordict():
+    def claims(rows):
+        return encode(BatchedDataDict({"x": torch.empty(rows, 0), "y": torch.empty(rows, 0, 2)}))
+
+    def join():
+        batches = [open_wire(claims(1 << 24)), open_wire(claims(1 << 24)).rows([3])]
+        batch = concat_rows(batches)
+        assert batch.to_tensordict()["y"].shape == ((1 << 24) + 1, 0, 2)
+        assert batch["x"].shape == ((1 << 24) + 1, 0)
+
+    assert peak_of(join) < 1 << 20
+    with pytest.raises(WireFormatError, match="16777216 rows at most"):
+        open_wire(claims(1 << 28))
+
+
+def test_rows_of_all_batches_add_up_below_two_to_the_63():
+    rows = 1 << 24
+    batch = open_wire(encode(TensorDict({"x": NonTensorData(1, batch_size=[rows])}, [rows])))
+    for _ in range(3):
+        batch = concat_rows([batch.rows(slice(None))] * (1 << 12))
+    assert len(batch) == 1 << 60
+    assert len(concat_rows([batch.rows(slice(None))] * 7)) == 7 << 60
+    with pytest.raises(WireFormatError, match=r"fewer than 2\*\*63 rows"):
+        concat_rows([batch.rows(slice(None))] * 8)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_nested_batches_over_one_ragged_group_share_its_rows(inside):
+    """Else memory grows with the number of columns times the number of rows."""
+    rows = 4000
+    none = torch.nested.nested_tensor_from_jagged(
+        torch.zeros(0), torch.zeros(rows + 1, dtype=torch.int64), min_seqlen=0, max_seqlen=0
+    )
+    leaf = TensorDict({"x": none}, [rows]) if inside else none
+    frames = [bytes(f) for f in encode(TensorDict({f"c{i}": leaf for i in range(200)}, [rows]))]
+    assert sum(map(len, frames)) < 60_000
+    found = []
+    peak = peak_of(lambda: found.append(materialize([frames, frames], "jagged")))
+    assert peak < 3 << 20
+    columns = [column["x"] if inside else column for column in found[0].values()]
+    assert len({id(column.offsets()) for column in columns}) == 1
+
+
+def test_cells_smaller_than_their_place_are_gathered():
+    """Where a row begins takes 8 bytes; of columns with less, nothing is kept for each row."""
+    rows, columns = 5000, 100
+    mask = torch.ones(rows, 1, dtype=torch.bool)
+    frames = encode_fields({f"m{i}": mask for i in range(columns)}, lengths=[1] * rows)
+    batch = concat_rows([open_wire(frames), open_wire(frames)])
+    for part in (batch, batch.rows(torch.arange(2 * rows).flip(0))):
+        assert peak_of(part.columns) < 4 << 20
+        assert materialize(part)["m7"].sum() == 2 * rows
+
+
+def test_what_was_chosen_of_a_join_is_not_kept():
+    frames = encode_fields({"ids": torch.arange(14).view(2, 7)}, lengths=[3, 7])
+    batch = concat_rows([open_wire(frames) for _ in range(4)])
+
+    def read():
+        for i in range(300):
+            materialize(batch.rows([i % 7, 0, 1, 2] * 50))
+
+    tracemalloc.start()
+    try:
+        read()
+        first = tracemalloc.get_traced_memory()[0]
+        read()
+        assert tracemalloc.get_traced_memory()[0] - first < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_packing_and_padding_hold_the_result_once():
+    batch = make_batch(lengths_of(DESIGN)[:512])
+
+    def packed():
+        return encode_fields(batch.columns, lengths=batch.lengths, token_aligned_fields=PADS)
+
+    frames = packed()
+    assert peak_of(packed) <= 1.1 * batch.valid_bytes + 2**18
+    assert sum(memoryview(frame).nbytes for frame in frames) <= 1.01 * batch.valid_bytes + 8192
+    padded = peak_of(lambda: materialize(frames, pad_value_dict=PADS))
+    assert padded <= 1.1 * batch.padded_bytes + 2**18

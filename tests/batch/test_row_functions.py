@@ -44,7 +44,7 @@ from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
 from jagcodec.types import PackedColumn
 from tests.batch.plain import indices, jagged, table
-from tests.helpers import Store, rollout
+from tests.helpers import Store, message, rollout
 from tests.oracle import assert_same, bits, rows_of
 from tests.strategies import tensordicts
 
@@ -75,6 +75,9 @@ def test_columns_of_every_kind_are_lists_of_rows(data):
         parts = split_rows(batch, data.draw(st.integers(1, rows + 1)))
         assert table(concat_rows(parts)) == before
         assert table(concat_rows([found, batch, found])) == expected + before + expected
+    part = data.draw(st.slices(rows).filter(lambda part: part.step in (None, 1)))
+    sent = open_wire(encode(td)).rows(part).to_frames()
+    assert message(sent) == message(encode(select_rows(decode(encode(td)), part)))
     assert table(concat_rows([encode(td), encode(td, narrow=True)])) == before * 2
     assert table(td) == before
 
@@ -115,6 +118,8 @@ def test_strided_nested_columns():
     assert [row.shape for row in back.unbind()] == [(1, 3), (2, 1), (1, 3)]
     back.unbind()[0].sum().backward()
     assert cells.grad.tolist() == [0, 0, 1, 1, 1]
+    sent = encode(TensorDict({"x": shapes.detach()}, [2]))
+    assert_same(concat_rows([sent, open_wire(sent)])["x"].unbind(), shapes.detach().unbind() * 2)
     turned = concat_rows([{"x": shapes.detach().transpose(1, 2)}, {"x": shapes.detach()}])["x"]
     assert [row.tolist() for row in turned.unbind()[:2]] == [[[0, 1]], [[2], [3], [4]]]
     td = TensorDict({"coo": torch.eye(2).to_sparse(), "shapes": shapes.detach()}, [2])
