@@ -39,6 +39,7 @@ from jagcodec import (
     to_blob,
     to_rows,
 )
+from jagcodec.batch.compare import first_difference
 from jagcodec.errors import ArgumentError, ArgumentIndexError, ArgumentKeyError, ArgumentTypeError
 from jagcodec.schema import check_schema
 from jagcodec.testing import jagged_tensors
@@ -82,12 +83,16 @@ def test_columns_of_every_kind_are_lists_of_rows(data):
     assert table(td) == before
 
 
-@given(jagged_tensors(), st.data())
-def test_a_jagged_column_of_any_kind(column, data):
+ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
+ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+LISTS = ARRAYS | {"bfloat16", "complex32"}
+
+
+@given(jagged_tensors(), st.data(), st.sampled_from(["numpy", "list"]))
+def test_a_jagged_column_of_any_kind(column, data, form):
     """Of ragged dim 1 or 2, with or without holes, of every dtype."""
-    rows = column.shape[0]
-    index, chosen = data.draw(indices(rows))
-    found = select_rows(TensorDict({"x": column}, [rows]), index)["x"]
+    index, chosen = data.draw(indices(column.shape[0]))
+    found = select_rows({"x": column}, index)["x"]
     assert rows_of(found) == [rows_of(column)[i] for i in chosen]
     assert found.dim() == column.dim()
     assert found.values().is_contiguous()
@@ -95,7 +100,21 @@ def test_a_jagged_column_of_any_kind(column, data):
     lengths = found.offsets().diff().tolist()
     bounds = (min(lengths, default=0), max(lengths, default=0))
     assert (found._min_seqlen, found._max_seqlen) == bounds
-    assert list(map(bits, column_of({"x": column}, "x"))) == rows_of(column)
+    tensors = column_of({"x": column}, "x")
+    assert list(map(bits, tensors)) == rows_of(column)
+    name = str(column.dtype).removeprefix("torch.")
+    if not (name in (ARRAYS if form == "numpy" else LISTS) or form + name[:7] == "listfloat8_"):
+        if tensors:
+            with pytest.raises(ArgumentTypeError, match=rf"to_rows\['x'\].*{column.dtype}"):
+                column_of({"x": column}, "x", form)
+        return
+    for row, tensor in zip(column_of({"x": column}, "x", form), tensors, strict=True):
+        if form == "numpy":
+            assert_same(torch.from_numpy(row.copy()), tensor.contiguous())
+            continue
+        again = torch.tensor(row, dtype=torch.complex128)
+        same = tensor.to(torch.complex128).reshape(again.shape)
+        assert torch.equal(again.nan_to_num(7), same.nan_to_num(7))
 
 
 def test_batches_of_more_batch_dims():
@@ -118,7 +137,7 @@ def test_strided_nested_columns():
     assert [row.shape for row in back.unbind()] == [(1, 3), (2, 1), (1, 3)]
     back.unbind()[0].sum().backward()
     assert cells.grad.tolist() == [0, 0, 1, 1, 1]
-    sent = encode(TensorDict({"x": shapes.detach()}, [2]))
+    sent: Any = encode(TensorDict({"x": shapes.detach()}, [2]))
     assert_same(concat_rows([sent, open_wire(sent)])["x"].unbind(), shapes.detach().unbind() * 2)
     turned = concat_rows([{"x": shapes.detach().transpose(1, 2)}, {"x": shapes.detach()}])["x"]
     assert [row.tolist() for row in turned.unbind()[:2]] == [[[0, 1]], [[2], [3], [4]]]
@@ -126,11 +145,6 @@ def test_strided_nested_columns():
     assert [row.to_dense().tolist() for row in column_of(td, "coo")] == [[1, 0], [0, 1]]
     assert column_of(td, "shapes", "list") == [[[0.0], [1.0]], [[2.0, 3.0, 4.0]]]
     assert [row.shape for row in column_of(td, "shapes", "numpy")] == [(2, 1), (1, 3)]
-
-
-def test_cells_that_are_conjugated():
-    conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
-    assert select_rows({"x": conjugated}, [1])["x"].tolist() == [[3 + 1j]]
 
 
 # --- payloads ----------------------------------------------------------------------------------
@@ -151,17 +165,6 @@ def test_payloads_of_the_whole_batch_stay_that_until_they_differ():
     lock = object()  # which cannot be encoded
     assert concat_rows([whole(lock), whole(lock)]).get("x").data is lock
     assert concat_rows([whole(lock), whole(object())]).get("x").tolist()[0] is lock
-
-
-def test_object_arrays_stay_object_arrays():
-    array = np.array(["a", ["b"], None], dtype=object)
-    td = TensorDict({"x": array, "y": NonTensorStack("a", "b", "c")}, [3])
-    both = concat_rows([td, select_rows(td, [1])])
-    assert both.get("x").data.tolist() == ["a", ["b"], None, ["b"]]
-    assert both.get("y").tolist() == ["a", "b", "c", "b"]
-    none = select_rows(td, [])
-    assert materialize(none)["y"].shape == (0,)
-    assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -252,14 +255,26 @@ def test_gradients_flow():
 # --- parts -------------------------------------------------------------------------------------
 
 
-def test_split_by_sizes_and_times_of_rows():
+def test_small_batches():
+    for batch, rows in (
+        ({}, []),
+        (TensorDict({}, [2]), [{}, {}]),
+        ({"a": {}, "x": [1, 2]}, [{"a": {}, "x": 1}, {"a": {}, "x": 2}]),
+    ):
+        assert to_rows(batch) == rows
     parts = split_rows({"x": [1, 2, 3, 4]}, sizes=[1, 0, 3])
     assert [part["x"] for part in parts] == [[1], [], [2, 3, 4]]
-    assert repeat_rows({"x": [5, 6, 7]}, torch.tensor([2, 0, 1]))["x"] == [5, 5, 7]
-    batch = BatchedDataDict(x=torch.tensor([5, 6]))
-    assert batch.repeat(2, False)["x"].tolist() == [5, 6, 5, 6]
     for unsigned in (np.uint64, np.uint8):
-        assert select_rows(batch, np.array([1, 0], unsigned))["x"].tolist() == [6, 5]
+        assert select_rows({"x": [5, 6]}, np.array([1, 0], unsigned))["x"] == [6, 5]
+    conjugated = torch.tensor([[1 + 2j], [3 - 1j]]).conj()
+    assert select_rows({"x": conjugated}, [1])["x"].tolist() == [[3 + 1j]]
+    array = np.array(["a", ["b"], None], dtype=object)
+    td = TensorDict({"x": array, "y": NonTensorStack("a", "b", "c")}, [3])
+    both, none = concat_rows([td, select_rows(td, [1])]), select_rows(td, [])
+    assert both.get("x").data.tolist() == ["a", ["b"], None, ["b"]]
+    assert both.get("y").tolist() == ["a", "b", "c", "b"]
+    assert materialize(none)["y"].shape == (0,)
+    assert concat_rows([none, td]).get("y").tolist() == ["a", "b", "c"]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(50, 120), st.data())
@@ -364,8 +379,7 @@ def test_columns_of_a_dict_become_leaves_of_a_tensordict():
     joined = join_columns([TensorDict({"first": torch.ones(3)}, [3]), columns])
     assert type(joined) is TensorDict
     expected = [{"first": 1.0, **row} for row in to_rows(columns, as_="list")]
-    assert to_rows(joined, as_="list") == expected
-    assert to_rows(decode(encode(joined)), as_="list") == expected
+    assert to_rows(joined, as_="list") == to_rows(decode(encode(joined)), as_="list") == expected
 
 
 # --- rows out ----------------------------------------------------------------------------------
@@ -379,24 +393,6 @@ def column_of(batch, name, form="tensor"):
 ARRAYS = {f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64)}
 ARRAYS |= {"bool", "float16", "float32", "float64", "complex64", "complex128"}
 LISTS = ARRAYS | {"bfloat16", "complex32"}
-
-
-@given(jagged_tensors(), st.sampled_from(["numpy", "list"]))
-def test_arrays_and_lists_say_what_the_tensors_say(column, form):
-    expected = column_of({"x": column}, "x")
-    name = str(column.dtype).removeprefix("torch.")
-    if not (name in (ARRAYS if form == "numpy" else LISTS) or form + name[:7] == "listfloat8_"):
-        if len(column):
-            with pytest.raises(ArgumentTypeError, match=rf"to_rows\['x'\].*{column.dtype}"):
-                column_of({"x": column}, "x", form)
-        return
-    for row, tensor in zip(column_of({"x": column}, "x", form), expected, strict=True):
-        if form == "numpy":
-            assert_same(torch.from_numpy(row.copy()), tensor.contiguous())
-            continue
-        again = torch.tensor(row, dtype=torch.complex128)
-        same = tensor.to(torch.complex128).reshape(again.shape)
-        assert torch.equal(again.nan_to_num(7), same.nan_to_num(7))
 
 
 @tensorclass
@@ -417,13 +413,6 @@ def test_rows_of_tensorclasses_and_of_what_belongs_to_the_whole_batch(form):
     ]
     assert [row["array"] for row in rows] == ["a", None]
     assert [[*row["one"]] for row in rows] == [[0, 1, 2]] * 2
-
-
-def test_batches_without_columns():
-    assert to_rows({}) == []
-    assert to_rows(rollout(), []) == [{}, {}, {}]
-    assert to_rows(TensorDict({}, [2])) == [{}, {}]
-    assert to_rows({"a": {}, "x": [1, 2]}) == [{"a": {}, "x": 1}, {"a": {}, "x": 2}]
 
 
 def test_numpy_columns():
@@ -614,3 +603,101 @@ def test_a_list_of_blobs_is_known_by_their_first_bytes():
     for call in (select_rows, split_rows):
         with pytest.raises(ArgumentTypeError, match="expected a batch"):
             call(blobs, 1)
+
+
+# --- BatchedDataDict: a dict whose columns have one entry per row ------------------------------
+
+
+def trainer_batch(layout="padded", container=BatchedDataDict):
+    fields = {
+        "ids": torch.arange(12).view(3, 4),
+        "reward": torch.arange(3.0),
+        "message": np.array(["a", {"b": 1}, None], dtype=object),
+    }
+    td = pack_jagged_fields(fields, lengths=[2, 4, 3], token_aligned_fields=["ids"])
+    batch = materialize(td, layout, container=container)
+    batch.meta_info["step"] = 7
+    return batch
+
+
+def test_every_column_has_n_rows():
+    with pytest.raises(ArgumentError, match=r"\['b'\]: expected 2 rows.*found 1"):
+        BatchedDataDict(a=[1, 2], b=torch.ones(1))
+    batch = BatchedDataDict(a=[1, 2])
+    for put in (
+        lambda: batch.__setitem__("b", [1]),
+        lambda: batch.update(b=[1]),
+        lambda: batch.setdefault("b", [1]),
+        lambda: batch | {"b": [1]},
+        lambda: batch.__ior__({"b": [1]}),
+    ):
+        with pytest.raises(ArgumentError, match="expected 2 rows"):
+            put()
+    with pytest.raises(ArgumentTypeError, match="meta_info"):
+        batch["step"] = 7
+    assert list(batch) == ["a"]
+    batch["a"] = [1, 2, 3]  # the only column may change its rows
+    batch.update({"b": np.zeros(3)}, c=[0, 0, 0])
+    assert batch.setdefault("c", None) == [0, 0, 0]
+    assert list(batch | {"d": [1, 1, 1]}) == ["a", "b", "c", "d"]
+    assert type(batch | {}) is BatchedDataDict
+
+
+def test_select_and_union():
+    batch = trainer_batch()
+    left, right = batch.select(["ids", "reward"]), batch.select(["reward", "message"])
+    assert left["ids"] is batch["ids"]
+    both = left.union(right)
+    assert (list(both), both.meta_info) == (["ids", "reward", "message"], {"step": 7})
+    assert list(left) == ["ids", "reward"]
+    with pytest.raises(ArgumentKeyError, match="'nope'"):
+        batch.select(["nope"])
+    with pytest.raises(ArgumentError, match=r"meta_info\['step'\]"):
+        batch.union(BatchedDataDict(y=[1, 2, 3], meta_info={"step": 8}))
+    with pytest.raises(ArgumentError, match="rows"):
+        batch.union({"y": [1]})
+
+
+def test_union_and_diff_agree_on_what_is_equal():
+    nan = torch.tensor([0.5, float("nan")])
+    batch = BatchedDataDict(w=torch.nn.Parameter(nan.clone()), n=[1, 2])
+    for name, column in (("w", nan), ("n", [1, 2])):
+        assert first_difference({name: column}, {name: batch[name]}) is None
+        assert list(batch.union({name: column})) == ["w", "n"]
+    for name, column in (("w", -nan), ("w", nan.double()), ("w", nan.tolist()), ("n", [1, True])):
+        assert first_difference({name: column}, {name: batch[name]}) is not None
+        with pytest.raises(ArgumentError, match=rf"union\(other\)\['{name}'\]"):
+            batch.union({name: column})
+
+
+class Subclass(BatchedDataDict):
+    pass
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "packed"])
+def test_what_is_made_of_it_keeps_its_type_and_meta_info(layout):
+    batch = trainer_batch(layout, Subclass)
+    assert (len(BatchedDataDict()), bool(BatchedDataDict())) == (0, False)
+    assert (len(batch.rows([])), bool(batch.rows([]))) == (0, True)
+    assert "rows=3" in repr(batch)
+    for found in (
+        *(pickle.loads(pickle.dumps(batch)), batch.copy(), batch.rows([0, 1, 2])),
+        *(batch.split(1)[0], batch.repeat(1, False), Subclass.concat([batch])),
+    ):
+        assert type(found) is Subclass
+        assert table(found) == table(batch)
+        assert found.meta_info == {"step": 7}
+    other = batch.copy()
+    other.meta_info["step"] = 7.0
+    assert BatchedDataDict.concat([batch, other]).meta_info == {}
+
+
+def test_move():
+    batch = trainer_batch("jagged")
+    batch["more"] = batch["ids"] + 1
+    moved = batch.to("meta")
+    assert moved["ids"].device.type == "meta"
+    assert moved["message"] is batch["message"]
+    assert moved.meta_info == batch.meta_info
+    assert batch.to("cpu")["ids"] is batch["ids"]
+    assert moved["ids"].offsets() is moved["more"].offsets()
